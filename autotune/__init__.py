@@ -1,0 +1,29 @@
+"""autotune: search once on the machine, keep what was learnt in SQL, look it up at deploy time.
+
+The public API is imported lazily, so that ``import autotune`` costs nothing and deployment never imports the search.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_API = {
+    "search": "autotune.api",
+    "lookup": "autotune.runtime.lookup",
+    "compile": "autotune.runtime.backend",
+    "counters": "autotune.runtime.counters",
+}
+__all__ = ["__version__", *sorted(_API)]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _API:
+        return getattr(importlib.import_module(_API[name]), name)
+    raise AttributeError(f"module 'autotune' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,71 @@
+"""The pointwise operators: arity, symmetry, cost and meaning.
+
+``cost`` is in units of one fused multiply-add and follows FusionStitching (section 3) in telling *light* operators, which
+are recomputed freely, from *expensive* ones (cost above ``LIGHT``), which are worth keeping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+LIGHT = 4
+
+
+@dataclass(frozen=True)
+class Op:
+    """``result``: "same" (type of the first argument), "bool", or "where" (type of the second argument)."""
+
+    arity: int
+    cost: int = 1
+    commutative: bool = False
+    result: str = "same"
+
+
+POINTWISE: Mapping[str, Op] = {
+    "add": Op(2, commutative=True),
+    "sub": Op(2),
+    "mul": Op(2, commutative=True),
+    "div": Op(2, cost=4),  # floats only; true division
+    "neg": Op(1),
+    "abs": Op(1),
+    "sign": Op(1, cost=2),
+    "maximum": Op(2, commutative=True),  # NaN propagates, as torch.maximum
+    "minimum": Op(2, commutative=True),
+    "sqrt": Op(1, cost=6),
+    "rsqrt": Op(1, cost=6),
+    "reciprocal": Op(1, cost=4),
+    "exp": Op(1, cost=8),
+    "exp2": Op(1, cost=6),
+    "log": Op(1, cost=8),
+    "log2": Op(1, cost=6),
+    "log1p": Op(1, cost=12),
+    "expm1": Op(1, cost=12),
+    "erf": Op(1, cost=16),
+    "tanh": Op(1, cost=12),
+    "sigmoid": Op(1, cost=10),
+    "sin": Op(1, cost=16),
+    "cos": Op(1, cost=16),
+    "pow": Op(2, cost=20),
+    "floor": Op(1),
+    "ceil": Op(1),
+    "round": Op(1),  # half to even
+    "trunc": Op(1),
+    "floordiv": Op(2, cost=8),  # integers; rounds towards minus infinity
+    "mod": Op(2, cost=8),  # sign of the divisor, as torch.remainder
+    "lt": Op(2, result="bool"),
+    "le": Op(2, result="bool"),
+    "gt": Op(2, result="bool"),
+    "ge": Op(2, result="bool"),
+    "eq": Op(2, commutative=True, result="bool"),
+    "ne": Op(2, commutative=True, result="bool"),
+    "and": Op(2, commutative=True),  # logical on bool, bitwise on integers
+    "or": Op(2, commutative=True),
+    "xor": Op(2, commutative=True),
+    "not": Op(1),
+    "isnan": Op(1, result="bool"),
+    "isinf": Op(1, result="bool"),
+    "where": Op(3, result="where"),  # args: condition, then, else
+    "cast": Op(1, result="cast"),  # to the value's own dtype; float to integer truncates
+}
+"""Arguments of a binary operator have one type, which the translation makes so with ``cast``."""

@@ -1,0 +1,89 @@
+"""What the store keeps, as plain dataclasses: nothing here knows SQL, so the tuner and the runtime share these freely."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune.task import Artifact, Config, Status
+
+
+@dataclass(frozen=True)
+class Key:
+    """Under what a measurement is found again: fingerprints of workload, device, environment and measuring policy."""
+
+    workload: str
+    device: str
+    environment: str
+    policy: str
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One candidate measured once, or the reason it could not be.
+
+    Attributes:
+        stage: "screen" (the cheap first timing), "repeat" (near-best, timed again) or "final" (interleaved with the
+            baselines). A candidate has at most one measurement per key and stage.
+        latency_us: median of ``samples`` in microseconds; None unless status is ok.
+        error: largest error over tolerance found by verification; None where it was not reached.
+        noise: relative spread of the samples, (p75 - p25) / median; None unless status is ok.
+    """
+
+    key: Key
+    config: Config
+    status: Status
+    stage: str = "screen"
+    latency_us: float | None = None
+    samples: tuple[float, ...] = ()
+    noise: float | None = None
+    error: float | None = None
+    reason: str = ""
+    run: str = ""
+    compile_s: float = 0.0
+    measure_s: float = 0.0
+    when: float = 0.0
+    """Seconds since the epoch; 0 lets the store fill it in."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What is deployed for a workload on a device: the winner of a final comparison.
+
+    ``config`` is None where a baseline won: then the region runs as the user had it, and that is a hit too.
+    ``baselines`` maps names ("eager", "inductor") to latencies in microseconds from the same interleaved run.
+    """
+
+    key: Key
+    config: Config | None
+    latency_us: float
+    baselines: Mapping[str, float]
+    artifact: Artifact | None = None
+    winner: str = "autotune"
+    family: str = ""
+    extent: int = 0
+    when: float = 0.0
+
+
+@dataclass(frozen=True)
+class Miss:
+    """A region met at deploy time that no schedule fitted: what ``autotune search --missed`` works through."""
+
+    workload: str
+    device: str
+    count: int = 1
+    reason: str = ""
+    when: float = 0.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """One invocation of a search."""
+
+    id: str
+    command: str
+    state: str = "running"  # running, done, interrupted, failed
+    started: float = 0.0
+    finished: float | None = None
+    summary: Mapping[str, Any] = field(default_factory=dict)

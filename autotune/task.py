@@ -1,0 +1,157 @@
+"""What a domain implements to be searched: a task (in the search's process) and a bench (in the measuring worker).
+
+Everything that crosses a process is JSON or bytes: a task is rebuilt from ``(kind, workload, device)`` by
+:func:`open_task`, a candidate is a :data:`Config`, what it compiles to is an :class:`Artifact`. Adding a domain is a folder
+with a ``task.py``, an entry in :data:`DOMAINS`, and a TOML file in ``search_spaces/``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol
+
+from autotune.workload import Workload, digest
+
+if TYPE_CHECKING:
+    from autotune.tuner.space import Space
+
+Choice = int | str | bool | float
+Config = dict[str, Choice]
+"""A candidate: parameter name to value. Flat, JSON, every key one of the task's space."""
+
+
+def config_key(config: Mapping[str, Choice]) -> str:
+    """SHA-256 of the configuration; what measurements are found again by."""
+    return digest(dict(config))
+
+
+class Status(StrEnum):
+    """What became of a candidate. All are stored."""
+
+    OK = "ok"
+    INVALID = "invalid"  # rejected before compiling (not feasible)
+    COMPILE_ERROR = "compile_error"
+    LAUNCH_ERROR = "launch_error"
+    WRONG_RESULT = "wrong_result"
+    TIMEOUT = "timeout"
+    CRASHED = "crashed"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One launch of an artifact.
+
+    Attributes:
+        code: a cubin; empty for a CPU kernel, which is emitted again from the workload and configuration when loaded.
+        entry: the kernel's name in ``code``.
+        launch: JSON the runtime needs to launch it without the compiler: grid rule, block, shared bytes, arguments.
+        resources: registers, spill bytes, shared bytes, ... as read from the cubin.
+    """
+
+    entry: str
+    code: bytes = b""
+    launch: Mapping[str, Any] = field(default_factory=dict)
+    resources: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.code).hexdigest()
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """What one configuration compiles to: kernels in launch order and the scratch tensors between them.
+
+    ``target`` is "sm_90" and the like, or "cpu". ``scratch`` holds (storage type, elements) of each global intermediate.
+    """
+
+    target: str
+    kernels: tuple[Kernel, ...]
+    scratch: tuple[tuple[str, int], ...] = ()
+    generator: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Outcome of comparing a candidate with the oracle. ``error`` is the largest error over its tolerance (<= 1 passes)."""
+
+    ok: bool
+    error: float
+    detail: str = ""
+
+
+class Task(Protocol):
+    """The search's side of a domain. Construction is cheap and touches no device."""
+
+    workload: Workload
+    device: str  # "cpu" or "cuda:N"
+
+    def space(self, file: str | None = None) -> Space:
+        """The parameters and choices worth trying on this workload, from the domain's TOML or the user's copy."""
+        ...
+
+    def default(self) -> Config:
+        """A good configuration found without search; always measured, first."""
+        ...
+
+    def seeds(self) -> Sequence[Config]:
+        """More configurations that heuristics suggest; tried right after the default."""
+        ...
+
+    def reject(self, config: Config) -> str | None:
+        """Why a configuration cannot work (told before compiling), or None."""
+        ...
+
+    def build(self, config: Config) -> Artifact:
+        """Compile. Runs in a pool process without a device. Raises BuildError."""
+        ...
+
+    def adapt(self, config: Config) -> Config | None:
+        """A configuration of a neighbour (same family or kind) fitted to this workload's space, or None."""
+        ...
+
+
+class Runnable(Protocol):
+    """Something that can be timed: calling it enqueues (cuda) or runs (cpu) the work once."""
+
+    def __call__(self) -> object: ...
+
+
+class Bench(Protocol):
+    """The worker's side of a domain: owns the device and the input tensors."""
+
+    def load(self, config: Config, artifact: Artifact) -> Runnable:
+        """Make a candidate ready to run on the bench's inputs. Raises on launch or load errors."""
+        ...
+
+    def verify(self, run: Runnable, seed: int) -> Verdict:
+        """Run on fresh random inputs (from ``seed``) with poisoned outputs; compare with the oracle, NaN and inf included."""
+        ...
+
+    def baselines(self) -> Mapping[str, Callable[[], Runnable]]:
+        """Named factories of what the user had ("eager", "inductor", ...); a factory may compile and may raise."""
+        ...
+
+    def bytes_moved(self) -> int:
+        """Bytes a perfect implementation moves, for the floor."""
+        ...
+
+
+DOMAINS: dict[str, str] = {"fusion": "autotune.fusion.task"}
+"""Domain name to the module that defines ``open_task(workload, device)`` and ``open_bench(workload, device)``."""
+
+
+def open_task(workload: Workload, device: str) -> Task:
+    """The task of ``workload`` on ``device``."""
+    task: Task = importlib.import_module(DOMAINS[workload.kind]).open_task(workload, device)
+    return task
+
+
+def open_bench(workload: Workload, device: str) -> Bench:
+    """The bench of ``workload`` on ``device``; call it in the measuring worker only."""
+    bench: Bench = importlib.import_module(DOMAINS[workload.kind]).open_bench(workload, device)
+    return bench

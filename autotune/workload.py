@@ -1,0 +1,82 @@
+"""What is tuned: a canonical description of work, independent of any device.
+
+A workload is a *kind* ("fusion", "c3", ...), a canonical JSON ``spec`` and its SHA-256. Two programs that mean the same
+work produce the same spec, in any process on any machine; see ``autotune.fusion.canonical`` for how fusion does it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+Json = Mapping[str, Any]
+
+
+def canonical_json(value: object) -> str:
+    """JSON with sorted keys and no spaces: the same text for the same value in every process."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def digest(value: object) -> str:
+    """SHA-256 (64 hex digits) of ``canonical_json(value)``."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One unit of tuning.
+
+    Attributes:
+        kind: the domain, as registered in ``autotune.task``.
+        spec: canonical JSON; equal specs mean equal work. The fingerprint is its SHA-256.
+        family: SHA-256 of the spec with its row extent left open. Schedules of one family can stand in for each other
+            (match level ``other_rows``). Empty where the domain has no such notion.
+        extent: the row extent that ``family`` leaves open; the nearest stored one is taken.
+        label: a short human name, such as ``layer_norm f32 16384x1024``. Not part of the identity.
+        source: the program the user had, as JSON (for fusion: the aten calls), from which baselines are rebuilt. Not
+            part of the identity.
+    """
+
+    kind: str
+    spec: Json
+    family: str = ""
+    extent: int = 0
+    label: str = field(default="", compare=False)
+    source: Json = field(default_factory=dict, compare=False)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of kind and spec, 64 hex digits."""
+        return digest({"kind": self.kind, "spec": self.spec})
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object from which :meth:`from_json` makes an equal workload."""
+        return {
+            "kind": self.kind,
+            "spec": dict(self.spec),
+            "family": self.family,
+            "extent": self.extent,
+            "label": self.label,
+            "source": dict(self.source),
+        }
+
+    @classmethod
+    def from_json(cls, data: Json) -> Workload:
+        return cls(
+            kind=str(data["kind"]),
+            spec=data["spec"],
+            family=str(data.get("family", "")),
+            extent=int(data.get("extent", 0)),
+            label=str(data.get("label", "")),
+            source=data.get("source") or {},
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Workload) and self.fingerprint == other.fingerprint
