@@ -1,0 +1,398 @@
+"""Kernel programs: a group of operators arranged into passes over rows and columns.
+
+A group's axes fall into *columns* (what its reductions run over; for a pointwise group the innermost axis) and *rows* (the
+rest). Each value then lives in one of three domains: ``row`` (one number a row, held by every thread of the row), ``col``
+(the same in all rows, cheap to fetch again) and ``full`` (one number an element). A reduction needs its whole row before
+its result can be used, so the program is a sequence of passes over the row's columns with the reductions finished between
+them; softmax has three, layer_norm three, cross-entropy one or two.
+
+A full value computed in one pass and used in a later one is *kept*: in registers, in shared memory or not at all
+(recomputed). What is kept is the smallest set of values we can see: a value that light operators make again from other kept
+values is dropped. This follows the sub-root composition of FusionStitching (arXiv 2009.10924, section 4) with the row as
+the unit, and any number of dependent reductions in one kernel.
+
+The program knows nothing of threads: ``codegen.cuda`` and ``codegen.cpu`` print it for their targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from autotune.errors import Unsupported
+from autotune.fusion.graph import REDUCTIONS, Graph, Value
+from autotune.fusion.ops import LIGHT, POINTWISE
+
+
+@dataclass(frozen=True)
+class Online:
+    """A maximum and a sum of exponentials of one value, computed in one pass.
+
+    ``total`` = sum(exp(score - shift)), where ``shift`` follows from ``peak`` = max(score) by row operators only.
+    """
+
+    score: int
+    peak: int
+    total: int
+    shift: int
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One walk over the columns of a row.
+
+    Attributes:
+        row_values: row-domain values to compute before the walk, in order (reductions of the previous pass are done).
+        row_stores: outputs (indices into ``graph.outputs``) with one number a row, stored before the walk.
+        kept_in: full values taken from where earlier passes kept them.
+        compute: col and full values to compute for every element, in order; constants are not listed.
+        kept_out: full values computed here that later passes take.
+        reduce: reductions that this walk contributes to (online pairs are listed in ``online`` only).
+        stores: outputs stored element by element in this walk.
+    """
+
+    row_values: tuple[int, ...]
+    row_stores: tuple[int, ...]
+    kept_in: tuple[int, ...]
+    compute: tuple[int, ...]
+    kept_out: tuple[int, ...]
+    reduce: tuple[int, ...]
+    online: tuple[Online, ...]
+    stores: tuple[int, ...]
+
+    @property
+    def walks(self) -> bool:
+        """Whether the pass visits the columns at all (a last pass may only store row results)."""
+        return bool(self.reduce or self.online or self.stores)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A group as passes. ``rows`` and ``cols`` are axis numbers, outermost first.
+
+    ``dynamic`` is the axis whose extent the kernel takes as an argument (always axis 0 when it is ``rows[0]``, or the only
+    column axis of a pointwise group without rows), or -1.
+    """
+
+    graph: Graph
+    rows: tuple[int, ...]
+    cols: tuple[int, ...]
+    passes: tuple[Pass, ...]
+    dynamic: int
+
+    @cached_property
+    def n_rows(self) -> int:
+        return self.graph.size(self.rows)
+
+    @cached_property
+    def n_cols(self) -> int:
+        return self.graph.size(self.cols)
+
+    @cached_property
+    def pointwise(self) -> bool:
+        """No reduction: every element is independent."""
+        return not any(v.op in REDUCTIONS for v in self.graph.values)
+
+    def domain(self, i: int) -> str:
+        """"const", "row", "col" or "full" for value ``i``."""
+        return _domain(self.graph, self.rows, self.cols, i)
+
+    @cached_property
+    def kept(self) -> tuple[int, ...]:
+        """Every value some pass keeps, in order."""
+        return tuple(sorted({i for p in self.passes for i in p.kept_out}))
+
+    @cached_property
+    def reductions(self) -> tuple[int, ...]:
+        return tuple(i for i, v in enumerate(self.graph.values) if v.op in REDUCTIONS)
+
+    def col_stride(self, v: Value) -> int:
+        """Stride of a load along the innermost column axis."""
+        return stride_of(v, self.cols[-1]) if self.cols else 0
+
+
+def stride_of(v: Value, axis: int) -> int:
+    """Stride of a load or gather along ``axis``; 0 where it does not vary."""
+    return v.strides[v.axes.index(axis)] if axis in v.axes else 0
+
+
+def _domain(graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], i: int) -> str:
+    v = graph.values[i]
+    if v.op == "const":
+        return "const"
+    on_cols = any(a in cols for a in v.axes)
+    if not on_cols:
+        return "row"
+    return "full" if not rows or any(a in rows for a in v.axes) else "col"
+
+
+def _weight(graph: Graph, axis: int) -> int:
+    """How far apart in memory neighbours along ``axis`` lie, in the largest tensors."""
+    best = 0
+    for o in graph.outputs:
+        if axis in o.axes:
+            best = max(best, o.strides[o.axes.index(axis)] * max(1, graph.size(o.axes)))
+    if best:
+        return best
+    for v in graph.values:
+        if v.op == "load" and axis in v.axes:
+            best = max(best, stride_of(v, axis) * max(1, graph.size(v.axes)))
+    return best
+
+
+def split_axes(graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(rows, cols) of a group, outermost first.
+
+    Raises:
+        Unsupported: the reductions run over different axes.
+    """
+    used = sorted({a for v in graph.values for a in v.axes} | {a for o in graph.outputs for a in o.axes})
+    over = {v.over for v in graph.values if v.op in REDUCTIONS}
+    if len(over) > 1:
+        raise Unsupported("reductions over different axes in one row-wise kernel")
+    order = sorted(used, key=lambda a: (-_weight(graph, a), a))
+    if over:
+        cols_set = set(next(iter(over)))
+        rows = [a for a in order if a not in cols_set]
+        cols = [a for a in order if a in cols_set]
+    else:
+        # The innermost axis of the largest output, so that neighbouring threads touch neighbouring elements.
+        inner = order[-1] if order else None
+        for o in sorted(graph.outputs, key=lambda o: -graph.size(o.axes)):
+            unit = [a for a, s in zip(o.axes, o.strides, strict=True) if s == 1 and graph.extents[a] > 1]
+            if unit:
+                inner = unit[0]
+                break
+        rows = [a for a in order if a != inner]
+        cols = [] if inner is None else [inner]
+    if 0 in rows:  # the open extent must be the outermost, so that row numbers are decomposed without it
+        rows.remove(0)
+        rows.insert(0, 0)
+    return tuple(rows), tuple(cols)
+
+
+def find_online(graph: Graph) -> tuple[Online, ...]:
+    """Pairs (max, sum of exp) that one pass can compute together.
+
+    The sum's argument must be ``exp(score - shift)`` with ``shift`` made from ``peak = max(score)`` and constants alone,
+    as softmax, log_softmax and logsumexp (with its guard against infinities) have it.
+    """
+    vals = graph.values
+    peaks = {(v.args[0], v.over): i for i, v in enumerate(vals) if v.op == "max" and v.dtype == "float32"}
+    found = []
+    for i, v in enumerate(vals):
+        if v.op != "sum" or v.dtype != "float32":
+            continue
+        e = vals[v.args[0]]
+        if e.op != "exp":
+            continue
+        d = vals[e.args[0]]
+        if d.op != "sub":
+            continue
+        score, shift = d.args
+        peak = peaks.get((score, v.over))
+        if peak is None or peak > i:
+            continue
+        if _made_from(graph, shift, peak):
+            found.append(Online(score, peak, i, shift))
+    # One sum for each maximum: a second one would need its own running shift.
+    seen: set[int] = set()
+    out = []
+    for o in found:
+        if o.peak not in seen:
+            seen.add(o.peak)
+            out.append(o)
+    return tuple(out)
+
+
+def _made_from(graph: Graph, i: int, root: int) -> bool:
+    if i == root:
+        return True
+    v = graph.values[i]
+    if v.op == "const":
+        return True
+    if v.op not in POINTWISE:
+        return False
+    return all(_made_from(graph, a, root) for a in v.args) and v.axes == graph.values[root].axes
+
+
+def build_program(graph: Graph, *, keep: bool = True, online: bool = False) -> Program:
+    """Arrange a group into passes.
+
+    Args:
+        graph: the group. Every reduction must run over the same axes.
+        keep: whether full values wait for later passes (False recomputes them from the inputs in each pass).
+        online: whether softmax-like pairs are computed in one pass.
+
+    Raises:
+        Unsupported: the group is not row-wise.
+    """
+    rows, cols = split_axes(graph)
+    vals = graph.values
+    pairs = find_online(graph) if online else ()
+    by_total = {o.total: o for o in pairs}
+    live = _live(graph)
+
+    level = [0] * len(vals)
+    for i, v in enumerate(vals):
+        if i in by_total:
+            level[i] = level[by_total[i].score] + 1
+        elif v.op in REDUCTIONS:
+            level[i] = level[v.args[0]] + 1
+        elif v.args:
+            level[i] = max(level[a] for a in v.args)
+    n_passes = 1 + max((level[i] for i in live), default=0)
+
+    def dom(i: int) -> str:
+        return _domain(graph, rows, cols, i)
+
+    if any(not _covers(graph, rows, cols, k) for k in range(len(graph.outputs))):
+        raise Unsupported("an output that does not vary over the group's rows")
+
+    # What each pass must produce for every element.
+    roots: list[list[int]] = [[] for _ in range(n_passes)]
+    reduce: list[list[int]] = [[] for _ in range(n_passes)]
+    onlines: list[list[Online]] = [[] for _ in range(n_passes)]
+    stores: list[list[int]] = [[] for _ in range(n_passes)]
+    row_stores: list[list[int]] = [[] for _ in range(n_passes)]
+    fused = {o.peak for o in pairs} | {o.total for o in pairs}
+    for o in pairs:
+        onlines[level[o.score]].append(o)
+        roots[level[o.score]].append(o.score)
+    for i in live:
+        if vals[i].op in REDUCTIONS and i not in fused:
+            p = level[vals[i].args[0]]
+            reduce[p].append(i)
+            roots[p].append(vals[i].args[0])
+    for k, out in enumerate(graph.outputs):
+        p = level[out.value]
+        if any(a in cols for a in out.axes):
+            stores[p].append(k)
+            roots[p].append(out.value)
+        else:
+            row_stores[p].append(k)
+
+    made_at: dict[int, int] = {}
+    wanted: list[set[int]] = []  # values from earlier passes that each pass takes
+    for p in range(n_passes):
+        crossing: set[int] = set()
+        stack = list(roots[p])
+        seen: set[int] = set()
+        while stack:
+            i = stack.pop()
+            if i in seen or dom(i) in ("const", "row"):
+                continue
+            seen.add(i)
+            if keep and dom(i) == "full" and made_at.get(i, p) < p:
+                crossing.add(i)
+                continue
+            made_at.setdefault(i, p)
+            stack.extend(vals[i].args)
+        wanted.append(crossing)
+    wanted = _drop_light(graph, rows, cols, wanted, made_at)
+
+    kept: dict[int, int] = {}  # value -> last pass that takes it
+    for p, c in enumerate(wanted):
+        for i in c:
+            kept[i] = p
+
+    passes = []
+    computed_rows: set[int] = set()
+    for p in range(n_passes):
+        compute = _closure(graph, rows, cols, roots[p], wanted[p])
+        row_needed = _row_closure(graph, rows, cols, compute, [graph.outputs[k].value for k in row_stores[p]], roots[p])
+        row_now = [i for i in sorted(row_needed) if i not in computed_rows]
+        computed_rows.update(row_now)
+        kept_out = tuple(i for i in compute if i in kept and made_at.get(i) == p and kept[i] > p)
+        passes.append(
+            Pass(
+                row_values=tuple(row_now),
+                row_stores=tuple(row_stores[p]),
+                kept_in=tuple(sorted(wanted[p])),
+                compute=tuple(compute),
+                kept_out=kept_out,
+                reduce=tuple(reduce[p]),
+                online=tuple(onlines[p]),
+                stores=tuple(stores[p]),
+            )
+        )
+    dynamic = 0 if (rows and rows[0] == 0) or (not rows and cols == (0,) and not any(reduce)) else -1
+    return Program(graph, rows, cols, tuple(passes), dynamic)
+
+
+def _covers(graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], k: int) -> bool:
+    axes = graph.outputs[k].axes
+    return all(a in axes or graph.extents[a] <= 1 for a in rows)
+
+
+def _live(graph: Graph) -> list[int]:
+    seen: set[int] = set()
+    stack = [o.value for o in graph.outputs]
+    while stack:
+        i = stack.pop()
+        if i not in seen:
+            seen.add(i)
+            stack.extend(graph.values[i].args)
+    return sorted(seen)
+
+
+def _closure(
+    graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], roots: Iterable[int], stop: set[int]
+) -> list[int]:
+    """Col and full values that make ``roots`` from ``stop``, loads and row values, in order."""
+    seen: set[int] = set()
+    stack = list(roots)
+    while stack:
+        i = stack.pop()
+        if i in seen or i in stop or _domain(graph, rows, cols, i) in ("const", "row"):
+            continue
+        seen.add(i)
+        stack.extend(graph.values[i].args)
+    return sorted(seen)
+
+
+def _row_closure(
+    graph: Graph,
+    rows: tuple[int, ...],
+    cols: tuple[int, ...],
+    compute: Iterable[int],
+    stored: Iterable[int],
+    roots: Iterable[int],
+) -> set[int]:
+    """Row values (reductions included, constants not) that a pass reads, directly or through other row values."""
+    stack = [a for i in compute for a in graph.values[i].args] + list(stored) + list(roots)
+    seen: set[int] = set()
+    while stack:
+        i = stack.pop()
+        if i in seen or _domain(graph, rows, cols, i) != "row":
+            continue
+        seen.add(i)
+        if graph.values[i].op not in REDUCTIONS:
+            stack.extend(graph.values[i].args)
+    return {i for i in seen if graph.values[i].op not in REDUCTIONS}
+
+
+def _drop_light(
+    graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], wanted: list[set[int]], made_at: dict[int, int]
+) -> list[set[int]]:
+    """Drop kept values that light operators make again from values that the same pass takes anyway."""
+    wanted = [set(c) for c in wanted]
+    for i in sorted({i for c in wanted for i in c}, reverse=True):
+        if graph.values[i].op not in POINTWISE:
+            continue
+        takers = [p for p, c in enumerate(wanted) if i in c]
+        if all(_cheap_from(graph, rows, cols, i, wanted[p] - {i}) for p in takers):
+            for p in takers:
+                wanted[p].discard(i)
+    return wanted
+
+
+def _cheap_from(graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], i: int, have: set[int]) -> bool:
+    cost = 0
+    for j in _closure(graph, rows, cols, [i], have):
+        v = graph.values[j]
+        if v.op not in POINTWISE:
+            return False  # it would load again
+        cost += POINTWISE[v.op].cost
+    return cost <= 2 * LIGHT
