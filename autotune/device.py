@@ -1,0 +1,287 @@
+"""What a measurement is true of: a device that must match, and an environment that is recorded beside it.
+
+A schedule found on one device is only ever used on an equal one (:class:`DeviceIdentity`). The software around it
+(:class:`Environment`) is matched *strictly* (the very same versions) or *loosely* (the same minor versions of torch and
+CUDA), as the caller asks.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property, lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import UserError
+from autotune.workload import digest
+
+_GIB_IN_MIB = 1024
+
+
+@dataclass(frozen=True)
+class DeviceIdentity:
+    """What must be equal for a measurement on one device to say something about another.
+
+    Attributes:
+        kind: "cpu" or "cuda".
+        name: the model, as its maker writes it.
+        units: streaming multiprocessors, or the physical cores this process may use.
+        threads: hardware threads this process may use (CPU); 0 for a GPU.
+        memory_mib: memory in MiB, rounded up (GPU: 1 GiB, CPU: 4 GiB) so that what firmware and driver keep for
+            themselves does not change it from one boot to the next.
+        capability: compute capability such as "9.0"; the instruction set for a CPU ("x86_64").
+        count: devices that took part; more than one only in domains that measure several together.
+        links: how those are joined (such as "NV18"); empty for one device.
+    """
+
+    kind: str
+    name: str
+    units: int
+    memory_mib: int
+    capability: str = ""
+    threads: int = 0
+    count: int = 1
+    links: str = ""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over every field, 64 hex digits."""
+        return digest({"device": self.to_json()})
+
+    @property
+    def label(self) -> str:
+        """Short form for people, such as ``NVIDIA H200 (132 SMs, 140 GiB)``."""
+        unit = "SMs" if self.kind == "cuda" else "cores"
+        many = f"{self.count} x " if self.count > 1 else ""
+        return f"{many}{self.name} ({self.units} {unit}, {self.memory_mib // _GIB_IN_MIB} GiB)"
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object from which :meth:`from_json` makes an equal identity."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> DeviceIdentity:
+        return cls(
+            kind=str(data["kind"]),
+            name=str(data["name"]),
+            units=int(data["units"]),
+            memory_mib=int(data["memory_mib"]),
+            capability=str(data.get("capability", "")),
+            threads=int(data.get("threads", 0)),
+            count=int(data.get("count", 1)),
+            links=str(data.get("links", "")),
+        )
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The software a measurement was made with. Empty where it plays no part (a CPU has no driver)."""
+
+    kind: str
+    torch: str
+    numba: str
+    numba_cuda: str = ""
+    cuda: str = ""
+    driver: str = ""
+    python: str = ""
+    os: str = ""
+    isa: str = ""
+    """CPU vector extensions, such as "avx2 avx512f"; they decide what Numba compiles to."""
+
+    @cached_property
+    def strict(self) -> str:
+        """SHA-256 over every field: equal software."""
+        return digest({"environment": self.to_json()})
+
+    @cached_property
+    def loose(self) -> str:
+        """SHA-256 over the minor versions of torch and CUDA: software that most likely behaves the same."""
+        return digest({"environment": {"kind": self.kind, "torch": _minor(self.torch), "cuda": _minor(self.cuda)}})
+
+    @property
+    def fingerprint(self) -> str:
+        """The strict fingerprint, under which the environment is stored."""
+        return self.strict
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object from which :meth:`from_json` makes an equal environment."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Environment:
+        names = cls.__dataclass_fields__
+        return cls(**{str(k): str(v) for k, v in data.items() if k in names})
+
+
+def resolve_device(device: str) -> str:
+    """Turn "auto", "cpu", "cuda" or "cuda:N" into "cpu" or "cuda:N"; "auto" prefers the first GPU.
+
+    Raises:
+        UserError: the text is none of these, or this machine (or this build of torch) has no such device.
+    """
+    name = device.strip().lower()
+    if name == "cpu":
+        return "cpu"
+    if name == "auto":
+        return "cuda:0" if _cuda_count() else "cpu"
+    prefix, _, index = name.partition(":")
+    if prefix != "cuda" or (":" in name and not index.isdecimal()):
+        raise UserError(f"unknown device {device!r}: use auto, cpu, cuda or cuda:N")
+    count, number = _cuda_count(), int(index or 0)
+    if not count:
+        raise UserError(f"device {device!r} is not there: torch sees no CUDA device here; use --device cpu")
+    if number >= count:
+        last = "only cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
+        raise UserError(f"device {device!r} is not there: this machine has {last}")
+    return f"cuda:{number}"
+
+
+def identify(device: str) -> DeviceIdentity:
+    """The identity of ``device`` ("cpu" or "cuda:N"), the same in every process that may use the same processors.
+
+    Call it before threads are pinned: a CPU's cores are those this process may run on.
+    """
+    return _identify(resolve_device(device))
+
+
+def environment(device: str) -> Environment:
+    """The software in use on ``device`` ("cpu" or "cuda:N"). Imports torch for a GPU only, and Numba never."""
+    return _environment(resolve_device(device).partition(":")[0])
+
+
+@lru_cache(maxsize=64)
+def _identify(device: str) -> DeviceIdentity:
+    if device == "cpu":
+        import psutil
+
+        gib = psutil.virtual_memory().total / 2**30
+        return DeviceIdentity(
+            kind="cpu",
+            name=_cpu_name(),
+            units=_physical_cores(),
+            memory_mib=int(-(-gib // 4)) * 4 * _GIB_IN_MIB,
+            capability=platform.machine(),
+            threads=len(_usable_cpus()),
+        )
+    import torch
+
+    props = torch.cuda.get_device_properties(int(device.partition(":")[2]))
+    return DeviceIdentity(
+        kind="cuda",
+        name=props.name,
+        units=props.multi_processor_count,
+        memory_mib=-(-props.total_memory // 2**30) * _GIB_IN_MIB,
+        capability=f"{props.major}.{props.minor}",
+    )
+
+
+@lru_cache(maxsize=2)
+def _environment(kind: str) -> Environment:
+    common = {
+        "torch": _version("torch"),
+        "numba": _version("numba"),
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "os": f"{platform.system()} {platform.machine()}",
+    }
+    if kind == "cpu":
+        return Environment(kind="cpu", isa=_cpu_isa(), **common)
+    import torch
+
+    return Environment(
+        kind="cuda",
+        numba_cuda=_version("numba-cuda"),
+        cuda=str(torch.version.cuda or ""),
+        driver=_driver_version(),
+        **common,
+    )
+
+
+def _cuda_count() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _minor(version: str) -> str:
+    """"2.11" of "2.11.0+cu130"."""
+    return ".".join(version.partition("+")[0].split(".")[:2])
+
+
+def _driver_version() -> str:
+    """The kernel driver's version ("580.159"); the CUDA version it supports where the kernel does not tell."""
+    try:
+        words = Path("/proc/driver/nvidia/version").read_text().split("\n", 1)[0].split()
+        return next(w for w in words if w[0].isdigit() and "." in w)
+    except (OSError, StopIteration):
+        pass
+    try:
+        from cuda.bindings import driver
+
+        error, version = driver.cuDriverGetVersion()
+        return f"cuda {version // 1000}.{version % 1000 // 10}" if int(error) == 0 else ""
+    except Exception:  # no driver bindings: the version is a record, not a requirement
+        return ""
+
+
+def _usable_cpus() -> list[int]:
+    """Processors this process may run on. ``getpid`` rather than 0: a thread that was pinned must not change it."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(os.getpid()))
+    return list(range(os.cpu_count() or 1))
+
+
+def _physical_cores() -> int:
+    """Physical cores behind the usable processors; the processors themselves where the kernel does not tell."""
+    cores = set()
+    for cpu in _usable_cpus():
+        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+        try:
+            cores.add(((topology / "physical_package_id").read_text(), (topology / "core_id").read_text()))
+        except OSError:
+            import psutil
+
+            return min(psutil.cpu_count(logical=False) or len(_usable_cpus()), len(_usable_cpus()))
+    return len(cores)
+
+
+def _cpuinfo(key: str) -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == key:
+                return value.strip()
+    except OSError:
+        pass
+    return ""
+
+
+def _cpu_name() -> str:
+    name = _cpuinfo("model name")
+    if not name and sys.platform == "darwin":
+        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        name = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    if not name and _cpuinfo("CPU part"):  # Arm names no model: implementer and part number are what tells them apart
+        name = f"Arm {_cpuinfo('CPU implementer')} {_cpuinfo('CPU part')}"
+    return name or platform.processor() or platform.machine() or "unknown CPU"
+
+
+_VECTOR_FLAGS = ("sse4_2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512_bf16",
+                 "avx512_fp16", "amx_tile", "asimd", "asimdhp", "bf16", "sve", "sve2")  # fmt: skip
+
+
+def _cpu_isa() -> str:
+    flags = set((_cpuinfo("flags") or _cpuinfo("Features")).split())
+    return " ".join(f for f in _VECTOR_FLAGS if f in flags)
