@@ -1,0 +1,65 @@
+# Each target sets itself up: the first one run makes .venv, the next ones start at once.
+
+# The first interpreter that is there, is a supported version, and can make environments.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null \
+	&& { command -v $$p; break; }; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+TORCH ?= 2.13.0
+# PyPI's torch brings gigabytes of CUDA; without a GPU the CPU build does. Set TORCH_INDEX= to choose for yourself.
+TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),,--extra-index-url https://download.pytorch.org/whl/cpu)
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+READY := $(VENV)/.ready
+DEMO_DB := build/demo.db
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint types format wheel clean
+
+help:
+	@echo "make demo    tune a BERT layer on this CPU, look the result up, run the model with it (under 10 minutes)"
+	@echo "make test    the test suite; no GPU needed"
+	@echo "make lint    ruff"
+	@echo "make types   mypy --strict on autotune/"
+	@echo "make format  let ruff format what it may"
+	@echo "make wheel   build dist/*.whl"
+	@echo "make clean   remove what these targets made"
+
+venv: $(READY)
+
+# torch goes first and alone: resolved together with the rest, pip may take the CUDA build.
+$(VENV)/.torch:
+	@test -n "$(PYTHON)" || { echo "autotune needs Python 3.11 or 3.12 with venv; set PYTHON=/path/to/python" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) $(TORCH_INDEX) torch==$(TORCH)
+	@touch $@
+
+$(READY): pyproject.toml $(VENV)/.torch
+	$(PIP) --editable ".[dev]"
+	@touch $@
+
+demo: $(READY)
+	@mkdir -p $(dir $(DEMO_DB))
+	$(BIN)/autotune search fusion bert_layer --device cpu --db $(DEMO_DB) --timeout 300
+	$(BIN)/autotune lookup fusion bert_layer --device cpu --db $(DEMO_DB)
+	$(BIN)/python examples/bert_layer.py --db $(DEMO_DB)
+
+test: $(READY)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+types: $(READY)
+	$(BIN)/mypy
+
+wheel: $(READY)
+	$(BIN)/python -m build --wheel --no-isolation
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,127 @@
+"""Collect the wheels that an offline GPU host lacks into one small folder.
+
+A GPU host without a network usually has an image with PyTorch and the CUDA libraries, and nothing of what autotune
+adds. This downloads those additions: the dependencies of ``pyproject.toml`` (with the extra ``cuda-host``), followed
+through the metadata of the installed packages and pinned to their versions, without PyTorch, its own dependencies
+and NVIDIA's libraries. Run it where there is a network and an environment made by ``make venv``; see
+docs/offline-gpu-host.md.
+
+    python scripts/build_wheelhouse.py --python 3.12 --out .wheelhouse
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+ROOT = Path(__file__).resolve().parent.parent
+HOST_HAS = ("torch", "triton", "cuda-toolkit", "nvidia-")
+"""Names (or, ending in a dash, prefixes) that a PyTorch CUDA image carries; hundreds of megabytes each."""
+
+
+def closure(requirements: list[str], python: str, left_out: tuple[str, ...] = HOST_HAS) -> dict[str, str]:
+    """Name to installed version of all that ``requirements`` need on Linux with ``python``, less ``left_out``.
+
+    Raises:
+        SystemExit: a package is not installed here, so its version and dependencies are unknown.
+    """
+    environment = {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux",
+                   "platform_system": "Linux", "platform_machine": "x86_64", "implementation_name": "cpython",
+                   "platform_python_implementation": "CPython", "os_name": "posix"}  # fmt: skip
+
+    def host_has(name: str) -> bool:
+        return any(name == skip or (skip.endswith("-") and name.startswith(skip)) for skip in left_out)
+
+    found: dict[str, str] = {}
+    seen: set[tuple[str, str]] = set()
+    queue = [(Requirement(text), "") for text in requirements]
+    while queue:
+        requirement, extra = queue.pop()
+        name = canonicalize_name(requirement.name)
+        if host_has(name) or (requirement.marker and not requirement.marker.evaluate({**environment, "extra": extra})):
+            continue
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            sys.exit(f"build_wheelhouse: {name} is not installed here; run `make venv` and use .venv/bin/python")
+        for wanted in ("", *requirement.extras):
+            if (name, wanted) not in seen:
+                seen.add((name, wanted))
+                queue += [(Requirement(text), wanted) for text in metadata.requires(name) or []]
+    return found
+
+
+def project_requirements() -> list[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return [*project["dependencies"], *project["optional-dependencies"]["cuda-host"]]
+
+
+def download(pins: dict[str, str], python: str, glibc: int, out: Path) -> None:
+    """Fetch one x86-64 CPython wheel for each pin; pip matches a manylinux tag exactly, so every older one is named."""
+    platforms = [f"manylinux_2_{minor}_x86_64" for minor in range(glibc, 4, -1)]
+    platforms += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--dest",
+        str(out),
+    ]
+    command += ["--python-version", python, "--implementation", "cp"]
+    for abi in (f"cp{python.replace('.', '')}", "abi3", "none"):
+        command += ["--abi", abi]
+    for platform in platforms:
+        command += ["--platform", platform]
+    subprocess.run([*command, *(f"{name}=={version}" for name, version in sorted(pins.items()))], check=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", default="3.12", help="the host's Python (default: %(default)s)")
+    parser.add_argument(
+        "--glibc", type=int, default=28, metavar="N", help="the host's glibc is 2.N or newer (default: 28)"
+    )
+    parser.add_argument("--out", type=Path, default=ROOT / ".wheelhouse", help="folder to fill (default: .wheelhouse)")
+    parser.add_argument("--extra", action="append", default=[], metavar="PKG", help="one more package installed here")
+    about = "leave out a package that the host has in a version that fits (llvmlite alone is 57 MiB)"
+    parser.add_argument("--host-has", action="append", default=[], metavar="PKG", help=about)
+    parser.add_argument("--project", action="store_true", help="build autotune's own wheel into the folder as well")
+    args = parser.parse_args()
+
+    args.out.mkdir(parents=True, exist_ok=True)
+    for old in args.out.glob("*.whl"):  # two versions of one package would stop the whole install
+        old.unlink()
+    pins = closure(
+        [*project_requirements(), *args.extra], args.python, (*HOST_HAS, *map(canonicalize_name, args.host_has))
+    )
+    download(pins, args.python, args.glibc, args.out)
+    if args.project:
+        build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(args.out), str(ROOT)]
+        subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
+
+    wheels = sorted(args.out.glob("*.whl"))
+    got = {parse_wheel_filename(wheel.name)[0] for wheel in wheels}
+    if missing := set(pins) - got:
+        sys.exit(f"build_wheelhouse: pip gave no wheel of {', '.join(sorted(missing))}")
+    for wheel in wheels:
+        print(f"{wheel.stat().st_size / 2**20:8.2f} MiB  {wheel.name}")
+    print(f"{sum(wheel.stat().st_size for wheel in wheels) / 2**20:8.2f} MiB  in {args.out}")
+    print("On the host:")
+    print(f"  python{args.python} -m pip install --no-index --no-deps --upgrade --target DIR {args.out.name}/*.whl")
+    print("  export PYTHONPATH=DIR")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

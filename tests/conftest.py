@@ -1,0 +1,28 @@
+"""What every test gets: a user data directory of its own, so that none reads or writes the user's database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+GPU_TESTS = Path(__file__).parent / "gpu"
+
+
+@pytest.fixture(autouse=True)
+def own_data_directory(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Point the default database at an empty folder and forget the user's AUTOTUNE_DB."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+    monkeypatch.delenv("AUTOTUNE_DB", raising=False)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests/gpu, and say why, where no CUDA device can be used."""
+    on_gpu = [item for item in items if GPU_TESTS in item.path.parents]
+    if not on_gpu:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in on_gpu:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
