@@ -7,8 +7,9 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 VENV ?= .venv
 BIN := $(VENV)/bin
 TORCH ?= 2.13.0
-# PyPI's torch brings gigabytes of CUDA; without a GPU the CPU build does. Set TORCH_INDEX= to choose for yourself.
-TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),,--extra-index-url https://download.pytorch.org/whl/cpu)
+# PyPI's torch brings gigabytes of CUDA; without a GPU the CPU build does, from this index where it can be reached.
+# TORCH_INDEX= takes the torch that pip is configured to find.
+TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),,https://download.pytorch.org/whl/cpu)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 READY := $(VENV)/.ready
 DEMO_DB := build/demo.db
@@ -31,11 +32,15 @@ venv: $(READY)
 $(VENV)/.torch:
 	@test -n "$(PYTHON)" || { echo "autotune needs Python 3.11 or 3.12 with venv; set PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) $(TORCH_INDEX) torch==$(TORCH)
+	@echo "Installing torch $(TORCH) into $(VENV)"; index="$(TORCH_INDEX)"; \
+	$(BIN)/python -c 'import sys, urllib.request as u; u.urlopen(sys.argv[1] + "/torch/", timeout=10)' "$$index" 2>/dev/null \
+		|| index=; \
+	$(PIP) $${index:+--extra-index-url "$$index"} torch==$(TORCH)
 	@touch $@
 
 $(READY): pyproject.toml $(VENV)/.torch
-	$(PIP) --editable ".[dev]"
+	@echo "Installing autotune and its dependencies into $(VENV)"
+	@$(PIP) --editable ".[dev]"
 	@touch $@
 
 demo: $(READY)

@@ -1,0 +1,67 @@
+"""The command ``autotune``: argument parsing, and what a command's errors look like to the user.
+
+A command is a module with ``add_parser(subparsers)`` that sets ``run``, a function from the parsed arguments to the
+exit code. Exit codes: 0 done, 1 the work failed (nothing could be measured), 2 the user's mistake, 130 interrupted.
+These modules import what is heavy (torch, SQLAlchemy, rich) inside ``run``, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from autotune import __version__
+from autotune.cli import db, lookup, search, show, workloads
+from autotune.errors import UserError
+
+COMMANDS = (search, lookup, show, workloads, db)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with one line for a mistake instead of the usage and a line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of every command."""
+    parser = Parser(
+        prog="autotune",
+        description="Search once on the machine, keep what was learnt in SQL, look it up at deploy time.",
+        epilog="Start with: autotune search fusion layer_norm",
+    )
+    parser.add_argument("--version", action="version", version=f"autotune {__version__}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add_parser(subparsers)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; argparse's own errors and ``--help`` raise SystemExit."""
+    args = build_parser().parse_args(argv)
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+        return code
+    except UserError as error:
+        print(f"autotune: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(
+            "autotune: interrupted; everything measured so far is kept, the same command goes on from there",
+            file=sys.stderr,
+        )
+        return 130
+    except BrokenPipeError:
+        # The reader (`| head`) has gone. Python flushes stdout once more at exit, which must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

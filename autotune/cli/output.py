@@ -1,0 +1,55 @@
+"""Where a command's words go: one JSON object on stdout, or text for people."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+Emit = Callable[[Mapping[str, Any]], None]
+
+
+@contextmanager
+def machine_output(enabled: bool) -> Iterator[Emit]:
+    """Keep stdout for one JSON object.
+
+    While the context is open everything else that writes to stdout, be it the user's module, a compiler that a library
+    starts or a worker process, goes to stderr instead: the file descriptor itself is turned, not only ``sys.stdout``.
+    The object given to the yielded function is written when the context ends without an exception.
+
+    Args:
+        enabled: False yields a function that does nothing and leaves stdout alone.
+    """
+    if not enabled:
+        yield lambda data: None
+        return
+    kept: list[Mapping[str, Any]] = []
+    sys.stdout.flush()
+    saved = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield kept.append
+    finally:
+        sys.stdout.flush()
+        os.dup2(saved, 1)
+        os.close(saved)
+    for data in kept:
+        print(json.dumps(data, allow_nan=False), flush=True)
+
+
+def microseconds(value: float | None) -> str:
+    """A latency for a table: three significant digits, the unit chosen to suit; an en dash for None."""
+    if value is None:
+        return "–"
+    for unit, scale in (("s", 1e6), ("ms", 1e3)):
+        if value >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return f"{value:.3g} us"
+
+
+def ratio(value: float | None) -> str:
+    """A speedup for a table."""
+    return "–" if value is None else f"{value:.2f}x"

@@ -1,0 +1,110 @@
+"""Markdown tables made from result files, and the documents that hold them.
+
+A document marks a table with the file it comes from, relative to ``benchmarks/results``::
+
+    <!-- results: h200/fusion_slice.json -->
+    ...
+    <!-- end results -->
+
+``python -m benchmarks.table FILE...`` prints the tables of result files, and ``--update README.md`` renders a document's
+marked tables anew. A test does the same and fails if a document differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.form import RESULTS, read
+
+MARKED = re.compile(r"(<!-- results: (\S+) -->\n)(.*?)(<!-- end results -->)", re.DOTALL)
+COLUMNS = (
+    ("floor", "floor_us"),
+    ("eager", "eager_us"),
+    ("Inductor", "inductor_us"),
+    ("Inductor, best flags", "inductor_best_us"),
+    ("XLA", "xla_us"),
+    ("autotune", "autotune_us"),
+)
+
+
+def render(data: Mapping[str, Any]) -> str:
+    """The table of a result file's content, times in microseconds; a column that no case ran is left out.
+
+    The last columns are the speedup over the fastest peer that was run, and how near the floor autotune comes. The last
+    row is the geometric mean of both.
+    """
+    cases = data["cases"]
+    columns = [(title, key) for title, key in COLUMNS if any(case[key] is not None for case in cases)]
+    head = ["case", *(title for title, _ in columns), "over the fastest peer", "of the floor's speed"]
+    rows = []
+    speedups, shares = [], []
+    for case in cases:
+        times = [_number(case[key]) for _, key in columns]
+        speedup, share = over_peers(case), case["floor_us"] / case["autotune_us"]
+        shares.append(share)
+        if speedup is not None:
+            speedups.append(speedup)
+        rows.append([case["name"], *times, "–" if speedup is None else f"{speedup:.2f}x", f"{share:.0%}"])
+    mean = f"{geometric_mean(speedups):.2f}x" if speedups else "–"
+    rows.append(["geometric mean", *("" for _ in columns), mean, f"{geometric_mean(shares):.0%}"])
+    made = f"measured {data['when'][:10]} by `{data['command']}`"
+    caption = f"{data['device']}, torch {data['versions']['torch']}; times in us, {made}."
+    lines = [_row(head), _row(["---", *("---:" for _ in head[1:])]), *map(_row, rows), "", caption]
+    return "\n".join(lines) + "\n"
+
+
+def over_peers(case: Mapping[str, Any]) -> float | None:
+    """How many times faster autotune is than the fastest peer that was run; None if none was."""
+    peers = [case[key] for _, key in COLUMNS[1:-1] if case[key] is not None]
+    return min(peers) / case["autotune_us"] if peers else None
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Of at least one positive number."""
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def refresh(text: str, results: Path = RESULTS) -> str:
+    """``text`` with each marked table rendered from its file.
+
+    Raises:
+        ValueError: a marker has no end, or its file is not of the form.
+        FileNotFoundError: a marker names a file that is not there.
+    """
+    if text.count("<!-- results:") != len(MARKED.findall(text)):
+        raise ValueError("a `<!-- results: FILE -->` has no `<!-- end results -->`, or no file")
+    return MARKED.sub(lambda m: m[1] + render(read(results / m[2])) + m[4], text)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Render tables from result files.")
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="result files whose tables are printed")
+    parser.add_argument(
+        "--update", action="append", default=[], type=Path, metavar="DOC", help="render DOC's tables anew"
+    )
+    args = parser.parse_args()
+    if not args.files and not args.update:
+        parser.error("name a result file, or --update a document")
+    for path in args.files:
+        print(render(read(path)))
+    for path in args.update:
+        path.write_text(refresh(path.read_text()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
