@@ -6,7 +6,7 @@ A document marks a table with the file it comes from, relative to ``benchmarks/r
     ...
     <!-- end results -->
 
-``python -m benchmarks.table FILE...`` prints the tables of result files, and ``--update README.md`` renders a document's
+``python -m benchmarks.table FILE...`` prints tables of result files, and ``--update README.md`` renders a document's
 marked tables anew. A test does the same and fails if a document differs.
 """
 
