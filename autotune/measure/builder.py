@@ -1,0 +1,40 @@
+"""A compiling process: ``python -m autotune.measure.builder``, driven by :mod:`autotune.measure.pool`. Touches no device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autotune import task as tasks
+from autotune.measure.outcome import one_line
+from autotune.measure.serve import Link, serve
+from autotune.measure.wire import artifact_to_wire
+from autotune.task import Task
+from autotune.workload import Workload
+
+
+class Builder:
+    """Keeps the task of the last workload, since jobs of one search come in a row."""
+
+    def __init__(self) -> None:
+        self._task: Task | None = None
+
+    def handle(self, link: Link, message: dict[str, Any], blob: bytes) -> None:
+        try:
+            if "workload" in message:
+                workload = Workload.from_json(message["workload"])
+                tasks.DOMAINS[workload.kind] = message["domain"]
+                self._task = tasks.open_task(workload, message["device"])
+                link.send({"ok": True})
+                return
+            assert self._task is not None
+            head, code = artifact_to_wire(self._task.build(message["config"]))
+        except Exception as error:
+            text = one_line(error) or type(error).__name__
+            name = type(error).__name__
+            link.send({"ok": False, "reason": text if name == "BuildError" else f"{name}: {text}"})
+            return
+        link.send({"ok": True, "artifact": head}, code)
+
+
+if __name__ == "__main__":
+    serve(Builder().handle)

@@ -1,0 +1,152 @@
+"""A child process that may be killed at any time: spawning it, talking to it with deadlines, and saying how it died."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import psutil
+
+from autotune.measure.outcome import one_line
+from autotune.measure.wire import Reader, pack
+
+_QUIET = ("PYTHONFAULTHANDLER", "PYTHONDEVMODE")
+"""Dumps of a crash that is expected help nobody: they would only fill the log that the reason is read from."""
+
+
+class ChildDied(Exception):
+    """The child ended by itself; ``str(error)`` says how: signal or exit code, and its last words."""
+
+
+class ChildSilent(Exception):
+    """The deadline passed before the child answered."""
+
+
+class Child:
+    """``python -m module`` in a session of its own, with frames on its standard input and output.
+
+    Its standard error goes to an unnamed temporary file, so that an expected crash does not reach the user's terminal. It
+    sees the same ``sys.path`` as this process. It dies with its parent, even one killed by SIGKILL (see
+    :func:`autotune.measure.serve.prepare`), and :meth:`kill` takes its descendants along.
+    """
+
+    def __init__(self, module: str, env: Mapping[str, str] | None = None) -> None:
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
+        environ = {k: v for k, v in os.environ.items() if k not in _QUIET}
+        environ["PYTHONPATH"] = os.pathsep.join(p or os.getcwd() for p in sys.path)
+        environ["AUTOTUNE_PARENT"] = str(os.getpid())
+        environ.update(env or {})
+        self.started = time.monotonic()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=environ,
+            start_new_session=True,
+            bufsize=0,
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._in = self._process.stdin.fileno()
+        self._out = self._process.stdout.fileno()
+        os.set_blocking(self._in, False)
+        self._reader = Reader()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def send(self, message: Mapping[str, Any], blob: bytes = b"", timeout: float = 60.0) -> None:
+        """Hand over one frame.
+
+        Raises:
+            ChildDied: it is gone.
+            ChildSilent: it did not take the frame within ``timeout`` seconds.
+        """
+        data = memoryview(pack(message, blob))
+        deadline = time.monotonic() + timeout
+        while data:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([], [self._in], [], left)[1]:
+                raise ChildSilent
+            try:
+                data = data[os.write(self._in, data) :]
+            except BlockingIOError:
+                continue
+            except BrokenPipeError:
+                raise ChildDied(self._epitaph()) from None
+
+    def receive(self, deadline: float) -> tuple[dict[str, Any], bytes]:
+        """The next frame, waiting until ``deadline`` (of ``time.monotonic``).
+
+        Raises:
+            ChildDied: it ended before it answered.
+            ChildSilent: the deadline passed.
+        """
+        while True:
+            frame = self._reader.next()
+            if frame is not None:
+                return frame
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self._out], [], [], left)[0]:
+                raise ChildSilent
+            data = os.read(self._out, 1 << 20)
+            if not data:
+                raise ChildDied(self._epitaph())
+            self._reader.feed(data)
+
+    def last_words(self) -> str:
+        """The last line the child wrote to its standard error."""
+        size = os.fstat(self._log.fileno()).st_size
+        tail = os.pread(self._log.fileno(), 8192, max(0, size - 8192)).decode(errors="replace")
+        lines = [line.strip() for line in tail.splitlines() if line.strip()]
+        return one_line(lines[-1]) if lines else ""
+
+    def terminate(self) -> None:
+        """Kill the child and every process it started, leaving its pipes to whoever reads them. Never fails."""
+        victims: list[psutil.Process] = []
+        with contextlib.suppress(psutil.Error):
+            victims = psutil.Process(self.pid).children(recursive=True)
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+        for victim in victims:
+            with contextlib.suppress(psutil.Error):
+                victim.kill()
+
+    def kill(self) -> None:
+        """:meth:`terminate`, wait for the end and close the pipes. Never fails, may be called again."""
+        self.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=30)
+        for stream in (self._process.stdin, self._process.stdout, self._log):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+    def _epitaph(self) -> str:
+        try:
+            code = self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            return "closed its pipe and hung"
+        if code < 0:
+            name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+            how = f"killed by {name}"
+            if -code == signal.SIGKILL:
+                how += " (by the kernel, for lack of memory, if nobody else did it)"
+        else:
+            how = f"exited with code {code}"
+        words = self.last_words()
+        return f"{how}: {words}" if words else how

@@ -1,0 +1,87 @@
+"""How candidates are measured. The policy is part of a measurement's key: numbers taken differently are never mixed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from typing import Any
+
+from autotune.workload import digest
+
+MIB = 1 << 20
+
+_OPERATIONAL = ("startup_s", "load_s", "baseline_s", "lock_s")
+"""Fields that say how long we are patient with the machine; they do not change what a number means."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Everything that a latency depends on besides the candidate, the workload and the machine.
+
+    Attributes:
+        method: "cuda-graph" (events round graph replays) or "cpu" (``perf_counter``).
+        version: bumped when the way of timing or of comparing results changes, so that old numbers are not reused.
+        warmup: calls before the first sample.
+        screen_repeats: samples of the first, cheap timing; fewer when one call is slow (see ``screen_s``).
+        screen_s: a first timing stops after about this many seconds, with at least three samples.
+        hopeless: a candidate slower than this many times the best known gets three samples and no more.
+        repeat_repeats: samples when a near-best candidate is timed again.
+        near_best: a candidate within this fraction of the best is near-best.
+        repeat_top: at most this many near-best candidates are timed again.
+        final_top: candidates that meet the baselines in the final comparison.
+        final_rounds: rounds of the final comparison; every contender runs once a round, in rotating order.
+        final_s: the final comparison ends after about this many seconds, with at least five rounds.
+        cold_bytes: bytes written between samples so that caches hold nothing of the inputs; 0 leaves them warm.
+        min_sample_us: on the CPU a sample shorter than this is made of several calls (those after the first are warm).
+        timeout_s: a candidate's own time to verify and, again, to be timed, beyond what the oracle needs.
+        startup_s: time for the worker to start (importing torch, creating a CUDA context) and to make the inputs.
+        load_s: time for a candidate to be loaded; CPU kernels are compiled then.
+        baseline_s: time for one baseline to compile and warm up.
+        lock_s: time to wait for another search that is timing on the same device.
+    """
+
+    method: str
+    version: int = 1
+    warmup: int = 3
+    screen_repeats: int = 15
+    screen_s: float = 0.5
+    hopeless: float = 3.0
+    repeat_repeats: int = 40
+    near_best: float = 0.1
+    repeat_top: int = 6
+    final_top: int = 3
+    final_rounds: int = 40
+    final_s: float = 10.0
+    cold_bytes: int = 256 * MIB
+    min_sample_us: float = 5.0
+    timeout_s: float = 10.0
+    startup_s: float = 180.0
+    load_s: float = 60.0
+    baseline_s: float = 300.0
+    lock_s: float = 600.0
+
+    @cached_property
+    def key(self) -> str:
+        """SHA-256 (64 hex digits) of every field that numbers depend on."""
+        return digest({k: v for k, v in asdict(self).items() if k not in _OPERATIONAL})
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object from which :meth:`from_json` makes an equal policy."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Policy:
+        """Rebuild a policy; fields unknown to this version are ignored."""
+        known = {f.name for f in fields(cls)}
+        return cls(**{k: v for k, v in data.items() if k in known})
+
+
+def default_policy(device: str) -> Policy:
+    """The policy a search on ``device`` ("cpu" or "cuda:N") uses unless told otherwise.
+
+    On a CPU samples are dearer and caches smaller, so there are fewer samples and a smaller sweep.
+    """
+    if device.startswith("cuda"):
+        return Policy(method="cuda-graph")
+    return Policy(method="cpu", warmup=2, screen_repeats=9, repeat_repeats=21, final_rounds=25, cold_bytes=64 * MIB)

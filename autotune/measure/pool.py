@@ -1,0 +1,150 @@
+"""Compiling beside measuring: a few processes that build candidates, each with a deadline, each expendable."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from types import TracebackType
+
+from autotune import task as tasks
+from autotune.measure.child import Child, ChildDied, ChildSilent
+from autotune.measure.wire import artifact_from_wire
+from autotune.task import Artifact, Config
+from autotune.workload import Workload
+
+_STARTUP_S = 180.0
+_MOST = 16
+
+
+@dataclass(frozen=True)
+class Built:
+    """What became of a build: an artifact, or one line saying why there is none.
+
+    ``fault`` is set where the candidate is not to blame: the compiling process does not start, or was stopped.
+    """
+
+    artifact: Artifact | None
+    reason: str = ""
+    seconds: float = 0.0
+    fault: bool = False
+
+
+def default_processes() -> int:
+    """One less than the processors this process may use; at least 1, at most 16."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(_MOST, usable - 1))
+
+
+_Job = tuple[Workload, str, Config, "Future[Built]"]
+
+
+class CompilePool:
+    """Builds candidates in processes that are started when first needed.
+
+    A build that crashes its process, or does not end in time, fails alone: the process is replaced. A context manager.
+
+    Args:
+        processes: how many; see :func:`default_processes`.
+        timeout_s: for one build, start-up of the process not counted.
+    """
+
+    def __init__(self, processes: int | None = None, timeout_s: float = 120.0) -> None:
+        self.processes = processes or default_processes()
+        self._timeout_s = timeout_s
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._children: dict[int, Child] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def __enter__(self) -> CompilePool:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def submit(self, workload: Workload, device: str, config: Config) -> Future[Built]:
+        """Build ``config``. The future never raises: failures are :class:`Built` with a reason."""
+        if len(self._threads) < self.processes:
+            number = len(self._threads)
+            thread = threading.Thread(target=self._run, args=(number,), name=f"autotune-build-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        future: Future[Built] = Future()
+        self._jobs.put((workload, device, config, future))
+        return future
+
+    def close(self) -> None:
+        """Stop at once; builds under way are dropped, their futures cancelled or told so."""
+        self._closed = True
+        with self._lock:
+            for child in self._children.values():
+                child.terminate()  # its thread sees the pipe end, and closes it
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join(timeout=30)
+        while not self._jobs.empty():
+            job = self._jobs.get()
+            if job is not None:
+                job[3].cancel()
+
+    def _run(self, number: int) -> None:
+        opened: tuple[Workload, str] | None = None
+        while (job := self._jobs.get()) is not None:
+            workload, device, config, future = job
+            if self._closed or not future.set_running_or_notify_cancel():
+                future.cancel()
+                continue
+            built = self._build(number, workload, device, config, opened)
+            opened = None if built.artifact is None and number not in self._children else (workload, device)
+            future.set_result(built)
+        self._drop(number)
+
+    def _build(
+        self, number: int, workload: Workload, device: str, config: Config, opened: tuple[Workload, str] | None
+    ) -> Built:
+        """One build in process ``number``, which has ``opened`` for its task; the process is dropped if it fails us."""
+        begin, fault = time.monotonic(), True
+        try:
+            child = self._child(number)
+            if opened != (workload, device) or child.started >= begin:
+                self._open(child, workload, device)
+            begin, fault = time.monotonic(), False
+            child.send({"config": dict(config)})
+            answer, code = child.receive(begin + self._timeout_s)
+            seconds = time.monotonic() - begin
+            if answer["ok"]:
+                return Built(artifact_from_wire(answer["artifact"], code), seconds=seconds)
+            return Built(None, answer["reason"], seconds)
+        except ChildSilent:
+            reason = f"no answer after {time.monotonic() - begin:.0f} s of compiling"
+        except (ChildDied, ValueError, OSError) as death:
+            reason = f"the compiling process {death}" if isinstance(death, ChildDied) else str(death)
+        self._drop(number)
+        return Built(None, reason, time.monotonic() - begin, fault or self._closed)
+
+    def _open(self, child: Child, workload: Workload, device: str) -> None:
+        child.send({"workload": workload.to_json(), "domain": tasks.DOMAINS[workload.kind], "device": device})
+        answer, _ = child.receive(time.monotonic() + _STARTUP_S)
+        if not answer["ok"]:
+            raise ValueError(f"cannot open the workload: {answer['reason']}")
+
+    def _child(self, number: int) -> Child:
+        with self._lock:
+            if self._closed:
+                raise ChildDied("was stopped")
+            child = self._children.get(number)
+            if child is None or not child.alive:
+                child = self._children[number] = Child("autotune.measure.builder")
+            return child
+
+    def _drop(self, number: int) -> None:
+        with self._lock:
+            child = self._children.pop(number, None)
+            if child is not None:
+                child.kill()

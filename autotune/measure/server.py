@@ -1,0 +1,198 @@
+"""The measuring worker's own process: ``python -m autotune.measure.server``, driven by :mod:`autotune.measure.worker`.
+
+Jobs arrive as frames. Before each step a ``phase`` frame says what is being done and for whom, so that the parent can
+give every step its own deadline and knows whom to blame when the process dies.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from autotune import task as tasks
+from autotune.errors import BuildError
+from autotune.measure.lock import device_lock
+from autotune.measure.outcome import Outcome, one_line
+from autotune.measure.policy import Policy
+from autotune.measure.serve import Link, serve
+from autotune.measure.wire import artifact_from_wire
+from autotune.task import Bench, Runnable, Status
+from autotune.workload import Workload
+
+_STICKY = re.compile(
+    r"illegal memory access|unspecified launch failure|device-side assert|misaligned address|illegal instruction"
+    r"|hardware stack error|CUDA_ERROR_(ILLEGAL|LAUNCH_FAILED|ASSERT|MISALIGNED|HARDWARE)|invalid program counter",
+    re.IGNORECASE,
+)
+"""Errors after which a CUDA context answers nothing but the same error."""
+
+_MEMORY = re.compile(r"out of memory|OutOfMemory|CUDA_ERROR_OUT_OF_MEMORY|cannot allocate memory", re.IGNORECASE)
+
+
+def classify(error: BaseException) -> tuple[Status, bool]:
+    """The status an exception of a candidate stands for, and whether the process has to be replaced after it."""
+    text = f"{type(error).__name__}: {error}"
+    if _STICKY.search(text):
+        return Status.CRASHED, True
+    if isinstance(error, MemoryError) or _MEMORY.search(text):
+        return Status.LAUNCH_ERROR, True
+    if isinstance(error, BuildError):
+        return Status.COMPILE_ERROR, False
+    return Status.LAUNCH_ERROR, False
+
+
+def explain(error: BaseException) -> str:
+    """One line about an exception."""
+    text = str(error).strip()
+    return one_line(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+class Server:
+    """Owns the device, the bench, and the candidates and baselines that are loaded for a comparison."""
+
+    def __init__(self) -> None:
+        self.bench: Bench | None = None
+        self.policy = Policy(method="cpu")
+        self.device = "cpu"
+
+    def handle(self, link: Link, message: dict[str, Any], blob: bytes) -> None:
+        def phase(name: str, who: str = "") -> None:
+            link.send({"phase": name, "who": who})
+
+        job = message["job"]
+        if job == "open":
+            answer = self._open(message)
+        elif job == "measure":
+            answer = self._measure(message, blob, phase)
+        elif job == "compare":
+            answer = self._compare(message, blob, phase)
+        else:
+            raise ValueError(f"unknown job {job!r}")
+        link.send({"result": answer})
+
+    def _open(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        workload = Workload.from_json(message["workload"])
+        tasks.DOMAINS[workload.kind] = message["domain"]
+        self.policy = Policy.from_json(message["policy"])
+        self.device = message["device"]
+        if self.device.startswith("cuda"):
+            import torch
+
+            torch.cuda.set_device(self.device)
+        else:
+            from autotune.measure.timer import pin_cpu
+
+            pin_cpu()
+        try:
+            self.bench = tasks.open_bench(workload, self.device)
+            return {"ok": True, "bytes": self.bench.bytes_moved()}
+        except Exception as error:
+            return {"ok": False, "reason": explain(error)}
+
+    def _measure(self, message: Mapping[str, Any], blob: bytes, phase: Callable[..., None]) -> dict[str, Any]:
+        """Load, verify and time one candidate."""
+        run, failure = self._prepare("", message["config"], message["artifact"], blob, message["seed"], phase)
+        if run is None:
+            assert failure is not None
+            return failure
+        error = failure["error"] if failure else None
+        try:
+            phase("wait")
+            with device_lock(self.device, self.policy.lock_s):
+                phase("time")
+                samples = self._time(run, message["stage"], message["limit_us"])
+        except Exception as problem:
+            return _failed(problem, error)
+        return {**Outcome(Status.OK, tuple(samples), error).to_json(), "restart": False}
+
+    def _time(self, run: Runnable, stage: str, limit_us: float | None) -> list[float]:
+        from autotune.measure import timer
+
+        p = self.policy
+        time = timer.time_cuda if self.device.startswith("cuda") else timer.time_cpu
+        if stage == "screen":
+            return time(run, p, repeats=p.screen_repeats, budget_s=p.screen_s, limit_us=limit_us or math.inf)
+        return time(run, p, repeats=p.repeat_repeats, budget_s=p.final_s)
+
+    def _prepare(
+        self, who: str, config: Any, head: Any, blob: bytes, seed: int, phase: Callable[..., None]
+    ) -> tuple[Runnable | None, dict[str, Any] | None]:
+        """Load and verify. Returns the runnable and ``{"error": ...}``, or None and why it failed."""
+        assert self.bench is not None
+        try:
+            phase("load", who)
+            run = self.bench.load(config, artifact_from_wire(head, blob))
+            phase("verify", who)
+            verdict = self.bench.verify(run, seed)
+        except Exception as problem:
+            return None, _failed(problem)
+        if not verdict.ok:
+            outcome = Outcome(Status.WRONG_RESULT, error=verdict.error, reason=one_line(verdict.detail or "wrong result"))
+            # Far off means that it may have written anywhere, our inputs and the oracle's results included.
+            return None, {**outcome.to_json(), "restart": not verdict.error < 100}
+        return run, {"error": verdict.error}
+
+    def _compare(self, message: Mapping[str, Any], blob: bytes, phase: Callable[..., None]) -> dict[str, Any]:
+        """Candidates and baselines, interleaved. Answers one outcome for each name."""
+        from autotune.measure.timer import interleave
+
+        assert self.bench is not None
+        runs: dict[str, Runnable] = {}
+        outcomes: dict[str, dict[str, Any]] = {}
+        errors: dict[str, float | None] = {}
+        at = 0
+        for item in message["candidates"]:
+            name, size = item["name"], sum(k["size"] for k in item["artifact"]["kernels"])
+            code, at = blob[at : at + size], at + size
+            run, failure = self._prepare(name, item["config"], item["artifact"], code, message["seed"], phase)
+            if run is None:
+                assert failure is not None
+                outcomes[name] = failure
+            else:
+                runs[name], errors[name] = run, failure["error"] if failure else None
+        for name, run in self._baselines(message["without"], phase, outcomes).items():
+            runs[name], errors[name] = run, None
+        running = ""
+
+        def before(name: str) -> None:
+            nonlocal running
+            running = name
+            phase("time", name)
+
+        try:
+            phase("wait")
+            with device_lock(self.device, self.policy.lock_s):
+                samples = interleave(runs, self.policy, self.device, before)
+        except Exception as problem:
+            return {"failed": explain(problem), "who": running, "restart": classify(problem)[1]}
+        for name, taken in samples.items():
+            outcomes[name] = {**Outcome(Status.OK, tuple(taken), errors[name]).to_json(), "restart": False}
+        return {"outcomes": outcomes, "restart": any(o.get("restart") for o in outcomes.values())}
+
+    def _baselines(
+        self, without: Sequence[str], phase: Callable[..., None], outcomes: dict[str, dict[str, Any]]
+    ) -> dict[str, Runnable]:
+        assert self.bench is not None
+        runs: dict[str, Runnable] = {}
+        for name, factory in self.bench.baselines().items():
+            if name in without:
+                continue
+            phase("baseline", name)
+            try:
+                run = factory()
+                run()
+                runs[name] = run
+            except Exception as problem:
+                outcomes[name] = _failed(problem)
+        return runs
+
+
+def _failed(problem: BaseException, error: float | None = None) -> dict[str, Any]:
+    status, restart = classify(problem)
+    return {**Outcome(status, error=error, reason=explain(problem)).to_json(), "restart": restart}
+
+
+if __name__ == "__main__":
+    serve(Server().handle)

@@ -1,0 +1,207 @@
+"""Timing: CUDA events round graph replays with a cold L2, ``perf_counter`` with swept caches on a CPU. Microseconds.
+
+All functions here run in the measuring worker and import torch.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from autotune.measure.policy import Policy
+from autotune.task import Runnable
+
+Samples = list[float]
+_MIN_SAMPLES = 3
+_MIN_ROUNDS = 5
+
+
+class ColdCache:
+    """A buffer whose rewriting drives everything else out of the caches."""
+
+    def __init__(self, size: int, device: str) -> None:
+        """``size`` in bytes; 0 makes :meth:`flush` do nothing."""
+        self._buffer = torch.zeros(size // 4, dtype=torch.int32, device=device) if size >= 4 else None
+
+    def flush(self) -> None:
+        if self._buffer is not None:
+            self._buffer.add_(1)  # read and written: the lines are dirty in every core's cache that took part
+
+
+_cold: dict[tuple[int, str], ColdCache] = {}
+
+
+def _cold_cache(policy: Policy, device: str) -> ColdCache:
+    key = (policy.cold_bytes, device)
+    if key not in _cold:
+        _cold.clear()
+        _cold[key] = ColdCache(policy.cold_bytes, device)
+    return _cold[key]
+
+
+def pin_cpu() -> int:
+    """Keep this process on one hardware thread of each core it may use; returns how many that are.
+
+    Moving between hardware threads of one core is the larger part of the jitter. Where that would leave a single one (a
+    virtual machine that shows two hardware threads as its only core) nothing is narrowed. torch's pool is sized to match.
+    """
+    allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    cores: dict[str, int] = {}
+    for cpu in allowed:
+        try:
+            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as f:
+                siblings = f.read().strip()
+        except OSError:
+            siblings = str(cpu)
+        cores.setdefault(siblings, cpu)
+    chosen = sorted(cores.values()) if len(cores) > 1 else allowed
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, chosen)
+    torch.set_num_threads(len(chosen))
+    return len(chosen)
+
+
+def time_cpu(fn: Runnable, policy: Policy, *, repeats: int, budget_s: float = math.inf, limit_us: float = math.inf) -> Samples:
+    """Time ``fn`` on the CPU.
+
+    Each sample is one call after the caches were swept; work shorter than ``policy.min_sample_us`` is called several
+    times a sample, so that the clock's own cost does not show.
+
+    Args:
+        repeats: samples to take.
+        budget_s: stop after about this many seconds, with at least three samples.
+        limit_us: a candidate whose warm-up is slower than this gets three samples.
+
+    Returns:
+        Microseconds a call.
+    """
+    estimate = _warm_cpu(fn, policy)
+    if estimate > limit_us:
+        repeats = _MIN_SAMPLES
+    cold = _cold_cache(policy, "cpu")
+    inner = _inner(estimate, policy)
+    samples: Samples = []
+    end = time.perf_counter() + budget_s
+    while len(samples) < repeats and (len(samples) < _MIN_SAMPLES or time.perf_counter() < end):
+        samples.append(_sample_cpu(fn, cold, inner))
+    return samples
+
+
+def _warm_cpu(fn: Runnable, policy: Policy) -> float:
+    """Warm up and return the fastest of the calls, in microseconds."""
+    best = math.inf
+    for _ in range(max(policy.warmup, 1)):
+        begin = time.perf_counter_ns()
+        fn()
+        best = min(best, (time.perf_counter_ns() - begin) / 1e3)
+    return best
+
+
+def _inner(estimate_us: float, policy: Policy) -> int:
+    return min(1000, max(1, math.ceil(policy.min_sample_us / max(estimate_us, 0.05))))
+
+
+def _sample_cpu(fn: Runnable, cold: ColdCache, inner: int) -> float:
+    cold.flush()
+    begin = time.perf_counter_ns()
+    for _ in range(inner):
+        fn()
+    return (time.perf_counter_ns() - begin) / 1e3 / inner
+
+
+def capture(fn: Runnable) -> Callable[[], object]:
+    """``fn`` as a CUDA graph's replay; ``fn`` itself where it cannot be captured (it synchronises, allocates by hand, ...).
+
+    Call ``fn`` a few times before, so that what is made lazily exists.
+    """
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            fn()
+        graph.replay()
+        torch.cuda.synchronize()
+    except Exception:
+        torch.cuda.synchronize()  # a sticky error, unlike a refused capture, is raised again here
+        fn()
+        torch.cuda.synchronize()
+        return fn
+    return graph.replay
+
+
+def time_cuda(fn: Runnable, policy: Policy, *, repeats: int, budget_s: float = math.inf, limit_us: float = math.inf) -> Samples:
+    """Time ``fn``, which enqueues work on the current stream, on the current CUDA device.
+
+    The work is captured in a CUDA graph, so that launches from Python do not show; the L2 is swept before every replay,
+    which also keeps the device busy while the events and the replay are enqueued behind it.
+
+    Args and returns: as for :func:`time_cpu`.
+    """
+    for _ in range(max(policy.warmup, 1)):
+        fn()
+    run = capture(fn)
+    cold = _cold_cache(policy, "cuda")
+    estimate = _batch_cuda(run, cold, 1)[0]
+    if estimate > limit_us:
+        repeats = _MIN_SAMPLES
+    repeats = max(_MIN_SAMPLES, min(repeats, int(budget_s * 1e6 / max(estimate, 1.0)) if budget_s < math.inf else repeats))
+    return _batch_cuda(run, cold, repeats)
+
+
+def _batch_cuda(run: Callable[[], object], cold: ColdCache, repeats: int) -> Samples:
+    pairs: list[tuple[Any, Any]] = []
+    for _ in range(repeats):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        cold.flush()
+        begin.record()
+        run()
+        end.record()
+        pairs.append((begin, end))
+    torch.cuda.synchronize()
+    return [begin.elapsed_time(end) * 1e3 for begin, end in pairs]
+
+
+def interleave(
+    fns: Mapping[str, Runnable], policy: Policy, device: str, before: Callable[[str], None] | None = None
+) -> dict[str, Samples]:
+    """Time several contenders in rounds: each runs once a round, and the order rotates from round to round.
+
+    What drifts during the comparison (clocks, temperature, other users) then meets all of them alike, and sample ``i`` of
+    every contender belongs to the same moment.
+
+    Args:
+        before: told the name of a contender ahead of its warm-up (so that a hang can be blamed).
+
+    Returns:
+        ``policy.final_rounds`` samples each in microseconds, fewer (at least five) where ``policy.final_s`` ran out.
+    """
+    names = list(fns)
+    runs: dict[str, Callable[[], object]] = {}
+    inner = 1
+    cuda = device.startswith("cuda")
+    for name in names:
+        if before is not None:
+            before(name)
+        if cuda:
+            for _ in range(max(policy.warmup, 1)):
+                fns[name]()
+            runs[name] = capture(fns[name])
+        else:
+            inner = max(inner, _inner(_warm_cpu(fns[name], policy), policy))
+            runs[name] = fns[name]
+    cold = _cold_cache(policy, "cuda" if cuda else "cpu")
+    samples: dict[str, Samples] = {name: [] for name in names}
+    end = time.perf_counter() + policy.final_s
+    for done in range(policy.final_rounds):
+        if done >= _MIN_ROUNDS and time.perf_counter() > end:
+            break
+        shift = done % max(len(names), 1)
+        for name in names[shift:] + names[:shift]:
+            sample = _batch_cuda(runs[name], cold, 1)[0] if cuda else _sample_cpu(runs[name], cold, inner)
+            samples[name].append(sample)
+    return samples

@@ -1,0 +1,131 @@
+"""Is a candidate's output right? Compared with an fp64 oracle, with tolerances by storage type and reduction length.
+
+A tolerance is ``rtol * |expected| + atol``. ``rtol`` is one rounding to the storage type plus fp32 arithmetic whose error
+grows with the square root of the reduction length (rounding errors of a tree or blocked sum add up like a random walk).
+``atol`` is the same relative error applied to the typical size (root mean square) of the expected output: an element that
+cancellation made small carries the error of what cancelled. It scales with the output, so a softmax over 65536 columns,
+whose values are near 1e-5, is not passed by a constant that was meant for values near 1.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from autotune.task import Verdict
+
+_CHUNK = 1 << 24  # elements compared at a time: fp64 copies of a large output would not fit beside it
+
+_STORAGE_EPS = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7, "float64": 2.0**-52}
+_FP32_EPS = 2.0**-23
+
+
+def tolerance(storage_dtype: str, reduction_length: int = 1) -> float:
+    """Relative tolerance of an output stored as ``storage_dtype`` after sums of ``reduction_length`` terms.
+
+    fp32: about 1e-5 without a reduction (room for approximate exp, erf and division) and 4e-5 at 16384 terms. fp16 and
+    bf16: one unit in the last place more.
+
+    Raises:
+        ValueError: ``storage_dtype`` is not a floating type.
+    """
+    if storage_dtype not in _STORAGE_EPS:
+        raise ValueError(f"no tolerance for {storage_dtype}: integers and booleans are compared exactly")
+    arithmetic = _FP32_EPS * (80.0 + 2.0 * math.sqrt(max(reduction_length, 1)))
+    return arithmetic + (0.0 if storage_dtype in ("float32", "float64") else _STORAGE_EPS[storage_dtype])
+
+
+def compare(
+    actual: torch.Tensor,
+    expected: torch.Tensor,
+    storage_dtype: str | torch.dtype,
+    reduction_length: int = 1,
+    *,
+    off_by_one: bool = False,
+) -> Verdict:
+    """Compare a candidate's output with the oracle's.
+
+    NaN must meet NaN and an infinity one of its own sign. A finite expectation within rounding of the storage type's
+    largest number may come out infinite.
+
+    Args:
+        actual: what the candidate stored, any shape, of type ``storage_dtype``, on any device.
+        expected: the oracle's result before rounding to storage, fp64 (or integer or bool), same number of elements.
+        storage_dtype: "float32", "float16", "bfloat16", "int32", "bool", ... or the torch type.
+        reduction_length: the largest number of terms that one element depends on through reductions.
+        off_by_one: for integers made from floats (quantisation): one in a thousand elements may differ by one, since a
+            tie or a truncation can fall either way in fp32.
+
+    Returns:
+        ``error`` is the largest error over its tolerance; infinite where NaN, infinities or shapes do not match.
+    """
+    name = str(storage_dtype).removeprefix("torch.")
+    if actual.numel() != expected.numel():
+        return Verdict(False, math.inf, f"{actual.numel()} elements where {expected.numel()} are expected")
+    if actual.numel() == 0:
+        return Verdict(True, 0.0)
+    got, want = actual.detach().reshape(-1), expected.detach().reshape(-1)
+    if name not in _STORAGE_EPS:
+        return _compare_exact(got, want, off_by_one)
+    dtype = getattr(torch, name)
+    rtol = tolerance(name, reduction_length)
+    atol = rtol * _typical(want)
+    worst, worst_at = 0.0, 0
+    for lo in range(0, got.numel(), _CHUNK):
+        a = got[lo : lo + _CHUNK].to(torch.float64)
+        e = want[lo : lo + _CHUNK].to(device=a.device, dtype=torch.float64)
+        stored = e.to(dtype).to(torch.float64)  # what a perfect kernel would have stored: may overflow to infinity
+        overflow_ok = (e.abs() >= 0.99 * torch.finfo(dtype).max) & torch.isinf(a) & (torch.sign(a) == torch.sign(e))
+        same = (a == stored) | (torch.isnan(a) & torch.isnan(e)) | overflow_ok
+        ratio = (a - e).abs() / (rtol * e.abs() + atol)
+        # A NaN or an infinity on one side only, or infinities of opposite sign, have come out as NaN or infinity.
+        ratio = torch.where(torch.isnan(ratio), math.inf, ratio)
+        ratio = torch.where(same, 0.0, ratio)
+        top, at = torch.max(ratio, dim=0)
+        if float(top) > worst:
+            worst, worst_at = float(top), lo + int(at)
+    if worst <= 1.0:
+        return Verdict(True, worst)
+    return Verdict(False, worst, _describe(actual, got, want, worst_at, worst))
+
+
+def _typical(want: torch.Tensor) -> float:
+    """Root mean square of the finite elements; 1 where there are none or all are zero."""
+    total, count = 0.0, 0
+    for lo in range(0, want.numel(), _CHUNK):
+        e = want[lo : lo + _CHUNK].to(torch.float64)
+        finite = torch.isfinite(e)
+        total += float(torch.where(finite, e, 0.0).square().sum())
+        count += int(finite.sum())
+    rms = math.sqrt(total / count) if count and math.isfinite(total) else 0.0
+    return rms if rms > 0 else 1.0
+
+
+def _compare_exact(got: torch.Tensor, want: torch.Tensor, off_by_one: bool) -> Verdict:
+    want = want.to(device=got.device)
+    if want.dtype.is_floating_point:
+        want = want.to(torch.float64)
+        wrong = got.to(torch.float64) != want
+    else:
+        wrong = got.to(torch.int64) != want.to(torch.int64)
+    count = int(wrong.sum())
+    if count == 0:
+        return Verdict(True, 0.0)
+    if off_by_one:
+        near = bool(((got.to(torch.float64) - want.to(torch.float64)).abs() <= 1).all())
+        if near and count * 1000 <= max(got.numel(), 1000):
+            return Verdict(True, count * 1000 / max(got.numel(), 1000))
+    at = int(torch.nonzero(wrong)[0, 0])
+    detail = f"{count} of {got.numel()} elements differ, the first at {at}: {got[at].item()} instead of {want[at].item()}"
+    return Verdict(False, math.inf, detail)
+
+
+def _describe(actual: torch.Tensor, got: torch.Tensor, want: torch.Tensor, at: int, ratio: float) -> str:
+    index, rest = [], at
+    for extent in reversed(actual.shape):
+        index.append(rest % extent)
+        rest //= extent
+    a, e = float(got[at]), float(want[at])
+    size = f"{ratio:.3g} times the tolerance" if math.isfinite(ratio) else "not comparable"
+    return f"{a:.9g} instead of {e:.9g} at {list(reversed(index))} ({size})"

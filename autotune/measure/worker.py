@@ -1,0 +1,262 @@
+"""The search's end of the measuring worker: one process per device that may hang, crash or run out of memory."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Protocol
+
+from autotune import task as tasks
+from autotune.measure.child import Child, ChildDied, ChildSilent
+from autotune.measure.outcome import Outcome
+from autotune.measure.policy import Policy
+from autotune.measure.wire import artifact_to_wire
+from autotune.task import Artifact, Config, Status
+from autotune.workload import Workload
+
+_GRACE_S = 5.0  # between a candidate's deadline and ours: the worker's own answer is better than a kill
+
+
+class WorkerFault(Exception):
+    """The machine's fault, not a candidate's: the worker does not start, or the workload cannot be opened."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A candidate in the final comparison; ``name`` is the caller's."""
+
+    name: str
+    config: Config
+    artifact: Artifact
+
+
+class Measurer(Protocol):
+    """What the tuner needs of a worker."""
+
+    restarts: int
+
+    def open(self, workload: Workload) -> None: ...
+
+    def measure(
+        self, config: Config, artifact: Artifact, *, stage: str, seed: int, limit_us: float | None = None
+    ) -> Outcome: ...
+
+    def compare(self, contenders: Sequence[Contender], *, seed: int) -> dict[str, Outcome]: ...
+
+    def close(self) -> None: ...
+
+
+class Worker:
+    """One spawned process that owns a device.
+
+    A job that outlives its deadline, dies, runs out of memory or leaves the device in an error is answered with the
+    matching status, and the process, with everything it started, is replaced. A context manager.
+
+    Args:
+        workload: what to measure; :meth:`open` changes to another without a new process.
+        device: "cpu" or "cuda:N".
+        policy: how to measure; its deadlines apply to each step of a job.
+
+    Attributes:
+        restarts: processes that had to be replaced so far.
+        restart_s: seconds spent waiting for processes to start.
+        bytes_moved: bytes that a perfect implementation of the open workload moves; 0 until the first job.
+    """
+
+    def __init__(self, workload: Workload, device: str, policy: Policy) -> None:
+        self._workload = workload
+        self._device = device
+        self._policy = policy
+        self._child: Child | None = None
+        self._opened = False
+        self._oracle_s: float | None = None
+        self.restarts = 0
+        self.restart_s = 0.0
+        self.bytes_moved = 0
+        self._spawn()  # imports while the caller is still compiling
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def open(self, workload: Workload) -> None:
+        """Turn to another workload. Takes effect with the next job."""
+        if workload != self._workload:
+            self._workload, self._opened, self._oracle_s = workload, False, None
+
+    def measure(
+        self, config: Config, artifact: Artifact, *, stage: str, seed: int, limit_us: float | None = None
+    ) -> Outcome:
+        """Load, verify and time one candidate.
+
+        Args:
+            stage: "screen" (cheap) or "repeat" (more samples).
+            seed: of the random inputs it is verified on.
+            limit_us: for "screen": candidates slower than this get three samples only.
+
+        Raises:
+            WorkerFault: the worker cannot be started, or cannot open the workload.
+        """
+        head, blob = artifact_to_wire(artifact)
+        message = {
+            "job": "measure",
+            "config": dict(config),
+            "artifact": head,
+            "stage": stage,
+            "seed": seed,
+            "limit_us": limit_us,
+        }
+        begin = time.monotonic()
+        answer, failure, _ = self._call(message, blob)
+        seconds = time.monotonic() - begin
+        if failure is not None:
+            return replace(failure, seconds=seconds)
+        assert answer is not None
+        if answer.get("restart"):
+            self._restart()
+        return Outcome.from_json(answer, seconds)
+
+    def compare(self, contenders: Sequence[Contender], *, seed: int) -> dict[str, Outcome]:
+        """Time candidates and all baselines against each other, interleaved round by round.
+
+        A contender or baseline that fails, hangs or crashes is reported with its status and the others are compared
+        without it. The names of the baselines ("eager", "inductor", ...) are the bench's.
+
+        Raises:
+            WorkerFault: as :meth:`measure`; or no comparison came about after every failing contender was left out.
+        """
+        left = list(contenders)
+        without: list[str] = []
+        lost: dict[str, Outcome] = {}
+        for _ in range(len(contenders) + 6):
+            pairs = [(c, *artifact_to_wire(c.artifact)) for c in left]
+            items = [{"name": c.name, "config": dict(c.config), "artifact": head} for c, head, _ in pairs]
+            message = {"job": "compare", "candidates": items, "without": without, "seed": seed}
+            answer, failure, who = self._call(message, b"".join(blob for _, _, blob in pairs))
+            if failure is None:
+                assert answer is not None
+                if answer["restart"]:
+                    self._restart()
+                if "failed" not in answer:
+                    return lost | {name: Outcome.from_json(o) for name, o in answer["outcomes"].items()}
+                failure, who = Outcome(Status.LAUNCH_ERROR, reason=answer["failed"]), answer.get("who", "")
+            if not who:
+                raise WorkerFault(f"the final comparison failed: {failure.reason}")
+            lost[who] = failure
+            if any(c.name == who for c in left):
+                left = [c for c in left if c.name != who]
+            else:
+                without.append(who)
+        raise WorkerFault("the final comparison failed again and again")
+
+    def close(self) -> None:
+        """End the process and everything it started."""
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
+
+    def _call(self, message: dict[str, Any], blob: bytes) -> tuple[dict[str, Any] | None, Outcome | None, str]:
+        """One job: its answer, or the failure and whom it is blamed on."""
+        child = self._ready()
+        phase, who, begin = "start", "", time.monotonic()
+        try:
+            child.send(message, blob)
+            while True:
+                frame, _ = child.receive(begin + self._deadline(phase))
+                if phase == "verify" and frame.get("phase") in ("wait", "load", "baseline"):
+                    spent = time.monotonic() - begin  # a candidate that got through: mostly the oracle's time
+                    self._oracle_s = max(self._oracle_s or 0.0, spent)
+                if "result" in frame:
+                    return frame["result"], None, ""
+                phase, who, begin = frame["phase"], frame["who"], time.monotonic()
+        except ChildSilent:
+            reason = f"no answer after {self._deadline(phase):.0f} s in {_STEPS.get(phase, phase)}"
+            failure = Outcome(Status.TIMEOUT, reason=reason)
+        except ChildDied as death:
+            failure = Outcome(Status.CRASHED, reason=f"{death} in {_STEPS.get(phase, phase)}")
+        except ValueError as nonsense:
+            failure = Outcome(Status.CRASHED, reason=str(nonsense))
+        self._restart()
+        return None, failure, who
+
+    def _deadline(self, phase: str) -> float:
+        """Seconds that a step of a job may take."""
+        p = self._policy
+        if phase == "verify":
+            # The oracle's share is unknown until something has passed; then several times that, for a loaded machine.
+            return p.timeout_s + (4 * self._oracle_s if self._oracle_s is not None else p.load_s)
+        return {
+            "start": 30.0,
+            "load": p.load_s,
+            "baseline": p.baseline_s,
+            "wait": p.lock_s + _GRACE_S,
+            "time": p.timeout_s + max(p.screen_s, p.final_s) + _GRACE_S,
+        }.get(phase, p.timeout_s)
+
+    def _spawn(self) -> None:
+        env = {}
+        if hasattr(os, "sched_getaffinity"):
+            # The worker pins itself to one thread a core; a candidate may still ask for every thread there is.
+            env["NUMBA_NUM_THREADS"] = os.environ.get("NUMBA_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+        self._child = Child("autotune.measure.server", env)
+        self._opened = False
+
+    def _restart(self) -> None:
+        self.close()
+        self.restarts += 1
+        self._spawn()
+
+    def _ready(self) -> Child:
+        """A child with the workload open, started if need be; start-up is not charged to any candidate."""
+        problem = ""
+        for _ in range(3):
+            if self._child is None or not self._child.alive:
+                self.close()
+                self._spawn()
+            assert self._child is not None
+            if self._opened:
+                return self._child
+            begin = time.monotonic()
+            try:
+                self._open(self._child, begin + self._policy.startup_s)
+                return self._child
+            except ChildSilent:
+                problem = f"no answer after {self._policy.startup_s:.0f} s"
+            except (ChildDied, ValueError) as death:
+                problem = str(death)
+            finally:
+                self.restart_s += time.monotonic() - begin
+            self.close()
+        raise WorkerFault(f"the measuring worker on {self._device} does not start: {problem}")
+
+    def _open(self, child: Child, deadline: float) -> None:
+        child.send(
+            {
+                "job": "open",
+                "workload": self._workload.to_json(),
+                "domain": tasks.DOMAINS[self._workload.kind],
+                "device": self._device,
+                "policy": self._policy.to_json(),
+            }
+        )
+        frame, _ = child.receive(deadline)
+        answer = frame["result"]
+        if not answer["ok"]:
+            raise WorkerFault(f"the workload cannot be opened on {self._device}: {answer['reason']}")
+        self.bytes_moved = int(answer["bytes"])
+        self._opened = True
+
+
+_STEPS = {
+    "start": "starting the job",
+    "load": "loading",
+    "verify": "verification",
+    "wait": "waiting for the device",
+    "time": "timing",
+    "baseline": "preparing a baseline",
+}

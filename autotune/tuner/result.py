@@ -1,0 +1,125 @@
+"""What a search reports: while it runs, and at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune.task import Config
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A moment of a search, for a progress display.
+
+    Attributes:
+        workload: its label.
+        phase: "search", "repeat" (near-best candidates again), "final" (against the baselines) or "done".
+        measured: candidates measured by this search, failures included; at most ``trials``.
+        best_us: the best latency so far in microseconds, None before there is one.
+        left_s: seconds of the time budget left; None without one.
+        note: one line about what just happened.
+    """
+
+    workload: str
+    phase: str
+    measured: int
+    trials: int
+    reused: int
+    failed: int
+    best_us: float | None
+    elapsed_s: float
+    left_s: float | None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Outcome of searching one workload. Latencies in microseconds.
+
+    Attributes:
+        workload: fingerprint.
+        measured: candidates measured by this search and stored, those that failed included.
+        reused: candidates answered from measurements that were stored before, or by another search meanwhile.
+        failed: new failures by status; "invalid" ones were rejected before compiling and are not in ``measured``.
+        best: the fastest candidate's configuration; None where none worked.
+        best_us: its latency in the final comparison, or in its last timing where that did not come about.
+        default_us: the default's latency from the same comparison.
+        baselines: name to latency; None for one that failed, with the reason in ``baseline_errors``.
+        winner: "autotune", or the baseline that is deployed because it was faster; empty before a final comparison.
+        deployed_us: latency of what is deployed.
+        noise: interquartile range over median of the winner's samples.
+        stop: why the search ended.
+        restarts: worker processes that had to be replaced; ``restart_s`` seconds were spent waiting for starts.
+        interrupted: ended by the user.
+        error: what kept the machine from measuring; empty if nothing did.
+    """
+
+    workload: str
+    label: str
+    kind: str
+    device: str
+    policy: str
+    measured: int = 0
+    reused: int = 0
+    failed: Mapping[str, int] = field(default_factory=dict)
+    best: Config | None = None
+    best_us: float | None = None
+    default_us: float | None = None
+    baselines: Mapping[str, float | None] = field(default_factory=dict)
+    baseline_errors: Mapping[str, str] = field(default_factory=dict)
+    winner: str = ""
+    deployed_us: float | None = None
+    noise: float | None = None
+    stop: str = ""
+    seconds: float = 0.0
+    restarts: int = 0
+    restart_s: float = 0.0
+    bytes_moved: int = 0
+    interrupted: bool = False
+    error: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether any candidate could be measured, now or before. False is exit code 1."""
+        return self.best is not None
+
+    @property
+    def speedup(self) -> float | None:
+        """Latency of the fastest baseline over that of what is deployed; at least 1, None without a comparison."""
+        times = [t for t in self.baselines.values() if t is not None]
+        return min(times) / self.deployed_us if times and self.deployed_us else None
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object that ``--json`` prints for one workload."""
+        baselines: dict[str, dict[str, Any]] = {}
+        for name, latency in self.baselines.items():
+            baselines[name] = {"latency_us": latency}
+            if name in self.baseline_errors:
+                baselines[name]["error"] = self.baseline_errors[name]
+        return {
+            "workload": self.workload,
+            "label": self.label,
+            "kind": self.kind,
+            "device": self.device,
+            "policy": self.policy,
+            "ok": self.ok,
+            "measured": self.measured,
+            "reused": self.reused,
+            "failed": dict(self.failed),
+            "best": None if self.best is None else {"config": dict(self.best), "latency_us": self.best_us},
+            "default_us": self.default_us,
+            "baselines": baselines,
+            "winner": self.winner,
+            "deployed_us": self.deployed_us,
+            "speedup": self.speedup,
+            "noise": self.noise,
+            "stop": self.stop,
+            "seconds": round(self.seconds, 3),
+            "restarts": self.restarts,
+            "restart_s": round(self.restart_s, 3),
+            "bytes": self.bytes_moved,
+            "interrupted": self.interrupted,
+            "error": self.error,
+        }

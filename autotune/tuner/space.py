@@ -1,0 +1,255 @@
+"""What is explored: parameters and their choices, read from ``search_spaces/<domain>.toml`` and narrowed by the user.
+
+The shipped file says what the code generator knows how to emit. A user's copy may leave parameters out and drop choices;
+a task then drops what makes no sense on its workload with :meth:`Space.restrict`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import random
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from autotune.errors import UserError
+from autotune.resources import resource_dir
+from autotune.task import Choice, Config
+from autotune.workload import digest
+
+VERSION = 1
+
+
+class Suggests(Protocol):
+    """The part of an Optuna trial that a space needs."""
+
+    def suggest_categorical(self, name: str, choices: Any) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter: its name, the values it may take in the order of the file, and a line about it."""
+
+    name: str
+    choices: tuple[Choice, ...]
+    about: str = ""
+
+    def index(self, value: object) -> int | None:
+        """Position of ``value`` among the choices; types count, so ``True`` is not 1. None where it is not one."""
+        for i, choice in enumerate(self.choices):
+            if _same(choice, value):
+                return i
+        return None
+
+
+@dataclass(frozen=True)
+class Space:
+    """The candidates: every combination of the parameters' choices.
+
+    ``source`` is the file the choices come from, for messages.
+    """
+
+    parameters: tuple[Parameter, ...]
+    source: str = ""
+
+    def __iter__(self) -> Iterator[Parameter]:
+        return iter(self.parameters)
+
+    def __getitem__(self, name: str) -> Parameter:
+        return self._by_name[name]
+
+    @cached_property
+    def _by_name(self) -> dict[str, Parameter]:
+        return {p.name: p for p in self.parameters}
+
+    @property
+    def size(self) -> int:
+        """Number of configurations, feasible or not."""
+        return math.prod(len(p.choices) for p in self.parameters)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of names and choices, 64 hex digits. A study's choices are fixed, so its name holds this."""
+        return digest([[p.name, list(p.choices)] for p in self.parameters])
+
+    def restrict(self, name: str, allowed: Iterable[Choice]) -> Space:
+        """The space with parameter ``name`` narrowed to those of its choices that are in ``allowed``.
+
+        Raises:
+            KeyError: there is no such parameter.
+            UserError: nothing is left, which only a user's own narrowing can bring about.
+        """
+        old, legal = self._by_name[name], list(allowed)
+        left = tuple(c for c in old.choices if any(_same(c, a) for a in legal))
+        if not left:
+            raise UserError(
+                f"{self.source or 'the search space'}: none of {name} = {_list(old.choices)} is possible for this"
+                f" workload; it needs one of {_list(legal)}"
+            )
+        return replace(self, parameters=tuple(replace(p, choices=left) if p.name == name else p for p in self.parameters))
+
+    def contains(self, config: Mapping[str, Choice]) -> bool:
+        """Whether ``config`` has exactly this space's parameters, each with one of its choices."""
+        return config.keys() == self._by_name.keys() and all(
+            p.index(config[p.name]) is not None for p in self.parameters
+        )
+
+    def suggest(self, trial: Suggests) -> Config:
+        """A configuration asked of an Optuna trial."""
+        return {p.name: trial.suggest_categorical(p.name, p.choices) for p in self.parameters}
+
+    def at(self, index: int) -> Config:
+        """Configuration number ``index`` of ``size``; the last parameter varies fastest."""
+        config: Config = {}
+        for p in reversed(self.parameters):
+            index, digit = divmod(index, len(p.choices))
+            config[p.name] = p.choices[digit]
+        return {p.name: config[p.name] for p in self.parameters}
+
+    def sample(self, rng: random.Random) -> Config:
+        """A configuration drawn uniformly."""
+        return {p.name: rng.choice(p.choices) for p in self.parameters}
+
+    def neighbours(self, config: Config) -> list[Config]:
+        """Configurations one step away: another value of one parameter; for numbers, the next larger or smaller."""
+        out: list[Config] = []
+        for p in self.parameters:
+            here = p.index(config[p.name])
+            if here is None:
+                continue
+            for i, choice in enumerate(p.choices):
+                if i != here and (abs(i - here) == 1 or not _is_number(choice)):
+                    out.append({**config, p.name: choice})
+        return out
+
+    def project(self, config: Mapping[str, Choice]) -> Config | None:
+        """The configuration of this space nearest to ``config``; None where a parameter has no sensible counterpart.
+
+        Numbers go to the nearest choice by ratio, other values must be there, names this space lacks are dropped.
+        """
+        out: Config = {}
+        for p in self.parameters:
+            if p.name not in config:
+                return None
+            value = config[p.name]
+            index = p.index(value)
+            if index is None:
+                numbers = [c for c in p.choices if _is_number(c)]
+                if not _is_number(value) or not numbers:
+                    return None
+                out[p.name] = min(numbers, key=lambda c: _distance(c, value))
+            else:
+                out[p.name] = p.choices[index]
+        return out
+
+
+def load_space(domain: str, section: str, file: str | None = None) -> Space:
+    """The search space of ``domain`` on ``section`` ("cpu", "cuda"), narrowed by the user's ``file`` if given.
+
+    Raises:
+        UserError: the file cannot be read or is not TOML, is for another domain or version, or names a section,
+            parameter or value that the shipped file does not have; one line that says which, and what there is.
+    """
+    shipped = resource_dir("search_spaces") / f"{domain}.toml"
+    base = _read(shipped)
+    sections = {name: table for name, table in base.items() if isinstance(table, dict)}
+    if section not in sections:
+        raise UserError(f"{shipped}: no search space for {section!r}; it has {_list(sorted(sections))}")
+    parameters = {
+        name: Parameter(name, tuple(entry["choices"]), str(entry.get("about", "")))
+        for name, entry in sections[section].items()
+    }
+    if file is None:
+        return Space(tuple(parameters.values()), str(shipped))
+    user = _read(Path(file).expanduser())
+    _check_head(file, user, base, domain)
+    for name, table in user.items():
+        if isinstance(table, dict):
+            if name not in sections:
+                raise UserError(f"{file}: unknown section [{name}]; {_known(name, sections)}")
+            for parameter, entry in table.items():
+                narrowed = _narrow(file, name, parameter, entry, sections[name])
+                if name == section:
+                    parameters[parameter] = replace(parameters[parameter], choices=narrowed)
+    return Space(tuple(parameters.values()), file)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such search-space file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise UserError(f"{path}: cannot read the search space: {reason}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{path}: not TOML: {' '.join(str(error).split())}") from None
+
+
+def _check_head(file: str, user: Mapping[str, Any], base: Mapping[str, Any], domain: str) -> None:
+    for name, value in user.items():
+        if isinstance(value, dict):
+            continue
+        if name not in ("domain", "version"):
+            hint = _known(name, ["domain", "version", *(k for k, v in base.items() if isinstance(v, dict))])
+            raise UserError(f"{file}: unknown key {name!r}; {hint}")
+    if user.get("domain", domain) != domain:
+        raise UserError(f"{file}: a search space for domain {user['domain']!r}, but this is a search of {domain!r}")
+    if user.get("version", base.get("version", VERSION)) != base.get("version", VERSION):
+        raise UserError(f"{file}: version {user['version']!r}; this autotune reads version {base.get('version', VERSION)}")
+
+
+def _narrow(file: str, section: str, name: str, entry: object, base: Mapping[str, Any]) -> tuple[Choice, ...]:
+    where = f"{section}.{name}"
+    if name not in base:
+        raise UserError(f"{file}: unknown parameter {where}; {_known(name, base)}")
+    if not isinstance(entry, dict) or not isinstance(entry.get("choices"), list):
+        raise UserError(f"{file}: {where} needs a list, such as choices = {_list(base[name]['choices'][:3])}")
+    for key in entry:
+        if key not in ("choices", "about"):
+            raise UserError(f"{file}: unknown key {key!r} in [{where}]; {_known(key, ['choices', 'about'])}")
+    allowed = Parameter(name, tuple(base[name]["choices"]))
+    if not entry["choices"]:
+        raise UserError(f"{file}: {where} has no choices left; take some of {_list(allowed.choices)}")
+    chosen: set[int] = set()
+    for value in entry["choices"]:
+        index = allowed.index(value)
+        if index is None:
+            raise UserError(f"{file}: {where} cannot be {_show(value)}; {_known(value, allowed.choices)}")
+        chosen.add(index)
+    return tuple(c for i, c in enumerate(allowed.choices) if i in chosen)
+
+
+def _known(wrong: object, known: Iterable[object]) -> str:
+    names = list(known)
+    near = difflib.get_close_matches(str(wrong), [str(n) for n in names if isinstance(n, str)], n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}there is {_list(names)}"
+
+
+def _list(values: Iterable[object]) -> str:
+    return "[" + ", ".join(_show(v) for v in values) + "]"
+
+
+def _show(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def _same(a: object, b: object) -> bool:
+    return isinstance(a, bool) == isinstance(b, bool) and isinstance(a, str) == isinstance(b, str) and a == b
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _distance(a: Any, b: Any) -> float:
+    if a > 0 and b > 0:
+        return abs(math.log(a / b))
+    return math.inf if (a > 0) != (b > 0) else abs(a - b)
