@@ -1,1 +1,24 @@
+"""Everything learnt, in SQL: SQLite by default, PostgreSQL by URL.
 
+:mod:`autotune.store.records` has the plain dataclasses and needs no SQL; :class:`Store` is loaded when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from autotune.store.records import Key, Measurement, Miss, Run, Schedule
+
+if TYPE_CHECKING:
+    from autotune.store.claims import owner_name
+    from autotune.store.store import Overview, Store
+
+_LAZY = {"Store": "autotune.store.store", "Overview": "autotune.store.store", "owner_name": "autotune.store.claims"}
+__all__ = ["Key", "Measurement", "Miss", "Overview", "Run", "Schedule", "Store", "owner_name"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'autotune.store' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""What the store keeps, as plain dataclasses: nothing here knows SQL, so the tuner and the runtime share these freely."""
+"""What the store keeps, as plain dataclasses: nothing here knows SQL, so tuner and runtime share these freely."""
 
 from __future__ import annotations
 

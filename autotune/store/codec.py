@@ -1,0 +1,155 @@
+"""Between records and rows: artifacts by content, measurements and schedules from joined rows."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.store.records import Key, Measurement
+from autotune.task import Artifact, Config, Kernel, Status
+from autotune.workload import digest
+
+
+class Damaged(Exception):
+    """Stored data whose checksum does not match; ``str`` says what and how it was found out."""
+
+
+def artifact_json(artifact: Artifact) -> dict[str, Any]:
+    """An artifact without its code, which is named by SHA-256 (None for a kernel that has none)."""
+    return {
+        "target": artifact.target,
+        "generator": artifact.generator,
+        "kernels": [
+            {
+                "entry": k.entry,
+                "sha256": k.sha256 if k.code else None,
+                "launch": dict(k.launch),
+                "resources": dict(k.resources),
+            }
+            for k in artifact.kernels
+        ],
+        "scratch": [[storage, elements] for storage, elements in artifact.scratch],
+    }
+
+
+def artifact_blobs(artifact: Artifact) -> dict[str, bytes]:
+    """The artifact's code by SHA-256, each once."""
+    return {k.sha256: k.code for k in artifact.kernels if k.code}
+
+
+def artifact_id(data: Mapping[str, Any]) -> str:
+    """SHA-256 over :func:`artifact_json`: equal for equal artifacts, and a checksum of the launch data."""
+    return digest({"artifact": data})
+
+
+def artifact_from(fingerprint: str, data: Mapping[str, Any], blobs: Mapping[str, bytes]) -> Artifact:
+    """Rebuild an artifact, checking every checksum.
+
+    Raises:
+        Damaged: the launch data or a kernel's code is not what was stored, or is gone.
+    """
+    if artifact_id(data) != fingerprint:
+        raise Damaged(f"artifact {fingerprint[:12]}: its launch data does not match its SHA-256")
+    kernels = []
+    for k in data["kernels"]:
+        sha256, code = k["sha256"], b""
+        if sha256 is not None:
+            if sha256 not in blobs:
+                raise Damaged(f"artifact {fingerprint[:12]}: the code of kernel {k['entry']!r} is missing")
+            code = blobs[sha256]
+            if hashlib.sha256(code).hexdigest() != sha256:
+                raise Damaged(f"artifact {fingerprint[:12]}: the code of kernel {k['entry']!r} fails its SHA-256")
+        kernels.append(Kernel(entry=k["entry"], code=code, launch=k["launch"], resources=k["resources"]))
+    return Artifact(
+        target=data["target"],
+        kernels=tuple(kernels),
+        scratch=tuple((str(storage), int(elements)) for storage, elements in data["scratch"]),
+        generator=data["generator"],
+    )
+
+
+def key_values(key: Key) -> dict[str, str]:
+    """The four columns that hold a key."""
+    return {
+        "workload": key.workload,
+        "device": key.device,
+        "environment": key.environment,
+        "policy": key.policy,
+    }
+
+
+def key_from(row: Any) -> Key:
+    return Key(row.workload, row.device, row.environment, row.policy)
+
+
+def measurement_values(m: Measurement, config: str, now: float) -> dict[str, Any]:
+    """The columns of a measurement.
+
+    Raises:
+        ValueError: an ok measurement without a usable latency; it would be taken for the best.
+    """
+    ok = m.status == Status.OK
+    if ok and not (m.latency_us is not None and math.isfinite(m.latency_us) and m.latency_us > 0):
+        raise ValueError(f"a measurement with status ok needs a latency above 0, not {m.latency_us!r}")
+    error = m.error
+    if error is not None and math.isnan(error):
+        error = math.inf  # SQLite would keep NaN as NULL, which means that verification was not reached
+    return {
+        **key_values(m.key),
+        "config": config,
+        "stage": m.stage,
+        "status": str(m.status),
+        "latency_us": m.latency_us if ok else None,
+        "samples": [s for s in m.samples if math.isfinite(s)],
+        "noise": m.noise if ok and m.noise is not None and math.isfinite(m.noise) else None,
+        "error": error,
+        # PostgreSQL's text cannot hold NUL, and a compiler's output of many megabytes helps nobody.
+        "reason": m.reason.replace("\0", "\\0")[:20_000],
+        "run": m.run,
+        "compile_s": m.compile_s,
+        "measure_s": m.measure_s,
+        "created": m.when or now,
+    }
+
+
+def measurement_from(row: Any) -> Measurement:
+    """A measurement from a row of measurements joined with its configuration (``params``)."""
+    return Measurement(
+        key=key_from(row),
+        config=config_from(row.params),
+        status=Status(row.status),
+        stage=row.stage,
+        latency_us=row.latency_us,
+        samples=tuple(row.samples),
+        noise=row.noise,
+        error=row.error,
+        reason=row.reason,
+        run=row.run,
+        compile_s=row.compile_s,
+        measure_s=row.measure_s,
+        when=row.created,
+    )
+
+
+def config_from(params: Mapping[str, Any]) -> Config:
+    """A configuration from JSON.
+
+    Raises:
+        Damaged: it is not a flat object of numbers, texts and truth values.
+    """
+    if not isinstance(params, Mapping) or not all(isinstance(v, (int, str, bool, float)) for v in params.values()):
+        raise Damaged("a stored configuration is not a flat JSON object")
+    return dict(params)
+
+
+def finite_json(value: Any) -> Any:
+    """``value`` with infinities and NaN as None, which JSON has no words for."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(k): finite_json(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite_json(v) for v in value]
+    return value

@@ -1,0 +1,209 @@
+"""The tables. Names begin with ``autotune_``, so that they can share a database with Optuna's.
+
+Fingerprints (SHA-256, 64 hex digits) are the keys wherever a thing is its content: two databases merge row by row.
+A change here needs a migration in ``db/versions`` and a new :data:`SCHEMA_REVISION`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+TABLE_PREFIX = "autotune_"
+VERSION_TABLE = "autotune_alembic_version"
+SCHEMA_REVISION = "0001"
+"""The newest migration. Opening a database compares it without importing Alembic; a test keeps it true."""
+
+_Fingerprint = String(64)
+
+
+class Base(DeclarativeBase):
+    """Constraints are named by rule, so that later migrations can drop them on both dialects."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map: ClassVar = {float: Double(), dict[str, Any]: JSON(), list[Any]: JSON()}
+
+
+def _reference(table: str, **options: Any) -> Mapped[Any]:
+    return mapped_column(_Fingerprint, ForeignKey(f"{TABLE_PREFIX}{table}.fingerprint"), **options)
+
+
+class WorkloadRow(Base):
+    """What is tuned; ``created`` and every other time is in seconds since the epoch."""
+
+    __tablename__ = "autotune_workloads"
+    __table_args__ = (Index("ix_autotune_workloads_family", "family"),)
+
+    fingerprint: Mapped[str] = mapped_column(_Fingerprint, primary_key=True)
+    kind: Mapped[str] = mapped_column(String(32))
+    spec: Mapped[dict[str, Any]]
+    family: Mapped[str] = mapped_column(_Fingerprint)
+    extent: Mapped[int] = mapped_column(BigInteger)
+    label: Mapped[str] = mapped_column(Text)
+    source: Mapped[dict[str, Any]]
+    created: Mapped[float]
+
+
+class DeviceRow(Base):
+    __tablename__ = "autotune_devices"
+
+    fingerprint: Mapped[str] = mapped_column(_Fingerprint, primary_key=True)
+    kind: Mapped[str] = mapped_column(String(32))
+    name: Mapped[str] = mapped_column(Text)
+    identity: Mapped[dict[str, Any]]
+    created: Mapped[float]
+
+
+class EnvironmentRow(Base):
+    """``fingerprint`` is the strict one; ``loose`` is shared by environments that most likely behave the same."""
+
+    __tablename__ = "autotune_environments"
+    __table_args__ = (Index("ix_autotune_environments_loose", "loose"),)
+
+    fingerprint: Mapped[str] = mapped_column(_Fingerprint, primary_key=True)
+    loose: Mapped[str] = mapped_column(_Fingerprint)
+    versions: Mapped[dict[str, Any]]
+    created: Mapped[float]
+
+
+class ConfigRow(Base):
+    """A candidate: parameter name to value."""
+
+    __tablename__ = "autotune_configs"
+
+    fingerprint: Mapped[str] = mapped_column(_Fingerprint, primary_key=True)
+    params: Mapped[dict[str, Any]]
+
+
+class MeasurementRow(Base):
+    """Every candidate that was tried, failures too. The best is a query over these."""
+
+    __tablename__ = "autotune_measurements"
+    __table_args__ = (
+        UniqueConstraint(
+            "workload", "device", "environment", "policy", "config", "stage", name="uq_autotune_measurements_key"
+        ),
+    )
+
+    id: Mapped[int] = mapped_column(BigInteger().with_variant(Integer(), "sqlite"), primary_key=True)
+    workload: Mapped[str] = _reference("workloads")
+    device: Mapped[str] = _reference("devices")
+    environment: Mapped[str] = _reference("environments")
+    policy: Mapped[str] = mapped_column(_Fingerprint)
+    config: Mapped[str] = _reference("configs")
+    stage: Mapped[str] = mapped_column(String(16))
+    status: Mapped[str] = mapped_column(String(16))
+    latency_us: Mapped[float | None]
+    samples: Mapped[list[Any]]
+    noise: Mapped[float | None]
+    error: Mapped[float | None]
+    reason: Mapped[str] = mapped_column(Text)
+    run: Mapped[str] = mapped_column(String(64))
+    compile_s: Mapped[float]
+    measure_s: Mapped[float]
+    created: Mapped[float]
+
+
+class BlobRow(Base):
+    """Code by its SHA-256: equal cubins are kept once."""
+
+    __tablename__ = "autotune_blobs"
+
+    sha256: Mapped[str] = mapped_column(_Fingerprint, primary_key=True)
+    code: Mapped[bytes] = mapped_column(LargeBinary)
+
+
+class ArtifactRow(Base):
+    """What a configuration compiled to. The fingerprint covers every field, so launch data is as protected as code."""
+
+    __tablename__ = "autotune_artifacts"
+
+    fingerprint: Mapped[str] = mapped_column(_Fingerprint, primary_key=True)
+    target: Mapped[str] = mapped_column(String(32))
+    generator: Mapped[str] = mapped_column(Text)
+    kernels: Mapped[list[Any]]
+    scratch: Mapped[list[Any]]
+    created: Mapped[float]
+
+
+class ScheduleRow(Base):
+    """What is deployed: one row for each key. ``config`` and ``artifact`` are null where a baseline won."""
+
+    __tablename__ = "autotune_schedules"
+    __table_args__ = (Index("ix_autotune_schedules_device_family", "device", "family"),)
+
+    workload: Mapped[str] = _reference("workloads", primary_key=True)
+    device: Mapped[str] = _reference("devices", primary_key=True)
+    environment: Mapped[str] = _reference("environments", primary_key=True)
+    policy: Mapped[str] = mapped_column(_Fingerprint, primary_key=True)
+    config: Mapped[str | None] = _reference("configs", nullable=True)
+    artifact: Mapped[str | None] = _reference("artifacts", nullable=True)
+    latency_us: Mapped[float]
+    baselines: Mapped[dict[str, Any]]
+    winner: Mapped[str] = mapped_column(String(32))
+    family: Mapped[str] = mapped_column(_Fingerprint)
+    extent: Mapped[int] = mapped_column(BigInteger)
+    created: Mapped[float]
+
+
+class MissRow(Base):
+    """A workload met at deploy time for which nothing was stored."""
+
+    __tablename__ = "autotune_misses"
+
+    workload: Mapped[str] = _reference("workloads", primary_key=True)
+    device: Mapped[str] = mapped_column(_Fingerprint, primary_key=True)
+    count: Mapped[int] = mapped_column(BigInteger)
+    reason: Mapped[str] = mapped_column(Text)
+    created: Mapped[float]
+
+
+class RunRow(Base):
+    """One invocation of a search. ``owner`` tells whether a "running" one still is."""
+
+    __tablename__ = "autotune_runs"
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    command: Mapped[str] = mapped_column(Text)
+    state: Mapped[str] = mapped_column(String(16))
+    owner: Mapped[str] = mapped_column(Text)
+    started: Mapped[float]
+    finished: Mapped[float | None]
+    summary: Mapped[dict[str, Any]]
+
+
+class ClaimRow(Base):
+    """A lease on measuring one candidate. Short-lived, so nothing refers to it and it refers to nothing."""
+
+    __tablename__ = "autotune_claims"
+    __table_args__ = (Index("ix_autotune_claims_owner", "owner"),)
+
+    workload: Mapped[str] = mapped_column(_Fingerprint, primary_key=True)
+    device: Mapped[str] = mapped_column(_Fingerprint, primary_key=True)
+    environment: Mapped[str] = mapped_column(_Fingerprint, primary_key=True)
+    policy: Mapped[str] = mapped_column(_Fingerprint, primary_key=True)
+    config: Mapped[str] = mapped_column(_Fingerprint, primary_key=True)
+    stage: Mapped[str] = mapped_column(String(16), primary_key=True)
+    owner: Mapped[str] = mapped_column(String(255))
+    expires: Mapped[float]
