@@ -1,0 +1,53 @@
+"""``autotune lookup``: what the database holds for a target."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from autotune.cli.options import add_db, add_device, add_json, add_target
+from autotune.cli.output import machine_output
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "lookup",
+        help="tell what is stored for a target",
+        description="Tell what is stored for each region of a target and how well it fits: exact, other_rows (tuned "
+        "for another number of rows) or none. Nothing is measured and nothing is written.",
+    )
+    add_target(parser)
+    add_device(parser)
+    add_db(parser)
+    parser.add_argument("--strict", action="store_true", help="match driver and package versions exactly")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look up; returns 0 whatever the match."""
+    with machine_output(args.json) as emit:
+        from autotune.cli.report import print_table, total
+        from autotune.device import resolve_device
+        from autotune.fusion.target import resolve
+        from autotune.runtime.lookup import lookup
+
+        device = resolve_device(args.device)
+        fn, inputs, label = resolve(args.target, args.inputs, device)
+        found = lookup(fn, inputs, db=args.db, device=device, strict=args.strict)
+        regions = []
+        for region in found.to_json()["workloads"]:
+            if region["workload"] is not None:
+                latency = region["latency_us"]
+                best = None if latency is None else {"config": region["config"], "latency_us": latency}
+                regions.append({**region, "best": best, "deployed_us": latency})
+        answer = total(label, device, regions)
+        emit(answer)
+        if not args.json:
+            print_table(answer)
+            if found.unsupported:
+                reasons = sorted({region.reason for region in found if region.workload is None})
+                print(f"{found.unsupported} more cannot be tuned: {'; '.join(reasons)}", file=sys.stderr)
+    return 0

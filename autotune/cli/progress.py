@@ -1,0 +1,135 @@
+"""How a running search looks: a bar with the best so far and the time left on a terminal, plain lines otherwise.
+
+Both go to stderr; stdout is for the result.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TextIO
+
+from autotune.cli.output import microseconds
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
+
+    from autotune.tuner.result import Progress as State
+
+PLAIN_EVERY_S = 5.0
+"""Seconds between two plain lines, so that a log of an hour's search can be read."""
+
+
+def share_done(state: State) -> float:
+    """Share of the budget that is used, 0 to 1: by candidates or by time, whichever is further."""
+    shares = [0.0, state.measured / state.trials if state.trials > 0 else 0.0]
+    if state.left_s is not None and state.elapsed_s > 0:
+        shares.append(state.elapsed_s / (state.elapsed_s + state.left_s))
+    return 1.0 if state.phase == "done" else min(max(shares), 1.0)
+
+
+def seconds_left(state: State) -> float | None:
+    """Seconds left at the rate so far and at most what the time budget leaves; None while neither is known."""
+    left = [] if state.left_s is None else [state.left_s]
+    if state.measured and state.trials > 0:
+        left.append(max(state.trials - state.measured, 0) * state.elapsed_s / state.measured)
+    return min(left) if left else None
+
+
+def describe(state: State) -> str:
+    """A moment of one workload's search as a plain line."""
+    failed = f", {state.failed} failed" if state.failed else ""
+    known = f", {state.reused} known" if state.reused else ""
+    left = seconds_left(state)
+    rest = f", {clock(left)} left" if state.phase == "search" and left is not None else ""
+    count = f"{state.measured} of {state.trials} measured{known}{failed}"
+    return f"{state.workload}: {state.phase}, {count}, best {microseconds(state.best_us)}{rest}"
+
+
+def clock(seconds: float) -> str:
+    """Seconds as ``m:ss``."""
+    whole = round(seconds)
+    return f"{whole // 60}:{whole % 60:02d}"
+
+
+class ProgressDisplay:
+    """Shows moments as they come. A context manager; ``show`` is cheap and may be called for every candidate.
+
+    Args:
+        of: how many workloads will be searched, one after the other.
+        stream: where to; stderr by default.
+    """
+
+    def __init__(self, of: int, stream: TextIO | None = None) -> None:
+        self._of = of
+        self._stream = stream or sys.stderr
+        self._bar: RichProgress | None = None
+        self._task: TaskID | None = None
+        self._number = 0
+        self._last: State | None = None
+        self._shown: State | None = None
+        self._when = 0.0
+
+    def __enter__(self) -> Self:
+        if self._stream.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn
+
+            columns = (
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=24),
+                TextColumn("{task.fields[count]}"),
+                TextColumn("best [bold]{task.fields[best]}[/bold]"),
+                TextColumn("{task.fields[left]}"),
+            )
+            self._bar = Progress(*columns, console=Console(file=self._stream))
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        else:
+            self._finish_line()
+
+    def show(self, state: State) -> None:
+        """Show where the search is now."""
+        last = self._last
+        fresh = last is None or last.workload != state.workload or state.elapsed_s < last.elapsed_s
+        if fresh:
+            self._finish_line()
+            self._number += 1
+        self._last = state
+        if self._bar is not None:
+            self._update(self._bar, state, fresh)
+        elif fresh or last is None or last.phase != state.phase or time.monotonic() - self._when >= PLAIN_EVERY_S:
+            self._print(state)
+
+    def _which(self) -> str:
+        return f"[{self._number}/{self._of}] " if self._of > 1 else ""
+
+    def _finish_line(self) -> None:
+        """Tell how the last workload ended, unless that was the last line."""
+        if self._bar is None and self._last is not None and self._last != self._shown:
+            self._print(self._last)
+
+    def _print(self, state: State) -> None:
+        print(self._which() + describe(state), file=self._stream, flush=True)
+        self._shown = state
+        self._when = time.monotonic()
+
+    def _update(self, bar: RichProgress, state: State, fresh: bool) -> None:
+        if fresh or self._task is None:
+            self._task = bar.add_task(self._which() + state.workload, total=1.0, count="", best="", left="")
+        left = seconds_left(state)
+        bar.update(
+            self._task,
+            completed=share_done(state),
+            count=f"{state.measured}/{state.trials}",
+            best=microseconds(state.best_us),
+            left=f"{clock(left)} left" if state.phase == "search" and left is not None else state.phase,
+        )

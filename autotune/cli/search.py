@@ -1,0 +1,143 @@
+"""``autotune search``: search a target's workloads on this machine and store what was learnt."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from autotune.cli.options import add_db, add_device, add_json, add_target, natural_int, positive_int, seconds
+from autotune.cli.output import machine_output
+from autotune.errors import UserError
+
+if TYPE_CHECKING:
+    from autotune.store import Store
+    from autotune.tuner.result import Result
+    from autotune.workload import Workload
+
+SAMPLERS = ("tpe", "gp", "random", "brute")
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "search",
+        help="search a target on this machine and store the best",
+        description="Search the configurations of a target's workloads on this machine, verify and time each, and "
+        "store every measurement and the best. Interrupted or killed, the same command goes on where it was.",
+    )
+    add_target(parser, required=False)
+    add_device(parser)
+    add_db(parser)
+    about = "candidates to measure for each workload (default: until there is no more gain)"
+    parser.add_argument("--trials", type=positive_int, metavar="N", help=about)
+    about = "seconds for the whole search, shared among its workloads; whichever of the two limits comes first"
+    parser.add_argument("--timeout", type=seconds, metavar="S", help=about)
+    parser.add_argument("--sampler", choices=SAMPLERS, default="tpe", help="who proposes (default: %(default)s)")
+    parser.add_argument("--seed", type=natural_int, default=0, metavar="N", help="of the sampler (default: 0)")
+    about = "a narrowed copy of search_spaces/DOMAIN.toml"
+    parser.add_argument("--space", metavar="FILE", help=about)
+    about = "search the workloads that deployments missed, as the database has recorded them, instead of a target"
+    parser.add_argument("--missed", action="store_true", help=about)
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Search; returns 0, 1 if nothing could be measured, or 130 if it was interrupted."""
+    if args.missed and (args.target or args.inputs):
+        raise UserError("--missed takes its workloads from the database: leave out TARGET and --inputs")
+    if not args.missed and not args.target:
+        raise UserError("name what to search: autotune search DOMAIN TARGET (`autotune workloads` lists built-in ones)")
+    with machine_output(args.json) as emit:
+        from autotune.device import identify, resolve_device
+        from autotune.store import Store
+        from autotune.tuner.space import load_space
+
+        device = resolve_device(args.device)
+        if args.space:  # a mistake in the file is told before the target is captured, which takes seconds
+            load_space(args.domain or "fusion", device.partition(":")[0], args.space)
+        with Store.open(args.db) as store:
+            counted = _missed(store, device) if args.missed else _captured(args, device)
+            name = "missed workloads" if args.missed else args.target
+            many = f"{len(counted)} workloads" if len(counted) > 1 else "1 workload"
+            print(f"{name}: {many} on {identify(device).label}, stored in {store.name}", file=sys.stderr)
+            results = _tune(args, device, store, counted)
+            if args.missed:
+                for result in results:
+                    if result.winner:
+                        store.clear_miss(result.workload, identify(device).fingerprint)
+        return _answer(args, name, device, counted, results, emit)
+
+
+def _captured(args: argparse.Namespace, device: str) -> list[tuple[Workload, int]]:
+    from autotune.fusion.target import fusion_workloads
+
+    counted = fusion_workloads(args.target, args.inputs, device)
+    if not counted:
+        raise UserError(f"{args.target} has no memory-intensive region that this version can tune")
+    return counted
+
+
+def _missed(store: Store, device: str) -> list[tuple[Workload, int]]:
+    from autotune.device import identify
+
+    found = [(store.get_workload(miss.workload), miss.count) for miss in store.misses(identify(device).fingerprint)]
+    counted = [(workload, count) for workload, count in found if workload is not None]
+    if not counted:
+        raise UserError(
+            f"{store.name} has no missed workload of this device: run the model with backend='autotune' first"
+        )
+    return counted
+
+
+def _tune(args: argparse.Namespace, device: str, store: Store, counted: Sequence[tuple[Workload, int]]) -> list[Result]:
+    from autotune.api import tune_workloads
+    from autotune.cli.progress import ProgressDisplay
+
+    with ProgressDisplay(of=len(counted)) as display:
+        return tune_workloads(
+            [workload for workload, _ in counted],
+            device,
+            store,
+            trials=args.trials,
+            timeout=args.timeout,
+            sampler=args.sampler,
+            seed=args.seed,
+            space_file=args.space,
+            progress=display.show,
+        )
+
+
+def _answer(
+    args: argparse.Namespace,
+    name: str,
+    device: str,
+    counted: Sequence[tuple[Workload, int]],
+    results: Sequence[Result],
+    emit: Any,
+) -> int:
+    from autotune.cli.report import print_table, total
+
+    counts = {workload.fingerprint: count for workload, count in counted}
+    regions = [
+        {**result.to_json(), "count": counts[result.workload], "match": "exact" if result.winner else "none"}
+        for result in results
+    ]
+    answer = total(name, device, regions)
+    emit(answer)
+    if not args.json:
+        print_table(answer)
+    for result in results:
+        if not result.ok and not result.interrupted:
+            print(f"autotune: NOTHING COULD BE MEASURED for {_why(result)}", file=sys.stderr)
+    if any(result.interrupted for result in results):
+        raise KeyboardInterrupt
+    return 0 if any(result.ok for result in results) else 1
+
+
+def _why(result: Result) -> str:
+    failed = ", ".join(f"{count} {status}" for status, count in sorted(result.failed.items()))
+    reasons = [text for text in (result.error, failed, result.stop) if text]
+    return f"{result.label or result.workload[:12]}: {'; '.join(reasons)}"

@@ -1,0 +1,40 @@
+"""``autotune workloads``: the built-in targets."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from autotune.cli.options import add_json
+from autotune.cli.output import machine_output
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "workloads", help="list the built-in targets", description="List the built-in targets."
+    )
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print names and what they compute."""
+    with machine_output(args.json) as emit:
+        from autotune.fusion.workloads import BUILTIN
+
+        rows = [{"domain": "fusion", "name": name, "about": target.about} for name, target in BUILTIN.items()]
+        emit({"workloads": rows})
+        if not args.json:
+            _table(rows)
+    return 0
+
+
+def _table(rows: list[dict[str, str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("domain", "name", "computes", box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(row["domain"], row["name"], row["about"])
+    Console().print(table)
