@@ -1,0 +1,85 @@
+"""The CPU target: a schedule, the source of a kernel program, and the compiled kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from autotune.codegen.cpu_emit import emit_source
+from autotune.codegen.program import Program
+from autotune.errors import UserError
+from autotune.fusion.ops import POINTWISE
+
+_PARALLEL_WORK = 1 << 16  # element-operations worth waking another thread for: about 10 us of one core
+
+
+@dataclass(frozen=True)
+class CpuSchedule:
+    """A group's tuned parameters on the CPU; see ``[cpu.*]`` of ``search_spaces/fusion.toml``.
+
+    ``keep`` and ``online`` say which program to build (``build_program(graph, keep=schedule.keep == "scratch",
+    online=schedule.online)``); the rest is the printer's.
+    """
+
+    row_block: int = 8
+    column_tile: int = 0
+    keep: str = "scratch"
+    online: bool = False
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        if self.row_block < 1 or self.threads < 1 or self.column_tile < 0:
+            raise UserError(
+                f"row_block={self.row_block}, threads={self.threads}, column_tile={self.column_tile}: "
+                "row_block and threads must be at least 1, column_tile at least 0"
+            )
+        if self.keep not in ("scratch", "reload"):
+            raise UserError(f"keep={self.keep!r}: must be 'scratch' or 'reload'")
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, int | str | bool | float]) -> CpuSchedule:
+        """The schedule of a configuration; a missing key takes its default.
+
+        Raises:
+            UserError: an unknown key or a value of the wrong type or range.
+        """
+        known = {f.name: type(f.default) for f in fields(cls)}
+        for key, value in config.items():
+            if key not in known:
+                raise UserError(f"unknown CPU parameter {key!r}: known are {', '.join(known)}")
+            if type(value) is not known[key]:
+                raise UserError(f"{key}={value!r}: must be of type {known[key].__name__}")
+        return cls(**config)  # type: ignore[arg-type]
+
+
+def emit(program: Program, schedule: CpuSchedule) -> str:
+    """Numba source of ``program`` under ``schedule``; the same text in every process.
+
+    Raises:
+        Unsupported: the program has an operator that the CPU has no code for.
+    """
+    return emit_source(program, schedule)
+
+
+def load(program: Program, schedule: CpuSchedule) -> Callable[[Sequence[int], int], None]:
+    """A compiled kernel ``kernel(addresses, n0)``.
+
+    ``addresses`` are the data pointers of the group's inputs in slot order, then of its outputs; ``n0`` is the extent of
+    axis 0, which is read where ``program.dynamic >= 0``. Outputs must not overlap inputs or one another. The call returns
+    when the work is done, holds no GIL meanwhile, and may be made from any number of threads at once.
+    """
+    from autotune.codegen.cpu_load import launcher
+
+    return launcher(emit_source(program, schedule), schedule.threads, _serial_below(program))
+
+
+def _serial_below(program: Program) -> int:
+    """The extent of axis 0 under which one thread does the work sooner than several."""
+    graph = program.graph
+    per_element = sum(POINTWISE[v.op].cost if v.op in POINTWISE else 2 for v in graph.values if v.axes) / 4 + 1
+    used = {a for v in graph.values for a in v.axes} | {a for o in graph.outputs for a in o.axes}
+    if program.dynamic < 0:
+        return 0 if graph.size(used) * per_element >= _PARALLEL_WORK else 1 << 62
+    rest = max(1, graph.size(used - {program.dynamic}))
+    return math.ceil(_PARALLEL_WORK / (rest * per_element))

@@ -1,0 +1,149 @@
+"""Compiled CPU kernels: a source file on disk, Numba's cache beside it, and the launch over OpenMP threads.
+
+Threads are those of the OpenMP runtime that PyTorch has loaded already (``GOMP_parallel``, which GNU's, LLVM's and Intel's
+runtimes all export): its workers are warm after any torch operator, nothing is oversubscribed, and any number of Python
+threads may launch at once, each with its own team. Numba's own threading layers are not used: the default one aborts the
+process when entered from two threads. Without such a runtime, threads of a Python pool run the same kernel.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+Kernel = Callable[[Sequence[int], int], None]
+
+_lock = threading.Lock()
+_compiled: dict[str, Any] = {}
+_forked = False
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+
+
+# The OpenMP team of a forked process is gone, and waiting for it would hang: run serially there.
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def cache_dir() -> Path:
+    """Folder of the generated sources: ``$AUTOTUNE_CACHE_DIR/cpu``, or the user's cache directory's."""
+    import platformdirs
+
+    root = os.environ.get("AUTOTUNE_CACHE_DIR") or platformdirs.user_cache_dir("autotune")
+    return Path(root) / "cpu"
+
+
+def _write_once(path: Path, text: str) -> None:
+    """Create ``path`` with ``text`` unless it is there already.
+
+    An existing good file is never replaced: Numba's cache goes by its modification time, so a second writer would throw
+    away what the first had compiled.
+    """
+    try:
+        if path.read_text() == text:
+            return
+        path.unlink()  # cut short or tampered with
+    except FileNotFoundError:
+        pass
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    try:
+        with os.fdopen(fd, "w") as f:
+            f.write(text)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without hard links
+            os.replace(temporary, path)
+            return
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def compile_source(text: str) -> Any:
+    """The compiled kernel (a Numba ``CFunc``) of generated source, from this process, the disk cache or LLVM."""
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    with _lock:  # Numba compiles one function at a time anyway
+        found = _compiled.get(digest)
+        if found is None:
+            path = cache_dir() / f"k{digest}.py"
+            _write_once(path, text)
+            spec = importlib.util.spec_from_file_location(f"autotune_cpu_{digest}", path)
+            assert spec is not None and spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            found = _compiled[digest] = module.kernel
+    return found
+
+
+@cache
+def _gomp_parallel() -> Any:
+    """``GOMP_parallel(fn, data, threads, flags)`` of the process's OpenMP runtime, or None."""
+    import torch
+
+    folder = Path(torch.__file__).parent / "lib"
+    bundled = sorted(p for pattern in ("libgomp*", "libomp*", "libiomp5*") for p in folder.glob(pattern))
+    for name in (None, *map(str, bundled), "libgomp.so.1", "libomp.so"):
+        try:
+            fn = ctypes.CDLL(name).GOMP_parallel
+        except (OSError, AttributeError):
+            continue
+        fn.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+        fn.restype = None
+        return fn
+    return None
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=processors(), thread_name_prefix="autotune-cpu")
+
+
+@cache
+def processors() -> int:
+    """Processors this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def launcher(text: str, threads: int, serial_below: int) -> Kernel:
+    """A callable that runs the kernel of ``text``.
+
+    Args:
+        text: generated source.
+        threads: threads of a launch, the caller's included; no more than there are processors are used.
+        serial_below: value of ``n0`` under which the launch is not worth waking other threads for.
+    """
+    kernel = compile_source(text)
+    address = int(kernel.address)
+    run = ctypes.CFUNCTYPE(None, ctypes.c_int64)(address)  # ctypes lets go of the GIL for the call
+    threads = min(threads, processors())
+    gomp = _gomp_parallel() if threads > 1 else None
+
+    def launch(addresses: Sequence[int], n0: int) -> None:
+        n = threads if n0 >= serial_below and not _forked else 1
+        block = (ctypes.c_int64 * (len(addresses) + 3))(*addresses, n0, n, 0)
+        at = ctypes.addressof(block)
+        if n == 1:
+            run(at)
+        elif gomp is not None:
+            gomp(address, at, n, 0)
+        else:
+            others = [_pool().submit(run, at) for _ in range(n - 1)]
+            run(at)
+            for o in others:
+                o.result()
+
+    launch.kernel = kernel  # type: ignore[attr-defined]
+    return launch
