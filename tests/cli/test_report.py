@@ -1,0 +1,64 @@
+"""The sum over a target's regions."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from autotune.cli.report import print_table, total
+
+
+def region(
+    name: str, count: int, best: float | None, eager: float | None, inductor: float | None, **more: Any
+) -> dict[str, Any]:
+    return {
+        "workload": name * 64, "label": f"region {name}", "count": count, "match": "none" if best is None else "exact",
+        "best": None if best is None else {"config": {"keep": name}, "latency_us": best}, "deployed_us": best,
+        "baselines": {"eager": {"latency_us": eager}, "inductor": {"latency_us": inductor}},
+        "speedup": None, "winner": "autotune", "measured": 5, "reused": 1, "failed": {"timeout": 1}, **more,
+    }  # fmt: skip
+
+
+def test_one_region_is_its_own_sum() -> None:
+    answer = total("t", "cpu", [region("a", 1, 10.0, 30.0, 20.0)])
+    assert answer["best"] == {"config": {"keep": "a"}, "latency_us": 10.0}
+    assert answer["baselines"] == {"eager": {"latency_us": 30.0}, "inductor": {"latency_us": 20.0}}
+    assert answer["speedup"] == 2.0
+    assert (answer["workload"], answer["device"], answer["match"]) == ("t", "cpu", "exact")
+
+
+def test_latencies_are_weighted_by_count_and_counters_are_not() -> None:
+    answer = total("t", "cpu", [region("a", 2, 10.0, 30.0, 20.0), region("b", 3, 1.0, 2.0, 4.0)])
+    assert answer["best"] == {"config": None, "latency_us": 23.0}
+    assert answer["baselines"] == {"eager": {"latency_us": 66.0}, "inductor": {"latency_us": 52.0}}
+    assert answer["speedup"] == pytest.approx(52 / 23)
+    assert (answer["measured"], answer["reused"], answer["failed"]) == (10, 2, {"timeout": 2})
+    assert [r["count"] for r in answer["workloads"]] == [2, 3]
+    json.dumps(answer, allow_nan=False)
+
+
+def test_what_a_region_lacks_the_sum_lacks() -> None:
+    answer = total("t", "cpu", [region("a", 1, 10.0, 30.0, None), region("b", 1, None, 2.0, 4.0)])
+    assert answer["best"] is None
+    assert answer["speedup"] is None
+    assert answer["baselines"] == {"eager": {"latency_us": 32.0}}
+    assert answer["match"] == "none"
+
+
+def test_the_match_is_the_worst() -> None:
+    regions = [region("a", 1, 1.0, 2.0, 2.0), region("b", 1, 1.0, 2.0, 2.0, match="other_rows")]
+    assert total("t", "cpu", regions)["match"] == "other_rows"
+    assert total("t", "cpu", [])["match"] == "none"
+
+
+def test_the_table_shows_regions_and_sum(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(total("t", "cpu", [region("a", 2, 10.0, 30.0, 20.0), region("b", 1, 1000.0, 2000.0, 4000.0)]))
+    lines = capsys.readouterr().out.splitlines()
+    assert "inductor" in lines[0]
+    assert any("region a" in line and "10 us" in line for line in lines)
+    (last,) = [line for line in lines if line.startswith("sum")]
+    assert "1.02 ms" in last
+    assert "2.02x" in last
+    assert all(line == line.rstrip() or len(line) <= 200 for line in lines)
