@@ -98,7 +98,9 @@ def import_(args: argparse.Namespace) -> int:
 
     with Store.open(args.db) as store:
         counts = import_bundle(store, args.file)
-    text = f"{args.file}: {counts['schedules']} schedules, {counts['stored']} stored (the others are here already)"
+    text = f"{args.file}: {counts['schedules']} schedules, {counts['stored']} stored"
+    if counts["stored"] < counts["schedules"]:
+        text += " (for the others the database has one as fast)"
     _print(args, {"file": args.file, **counts}, text)
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import Any
 
 from autotune.cli.options import add_db, add_json
@@ -31,19 +32,24 @@ def show(args: argparse.Namespace) -> int:
         ]  # fmt: skip
         print(json.dumps({"database": name, "tuned": [r.to_json() for r in rows], "missed": missed}))
         return 0
+    from rich import box
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console()
+    # Piped, there is no edge of a terminal to wrap at.
+    console = Console() if sys.stdout.isatty() else Console(width=160)
     if not rows:
         console.print(f"Nothing is tuned yet in {name}.", markup=False, highlight=False, soft_wrap=True)
     else:
-        table = Table(title=escape(name), title_justify="left")
-        for column in ("workload", "id", "device"):
-            table.add_column(column, overflow="fold")
-        for column in ("measured", "failed", "best us", "baselines us", "speedup"):
-            table.add_column(column, justify="right")
+        table = Table(
+            title=escape(name), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+        )
+        table.add_column("workload", overflow="fold", min_width=12)
+        table.add_column("id", no_wrap=True)
+        table.add_column("device", overflow="fold", min_width=8)
+        for column in ("tried", "failed", "best us", "baselines us", "speedup"):
+            table.add_column(column, justify="right", no_wrap=True)
         for r in rows:
             failed = sum(r.failed.values())
             best = "-" if r.best_us is None else f"{r.best_us:.2f}"

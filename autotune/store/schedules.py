@@ -32,6 +32,19 @@ log = logging.getLogger(__name__)
 Match = Literal["strict", "loose"]
 _S = ScheduleRow
 _KEY = ("workload", "device", "environment", "policy")
+_JOINED = (  # built once: a look-up spends more time on building its statement than on running it
+    sa.select(
+        *_S.__table__.c,
+        ConfigRow.params,
+        ArtifactRow.target,
+        ArtifactRow.generator,
+        ArtifactRow.kernels,
+        ArtifactRow.scratch,
+    )
+    .select_from(_S)
+    .outerjoin(ConfigRow, ConfigRow.fingerprint == _S.config)
+    .outerjoin(ArtifactRow, ArtifactRow.fingerprint == _S.artifact)
+)
 
 
 class Schedules(Database):
@@ -177,15 +190,7 @@ class Schedules(Database):
         first: bool = False,
         artifacts: bool = True,
     ) -> list[Schedule]:
-        columns = [c for c in _S.__table__.c if c.name != "config"]
-        a = ArtifactRow
-        query = (
-            sa.select(*columns, _S.config, ConfigRow.params, a.target, a.generator, a.kernels, a.scratch)
-            .select_from(_S)
-            .outerjoin(ConfigRow, ConfigRow.fingerprint == _S.config)
-            .outerjoin(a, a.fingerprint == _S.artifact)
-            .where(*where)
-        )
+        query = _JOINED.where(*where)
         if environment is not None:
             strict = environment if isinstance(environment, str) else environment.strict
             equal = _S.environment == strict

@@ -1,0 +1,174 @@
+"""Databases for the tests: SQLite files, and databases on a real PostgreSQL server that the tests start themselves."""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from autotune.device import DeviceIdentity, Environment
+from autotune.store import Key, Store
+from autotune.workload import Workload
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _postgres_bin() -> Path | None:
+    """The folder of initdb and postgres, which distributions keep out of the PATH."""
+    folders = [Path(p).parent for p in [shutil.which("initdb")] if p]
+    if shutil.which("pg_config"):
+        told = subprocess.run(["pg_config", "--bindir"], capture_output=True, text=True, check=False).stdout.strip()
+        folders.append(Path(told))
+    folders += [Path(p) for p in sorted(glob.glob("/usr/lib/postgresql/*/bin"), reverse=True)]
+    return next((f for f in folders if (f / "initdb").exists() and (f / "postgres").exists()), None)
+
+
+def _unprivileged() -> dict[str, object]:
+    """Arguments for subprocess: PostgreSQL refuses to run as root, so root runs it as someone else."""
+    if os.geteuid() != 0:
+        return {}
+    import pwd
+
+    for name in ("postgres", "nobody"):
+        try:
+            user = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+    pytest.skip("PostgreSQL refuses to run as root, and there is neither a user postgres nor nobody")
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """A PostgreSQL server of our own on a Unix socket; yields the folder of the socket. Skips where there is none."""
+    binaries = _postgres_bin()
+    if binaries is None:
+        pytest.skip("no PostgreSQL server is installed (initdb and postgres were not found)")
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    who = _unprivileged()
+    # Not under pytest's folder: that is closed to other users, and too long a name for a socket.
+    folder = Path(tempfile.mkdtemp(prefix="autotune-pg-"))
+    server: subprocess.Popen[bytes] | None = None
+    try:
+        if who:
+            os.chown(folder, int(str(who["user"])), int(str(who["group"])))
+        data = folder / "data"
+        init = [str(binaries / "initdb"), "-D", str(data), "-U", "autotune", "-A", "trust", "-E", "UTF8", "--no-sync",
+                "--locale=C"]  # fmt: skip
+        made = subprocess.run(init, capture_output=True, text=True, check=False, cwd=folder, **who)  # type: ignore[call-overload]
+        if made.returncode:
+            pytest.skip(f"initdb failed: {made.stderr.strip()[-300:]}")
+        run = [str(binaries / "postgres"), "-D", str(data), "-k", str(folder), "-c", "listen_addresses=",
+               "-c", "fsync=off", "-c", "max_connections=60", "-c", "shared_buffers=16MB"]  # fmt: skip
+        with (folder / "log").open("wb") as log:
+            server = subprocess.Popen(run, stdout=log, stderr=log, cwd=folder, **who)  # type: ignore[call-overload]
+        _wait_until_ready(folder, server)
+        yield str(folder)
+    finally:
+        if server is not None:
+            server.terminate()
+            try:
+                server.wait(10)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait_until_ready(folder: Path, server: subprocess.Popen[bytes]) -> None:
+    import psycopg
+
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            psycopg.connect(host=str(folder), user="autotune", dbname="postgres").close()
+            return
+        except psycopg.OperationalError as e:
+            if server.poll() is not None or time.monotonic() > deadline:
+                log = (folder / "log").read_text(errors="replace")[-500:]
+                pytest.skip(f"PostgreSQL did not start: {e} {log}")
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def postgres_url(postgres_server: str) -> str:
+    """An empty database on the server; the server goes at the end of the session, and every database with it."""
+    import psycopg
+
+    name = f"t{uuid.uuid4().hex}"
+    with psycopg.connect(host=postgres_server, user="autotune", dbname="postgres", autocommit=True) as c:
+        c.execute(f"CREATE DATABASE {name}")
+    return f"postgresql://autotune@/{name}?host={postgres_server}"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The URL of an empty database, once for each dialect."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'tune.db'}"
+    return str(request.getfixturevalue("postgres_url"))
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    with Store.open(url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def sqlite_file(tmp_path: Path) -> Path:
+    return tmp_path / "tune.db"
+
+
+GPU = DeviceIdentity("cuda", "NVIDIA Test", 132, 143360, "9.0")
+OTHER_GPU = DeviceIdentity("cuda", "NVIDIA Other", 108, 81920, "8.0")
+ENVIRONMENT = Environment("cuda", torch="2.11.0+cu130", numba="0.68.1", numba_cuda="0.30.4", cuda="13.0", driver="580.1")
+NEAR = Environment("cuda", torch="2.11.1+cu130", numba="0.68.1", numba_cuda="0.30.4", cuda="13.0", driver="580.2")
+FAR = Environment("cuda", torch="2.13.0+cu130", numba="0.68.1", numba_cuda="0.30.4", cuda="13.0", driver="580.1")
+
+
+def workload(rows: int = 64, *, family: str = "f" * 64) -> Workload:
+    """A workload of one family; ``rows`` is its extent."""
+    spec = {"rows": rows, "family": family[:4]}
+    return Workload("fusion", spec, family=family, extent=rows, label=f"layer_norm f32 {rows}x8", source={"calls": [rows]})
+
+
+def put_key(store: Store, w: Workload | None = None, device: DeviceIdentity = GPU, env: Environment = ENVIRONMENT) -> Key:
+    """Store what a key refers to, and make it."""
+    w = w or workload()
+    return Key(store.put_workload(w), store.put_device(device), store.put_environment(env), "p" * 64)
+
+
+@pytest.fixture
+def key(store: Store) -> Key:
+    return put_key(store)
+
+
+@pytest.fixture
+def spawn() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start Python code in a process of its own, which sees this copy of autotune; killed at the end if still there."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(code: str, *args: str, **options: object) -> subprocess.Popen[str]:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        process: subprocess.Popen[str] = subprocess.Popen(
+            [sys.executable, "-c", code, *args],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, **options,  # type: ignore[call-overload]
+        )  # fmt: skip
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
