@@ -7,7 +7,10 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Emit = Callable[[Mapping[str, Any]], None]
 
@@ -38,6 +41,18 @@ def machine_output(enabled: bool) -> Iterator[Emit]:
         os.close(saved)
     for data in kept:
         print(json.dumps(data, allow_nan=False), flush=True)
+
+
+def console() -> Console:
+    """A console on stdout for tables. Without a terminal it is wide, so that a log or a pipe gets whole lines."""
+    from rich.console import Console
+
+    class Piped(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would exit with code 1; main() knows that it is no error
+
+    wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 180
+    return Piped(width=wide)
 
 
 def microseconds(value: float | None) -> str:

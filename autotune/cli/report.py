@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autotune.cli.output import microseconds, ratio
+from autotune.cli.output import console, microseconds, ratio
 
 Region = Mapping[str, Any]
 LEVELS = ("exact", "other_rows", "none")
@@ -64,8 +64,7 @@ def _sum(regions: Sequence[Region], latency: Any) -> float | None:
 
 
 def print_table(answer: Mapping[str, Any]) -> None:
-    """The regions of an answer as a table on stdout, slowest part first in the order given, and their sum."""
-    from rich.console import Console
+    """The regions of an answer as a table on stdout, in the order given, and their sum."""
     from rich.table import Table
 
     regions = answer["workloads"]
@@ -91,4 +90,4 @@ def print_table(answer: Mapping[str, Any]) -> None:
         latency = microseconds(answer["best"]["latency_us"])
         table.add_section()
         table.add_row("sum of what runs", "", answer["match"], *sums, latency, ratio(answer["speedup"]), "")
-    Console().print(table)
+    console().print(table)

@@ -30,7 +30,7 @@ def add_parser(subparsers: Any) -> None:
     add_target(parser, required=False)
     add_device(parser)
     add_db(parser)
-    about = "candidates to measure for each workload (default: until there is no more gain)"
+    about = "candidates to measure for each workload (default: while there is gain, 256 at most)"
     parser.add_argument("--trials", type=positive_int, metavar="N", help=about)
     about = "seconds for the whole search, shared among its workloads; whichever of the two limits comes first"
     parser.add_argument("--timeout", type=seconds, metavar="S", help=about)

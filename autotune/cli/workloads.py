@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from autotune.cli.options import add_json
-from autotune.cli.output import machine_output
+from autotune.cli.output import console, machine_output
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
@@ -31,10 +31,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _table(rows: list[dict[str, str]]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("domain", "name", "computes", box=None, pad_edge=False)
     for row in rows:
         table.add_row(row["domain"], row["name"], row["about"])
-    Console().print(table)
+    console().print(table)
