@@ -1,0 +1,152 @@
+"""From an aten graph and the regions that run stored kernels to one callable.
+
+The result is a Python function that fx writes: library calls stand in it as they are, stored kernels and pieces compiled
+by Inductor are calls of functions, and every value is let go after its last use.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from autotune.runtime.inductor import compile_piece, piece_options
+from autotune.runtime.partition import Cut, Piece, extract, is_mutation, pieces
+
+try:
+    from torch.fx.graph import _BoxedCodeGen
+except ImportError:  # older torch: inputs then live until the call returns
+    _BoxedCodeGen = None  # type: ignore[assignment, misc]
+
+Boxed = Callable[[list[Any]], Sequence[Any]]
+"""Takes its arguments in a list, which it empties."""
+
+aten = torch.ops.aten
+LIBRARY = frozenset(
+    {
+        aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.linear, aten._scaled_mm, aten._int_mm, aten.convolution,
+        aten.convolution_backward, aten._scaled_dot_product_flash_attention,
+        aten._scaled_dot_product_flash_attention_backward, aten._scaled_dot_product_efficient_attention,
+        aten._scaled_dot_product_efficient_attention_backward, aten._scaled_dot_product_cudnn_attention,
+        aten._scaled_dot_product_cudnn_attention_backward, aten._scaled_dot_product_flash_attention_for_cpu,
+        aten._scaled_dot_product_flash_attention_for_cpu_backward,
+        aten._scaled_dot_product_fused_attention_overrideable,
+        aten._scaled_dot_product_fused_attention_overrideable_backward, aten._cudnn_rnn, aten.miopen_rnn,
+        aten.max_pool2d_with_indices, aten._fft_r2c, aten._fft_c2r, aten._fft_c2c, aten.sort, aten.topk,
+    }
+)  # fmt: skip
+"""Operators that Inductor would hand to the same library, or to the same kernel of torch."""
+
+
+def assemble(gm: fx.GraphModule, cuts: Sequence[Cut], options: Mapping[str, Any]) -> Boxed:
+    """One callable for an aten graph in which ``cuts`` run by their own functions.
+
+    Args:
+        gm: functional but for copies into its inputs, with ``meta["val"]`` on every node; as AOTAutograd makes it.
+        cuts: disjoint regions.
+        options: the backend's keyword arguments from the user, for Inductor.
+
+    Raises:
+        ValueError: the cuts cannot be run one after another.
+    """
+    patches = piece_options(options)
+    order = pieces(gm.graph, cuts)
+    graph = fx.Graph()
+    env: dict[fx.Node, fx.Node] = {}
+
+    def value(node: fx.Node) -> fx.Node:
+        if node not in env and node.op == "get_attr":
+            env[node] = graph.node_copy(node)
+        return env[node]
+
+    def call(function: Callable[..., Any], name: str, takes: Sequence[fx.Node], gives: Sequence[fx.Node]) -> None:
+        result = graph.call_function(_named(function, name), tuple(value(n) for n in takes))
+        for k, node in enumerate(gives):
+            env[node] = graph.call_function(operator.getitem, (result, k))
+
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            env[node] = graph.placeholder(node.name)
+    for number, item in enumerate(order):
+        if isinstance(item, Cut):
+            call(item.run, f"region_{number}", item.inputs, item.outputs)
+            continue
+        compiled = _inductor(gm, item, patches)
+        if compiled is not None:
+            call(compiled, f"piece_{number}", item.inputs, item.outputs)
+        else:
+            for node in item.nodes:
+                env[node] = graph.node_copy(node, value)
+    (output,) = gm.graph.find_nodes(op="output")
+    graph.output(fx.map_arg(output.args[0], value))
+    return _boxed(fx.GraphModule(gm, graph))
+
+
+def _inductor(gm: fx.GraphModule, piece: Piece, patches: Mapping[str, Any]) -> Callable[..., Any] | None:
+    """The piece compiled, or None where it runs as well without."""
+    plain = all(_is_trivial(node) for node in piece.nodes)
+    wants_library = bool(patches) and any(_is_library(node) for node in piece.nodes)  # max_autotune tunes mm too
+    if plain and not wants_library:
+        return None
+    takes, gives = piece.inputs, piece.outputs
+    if not gives and not any(is_mutation(n) for n in piece.nodes):
+        return None
+    if not all(isinstance(n.meta.get("val"), torch.Tensor) for n in (*takes, *gives)):
+        return None
+    return compile_piece(extract(gm, piece.nodes, takes, gives), patches)
+
+
+def _is_library(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.overloadpacket in LIBRARY
+
+
+def _is_trivial(node: fx.Node) -> bool:
+    """A node for which Inductor would emit no kernel of its own: library calls, views, allocations, plain copies."""
+    target = node.target
+    if target is operator.getitem or node.op == "get_attr":
+        return True
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    if target.overloadpacket in LIBRARY or target is aten.copy_.default:
+        return True
+    if target.overloadpacket in (aten.empty, aten.empty_strided, aten.sym_size):
+        return True
+    returns = target._schema.returns
+    return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+
+
+def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A function that fx can print a call of: the name is only what tracebacks show."""
+
+    def call(*args: Any) -> Any:
+        return function(*args)
+
+    if not hasattr(function, "__name__") or not hasattr(function, "__module__"):
+        call.__name__ = call.__qualname__ = name
+        call.__module__ = "autotune_graph"
+        return call
+    return function
+
+
+def _boxed(gm: fx.GraphModule) -> Boxed:
+    if _BoxedCodeGen is not None:
+        gm.graph.set_codegen(_BoxedCodeGen())
+        gm.recompile()
+        forward: Boxed = gm.forward
+    else:
+        plain = gm.forward
+
+        def forward(args: list[Any]) -> Sequence[Any]:
+            taken = tuple(args)
+            args.clear()
+            result: Sequence[Any] = plain(*taken)
+            return result
+
+    def run(args: list[Any]) -> Sequence[Any]:
+        return forward(args)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run

@@ -1,0 +1,86 @@
+"""What deployment did in this process, counted.
+
+Regions are counted when a graph is compiled; fall-backs and clones of misaligned inputs when they happen.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+
+NAMES = (
+    "graphs",
+    "hits",
+    "hits_other_rows",
+    "baseline_wins",
+    "misses",
+    "unsupported",
+    "fallbacks",
+    "misaligned",
+    "restrided",
+    "specialised",
+)
+
+
+class Counters(Mapping[str, int]):
+    """A snapshot: a read-only mapping whose items are attributes too (``counters().hits``).
+
+    ==================  ============================================================================================
+    ``graphs``          aten graphs compiled (forward, backward and inference each count)
+    ``hits``            regions with a stored winner, whatever its level and whoever won
+    ``hits_other_rows`` those of them whose schedule was tuned for another number of rows
+    ``baseline_wins``   those of them where the stored winner is what the user had
+    ``misses``          regions that could be tuned and are not
+    ``unsupported``     regions this version cannot express as a kernel
+    ``fallbacks``       regions whose stored kernel could not be loaded or launched; they run as the user had them
+    ``misaligned``      inputs copied because their address did not suit the kernel's vector loads
+    ``restrided``       inputs copied because another compiler handed them over in other strides
+    ``specialised``     static versions compiled of graphs with dynamic shapes
+    ==================  ============================================================================================
+    """
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[str, int]) -> None:
+        self._values = {name: int(values.get(name, 0)) for name in NAMES}
+
+    def __getitem__(self, name: str) -> int:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getattr__(self, name: str) -> int:
+        try:
+            return self._values[name]
+        except KeyError:
+            raise AttributeError(f"no counter is called {name!r}; there are {', '.join(NAMES)}") from None
+
+    def __repr__(self) -> str:
+        return "Counters(" + ", ".join(f"{k}={v}" for k, v in self._values.items() if v) + ")"
+
+
+_lock = threading.Lock()
+_counts = dict.fromkeys(NAMES, 0)
+
+
+def count(name: str, n: int = 1) -> None:
+    """Add ``n`` to a counter."""
+    with _lock:
+        _counts[name] += n
+
+
+def counters() -> Counters:
+    """What deployment has done in this process since it started or since :func:`reset_counters`."""
+    with _lock:
+        return Counters(_counts)
+
+
+def reset_counters() -> None:
+    """Set every counter to zero."""
+    with _lock:
+        for name in NAMES:
+            _counts[name] = 0

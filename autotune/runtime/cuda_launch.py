@@ -1,0 +1,188 @@
+"""Launching stored cubins: loaded once a process, launched through the driver with packed arguments.
+
+Numba, which wrote the kernels, plays no part here. ``cuLaunchKernel`` is called through ctypes: a launch then costs
+less than the tensors it writes to, and the interpreter's lock is free while the driver works.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import threading
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from autotune.task import Kernel
+
+_CUDA_ERROR_INVALID_CONTEXT = 201
+_MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_DEFAULT_SHARED = 48 * 1024  # what a kernel may use without asking
+
+
+class LaunchError(RuntimeError):
+    """The driver refused to load or to launch a kernel."""
+
+
+@lru_cache(maxsize=1)
+def driver() -> ctypes.CDLL:
+    """The CUDA driver's library, initialised.
+
+    Raises:
+        LaunchError: there is no driver.
+    """
+    for name in ("libcuda.so.1", "libcuda.so", "nvcuda.dll"):
+        try:
+            lib = ctypes.CDLL(name)
+        except OSError:
+            continue
+        _check(lib, lib.cuInit(0), "initialising the driver")
+        return lib
+    raise LaunchError("no CUDA driver library was found")
+
+
+def _check(lib: ctypes.CDLL, code: int, doing: str) -> None:
+    if code:
+        text = ctypes.c_char_p()
+        lib.cuGetErrorString(code, ctypes.byref(text))
+        raise LaunchError(f"{doing}: {(text.value or b'unknown error').decode()} (CUDA error {code})")
+
+
+_libraries: dict[tuple[int, str], ctypes.c_void_p] = {}
+_functions: dict[tuple[int, str, str], int] = {}
+_contexts: dict[int, ctypes.c_void_p] = {}
+_load_lock = threading.Lock()
+
+
+def _primary_context(device: int) -> ctypes.c_void_p:
+    """The context torch uses on ``device``; retained for the life of the process, as torch does."""
+    if device not in _contexts:
+        lib = driver()
+        handle, context = ctypes.c_int(), ctypes.c_void_p()
+        _check(lib, lib.cuDeviceGet(ctypes.byref(handle), device), f"finding device {device}")
+        _check(lib, lib.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle), f"opening device {device}")
+        _contexts[device] = context
+    return _contexts[device]
+
+
+def load_function(kernel: Kernel, device: int) -> int:
+    """The ``CUfunction`` of a stored kernel on device number ``device``, as an integer.
+
+    Equal cubins are loaded once a device and stay loaded: a captured graph may hold them.
+
+    Raises:
+        LaunchError: the cubin is empty, not for this device, or wants more shared memory than there is.
+    """
+    if not kernel.code:
+        raise LaunchError(f"the stored kernel {kernel.entry!r} has no code")
+    sha = hashlib.sha256(kernel.code).hexdigest()
+    key = (device, sha, kernel.entry)
+    with _load_lock:
+        found = _functions.get(key)
+        if found is None:
+            found = _functions[key] = _load(kernel, device, sha)
+        _allow_shared(found, kernel, device)
+        return found
+
+
+def _load(kernel: Kernel, device: int, sha: str) -> int:
+    lib = driver()
+    previous = ctypes.c_void_p()
+    _check(lib, lib.cuCtxGetCurrent(ctypes.byref(previous)), "asking for the context")
+    _check(lib, lib.cuCtxSetCurrent(_primary_context(device)), f"using device {device}")
+    try:
+        module = _libraries.get((device, sha))
+        if module is None:
+            module = ctypes.c_void_p()
+            _check(lib, lib.cuModuleLoadData(ctypes.byref(module), kernel.code), f"loading {kernel.entry!r}")
+            _libraries[device, sha] = module
+        function = ctypes.c_void_p()
+        code = lib.cuModuleGetFunction(ctypes.byref(function), module, kernel.entry.encode())
+        _check(lib, code, f"finding {kernel.entry!r} in its cubin")
+        # A function that is loaded lazily at its first launch could not be launched first under graph capture.
+        if hasattr(lib, "cuFuncLoad"):
+            _check(lib, lib.cuFuncLoad(function), f"loading {kernel.entry!r}")
+        assert function.value is not None
+        return function.value
+    finally:
+        lib.cuCtxSetCurrent(previous)
+
+
+def _allow_shared(function: int, kernel: Kernel, device: int) -> None:
+    shared = int(kernel.launch.get("shared", 0))
+    if shared <= _DEFAULT_SHARED:
+        return
+    lib = driver()
+    previous = ctypes.c_void_p()
+    _check(lib, lib.cuCtxGetCurrent(ctypes.byref(previous)), "asking for the context")
+    _check(lib, lib.cuCtxSetCurrent(_primary_context(device)), f"using device {device}")
+    try:
+        # The attribute belongs to the function, which several schedules may share: never lower it.
+        now = ctypes.c_int()
+        code = lib.cuFuncGetAttribute(ctypes.byref(now), _MAX_DYNAMIC_SHARED, ctypes.c_void_p(function))
+        _check(lib, code, "reading the shared memory limit")
+        if now.value < shared:
+            code = lib.cuFuncSetAttribute(ctypes.c_void_p(function), _MAX_DYNAMIC_SHARED, shared)
+            _check(lib, code, f"asking for {shared} bytes of shared memory for {kernel.entry!r}")
+    finally:
+        lib.cuCtxSetCurrent(previous)
+
+
+Launch = Callable[[int, Sequence[int]], None]
+"""``launch(stream, pointers)``: enqueue one kernel on a raw stream of the current device."""
+
+
+def make_launch(kernel: Kernel, device: int, grid: int, extent0: int) -> Launch:
+    """A function that launches ``kernel`` with everything but stream and pointers fixed.
+
+    Args:
+        kernel: from a stored artifact.
+        device: number of the device it will run on; the caller makes it current.
+        grid: blocks, at least one.
+        extent0: extent of axis 0, passed after the pointers where the kernel takes it.
+
+    Raises:
+        LaunchError: see :func:`load_function`.
+    """
+    launch = kernel.launch
+    n_pointers, dynamic = len(launch["args"]), bool(launch.get("dynamic"))
+    n = n_pointers + dynamic
+    function = ctypes.c_void_p(load_function(kernel, device))
+    lib = driver()
+    call = lib.cuLaunchKernel
+    blocks, threads, shared = ctypes.c_uint(grid), ctypes.c_uint(int(launch["block"])), int(launch.get("shared", 0))
+    one, shared_bytes, none = ctypes.c_uint(1), ctypes.c_uint(shared), ctypes.c_void_p(None)
+    make_stream = ctypes.c_void_p
+    context = _primary_context(device)
+
+    # A launch reads its arguments before it returns, but without the interpreter's lock, so two threads must not share
+    # a buffer: each call takes one from this list (taking and giving back are atomic) and makes one if there is none.
+    free: list[tuple[Any, Any]] = []
+
+    def new_buffer() -> tuple[Any, Any]:
+        values = (ctypes.c_uint64 * max(n, 1))()
+        if dynamic:
+            values[n_pointers] = extent0
+        base = ctypes.addressof(values)
+        return values, (ctypes.c_void_p * max(n, 1))(*(base + 8 * i for i in range(max(n, 1))))
+
+    def run(stream: int, pointers: Sequence[int]) -> None:
+        try:
+            buffer = free.pop()
+        except IndexError:
+            buffer = new_buffer()
+        buffer[0][:n_pointers] = pointers
+        code = call(
+            function, blocks, one, one, threads, one, one, shared_bytes, make_stream(stream), buffer[1], none
+        )
+        if code == _CUDA_ERROR_INVALID_CONTEXT:
+            # A thread that has only met torch's caching allocator so far has no context of its own yet.
+            lib.cuCtxSetCurrent(context)
+            code = call(
+                function, blocks, one, one, threads, one, one, shared_bytes, make_stream(stream), buffer[1], none
+            )
+        free.append(buffer)
+        if code:
+            _check(lib, code, f"launching {kernel.entry!r}")
+
+    return run

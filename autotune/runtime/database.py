@@ -1,0 +1,115 @@
+"""The database as deployment sees it: opened once a process, never in the way of the user's model.
+
+Whatever is wrong with it (missing, broken, of another version, locked) is told once as a warning; look-ups then find
+nothing and the model runs as it would have without autotune.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from autotune.device import environment, identify
+
+if TYPE_CHECKING:
+    from autotune.store import Store
+    from autotune.workload import Workload
+
+log = logging.getLogger("autotune")
+
+_lock = threading.RLock()
+_stores: dict[str, Store] = {}
+_warned: set[str] = set()
+_recorded: set[tuple[str, str, str]] = set()
+
+
+def warn_once(key: str, text: str) -> None:
+    """Log a warning the first time ``key`` comes up in this process."""
+    with _lock:
+        if key in _warned:
+            return
+        _warned.add(key)
+    log.warning("%s", text)
+
+
+def _where(url: str | None) -> str:
+    """What names the database now: the user's environment may change between two models."""
+    return url or os.environ.get("AUTOTUNE_DB") or "\0" + os.environ.get("XDG_DATA_HOME", "")
+
+
+def deploy_store(url: str | None = None) -> Store | None:
+    """The database to look schedules up in, or None where there is none that can be used (told once).
+
+    Args:
+        url: as in ``Store.open``; None for $AUTOTUNE_DB, or else the default file.
+    """
+    where = _where(url)
+    with _lock:
+        store = _stores.get(where)
+        if store is not None:
+            return store
+        try:
+            from autotune.store import Store
+
+            store = Store.attach(url)
+        except Exception as e:
+            warn_once(f"open {where}", f"autotune: {e}; nothing is looked up and models run as without autotune")
+            return None
+        if store is not None:  # one that is not there yet may come: a search may be running
+            _stores[where] = store
+        return store
+
+
+def record_misses(missed: list[tuple[Workload, str]], device: str, url: str | None = None) -> int:
+    """Record what could be tuned and is not, for ``autotune search --missed``; each once a process. Never fails.
+
+    Args:
+        missed: workloads and why nothing fitted them.
+        device: "cpu" or "cuda:N".
+
+    Returns:
+        How many were written.
+    """
+    written = 0
+    try:
+        identity = identify(device)
+        where = _where(url)
+        with _lock:
+            new = [(w, why) for w, why in missed if (where, w.fingerprint, identity.fingerprint) not in _recorded]
+            if not new:
+                return 0
+            store = deploy_store(url) or _create(url)
+            if store is None or store.readonly:
+                return 0
+            _recorded.update((where, w.fingerprint, identity.fingerprint) for w, _ in new)
+        store.put_device(identity)
+        store.put_environment(environment(device))
+        for workload, reason in new:
+            written += store.add_miss(workload, identity.fingerprint, reason)
+    except Exception as e:
+        warn_once(f"misses {_where(url)}", f"autotune: misses are not recorded: {e}")
+    return written
+
+
+def _create(url: str | None) -> Store | None:
+    """A new database, if there is none; one that is there and cannot be used is left alone."""
+    where = _where(url)
+    if f"open {where}" in _warned:
+        return None
+    from autotune.store import Store
+
+    store = Store.open(url, timeout_s=1.0)
+    _stores[where] = store
+    return store
+
+
+def forget_stores() -> None:
+    """Close every database and forget what was warned of and recorded: the next look-up starts afresh."""
+    with _lock:
+        for store in _stores.values():
+            store.close()
+        _stores.clear()
+        _warned.clear()
+        _recorded.clear()

@@ -1,0 +1,293 @@
+"""Running a region by its stored schedule: tensors in, tensors out, on the current stream.
+
+An executor is made once for a region whose shapes are known; a call allocates the outputs and scratch, and launches. It
+keeps no state between calls, so that it may run in several threads, on several streams, and under CUDA graph capture.
+Scratch comes from torch's caching allocator in the stream it is used on, so freeing it early is safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import torch
+
+from autotune.errors import BuildError, Unsupported
+from autotune.fusion.graph import Graph
+from autotune.fusion.plan import Plan, make_plan
+from autotune.runtime.counters import count
+from autotune.store.records import Schedule
+from autotune.task import Kernel
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape, strides (elements) and type of a tensor; what an executor is given and what it must return."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, t: torch.Tensor) -> TensorSpec:
+        """That of a tensor, a fake one too, whose shape holds plain numbers."""
+        return cls(tuple(int(n) for n in t.shape), tuple(int(n) for n in t.stride()), t.dtype)
+
+    @property
+    def numel(self) -> int:
+        n = 1
+        for s in self.size:
+            n *= s
+        return n
+
+
+Launch = Callable[[int, Sequence[int]], None]
+_EMPTY = {
+    "cpu": getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None),
+    "cuda": getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None),
+}
+"""Inductor's allocation: the caching allocator without the dispatcher; for "cuda", on the current device."""
+
+
+def load_executor(
+    graph: Graph,
+    schedule: Schedule,
+    slots: Sequence[int],
+    results: Sequence[int],
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    device: torch.device,
+) -> Executor:
+    """Make a stored schedule ready to run.
+
+    Args:
+        graph: the canonical graph of the region at hand (not of the one the schedule was tuned for, if rows differ).
+        schedule: with a configuration and an artifact; see ``match.match``.
+        slots: for each of the graph's input slots, which of the region's inputs it reads.
+        results: for each of the graph's outputs, which of the region's outputs it writes.
+        inputs: the region's inputs as the compiler promises them; an executor copes with other strides.
+        outputs: the region's outputs, to be allocated so.
+        device: where all of them lie.
+
+    Raises:
+        BuildError, Unsupported, RuntimeError: it cannot be loaded here; the region runs as the user had it.
+    """
+    config, artifact = schedule.config, schedule.artifact
+    if config is None or artifact is None:
+        raise BuildError("the schedule has no kernels: a baseline won")
+    plan = make_plan(graph)
+    if len(artifact.kernels) != len(plan.groups):
+        raise BuildError(f"the artifact has {len(artifact.kernels)} kernels and the plan {len(plan.groups)} groups")
+    _check_reach(graph, slots, results, inputs, outputs)
+    scratch = [(getattr(torch, dtype), graph.size(axes)) for dtype, axes in plan.scratch]
+    steps: list[tuple[Launch, tuple[int, ...]]] = []
+    aligned = [1] * len(graph.inputs)
+    if not any(n == 0 for n in graph.extents):
+        if device.type == "cpu":
+            steps = _cpu_steps(plan, config, len(graph.inputs), len(graph.outputs))
+        else:
+            number = device.index if device.index is not None else torch.cuda.current_device()
+            steps = _cuda_steps(graph, plan, artifact.kernels, number, aligned)
+    elif any(spec.numel for spec in outputs):
+        raise Unsupported("a reduction over no elements")
+    return Executor(steps, slots, results, inputs, outputs, scratch, aligned, device)
+
+
+def _check_reach(
+    graph: Graph,
+    slots: Sequence[int],
+    results: Sequence[int],
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+) -> None:
+    """Refuse a graph that would touch memory outside its tensors: a damaged database must not corrupt a process."""
+    if len(slots) != len(graph.inputs) or len(results) != len(graph.outputs):
+        raise BuildError("the region's tensors are not those of its graph")
+    if any(n == 0 for n in graph.extents):
+        return
+    for slot, i in enumerate(slots):
+        if graph.input_numel(slot) > _span(inputs[i]) or str(inputs[i].dtype) != f"torch.{graph.inputs[slot]}":
+            raise BuildError(f"input {i} does not hold what the graph reads")
+    for k, i in enumerate(results):
+        if graph.output_numel(k) > _span(outputs[i]) or str(outputs[i].dtype) != f"torch.{graph.outputs[k].dtype}":
+            raise BuildError(f"output {i} does not hold what the graph writes")
+    if sorted(results) != list(range(len(outputs))):
+        raise BuildError("the graph does not write every output of the region")
+
+
+def _span(spec: TensorSpec) -> int:
+    """Elements from a tensor's first to its last in memory."""
+    if spec.numel == 0:
+        return 0
+    return 1 + sum((n - 1) * s for n, s in zip(spec.size, spec.stride, strict=True))
+
+
+def _cpu_steps(plan: Plan, config: Any, n_inputs: int, n_outputs: int) -> list[tuple[Launch, tuple[int, ...]]]:
+    from autotune.runtime.cpu_launch import make_launches
+
+    start = {"input": 0, "output": n_inputs, "scratch": n_inputs + n_outputs}
+    return [
+        (launch, tuple(start[kind] + k for kind, k in (*group.inputs, *group.outputs)))
+        for launch, group in zip(make_launches(plan, config), plan.groups, strict=True)
+    ]
+
+
+def _cuda_steps(
+    graph: Graph, plan: Plan, kernels: Sequence[Kernel], device: int, aligned: list[int]
+) -> list[tuple[Launch, tuple[int, ...]]]:
+    from autotune.runtime.cuda_launch import make_launch
+
+    start = {"input": 0, "output": len(graph.inputs), "scratch": len(graph.inputs) + len(graph.outputs)}
+    limit = {"input": len(graph.inputs), "output": len(graph.outputs), "scratch": len(plan.scratch)}
+    steps = []
+    for group, kernel in zip(plan.groups, kernels, strict=True):
+        rule = kernel.launch
+        pointers = []
+        for (kind, k), align in zip(rule["args"], rule["align"], strict=True):
+            if not 0 <= k < limit[kind]:
+                raise BuildError("the artifact's launch data does not fit its workload")
+            pointers.append(start[kind] + k)
+            if kind == "input":
+                aligned[k] = max(aligned[k], int(align))
+        extent0 = group.graph.extents[0] if group.graph.extents else 1
+        grid = grid_of(rule, extent0)
+        if grid:
+            steps.append((make_launch(kernel, device, grid, extent0), tuple(pointers)))
+    return steps
+
+
+def grid_of(rule: Any, extent0: int) -> int:
+    """Blocks of a CUDA launch: work units over units a block, at most ``cap`` where the grid is persistent."""
+    units = (extent0 if rule.get("dynamic") else 1) * int(rule["inner"])
+    grid = -(-units // int(rule["per_block"]))
+    cap = int(rule.get("cap", 0))
+    return min(grid, cap) if cap > 0 else grid
+
+
+class Executor:
+    """A region ready to run; see :func:`load_executor`. Calling it takes the region's inputs and returns its outputs.
+
+    Raises (when called):
+        RuntimeError: the driver refused a launch, or memory ran out. Nothing was written outside the new outputs.
+    """
+
+    __slots__ = (
+        "_alloc", "_device", "_empty", "_index", "_inputs", "_is_cuda", "_result_of", "_scratch", "_steps", "_stream",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        steps: Sequence[tuple[Launch, tuple[int, ...]]],
+        slots: Sequence[int],
+        results: Sequence[int],
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+        scratch: Sequence[tuple[torch.dtype, int]],
+        aligned: Sequence[int],
+        device: torch.device,
+    ) -> None:
+        self._device = device
+        self._is_cuda = device.type == "cuda"
+        self._index = device.index or 0
+        self._empty = _EMPTY.get(device.type)
+        self._stream = torch._C._cuda_getCurrentRawStream if self._is_cuda else _no_stream
+        self._inputs = tuple((i, inputs[i].stride, a - 1) for i, a in zip(slots, aligned, strict=True))
+        self._alloc = tuple((o.size, o.stride, o.dtype) for o in outputs)
+        # Where the k-th output of the graph is among the region's; None where they are in order.
+        self._result_of = None if list(results) == list(range(len(outputs))) else tuple(results)
+        self._scratch = tuple(((n,), (1,), dtype) for dtype, n in scratch)
+        n_pointers = len(slots) + len(results) + len(scratch)
+        self._steps = tuple(
+            (launch, None if order == tuple(range(n_pointers)) else _pick(order)) for launch, order in steps
+        )
+
+    def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if self._is_cuda and torch._C._cuda_getDevice() != self._index:
+            with torch.cuda.device(self._index):
+                return self._run(tensors)
+        return self._run(tensors)
+
+    def run_into(self, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        """Run and write to ``outputs``, made as the executor would have: for verification with poisoned ones."""
+        if self._is_cuda and torch._C._cuda_getDevice() != self._index:
+            with torch.cuda.device(self._index):
+                self._run(tensors, tuple(outputs))
+        else:
+            self._run(tensors, tuple(outputs))
+
+    def _run(
+        self, tensors: Sequence[torch.Tensor], into: tuple[torch.Tensor, ...] | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        pointers = []
+        held = None  # copies must live until the launches are enqueued
+        for i, stride, mask in self._inputs:
+            t = tensors[i]
+            if t.stride() != stride and not _same_place(t, stride):
+                t = _restride(t, stride)
+                held = (held, t)
+            p = t.data_ptr()
+            if p & mask:
+                t = _realign(t)
+                held = (held, t)
+                p = t.data_ptr()
+            pointers.append(p)
+        empty = self._empty
+        if into is not None:
+            outputs = into
+        elif empty is not None:
+            outputs = tuple([empty(*spec) for spec in self._alloc])
+        else:
+            outputs = tuple([self._allocate(*spec) for spec in self._alloc])
+        steps = self._steps
+        if not steps:
+            return outputs
+        if self._result_of is None:
+            pointers += [o.data_ptr() for o in outputs]
+        else:
+            pointers += [outputs[k].data_ptr() for k in self._result_of]
+        if self._scratch:
+            scratch = [self._allocate(*spec) for spec in self._scratch]
+            pointers += [s.data_ptr() for s in scratch]
+        stream = self._stream(self._index)
+        for launch, pick in steps:
+            launch(stream, pointers if pick is None else pick(pointers))
+        return outputs
+
+    def _allocate(self, size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty_strided(size, stride, dtype=dtype, device=self._device)
+
+
+def _no_stream(index: int) -> int:
+    return 0
+
+
+def _pick(order: tuple[int, ...]) -> Callable[[Sequence[int]], tuple[int, ...]]:
+    """The pointers of one kernel, in its order."""
+    if len(order) == 1:
+        only = order[0]
+        return lambda pointers: (pointers[only],)
+    return itemgetter(*order)
+
+
+def _same_place(t: torch.Tensor, stride: tuple[int, ...]) -> bool:
+    """Whether the strides differ only where they are never used (extents below 2)."""
+    return all(n < 2 or a == b for n, a, b in zip(t.shape, t.stride(), stride, strict=True))
+
+
+def _restride(t: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """A copy in the strides the kernel was made for."""
+    if any(s == 0 and n > 1 for n, s in zip(t.shape, stride, strict=True)):
+        raise RuntimeError(f"an input expected to be expanded came with strides {tuple(t.stride())}")
+    count("restrided")
+    return torch.empty_strided(t.shape, stride, dtype=t.dtype, device=t.device).copy_(t)
+
+
+def _realign(t: torch.Tensor) -> torch.Tensor:
+    """A copy of the memory a tensor spans, at an address from the allocator (aligned to 64 bytes or more)."""
+    count("misaligned")
+    span = _span(TensorSpec.of(t))
+    return t.as_strided((span,), (1,)).clone()
+
+

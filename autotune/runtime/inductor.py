@@ -1,0 +1,76 @@
+"""What the user would have had: Inductor for whole graphs and for the pieces between stored kernels, else eager."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.exc import TorchDynamoException
+from torch._guards import TracingContext, tracing
+
+from autotune.runtime.database import warn_once
+
+log = logging.getLogger("autotune")
+
+_WHOLE_GRAPH_ONLY = ("triton.cudagraphs", "triton.cudagraph_trees", "cpp_wrapper", "aot_inductor.")
+"""Options that mean the whole model; on a piece of it they would cost more than they bring, or be wrong."""
+
+
+def compile_whole(gm: fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, Any]) -> Callable[..., Any]:
+    """A Dynamo graph by Inductor, as ``torch.compile(backend="inductor")`` with the user's options would; else eager.
+
+    Args:
+        options: keyword arguments of the backend, ``mode`` and ``options``.
+
+    Raises:
+        TorchDynamoException: Dynamo's own signals, such as a restart of its analysis.
+    """
+    from torch._dynamo.backends.registry import lookup_backend
+
+    try:
+        compiled: Callable[..., Any] = lookup_backend("inductor")(gm, list(inputs), **options)  # type: ignore[call-arg]
+        return compiled
+    except TorchDynamoException:
+        raise
+    except Exception as e:
+        warn_once(f"inductor {type(e).__name__}", f"autotune: Inductor does not work here, running eagerly: {_line(e)}")
+        eager: Callable[..., Any] = gm.forward
+        return eager
+
+
+def piece_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Inductor's settings for a piece, from what the user gave to ``torch.compile``."""
+    patches: dict[str, Any] = {}
+    if options.get("mode"):
+        from torch._inductor import list_mode_options
+
+        patches.update(list_mode_options(options["mode"]))
+    patches.update(options.get("options") or {})
+    return {k: v for k, v in patches.items() if not k.startswith(_WHOLE_GRAPH_ONLY)}
+
+
+def compile_piece(gm: fx.GraphModule, patches: Mapping[str, Any]) -> Callable[..., Any] | None:
+    """An aten module by Inductor, callable with its inputs one by one; None (told once) where Inductor does not work.
+
+    It may be called while another graph is being compiled, so it brings a tracing context of its own.
+    """
+    from torch._inductor.compile_fx import compile_fx
+
+    examples = [node.meta["val"] for node in gm.graph.nodes if node.op == "placeholder"]
+    fake_mode = next((t.fake_mode for t in examples if isinstance(t, torch._subclasses.FakeTensor)), None)
+    try:
+        with torch.no_grad(), tracing(TracingContext(fake_mode)):
+            compiled: Callable[..., Any] = compile_fx(gm, examples, config_patches=dict(patches) or None)
+            return compiled
+    except Exception as e:
+        warn_once(f"inductor piece {type(e).__name__}", f"autotune: Inductor failed on a piece of a graph: {_line(e)}")
+        log.debug("the piece that Inductor failed on: %s", gm.graph, exc_info=True)
+        return None
+
+
+def _line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0] if text else ''}"

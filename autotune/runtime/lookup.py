@@ -1,0 +1,192 @@
+"""Looking up what is stored for a callable, without running it faster: ``autotune.lookup``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.device import environment, identify, resolve_device
+from autotune.errors import UserError
+from autotune.runtime.match import Level, Match, match
+from autotune.store.records import Schedule
+from autotune.workload import Workload
+
+
+@dataclass(frozen=True)
+class RegionMatch:
+    """What is stored for one region.
+
+    Attributes:
+        workload: the region; None where this version cannot express it as a kernel.
+        level: how well the stored schedule fits.
+        schedule: what a deployment would run; None at level ``none``.
+        tuned: the workload it was tuned for.
+        reason: why there is no better match, or why the region cannot be tuned.
+        count: how often the region occurs in the callable.
+    """
+
+    workload: Workload | None
+    level: Level
+    schedule: Schedule | None = None
+    tuned: Workload | None = None
+    reason: str = ""
+    count: int = 1
+
+    @property
+    def latency_us(self) -> float | None:
+        """Measured latency of what is deployed, in microseconds; at ``other_rows`` that of :attr:`tuned`."""
+        return self.schedule.latency_us if self.schedule else None
+
+    @property
+    def baselines(self) -> Mapping[str, float]:
+        """Baseline to latency in microseconds, from the same run as :attr:`latency_us`."""
+        return self.schedule.baselines if self.schedule else {}
+
+    @property
+    def speedup(self) -> float | None:
+        """Fastest baseline over the deployed latency; None where nothing is stored."""
+        best = min(self.baselines.values(), default=None)
+        return best / self.latency_us if best and self.latency_us else None
+
+    def to_json(self) -> dict[str, Any]:
+        """For ``--json``."""
+        schedule = self.schedule
+        return {
+            "workload": self.workload.fingerprint if self.workload else None,
+            "label": self.workload.label if self.workload else None,
+            "match": str(self.level),
+            "count": self.count,
+            "tuned": self.tuned.fingerprint if self.tuned else None,
+            "tuned_extent": self.tuned.extent if self.tuned else None,
+            "winner": schedule.winner if schedule else None,
+            "config": schedule.config if schedule else None,
+            "latency_us": self.latency_us,
+            "baselines": {name: {"latency_us": us} for name, us in self.baselines.items()},
+            "speedup": self.speedup,
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True)
+class LookupResult(Sequence[RegionMatch]):
+    """What is stored for a callable, region by region (it is a sequence of :class:`RegionMatch`).
+
+    Regions that mean the same work are one entry with a count. Entries without a workload cannot be tuned.
+    """
+
+    regions: tuple[RegionMatch, ...]
+    device: str
+
+    @property
+    def level(self) -> Level:
+        """The worst level among the regions that can be tuned: ``exact`` means that every one of them is.
+
+        ``none`` where there is no region that can be tuned.
+        """
+        tunable = [r.level for r in self.regions if r.workload is not None]
+        return max(tunable, key=lambda level: level.rank) if tunable else Level.NONE
+
+    @property
+    def hits(self) -> int:
+        """Regions with a stored schedule, occurrences counted."""
+        return sum(r.count for r in self.regions if r.level is not Level.NONE)
+
+    @property
+    def misses(self) -> int:
+        """Regions that could be tuned and are not, occurrences counted."""
+        return sum(r.count for r in self.regions if r.level is Level.NONE and r.workload is not None)
+
+    @property
+    def unsupported(self) -> int:
+        """Regions that cannot be tuned, occurrences counted."""
+        return sum(r.count for r in self.regions if r.workload is None)
+
+    def __len__(self) -> int:
+        return len(self.regions)
+
+    def __iter__(self) -> Iterator[RegionMatch]:
+        return iter(self.regions)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.regions[index]
+
+    def to_json(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "match": str(self.level),
+            "device": self.device,
+            "hits": self.hits,
+            "misses": self.misses,
+            "unsupported": self.unsupported,
+            "workloads": [r.to_json() for r in self.regions],
+        }
+
+
+def lookup(
+    fn: Callable[..., Any],
+    inputs: Sequence[Any] = (),
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    db: str | None = None,
+    device: str | None = None,
+    strict: bool = False,
+) -> LookupResult:
+    """Tell what is stored for the regions of a callable; records nothing and compiles no kernel.
+
+    Args:
+        fn: function or ``nn.Module``. Its backward is looked up too if inputs or parameters require grad.
+        inputs: positional example inputs; their shapes, strides and types count, not their values.
+        kwargs: keyword example inputs.
+        db: database file or URL; None for $AUTOTUNE_DB, or else the default file.
+        device: "cpu", "cuda" or "cuda:N"; None for that of the first tensor.
+        strict: match the software environment exactly instead of by minor versions of torch and CUDA.
+
+    Raises:
+        UserError: a device that is not there, a database that cannot be used, a callable that cannot be captured.
+    """
+    from autotune.fusion.capture import capture
+    from autotune.store import Store
+
+    name = resolve_device(device or _device_of(fn, inputs, kwargs or {}))
+    found = capture(fn, tuple(inputs), dict(kwargs or {}))
+    store = Store.attach(db)
+    try:
+        return match_regions(found.regions, store, name, strict=strict)
+    finally:
+        if store is not None:
+            store.close()
+
+
+def match_regions(regions: Sequence[Any], store: Any, device: str, *, strict: bool = False) -> LookupResult:
+    """Match captured regions against an open store, equal ones once."""
+    identity, env = identify(device), environment(device)
+    matches: dict[str, tuple[Workload, Match, int]] = {}
+    out: list[RegionMatch] = []
+    for region in regions:
+        workload = region.workload
+        if workload is None:
+            out.append(RegionMatch(None, Level.NONE, reason=region.reason))
+            continue
+        known = matches.get(workload.fingerprint)
+        if known is None:
+            matches[workload.fingerprint] = (workload, match(workload, store, identity, env, strict=strict), 1)
+        else:
+            matches[workload.fingerprint] = (known[0], known[1], known[2] + 1)
+    tunable = [RegionMatch(w, m.level, m.schedule, m.tuned, m.reason, n) for w, m, n in matches.values()]
+    return LookupResult((*tunable, *out), device)
+
+
+def _device_of(fn: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    tensors = [t for t in tree_leaves((list(inputs), dict(kwargs))) if isinstance(t, torch.Tensor)]
+    if isinstance(fn, torch.nn.Module):
+        tensors += [*fn.parameters(), *fn.buffers()]
+    if not tensors:
+        raise UserError("cannot tell the device of a callable without tensors: give device=")
+    return str(tensors[0].device)
+
+
+__all__ = ["Level", "LookupResult", "RegionMatch", "lookup", "match_regions"]

@@ -1,0 +1,186 @@
+"""Which stored schedule fits a workload, and how well.
+
+``exact``: the very workload was tuned on an equal device. ``other_rows``: a workload of its family was, which differs
+only in the extent of axis 0, and its kernels, which take that extent as an argument, mean the same on the extent at
+hand; that is checked here by planning both. ``none``: neither.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from autotune.codegen.program import build_program
+from autotune.device import DeviceIdentity, Environment
+from autotune.errors import Unsupported
+from autotune.fusion.graph import Graph
+from autotune.fusion.plan import Plan, make_plan
+from autotune.store.records import Schedule
+from autotune.task import Config
+from autotune.workload import Workload
+
+if TYPE_CHECKING:
+    from autotune.store import Store
+
+_INT32_LIMIT = 2**31
+
+
+class Level(StrEnum):
+    """How well a stored schedule fits; ``rank`` orders them, best first."""
+
+    EXACT = "exact"
+    OTHER_ROWS = "other_rows"
+    NONE = "none"
+
+    @property
+    def rank(self) -> int:
+        return list(Level).index(self)
+
+
+@dataclass(frozen=True)
+class Match:
+    """What was found for one workload.
+
+    Attributes:
+        level: how well it fits.
+        schedule: what to deploy; None at level ``none``. Its ``config`` is None where a baseline won.
+        tuned: the workload that the schedule was tuned for: the same one at level ``exact``.
+        reason: why there is no better match; empty at level ``exact``.
+    """
+
+    level: Level
+    schedule: Schedule | None = None
+    tuned: Workload | None = None
+    reason: str = ""
+
+
+def match(
+    workload: Workload,
+    store: Store | None,
+    device: DeviceIdentity,
+    env: Environment,
+    *,
+    strict: bool = False,
+) -> Match:
+    """Look a workload up.
+
+    Args:
+        workload: of kind "fusion".
+        store: None finds nothing.
+        device: must equal the device that a schedule was tuned on.
+        env: the software at hand.
+        strict: whether ``env`` must equal the software that a schedule was tuned with, or only the minor versions of
+            torch and CUDA.
+
+    Raises:
+        UserError: the database failed.
+    """
+    if store is None:
+        return Match(Level.NONE, reason="there is no database")
+    how: Any = "strict" if strict else "loose"
+    schedule = store.get_schedule(workload.fingerprint, device.fingerprint, env, match=how)
+    if schedule is not None:
+        why = unusable(schedule)
+        if not why:
+            return Match(Level.EXACT, schedule, workload)
+    else:
+        why = "not tuned on this device"
+    graph = Graph.from_json(workload.spec)
+    family = store.family_schedules(workload.family, device.fingerprint, env, match=how, artifacts=False)
+    for near in sorted(family, key=lambda s: _distance(s.extent, workload.extent)):
+        if near.key.workload == workload.fingerprint:
+            continue
+        tuned = store.get_workload(near.key.workload)
+        if tuned is None:
+            continue
+        full = store.get_schedule(near.key.workload, device.fingerprint, env, match=how)
+        not_fit = "its artifact is damaged" if full is None else misfit(graph, Graph.from_json(tuned.spec), full)
+        if full is None or not_fit:
+            why += f"; the schedule for {near.extent} rows does not fit: {not_fit}"
+            continue
+        return Match(Level.OTHER_ROWS, full, tuned, f"{why}; {near.extent} rows are the nearest tuned")
+    return Match(Level.NONE, reason=why)
+
+
+def _distance(a: int, b: int) -> float:
+    """Distance of two extents as a ratio: 512 is as far from 1024 as 2048 is."""
+    return abs(math.log(max(a, 1) / max(b, 1)))
+
+
+def unusable(schedule: Schedule) -> str:
+    """Why a schedule cannot be deployed even for the workload it was tuned for; "" where it can."""
+    if schedule.config is not None and schedule.artifact is None:
+        return "its schedule has no artifact"
+    return ""
+
+
+def misfit(graph: Graph, tuned: Graph, schedule: Schedule) -> str:
+    """Why kernels tuned for graph ``tuned`` may not run ``graph``, which differs in extent 0; "" where they may."""
+    if schedule.config is None:
+        return ""  # a baseline takes any number of rows
+    if unusable(schedule):
+        return unusable(schedule)
+    assert schedule.artifact is not None
+    try:
+        here, there = make_plan(graph), make_plan(tuned)
+        return _differ(here, there) or _launch_misfit(graph, tuned, here, schedule)
+    except Unsupported as e:
+        return str(e)
+
+
+def _differ(here: Plan, there: Plan) -> str:
+    """How two plans differ in more than the extent of axis 0."""
+    if len(here.groups) != len(there.groups) or len(here.scratch) != len(there.scratch):
+        return "it is planned as other kernels"
+    for a, b in zip(here.groups, there.groups, strict=True):
+        one, two = a.graph, b.graph
+        if (one.values, one.inputs, one.outputs) != (two.values, two.inputs, two.outputs):
+            return "a kernel's operators or strides differ"
+        if one.extents[1:] != two.extents[1:] or (a.inputs, a.outputs) != (b.inputs, b.outputs):
+            return "a kernel's extents or arguments differ"
+    return ""
+
+
+def _launch_misfit(graph: Graph, tuned: Graph, plan: Plan, schedule: Schedule) -> str:
+    assert schedule.artifact is not None
+    assert schedule.config is not None
+    kernels = schedule.artifact.kernels
+    if len(kernels) != len(plan.groups):
+        return "its artifact is of another plan"
+    for group, kernel in zip(plan.groups, kernels, strict=True):
+        if not _uses_axis0(group.graph):
+            continue  # the kernel never meets the rows
+        if build_program(group.graph, **program_options(schedule.config)).dynamic < 0:
+            return "a kernel is compiled for one number of rows"
+        if kernel.code and not kernel.launch.get("dynamic"):
+            return "a kernel is compiled for one number of rows"
+        multiple = int(kernel.launch.get("multiple", 1) or 1)
+        if graph.extents[0] % multiple:
+            return f"a kernel takes a multiple of {multiple} rows"
+    # Kernels may count elements in 32 bits where that was enough for the workload they were made for.
+    if _largest(graph, plan) >= _INT32_LIMIT > _largest(tuned, make_plan(tuned)):
+        return "its tensors are too large for the kernel's 32-bit offsets"
+    return ""
+
+
+def program_options(config: Config) -> Mapping[str, bool]:
+    """How ``build_program`` arranges a group under a configuration."""
+    return {"keep": config.get("keep") != "reload", "online": bool(config.get("online", False))}
+
+
+def _uses_axis0(graph: Graph) -> bool:
+    return any(0 in v.axes or 0 in v.over for v in graph.values) or any(0 in o.axes for o in graph.outputs)
+
+
+def _largest(graph: Graph, plan: Plan) -> int:
+    """Elements of the largest tensor that the region's kernels touch."""
+
+    def sizes() -> Iterator[int]:
+        yield from (graph.input_numel(slot) for slot in range(len(graph.inputs)))
+        yield from (graph.output_numel(k) for k in range(len(graph.outputs)))
+        yield from (graph.size(axes) for _, axes in plan.scratch)
+
+    return max(sizes(), default=0)
