@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -107,6 +108,8 @@ def _tune(args: argparse.Namespace, device: str, store: Store, counted: Sequence
             seed=args.seed,
             space_file=args.space,
             progress=display.show,
+            weights={workload.fingerprint: float(count) for workload, count in counted},
+            command=shlex.join(["autotune", *sys.argv[1:]]),
         )
 
 
