@@ -84,7 +84,7 @@ class Claims(Database):
 
     def _take(self, c: sa.Connection, row: dict[str, Any], held: list[Any], new: dict[str, Any]) -> bool:
         insert = self.insert(ClaimRow).values(**row, **new).on_conflict_do_nothing()
-        while not c.execute(insert).rowcount:
+        while not self.changed(c, insert):
             other = c.execute(sa.select(ClaimRow.owner, ClaimRow.expires).where(*held).with_for_update()).first()
             if other is None:  # given up between the two statements
                 continue
@@ -98,7 +98,7 @@ class Claims(Database):
         """Give up a claim without a measurement. False when ``owner`` does not hold it."""
         row = {**key_values(key), "config": config_key(config), "stage": stage, "owner": owner}
         with self.writing() as c:
-            return bool(c.execute(sa.delete(ClaimRow).where(*_same(ClaimRow, row))).rowcount)
+            return self.changed(c, sa.delete(ClaimRow).where(*_same(ClaimRow, row)))
 
     def release_all(self, owner: str) -> int:
         """Give up every claim of ``owner``; returns how many."""

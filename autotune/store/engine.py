@@ -248,6 +248,12 @@ class Database:
         """An INSERT with ``on_conflict_do_...``, which both dialects spell alike but SQLAlchemy types apart."""
         return self._insert(model)
 
+    @staticmethod
+    def changed(connection: sa.Connection, statement: Any) -> bool:
+        """Execute an INSERT, UPDATE or DELETE and say whether it changed a row."""
+        # Without the option SQLAlchemy drops an INSERT's row count, on PostgreSQL in favour of -1, which is true.
+        return connection.execute(statement, execution_options={"preserve_rowcount": True}).rowcount > 0
+
     def close(self) -> None:
         """Close the connections. The store may not be used afterwards."""
         self._engine.dispose(close=self._pid == os.getpid())

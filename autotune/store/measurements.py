@@ -41,7 +41,7 @@ class Measurements(Claims):
                 c.execute(self.insert(ConfigRow).values(fingerprint=config, params=m.config).on_conflict_do_nothing())
                 # Only a second measurement of the candidate may be passed over: other conflicts are mistakes.
                 insert = self.insert(_M).values(**values).on_conflict_do_nothing(index_elements=list(_CANDIDATE))
-                added = bool(c.execute(insert).rowcount)
+                added = self.changed(c, insert)
                 c.execute(sa.delete(ClaimRow).where(*(getattr(ClaimRow, n) == values[n] for n in _CANDIDATE)))
                 return added
         except IntegrityError as e:

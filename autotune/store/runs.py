@@ -97,4 +97,4 @@ class Runs(Workloads):
         """Forget a miss (fingerprints); False when there was none. Storing a schedule does so by itself."""
         with self.writing() as c:
             gone = sa.delete(MissRow).where(MissRow.workload == workload, MissRow.device == device)
-            return bool(c.execute(gone).rowcount)
+            return self.changed(c, gone)

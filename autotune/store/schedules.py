@@ -124,7 +124,7 @@ class Schedules(Database):
                 )
                 where = None if replace else better
                 upsert = insert.on_conflict_do_update(index_elements=list(_KEY), set_=news, where=where)
-                stored = bool(c.execute(upsert).rowcount)
+                stored = self.changed(c, upsert)
                 key = schedule.key
                 c.execute(sa.delete(MissRow).where(MissRow.workload == key.workload, MissRow.device == key.device))
                 return stored

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from autotune.errors import UserError
 from autotune.store.engine import create_engine, parse_url, revision, show_url
-from autotune.store.measurements import Measurements, sound
+from autotune.store.measurements import STAGE_RANK, Measurements, sound
 from autotune.store.models import SCHEMA_REVISION, Base, ClaimRow, DeviceRow, MeasurementRow, WorkloadRow
 from autotune.store.records import Schedule
 from autotune.store.runs import Runs
@@ -145,13 +145,19 @@ class Store(Measurements, Schedules, Runs):
             .subquery()
         )
         counts = sa.select(fate.c.workload, fate.c.device, fate.c.failure, sa.func.count(), sa.func.max(fate.c.newest))
-        fastest = sa.select(m.workload, m.device, sa.func.min(m.latency_us)).where(*sound())
+        place = sa.func.row_number().over(partition_by=candidate, order_by=(STAGE_RANK, m.latency_us)).label("place")
+        latest = sa.select(m.workload, m.device, m.latency_us, place).where(*sound()).subquery()
+        fastest = (
+            sa.select(latest.c.workload, latest.c.device, sa.func.min(latest.c.latency_us))
+            .where(latest.c.place == 1)
+            .group_by(latest.c.workload, latest.c.device)
+        )
         with self.reading() as c:
             names = {r.fingerprint: (r.label, r.kind) for r in c.execute(
                 sa.select(WorkloadRow.fingerprint, WorkloadRow.label, WorkloadRow.kind))}  # fmt: skip
             devices = {r.fingerprint: r.name for r in c.execute(sa.select(DeviceRow.fingerprint, DeviceRow.name))}
             tally = c.execute(counts.group_by(fate.c.workload, fate.c.device, fate.c.failure)).all()
-            best = {(w, d): us for w, d, us in c.execute(fastest.group_by(m.workload, m.device))}
+            best = {(w, d): us for w, d, us in c.execute(fastest)}
         deployed: dict[tuple[str, str], Schedule] = {}
         for s in self.schedules():
             deployed.setdefault((s.key.workload, s.key.device), s)
