@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from autotune.codegen.cpu_passes import thin
 from autotune.codegen.program import Online, Pass, Program, stride_of
 from autotune.errors import Unsupported
 from autotune.fusion.graph import REDUCTIONS, Value, compute_type
@@ -38,7 +39,7 @@ _NUMPY = {"float32": "np.float32", "int32": "np.int32", "int64": "np.int64", "bo
 def generator() -> str:
     """Short digest of the code that prints and compiles kernels: a changed generator never meets an old cached kernel."""
     h = hashlib.sha256()
-    for name in ("cpu_emit.py", "cpu_math.py", "cpu_memory.py", "cpu_ops.py"):
+    for name in ("cpu_emit.py", "cpu_math.py", "cpu_memory.py", "cpu_ops.py", "cpu_passes.py"):
         h.update(Path(__file__).with_name(name).read_bytes())
     return h.hexdigest()[:16]
 
@@ -68,6 +69,7 @@ def _start(op: str, dtype: str) -> str:
 
 class _Emitter:
     def __init__(self, program: Program, schedule: CpuSchedule) -> None:
+        program = thin(program)
         self.program = program
         self.graph = program.graph
         self.values = program.graph.values

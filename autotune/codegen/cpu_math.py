@@ -8,7 +8,7 @@ Errors against fp64, in units in the last place over the whole range (``tests/co
 2 for exp, exp2, log, log2, log1p; 3 for expm1, sigmoid, erf; 4 for tanh. 0, infinities and NaN give what torch gives.
 ``sin``, ``cos`` and ``pow`` are libm's: right for every argument, but not vectorised.
 
-Every function takes an llvmlite builder and fp32 values and returns one. None of them relies on the order of operations
+Results of exp and exp2 that fp32 could hold only as denormals are 0. Every function takes an llvmlite builder and fp32 values and returns one. None of them relies on the order of operations
 being kept beyond IEEE: the kernel's own fast-math flags (contract, arcp) hold for them too, reassociation does not.
 """
 
@@ -73,10 +73,10 @@ def const(x: float) -> Ir:
         return ir.Constant(F32, float("inf") if x > 0 else float("-inf"))
 
 
-def call(b: Builder, name: str, *args: Ir) -> Ir:
+def call(b: Builder, name: str, *args: Ir, flags: tuple[str, ...] = ()) -> Ir:
     """Call an LLVM intrinsic (or libm function) whose arguments and result have one type."""
     fn = cgutils.get_or_insert_function(b.module, ir.FunctionType(args[0].type, [a.type for a in args]), name)
-    return b.call(fn, args)
+    return b.call(fn, args, fastmath=flags)
 
 
 def fma(b: Builder, x: Ir, y: Ir, z: Ir) -> Ir:
@@ -136,10 +136,15 @@ def _power_of_two(b: Builder, n: Ir) -> Ir:
     return _from_bits(b, b.shl(b.add(n, _int(127)), _int(23)))
 
 
-def _scale(b: Builder, y: Ir, n: Ir) -> Ir:
-    """y * 2**n for -252 < n < 256, in two steps so that results run into infinity and denormals by themselves."""
-    half = b.ashr(n, _int(1))
-    return b.fmul(b.fmul(y, _power_of_two(b, half)), _power_of_two(b, b.sub(n, half)))
+def _exponential(b: Builder, x: Ir, y: Ir, n: Ir, low: float, high: float) -> Ir:
+    """y * 2**n (1/2 < y < 2) where low <= x <= high; 0 below, infinity above, NaN for NaN.
+
+    The exponent is added as an integer, which cannot overflow between the bounds. Results that would be denormal are 0:
+    making them takes a processor a hundred cycles, and masked softmax scores are all of that sort.
+    """
+    y = _from_bits(b, b.add(_bits(b, y), b.shl(n, _int(23))))
+    y = b.select(b.fcmp_unordered(">", x, const(high)), b.fadd(x, const(float("inf"))), y)
+    return b.select(b.fcmp_ordered("<", x, const(low)), const(0.0), y)
 
 
 def _reduce(b: Builder, x: Ir) -> tuple[Ir, Ir]:
@@ -155,15 +160,14 @@ def _expm1_core(b: Builder, r: Ir) -> Ir:
 
 
 def exp(b: Builder, x: Ir) -> Ir:
-    r, n = _reduce(b, _at_least(b, _at_most(b, x, 89.0), -104.0))
-    return _scale(b, b.fadd(_expm1_core(b, r), const(1.0)), n)
+    r, n = _reduce(b, x)
+    return _exponential(b, x, b.fadd(_expm1_core(b, r), const(1.0)), n, -87.33654, 88.72283)
 
 
 def exp2(b: Builder, x: Ir) -> Ir:
-    x = _at_least(b, _at_most(b, x, 129.0), -151.0)
     nf, n = _round(b, x)
     r = b.fmul(b.fsub(x, nf), const(0.6931471805599453))
-    return _scale(b, b.fadd(_expm1_core(b, r), const(1.0)), n)
+    return _exponential(b, x, b.fadd(_expm1_core(b, r), const(1.0)), n, -126.0, 127.99999)
 
 
 def expm1(b: Builder, x: Ir) -> Ir:
@@ -268,12 +272,12 @@ def sign(b: Builder, x: Ir) -> Ir:
 
 
 def maximum(b: Builder, x: Ir, y: Ir) -> Ir:
-    """NaN if either is."""
-    return call(b, "llvm.maximum.f32", x, y)
+    """NaN if either is. Which of two zeros comes out is left open: telling them apart would take three instructions."""
+    return call(b, "llvm.maximum.f32", x, y, flags=("nsz",))
 
 
 def minimum(b: Builder, x: Ir, y: Ir) -> Ir:
-    return call(b, "llvm.minimum.f32", x, y)
+    return call(b, "llvm.minimum.f32", x, y, flags=("nsz",))
 
 
 def remainder(b: Builder, x: Ir, y: Ir) -> Ir:

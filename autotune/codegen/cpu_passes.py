@@ -1,0 +1,91 @@
+"""What a CPU kernel keeps between passes.
+
+A program keeps the smallest set of values; on a CPU even that is too much. A row that was just read lies in the first or
+second-level cache, where reading it again costs what reading a kept copy costs, and the store into the copy comes on top.
+So a value is kept only if making it again from the inputs takes more than light arithmetic: the exponentials of a softmax
+are kept, the scaled and masked scores are not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autotune.codegen.program import Pass, Program
+from autotune.fusion.graph import REDUCTIONS
+from autotune.fusion.ops import LIGHT, POINTWISE
+
+_LOAD_COST = 1
+_GATHER_COST = 2 * LIGHT + 1  # never again
+
+
+def _closure(program: Program, roots: tuple[int, ...], have: set[int]) -> list[int]:
+    """Column and full values that make ``roots`` from ``have``, row values and constants, in order."""
+    values = program.graph.values
+    seen: set[int] = set()
+    stack = list(roots)
+    while stack:
+        i = stack.pop()
+        if i in seen or i in have or program.domain(i) in ("const", "row"):
+            continue
+        seen.add(i)
+        stack.extend(values[i].args)
+    return sorted(seen)
+
+
+def _cost(program: Program, i: int, have: set[int]) -> int:
+    total = 0
+    for j in _closure(program, (i,), have):
+        v = program.graph.values[j]
+        if v.op in POINTWISE:
+            total += POINTWISE[v.op].cost
+        else:
+            total += _GATHER_COST if v.op == "gather" or v.guards else _LOAD_COST
+    return total
+
+
+def _roots(program: Program, p: Pass) -> tuple[int, ...]:
+    """Values whose elements the pass needs: arguments of its reductions, scores, stored values."""
+    values, outputs = program.graph.values, program.graph.outputs
+    return (*(values[i].args[0] for i in p.reduce), *(o.score for o in p.online), *(outputs[k].value for k in p.stores))
+
+
+def thin(program: Program) -> Program:
+    """``program`` without the kept values that light operators make again from the inputs or from other kept values."""
+    wanted = [set(p.kept_in) for p in program.passes]
+    # Later values first: one may be cheap only because an earlier one is kept, which is then judged by itself.
+    for i in reversed(program.kept):
+        takers = [w for w in wanted if i in w]
+        if all(_cost(program, i, w - {i}) <= 2 * LIGHT for w in takers):
+            for w in takers:
+                w.discard(i)
+    last = {i: n for n, w in enumerate(wanted) for i in w}
+    passes: list[Pass] = []
+    made: set[int] = set()
+    for n, p in enumerate(program.passes):
+        compute = tuple(_closure(program, (*_roots(program, p), *(i for i in p.kept_out if i in last)), wanted[n]))
+        out = tuple(i for i in compute if last.get(i, -1) > n and i not in made)
+        made.update(out)
+        passes.append(replace(p, kept_in=tuple(sorted(wanted[n])), compute=compute, kept_out=out))
+    return _with_row_values(replace(program, passes=tuple(passes)))
+
+
+def _with_row_values(program: Program) -> Program:
+    """Row values moved to the first pass that now needs them (values made again may need them earlier or later)."""
+    values, outputs = program.graph.values, program.graph.outputs
+    done: set[int] = set()
+    passes = []
+    for p in program.passes:
+        stack = [a for i in p.compute for a in values[i].args]
+        stack += [outputs[k].value for k in p.row_stores]
+        stack += _roots(program, p)
+        seen: set[int] = set()
+        while stack:
+            i = stack.pop()
+            if i in seen or program.domain(i) != "row" or values[i].op in REDUCTIONS:
+                continue
+            seen.add(i)
+            stack.extend(values[i].args)
+        now = tuple(i for i in sorted(seen) if i not in done)
+        done.update(now)
+        passes.append(replace(p, row_values=now))
+    return replace(program, passes=tuple(passes))
