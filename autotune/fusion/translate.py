@@ -10,7 +10,7 @@ import operator
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -137,6 +137,7 @@ def _outputs(region: Region, results: Any, env: dict[fx.Node, Any]) -> list[Outp
     out: list[Output] = []
     for node in results if isinstance(results, (tuple, list)) else [results]:
         x, like = env[node], _tensor(meta(node))
+        region.origin = node
         used: set[int] = set()
         index = tuple([region.run_over(n, used) if e > 1 else Index() for n, e in zip(x.names, x.shape, strict=True)])
         value = _blamed(node, lambda x=x, index=index: x.at(index))  # type: ignore[misc]
@@ -145,20 +146,23 @@ def _outputs(region: Region, results: Any, env: dict[fx.Node, Any]) -> list[Outp
             for axis, c in i.terms:
                 strides[axis] = c * s
         if any(s <= 0 for s in strides.values()):
-            raise Unsupported("a result whose elements overlap")
+            overlap = Unsupported("a result whose elements overlap")
+            overlap.node = node  # type: ignore[attr-defined]
+            raise overlap
         axes = tuple(sorted(strides))
         out.append(Output(value, axes, tuple(strides[a] for a in axes), storage_name(like.dtype)))
     return out
 
 
 def _without_unused_slots(graph: Graph) -> Translation:
-    from dataclasses import replace
-
     used = sorted({v.slot for v in graph.values if v.slot >= 0})
     where = {old: new for new, old in enumerate(used)}
     values = tuple(replace(v, slot=where[v.slot]) if v.slot >= 0 else v for v in graph.values)
     graph = Graph(graph.extents, values, tuple(graph.inputs[s] for s in used), graph.outputs)
-    graph.check()
+    try:
+        graph.check()
+    except ValueError as problem:
+        raise Unsupported(f"a malformed graph ({problem})") from problem
     return Translation(graph, tuple(used))
 
 

@@ -1,0 +1,28 @@
+"""Short human names of regions, such as ``layer_norm f32 16384x1024``."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from autotune.fusion.graph import Graph
+from autotune.fusion.rules import GENERATORS, VIEWS
+from autotune.fusion.translate import op_name
+
+_SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int64": "i64", "int32": "i32", "int16": "i16", "int8": "i8"}
+_PLAIN = frozenset("getitem clone _to_copy add sub mul div".split())
+_MOST = 4
+
+
+def describe(gm: fx.GraphModule, graph: Graph) -> str:
+    """The operators that characterise a region, the type of its largest output and the extents of its largest value."""
+    names: dict[str, None] = {}
+    for node in gm.graph.nodes:
+        name = op_name(node)
+        if name and name not in VIEWS and name not in GENERATORS and name != "getitem":
+            names[name.removeprefix("native_").strip("_")] = None
+    telling = [n for n in names if n not in _PLAIN] or list(names)
+    shown = "+".join(telling[:_MOST]) + ("+..." if len(telling) > _MOST else "")
+    largest = max(graph.outputs, key=lambda o: graph.size(o.axes))
+    widest = max([v.axes for v in graph.values] + [o.axes for o in graph.outputs], key=graph.size)
+    extents = "x".join(str(graph.extents[a]) for a in widest) or "1"
+    return f"{shown} {_SHORT.get(largest.dtype, largest.dtype)} {extents}"

@@ -1,0 +1,242 @@
+"""Regions: which nodes of an aten graph become one unit of tuning.
+
+A node is *memory-intensive* if a rule translates it, and *opaque* otherwise (mm, attention, random numbers, what the
+rules do not know). Regions are connected sets of memory-intensive nodes that can be contracted to one node without a
+cycle. They are found in two steps: nodes get levels (the number of opaque nodes that must run before them), equal levels
+that touch are one region, which can make no cycle; then regions that touch are merged while no path between them leads
+through anything else.
+
+Views and generators belong to no region: those that a region needs are copied into its submodule, where they are free,
+and those that others need stay where they are.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from autotune.errors import Unsupported
+from autotune.fusion import aten
+from autotune.fusion.canonical import canonicalize, to_workload
+from autotune.fusion.contraction import merge_groups
+from autotune.fusion.graph import STORAGE_BYTES
+from autotune.fusion.label import describe
+from autotune.fusion.rules import GENERATORS, RULES, VIEWS
+from autotune.fusion.translate import meta, op_name, translate
+from autotune.workload import Workload
+
+
+@dataclass(frozen=True)
+class Binding:
+    """How a region's tensors meet the workload's canonical graph.
+
+    ``inputs[k]`` is the position in ``Region.inputs`` of input slot ``k``; ``outputs[k]`` the position in
+    ``Region.outputs`` of the graph's output ``k``. A region input that the graph does not read has no slot.
+    """
+
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """A set of nodes that may run as one.
+
+    Attributes:
+        nodes: the nodes replaced, in graph order; views and generators between them are not among them.
+        inputs: nodes outside whose tensors the region reads, each once, in order of first use.
+        outputs: those of ``nodes`` that are used outside, in graph order.
+        submodule: computes ``outputs`` (always a tuple) from ``inputs`` with aten calls: the baseline.
+        workload: what to tune, or None where the region was not translated.
+        binding: how inputs and outputs map to the workload's.
+        reason: why there is no workload.
+    """
+
+    nodes: tuple[fx.Node, ...]
+    inputs: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+    submodule: fx.GraphModule
+    workload: Workload | None = None
+    binding: Binding = field(default_factory=Binding)
+    reason: str = ""
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """The tensors in a node's meta value."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [t for v in value for t in tensors_of(v)]
+    return []
+
+
+def _storable(t: torch.Tensor) -> bool:
+    if t.layout != torch.strided or str(t.dtype).removeprefix("torch.") not in STORAGE_BYTES:
+        return False
+    sizes = (*t.shape, *t.stride())
+    return all(type(n) is int for n in sizes) and 0 not in t.shape and not t.is_conj() and not t.is_neg()
+
+
+class Finder:
+    """Regions of one graph. ``hard`` holds the nodes that turned out not to be translatable."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        self.gm = gm
+        self.nodes = list(gm.graph.nodes)
+        self.place = {n: k for k, n in enumerate(self.nodes)}
+        self.hard: set[fx.Node] = set()
+        self.refused: dict[fx.Node, str] = {}
+        self._sorts = {n: self._classify(n) for n in self.nodes}
+
+    def _classify(self, node: fx.Node) -> str:
+        name = op_name(node)
+        if name == "getitem":
+            owner = node.args[0]
+            return self._classify(owner) if isinstance(owner, fx.Node) else "opaque"
+        if name not in RULES or node.target._schema.is_mutable:  # type: ignore[union-attr]
+            return "opaque"
+        made = tensors_of(meta(node))
+        read = [t for n in node.all_input_nodes for t in tensors_of(meta(n))]
+        if not made or not all(map(_storable, (*made, *read))):
+            return "opaque"
+        if any(not tensors_of(meta(n)) for n in node.all_input_nodes) or len({t.device for t in (*made, *read)}) != 1:
+            return "opaque"
+        return "view" if name in VIEWS else "generator" if name in GENERATORS else "compute"
+
+    def sort(self, node: fx.Node) -> str:
+        """"compute", "view", "generator" or "opaque"."""
+        return "opaque" if node in self.hard else self._sorts[node]
+
+    def free(self, node: fx.Node) -> bool:
+        return self.sort(node) in ("view", "generator")
+
+    def producers(self, node: fx.Node) -> list[fx.Node]:
+        """The nodes that ``node`` reads, looking through views and generators, in order, each once."""
+        out: dict[fx.Node, None] = {}
+        seen: set[fx.Node] = set()
+        stack = list(reversed(node.all_input_nodes))
+        while stack:
+            n = stack.pop()
+            if n in seen:
+                continue
+            seen.add(n)
+            if self.free(n):
+                stack.extend(reversed(n.all_input_nodes))
+            else:
+                out[n] = None
+        return list(out)
+
+    def groups(self) -> list[list[fx.Node]]:
+        """The sets of nodes to become regions, in graph order."""
+        real = [n for n in self.nodes if not self.free(n) and n.op != "output"]
+        before = {n: self.producers(n) for n in real}
+        return merge_groups(real, before, {n for n in real if self.sort(n) == "compute"})
+
+    def submodule(self, nodes: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node], fx.GraphModule]:
+        """(inputs, outputs, module) of a group; free nodes between are copied in."""
+        inside = set(nodes)
+        needed: set[fx.Node] = set()
+        stack = list(nodes)
+        while stack:
+            for n in stack.pop().all_input_nodes:
+                if self.free(n) and n not in needed:
+                    needed.add(n)
+                    stack.append(n)
+        body = sorted(inside | needed, key=lambda n: self.place[n])
+        inputs: dict[fx.Node, None] = {}
+        for n in body:
+            for i in n.all_input_nodes:
+                if i not in inside and i not in needed:
+                    inputs[i] = None
+        outputs = [n for n in nodes if self._used_outside(n, inside)]
+        graph = fx.Graph()
+        env: dict[fx.Node, fx.Node] = {}
+        for k, n in enumerate(inputs):
+            env[n] = graph.placeholder(f"x{k}")
+            env[n].meta = {"val": meta(n)}
+        for n in body:
+            env[n] = graph.node_copy(n, lambda a: env[a])
+            env[n].meta = {"val": meta(n), "origin": n}
+        graph.output(tuple(env[n] for n in outputs))
+        return list(inputs), outputs, fx.GraphModule(torch.nn.Module(), graph)
+
+    def _used_outside(self, node: fx.Node, inside: set[fx.Node]) -> bool:
+        """Whether a node that is not in the region reads it, as it is or through views."""
+        if not isinstance(meta(node), torch.Tensor):
+            return False  # a tuple: its getitems are nodes of the region themselves
+        stack, seen = list(node.users), set()
+        while stack:
+            user = stack.pop()
+            if user in seen or user in inside:
+                continue
+            seen.add(user)
+            if not self.free(user):
+                return True
+            stack.extend(user.users)
+        return False
+
+    def region(self, nodes: Sequence[fx.Node]) -> Region:
+        """The region of a group. Raises Unsupported with the responsible node of this graph as ``node``."""
+        inputs, outputs, module = self.submodule(nodes)
+        try:
+            if not outputs:
+                raise Unsupported("no results")
+            if not inputs:
+                raise Unsupported("it reads no tensors")
+            translation = translate(module)
+            source = aten.to_json(module)
+        except Unsupported as error:
+            culprit = getattr(error, "node", None)
+            origin = culprit.meta.get("origin") if isinstance(culprit, fx.Node) else None
+            if origin is not None:
+                error.node = origin  # type: ignore[attr-defined]
+                raise
+            return Region(tuple(nodes), tuple(inputs), tuple(outputs), module, reason=str(error))
+        graph, slots, order = canonicalize(translation.graph)
+        workload = to_workload(graph, describe(module, graph), source)
+        binding = Binding(tuple(translation.slots[s] for s in slots), order)
+        return Region(tuple(nodes), tuple(inputs), tuple(outputs), module, workload, binding)
+
+
+def find_regions(gm: fx.GraphModule) -> list[Region]:
+    """The regions of an aten graph (as AOTAutograd hands it to a compiler), in graph order.
+
+    A node that cannot be translated in its place becomes opaque and the search starts over, so that one odd operator
+    costs only itself. The graph is not changed; the same graph gives the same regions.
+
+    Args:
+        gm: nodes carry fake tensors in ``meta["val"]``.
+    """
+    finder = Finder(gm)
+    done: dict[tuple[fx.Node, ...], Region] = {}
+    while True:
+        regions: list[Region] = []
+        failed = False
+        for nodes in finder.groups():
+            key = tuple(nodes)
+            if key not in done:
+                try:
+                    done[key] = finder.region(nodes)
+                except Unsupported as error:
+                    culprit: fx.Node = error.node  # type: ignore[attr-defined]
+                    _harden(finder, culprit, str(error))
+                    failed = True
+                    continue
+            regions.append(done[key])
+        if not failed:
+            return regions
+
+
+def _harden(finder: Finder, culprit: fx.Node, reason: str) -> None:
+    """Make a node opaque, together with what cannot be told apart from it: a tuple and its elements."""
+    owner = culprit
+    while owner.target is operator.getitem:
+        owner = owner.args[0]  # type: ignore[assignment]
+    for n in (owner, *[u for u in owner.users if u.target is operator.getitem]):
+        finder.hard.add(n)
+        finder.refused[n] = reason

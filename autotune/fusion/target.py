@@ -1,0 +1,198 @@
+"""What the user named on the command line: a built-in target or ``package.module:callable``, and its inputs."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from autotune.errors import UserError
+from autotune.fusion.capture import capture
+from autotune.fusion.regions import find_regions
+from autotune.fusion.workloads import BUILTIN
+from autotune.workload import Workload
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def resolve(target: str, inputs: str | None, device: str) -> tuple[Callable[..., Any], Call, str]:
+    """The callable a user named, its ``(args, kwargs)`` on ``device``, and a label.
+
+    Args:
+        target: a name of :data:`BUILTIN`, or ``package.module:callable``; the current directory is importable. A class
+            is instantiated without arguments; a module is moved to the device.
+        inputs: ``package.module:callable`` returning a tensor, a tuple or list of arguments, a dict of keyword
+            arguments, or ``(args, kwargs)``; it is given ``device`` if it takes a parameter of that name. None for
+            built-in targets.
+        device: "cpu" or "cuda:N".
+
+    Raises:
+        UserError: whatever is wrong with any of these, in one line.
+    """
+    _check_device(device)
+    if ":" not in target:
+        if target not in BUILTIN:
+            hint = _closest(target, BUILTIN)
+            raise UserError(
+                f"unknown workload {target!r}{hint}; `autotune workloads` lists the built-in ones, your own are named"
+                " package.module:callable"
+            )
+        if inputs is not None:
+            raise UserError(f"--inputs goes with package.module:callable; the workload {target!r} brings its own")
+        builtin = BUILTIN[target]
+        size = builtin.size(device)
+        return builtin.make(size, device), (builtin.inputs(size, device), {}), target
+    fn = _load(target, "target")
+    if inputs is None:
+        raise UserError(f"{target} needs --inputs package.module:callable, which returns its example inputs")
+    if inspect.isclass(fn):
+        fn = _call(fn, f"{target} could not be instantiated without arguments")
+    if not callable(fn):
+        raise UserError(f"{target} is a {type(fn).__name__}, which cannot be called")
+    if isinstance(fn, nn.Module):
+        fn = fn.to(device)
+    return fn, _inputs(inputs, device), target
+
+
+def fusion_workloads(target: str, inputs: str | None, device: str) -> list[tuple[Workload, int]]:
+    """The distinct workloads of a target, in order of appearance, with how often each occurs.
+
+    Where results require grad, both ways to run it are captured, with and without autograd: their regions store
+    different results. A workload that occurs in both is counted where it occurs more often.
+
+    Raises:
+        UserError: as :func:`resolve`, or where the callable fails on the inputs.
+    """
+    fn, (args, kwargs), label = resolve(target, inputs, device)
+    return workloads_of(fn, args, kwargs, label)
+
+
+def workloads_of(
+    fn: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any] | None = None, label: str = "the target"
+) -> list[tuple[Workload, int]]:
+    """As :func:`fusion_workloads`, for a callable and its inputs."""
+    arguments = tuple(args)
+    counts: Counter[Workload] = Counter()
+    for grad in (False, True) if _requires_grad(fn, arguments, kwargs) else (False,):
+        try:
+            captured = capture(fn, arguments, kwargs, grad=grad)
+        except Exception as error:
+            raise UserError(f"{label} failed on its inputs: {_first_line(error)}") from error
+        found = Counter(r.workload for g in captured.graphs for r in find_regions(g.module) if r.workload is not None)
+        counts |= found
+    return list(counts.items())
+
+
+def _requires_grad(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
+    leaves = pytree.tree_leaves((args, kwargs or {}))
+    owner = getattr(fn, "__self__", fn)
+    if isinstance(owner, nn.Module):
+        leaves.extend(owner.parameters())
+    return any(isinstance(t, torch.Tensor) and t.requires_grad for t in leaves)
+
+
+def _check_device(device: str) -> None:
+    try:
+        wanted = torch.device(device)
+    except RuntimeError:
+        raise UserError(f"unknown device {device!r}; give cpu, cuda or cuda:N") from None
+    if wanted.type not in ("cpu", "cuda"):
+        raise UserError(f"device {device!r} is not supported; give cpu, cuda or cuda:N")
+    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"no device {device!r} here: torch sees {torch.cuda.device_count()} CUDA devices; try --device cpu")
+
+
+def _load(spec: str, what: str) -> Any:
+    """The object named by ``package.module:attribute``."""
+    module_name, _, path = spec.partition(":")
+    if not module_name or not path:
+        raise UserError(f"{what} {spec!r} is not of the form package.module:callable")
+    module = _import(module_name, spec)
+    found: Any = module
+    for part in path.split("."):
+        if not hasattr(found, part):
+            names = [n for n in dir(found) if not n.startswith("_")]
+            raise UserError(f"{module_name} has no {path!r}{_closest(path, names)} (asked for by {spec})")
+        found = getattr(found, part)
+    return found
+
+
+def _import(name: str, spec: str) -> ModuleType:
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise UserError(f"no module {error.name!r} for {spec}; it must be installed or in {here}") from None
+        raise UserError(f"importing {name} for {spec} failed: {_first_line(error)}") from error
+    except Exception as error:
+        raise UserError(f"importing {name} for {spec} failed: {_first_line(error)}") from error
+
+
+def _inputs(spec: str, device: str) -> Call:
+    made = _load(spec, "--inputs")
+    if callable(made) and not isinstance(made, torch.Tensor):
+        given = {"device": device} if _takes_device(made) else {}
+        made = _call(made, f"--inputs {spec} failed", **given)
+    args, kwargs = _as_call(made, spec)
+    if not any(isinstance(t, torch.Tensor) for t in pytree.tree_leaves((args, kwargs))):
+        raise UserError(f"--inputs {spec} returned no tensors")
+    return pytree.tree_map(lambda t: _moved(t, device), (args, kwargs))  # type: ignore[no-any-return]
+
+
+def _as_call(made: Any, spec: str) -> Call:
+    if isinstance(made, torch.Tensor):
+        return (made,), {}
+    if isinstance(made, dict):
+        return (), dict(made)
+    if isinstance(made, (tuple, list)):
+        if len(made) == 2 and isinstance(made[0], (tuple, list)) and isinstance(made[1], dict):
+            return tuple(made[0]), dict(made[1])
+        return tuple(made), {}
+    raise UserError(
+        f"--inputs {spec} gave a {type(made).__name__}; it must give a tensor, a tuple or list of arguments, a dict of"
+        " keyword arguments, or (args, kwargs)"
+    )
+
+
+def _moved(value: Any, device: str) -> Any:
+    """On the device, and still a leaf that requires grad where it was one."""
+    if not isinstance(value, torch.Tensor) or value.device == torch.device(device):
+        return value
+    return value.detach().to(device).requires_grad_(value.requires_grad)
+
+
+def _takes_device(fn: Callable[..., Any]) -> bool:
+    try:
+        return "device" in inspect.signature(fn).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def _call(fn: Callable[..., Any], problem: str, **kwargs: Any) -> Any:
+    try:
+        return fn(**kwargs)
+    except Exception as error:
+        raise UserError(f"{problem}: {_first_line(error)}") from error
+
+
+def _closest(name: str, names: Iterable[str]) -> str:
+    found = difflib.get_close_matches(name, list(names), 1)
+    return f", did you mean {found[0]!r}?" if found else ""
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

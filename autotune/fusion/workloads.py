@@ -1,0 +1,204 @@
+"""Built-in targets: the functions ``autotune search fusion NAME`` knows, with inputs for a CPU and for a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+EPS = 1e-6
+
+
+@dataclass(frozen=True)
+class Size:
+    """Shape of the main input, and the type of all floats."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        short = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}[self.dtype]
+        return f"{short} {'x'.join(map(str, self.shape))}"
+
+
+@dataclass(frozen=True)
+class BuiltinTarget:
+    """A named function or module.
+
+    Attributes:
+        about: one line for ``autotune workloads``.
+        sizes: by preset, "cpu" (a few MB) and "gpu" (what a GPU is measured with).
+        make: the callable for a size, on a device.
+        inputs: its positional arguments for a size, on a device; random, the same every time.
+    """
+
+    about: str
+    sizes: Mapping[str, Size]
+    make: Callable[[Size, str], Callable[..., Any]]
+    inputs: Callable[[Size, str], tuple[Tensor, ...]]
+
+    def size(self, device: str) -> Size:
+        """The preset for a device ("cpu", "cuda:0")."""
+        return self.sizes["cpu" if device.startswith("cpu") else "gpu"]
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], weight, bias)
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    h = x.float()
+    h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + EPS)
+    return h.to(x.dtype) * weight
+
+
+def softmax_mask(x: Tensor, mask: Tensor) -> Tensor:
+    """[B, S, T] and [1, S, T]: the probabilities of an attention with head size 64."""
+    return torch.softmax(x * 0.125 + mask, -1)
+
+
+def bias_gelu_residual_layer_norm(x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, shift: Tensor) -> Tensor:
+    return F.layer_norm(F.gelu(x + bias) + residual, x.shape[-1:], weight, shift)
+
+
+def swiglu_rms_norm(gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
+    return rms_norm(F.silu(gate) * up, weight)
+
+
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    """Loss of every row, [N], in float32."""
+    x = logits.float()
+    return torch.logsumexp(x, -1) - x.gather(1, target[:, None])[:, 0]
+
+
+class BertLayer(nn.Module):
+    """One encoder layer of BERT-base: attention, then feed-forward, each with a residual and a layer norm after it."""
+
+    def __init__(self, hidden: int = 768, heads: int = 12) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(hidden, hidden)
+        self.key = nn.Linear(hidden, hidden)
+        self.value = nn.Linear(hidden, hidden)
+        self.attention_out = nn.Linear(hidden, hidden)
+        self.attention_norm = nn.LayerNorm(hidden, eps=1e-12)
+        self.up = nn.Linear(hidden, 4 * hidden)
+        self.down = nn.Linear(4 * hidden, hidden)
+        self.norm = nn.LayerNorm(hidden, eps=1e-12)
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        """``x`` is [B, S, hidden]; ``attention_mask`` [B, S] holds 1 for tokens and 0 for padding."""
+        batch, length, hidden = x.shape
+        mask = (1.0 - attention_mask[:, None, None, :].to(x.dtype)) * torch.finfo(x.dtype).min
+        q, k, v = (
+            f(x).view(batch, length, self.heads, hidden // self.heads).transpose(1, 2)
+            for f in (self.query, self.key, self.value)
+        )
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        attended = attended.transpose(1, 2).reshape(batch, length, hidden)
+        x = self.attention_norm(x + self.dropout(self.attention_out(attended)))
+        return self.norm(x + self.dropout(self.down(F.gelu(self.up(x)))))
+
+
+def _randn(seed: int, device: str, dtype: torch.dtype, *shape: int) -> Tensor:
+    rng = torch.Generator(device=device).manual_seed(seed)
+    return torch.randn(shape, generator=rng, device=device, dtype=torch.float32).to(dtype)
+
+
+def _fn(fn: Callable[..., Tensor]) -> Callable[[Size, str], Callable[..., Any]]:
+    return lambda size, device: fn
+
+
+def _random(*shapes: str) -> Callable[[Size, str], tuple[Tensor, ...]]:
+    """One random tensor for each of "full" (the main shape), "row" (its last extent) and "one" (1 in front)."""
+
+    def make(size: Size, device: str) -> tuple[Tensor, ...]:
+        of = {"full": size.shape, "row": size.shape[-1:], "one": (1, *size.shape[1:])}
+        return tuple(_randn(k, device, size.dtype, *of[s]) for k, s in enumerate(shapes))
+
+    return make
+
+
+def _cross_entropy_inputs(size: Size, device: str) -> tuple[Tensor, ...]:
+    rng = torch.Generator(device=device).manual_seed(1)
+    target = torch.randint(0, size.shape[1], size.shape[:1], generator=rng, device=device)
+    return _randn(0, device, size.dtype, *size.shape), target
+
+
+def _bert(size: Size, device: str) -> nn.Module:
+    # The weights are random but fixed, and the caller's random state is left alone.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layer = BertLayer(size.shape[-1])
+    return layer.to(device=device, dtype=size.dtype).eval().requires_grad_(False)
+
+
+def _bert_inputs(size: Size, device: str) -> tuple[Tensor, ...]:
+    batch, length, _ = size.shape
+    lengths = length - torch.arange(batch, device=device) * (length // (2 * batch))
+    mask = (torch.arange(length, device=device)[None] < lengths[:, None]).to(torch.int64)
+    return _randn(0, device, size.dtype, *size.shape), mask
+
+
+def _sizes(cpu: tuple[int, ...], gpu: tuple[int, ...], dtype: torch.dtype) -> dict[str, Size]:
+    return {"cpu": Size(cpu, torch.float32), "gpu": Size(gpu, dtype)}
+
+
+_F32, _BF16 = torch.float32, torch.bfloat16
+_BGRL = ("full", "row", "full", "row", "row")
+
+BUILTIN: Mapping[str, BuiltinTarget] = {
+    "layer_norm": BuiltinTarget(
+        "layer normalisation with weight and bias",
+        _sizes((2048, 1024), (16384, 1024), _F32),
+        _fn(layer_norm),
+        _random("full", "row", "row"),
+    ),
+    "rms_norm": BuiltinTarget(
+        "root mean square normalisation, computed in float32",
+        _sizes((1024, 2048), (8192, 8192), _BF16),
+        _fn(rms_norm),
+        _random("full", "row"),
+    ),
+    "softmax_mask": BuiltinTarget(
+        "softmax(scale * x + mask), the mask shared by all of the batch",
+        _sizes((12, 256, 256), (384, 512, 512), _F32),
+        _fn(softmax_mask),
+        _random("full", "one"),
+    ),
+    "bias_gelu_residual_layer_norm": BuiltinTarget(
+        "layer_norm(gelu(x + bias) + residual)",
+        _sizes((1024, 1024), (8192, 4096), _BF16),
+        _fn(bias_gelu_residual_layer_norm),
+        _random(*_BGRL),
+    ),
+    "bias_gelu_residual_layer_norm_f32": BuiltinTarget(
+        "the same in float32 with rows of 768",
+        _sizes((1024, 768), (8192, 768), _F32),
+        _fn(bias_gelu_residual_layer_norm),
+        _random(*_BGRL),
+    ),
+    "swiglu_rms_norm": BuiltinTarget(
+        "rms_norm(silu(gate) * up)",
+        _sizes((512, 3584), (4096, 14336), _BF16),
+        _fn(swiglu_rms_norm),
+        _random("full", "full", "row"),
+    ),
+    "cross_entropy": BuiltinTarget(
+        "cross entropy of every row against a target index",
+        _sizes((128, 16032), (2048, 128256), _BF16),
+        _fn(cross_entropy),
+        _cross_entropy_inputs,
+    ),
+    "bert_layer": BuiltinTarget(
+        "all memory-intensive regions of one BERT-base encoder layer, inference",
+        _sizes((8, 128, 768), (32, 512, 768), _BF16),
+        _bert,
+        _bert_inputs,
+    ),
+}
