@@ -20,9 +20,10 @@ LEVELS = ("exact", "other_rows", "none")
 def total(target: str, device: str, regions: Sequence[Region]) -> dict[str, Any]:
     """The JSON object of a whole target.
 
-    ``match`` is the worst among the regions. ``best`` holds the sum of what is deployed (a baseline where one won) and,
-    for a target of one region, its configuration; null if a region has no latency. ``baselines`` holds those that every
-    region has; ``speedup`` is the fastest of them over ``best``.
+    ``match`` is the worst among the regions. ``best`` is the sum of the fastest candidates, with the configuration for
+    a target of one region; null if a region has none. ``deployed_us`` is the sum of what is deployed, where a baseline
+    may have won. A baseline's latency is null, with the ``error``, where it could not be measured for every region.
+    ``speedup`` is the fastest baseline over what is deployed.
 
     Args:
         regions: objects with ``workload``, ``label``, ``count``, ``match``, ``best``, ``baselines``, ``deployed_us``
@@ -31,12 +32,11 @@ def total(target: str, device: str, regions: Sequence[Region]) -> dict[str, Any]
     failed: Counter[str] = Counter()
     for region in regions:
         failed.update(region.get("failed", {}))
-    deployed = _sum(regions, lambda region: region["deployed_us"])
-    names = list(dict.fromkeys(name for region in regions for name in region["baselines"]))
-    sums = {name: _sum(regions, lambda region, name=name: _latency(region["baselines"].get(name))) for name in names}
-    baselines = {name: {"latency_us": value} for name, value in sums.items() if value is not None}
-    config = (regions[0]["best"] or {}).get("config") if len(regions) == 1 else None
-    fastest = min((b["latency_us"] for b in baselines.values()), default=None)
+    best = _sum(regions, [_latency(region["best"]) for region in regions])
+    deployed = _sum(regions, [region["deployed_us"] for region in regions])
+    names = dict.fromkeys(name for region in regions for name in region["baselines"])
+    baselines = {name: _baseline(regions, name) for name in names}
+    fastest = min((b["latency_us"] for b in baselines.values() if b["latency_us"] is not None), default=None)
     return {
         "workload": target,
         "device": device,
@@ -44,23 +44,36 @@ def total(target: str, device: str, regions: Sequence[Region]) -> dict[str, Any]
         "measured": sum(region.get("measured", 0) for region in regions),
         "reused": sum(region.get("reused", 0) for region in regions),
         "failed": dict(failed),
-        "best": None if deployed is None else {"config": config, "latency_us": deployed},
+        "best": None if best is None else {"config": _config(regions), "latency_us": best},
         "baselines": baselines,
+        "deployed_us": deployed,
         "speedup": fastest / deployed if fastest and deployed else None,
         "workloads": [dict(region) for region in regions],
     }
 
 
-def _latency(baseline: Mapping[str, Any] | None) -> float | None:
-    return None if baseline is None else baseline["latency_us"]
+def _config(regions: Sequence[Region]) -> Any:
+    return regions[0]["best"]["config"] if len(regions) == 1 else None
 
 
-def _sum(regions: Sequence[Region], latency: Any) -> float | None:
+def _baseline(regions: Sequence[Region], name: str) -> dict[str, Any]:
+    found = [region["baselines"].get(name, {}) for region in regions]
+    out: dict[str, Any] = {"latency_us": _sum(regions, [_latency(baseline) for baseline in found])}
+    errors = [baseline["error"] for baseline in found if "error" in baseline]
+    return {**out, "error": errors[0]} if errors else out
+
+
+def _latency(timed: Mapping[str, Any] | None) -> float | None:
+    latency: float | None = (timed or {}).get("latency_us")
+    return latency
+
+
+def _sum(regions: Sequence[Region], latencies: Sequence[float | None]) -> float | None:
     """Weighted by count; None if there is no region or one lacks its latency."""
-    values = [latency(region) for region in regions]
-    if not values or None in values:
+    known = [latency for latency in latencies if latency is not None]
+    if not regions or len(known) < len(regions):
         return None
-    return float(sum(value * region["count"] for value, region in zip(values, regions, strict=True)))
+    return sum(latency * region["count"] for latency, region in zip(known, regions, strict=True))
 
 
 def print_table(answer: Mapping[str, Any]) -> None:
@@ -75,13 +88,12 @@ def print_table(answer: Mapping[str, Any]) -> None:
         table.add_column(title, justify="left" if title in ("match", "runs") else "right")
     for region in regions:
         baselines = [microseconds(_latency(region["baselines"].get(name))) for name in names]
-        best = region["best"] or {}
         table.add_row(
             region["label"] or region["workload"][:12],
             str(region["count"]),
             region["match"],
             *baselines,
-            microseconds(best.get("latency_us")),
+            microseconds(_latency(region["best"])),
             ratio(region["speedup"]),
             region.get("winner") or "–",
         )
@@ -89,5 +101,5 @@ def print_table(answer: Mapping[str, Any]) -> None:
         sums = [microseconds(_latency(answer["baselines"].get(name))) for name in names]
         latency = microseconds(answer["best"]["latency_us"])
         table.add_section()
-        table.add_row("sum of what runs", "", answer["match"], *sums, latency, ratio(answer["speedup"]), "")
+        table.add_row("sum", "", answer["match"], *sums, latency, ratio(answer["speedup"]), "")
     console().print(table)

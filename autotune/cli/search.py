@@ -109,8 +109,18 @@ def _tune(args: argparse.Namespace, device: str, store: Store, counted: Sequence
             space_file=args.space,
             progress=display.show,
             weights={workload.fingerprint: float(count) for workload, count in counted},
-            command=shlex.join(["autotune", *sys.argv[1:]]),
+            command=_command(args),
         )
+
+
+def _command(args: argparse.Namespace) -> str:
+    """The command to note with the run; without the database's URL, which may hold a password."""
+    words = ["autotune", "search", *(["--missed"] if args.missed else [args.domain, args.target])]
+    for name in ("inputs", "device", "trials", "timeout", "sampler", "seed", "space"):
+        value = getattr(args, name)
+        if value is not None:
+            words += [f"--{name}", str(value)]
+    return shlex.join(words)
 
 
 def _answer(

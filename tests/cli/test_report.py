@@ -43,8 +43,22 @@ def test_what_a_region_lacks_the_sum_lacks() -> None:
     answer = total("t", "cpu", [region("a", 1, 10.0, 30.0, None), region("b", 1, None, 2.0, 4.0)])
     assert answer["best"] is None
     assert answer["speedup"] is None
-    assert answer["baselines"] == {"eager": {"latency_us": 32.0}}
+    assert answer["baselines"] == {"eager": {"latency_us": 32.0}, "inductor": {"latency_us": None}}
     assert answer["match"] == "none"
+
+
+def test_a_baseline_that_won_is_what_is_deployed() -> None:
+    answer = total("t", "cpu", [region("a", 1, 10.0, 8.0, 20.0, deployed_us=8.0, winner="eager")])
+    assert answer["best"] == {"config": {"keep": "a"}, "latency_us": 10.0}
+    assert answer["deployed_us"] == 8.0
+    assert answer["speedup"] == 1.0
+
+
+def test_why_a_baseline_failed_is_told() -> None:
+    failed = {"inductor": {"latency_us": None, "error": "no C++ compiler"}, "eager": {"latency_us": 9.0}}
+    answer = total("t", "cpu", [region("a", 1, 3.0, None, None, baselines=failed)])
+    assert answer["baselines"] == failed
+    assert answer["speedup"] == 3.0
 
 
 def test_the_match_is_the_worst() -> None:

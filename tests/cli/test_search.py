@@ -1,0 +1,120 @@
+"""``autotune search`` end to end in a process of its own, on a small real domain that runs on the CPU.
+
+The workloads come from the database (``--missed``), so no PyTorch program has to be captured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.device import identify
+from autotune.store import Store
+
+TOY = Path(__file__).resolve().parent.parent / "tuner"
+MAIN = """
+import sys
+from autotune import task
+from autotune.cli.app import main
+task.DOMAINS["toy"] = "toy_domain"
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> list[str]:
+    script = tmp_path / "with_toy_domain.py"
+    script.write_text(MAIN)
+    return [sys.executable, str(script), "search", "--missed", "--device", "cpu", "--db", str(tmp_path / "t.db")]
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(TOY)}
+
+
+def missed(db: Path, *specs: dict[str, Any]) -> None:
+    sys.path.insert(0, str(TOY))
+    try:
+        from toy_domain import workload
+    finally:
+        sys.path.remove(str(TOY))
+    with Store.open(db) as store:
+        device = store.put_device(identify("cpu"))
+        for spec in specs:
+            assert store.add_miss(workload(**spec), device, "met at deploy time")
+
+
+def test_missed_workloads_are_searched_stored_and_cleared(
+    tmp_path: Path, command: list[str], environment: dict[str, str]
+) -> None:
+    db = tmp_path / "t.db"
+    missed(db, {"rows": 64, "eager_us": 2000}, {"rows": 32, "eager_us": 2000})
+    arguments = ["--trials", "4", "--timeout", "60", "--seed", "3"]
+    done = subprocess.run(
+        [*command, *arguments, "--json"], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+
+    answer = json.loads(done.stdout)
+    assert done.stdout.count("\n") == 1
+    assert answer["match"] == "exact"
+    assert answer["measured"] == 8
+    assert answer["failed"] == {}
+    assert answer["best"]["latency_us"] > 0
+    assert answer["baselines"]["eager"]["latency_us"] > 2000
+    assert answer["baselines"]["inductor"] == {"latency_us": None, "error": answer["baselines"]["inductor"]["error"]}
+    assert answer["speedup"] > 1
+    assert {w["label"] for w in answer["workloads"]} == {"toy 64x256", "toy 32x256"}
+    for region in answer["workloads"]:
+        assert set(region["best"]["config"]) == {"how", "block"}
+    assert "[2/2] toy" in done.stderr
+
+    with Store.open(db) as store:
+        assert len(store.schedules()) == 2
+        assert store.misses() == []
+        assert "--seed 3" in store.runs()[0].command
+    again = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert again.returncode == 2
+    assert "no missed workload" in again.stderr
+    assert again.stdout == ""
+
+
+def test_if_nothing_can_be_measured_it_says_so_and_fails(
+    tmp_path: Path, command: list[str], environment: dict[str, str]
+) -> None:
+    missed(tmp_path / "t.db", {"rows": 0})  # every candidate is rejected
+    done = subprocess.run([*command, "--trials", "4"], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 1, done.stderr
+    assert "NOTHING COULD BE MEASURED for toy 0x256" in done.stderr
+    with Store.open(tmp_path / "t.db") as store:
+        assert len(store.misses()) == 1  # still waiting
+
+
+def test_an_interrupted_search_keeps_what_it_measured(
+    tmp_path: Path, command: list[str], environment: dict[str, str]
+) -> None:
+    db = tmp_path / "t.db"
+    missed(db, {"rows": 64, "slow_us": 3000}, {"rows": 32})
+    arguments = [*command, "--trials", "200"]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    with Store.open(db) as store:
+        until = time.monotonic() + 60
+        while len(store.measurements()) < 2 and time.monotonic() < until:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 130, err
+        assert "everything measured so far is kept" in err
+        assert "Traceback" not in err
+        assert len(store.measurements()) >= 2
+        assert store.runs()[0].state == "interrupted"
