@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from autotune.fusion.target import resolve
 
     device = resolve_device(args.device)
-    model, inputs, _ = resolve("bert_layer", None, device)
+    model, (inputs, _), _ = resolve("bert_layer", None, device)
     tuned = torch.compile(model, backend="autotune")
     inductor = torch.compile(model)
 

@@ -35,8 +35,8 @@ def run(args: argparse.Namespace) -> int:
         from autotune.runtime.lookup import lookup
 
         device = resolve_device(args.device)
-        fn, inputs, label = resolve(args.target, args.inputs, device)
-        found = lookup(fn, inputs, db=args.db, device=device, strict=args.strict)
+        fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device)
+        found = lookup(fn, inputs, kwargs=kwargs, db=args.db, device=device, strict=args.strict)
         regions = []
         for region in found.to_json()["workloads"]:
             if region["workload"] is not None:
