@@ -1,7 +1,7 @@
 """From an aten graph and the regions that run stored kernels to one callable.
 
-The result is a Python function that fx writes: library calls stand in it as they are, stored kernels and pieces compiled
-by Inductor are calls of functions, and every value is let go after its last use.
+The result is a Python function that fx writes: library calls stand in it as they are, stored kernels and pieces
+compiled by Inductor are calls of functions, and every value is let go after its last use.
 """
 
 from __future__ import annotations
@@ -124,11 +124,9 @@ def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
         return function(*args)
 
-    if not hasattr(function, "__name__") or not hasattr(function, "__module__"):
-        call.__name__ = call.__qualname__ = name
-        call.__module__ = "autotune_graph"
-        return call
-    return function
+    call.__name__ = call.__qualname__ = name
+    call.__module__ = "autotune_graph"  # not "torch...": fx would print the path instead of holding the function
+    return call
 
 
 def _boxed(gm: fx.GraphModule) -> Boxed:

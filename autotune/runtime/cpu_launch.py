@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from autotune.codegen.program import build_program
 from autotune.fusion.plan import Plan
-from autotune.runtime.match import program_options
+from autotune.fusion.schedules import group_config
+from autotune.runtime.match import group_program
 from autotune.task import Config
 
 
@@ -22,10 +22,10 @@ def make_launches(plan: Plan, config: Config) -> list[Callable[[int, Sequence[in
     """
     from autotune.codegen.cpu import CpuSchedule, load
 
-    schedule = CpuSchedule.from_config(config)
     out = []
-    for group in plan.groups:
-        kernel = load(build_program(group.graph, **program_options(config)), schedule)
+    for k, group in enumerate(plan.groups):
+        schedule = CpuSchedule.from_config(group_config(config, k, len(plan.groups)))
+        kernel = load(group_program(plan, k, config), schedule)
         extent0 = group.graph.extents[0] if group.graph.extents else 1
         out.append(_bind(kernel, extent0))
     return out

@@ -221,7 +221,7 @@ class Executor:
         self, tensors: Sequence[torch.Tensor], into: tuple[torch.Tensor, ...] | None = None
     ) -> tuple[torch.Tensor, ...]:
         pointers = []
-        held = None  # copies must live until the launches are enqueued
+        held: Any = None  # copies must live until the launches are enqueued
         for i, stride, mask in self._inputs:
             t = tensors[i]
             if t.stride() != stride and not _same_place(t, stride):

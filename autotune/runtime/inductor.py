@@ -31,7 +31,7 @@ def compile_whole(gm: fx.GraphModule, inputs: Sequence[Any], options: Mapping[st
     from torch._dynamo.backends.registry import lookup_backend
 
     try:
-        compiled: Callable[..., Any] = lookup_backend("inductor")(gm, list(inputs), **options)  # type: ignore[call-arg]
+        compiled: Callable[..., Any] = lookup_backend("inductor")(gm, list(inputs), **options)
         return compiled
     except TorchDynamoException:
         raise
@@ -63,8 +63,8 @@ def compile_piece(gm: fx.GraphModule, patches: Mapping[str, Any]) -> Callable[..
     fake_mode = next((t.fake_mode for t in examples if isinstance(t, torch._subclasses.FakeTensor)), None)
     try:
         with torch.no_grad(), tracing(TracingContext(fake_mode)):
-            compiled: Callable[..., Any] = compile_fx(gm, examples, config_patches=dict(patches) or None)
-            return compiled
+            compiled: Any = compile_fx(gm, examples, config_patches=dict(patches) or None)
+            return compiled  # type: ignore[no-any-return]
     except Exception as e:
         warn_once(f"inductor piece {type(e).__name__}", f"autotune: Inductor failed on a piece of a graph: {_line(e)}")
         log.debug("the piece that Inductor failed on: %s", gm.graph, exc_info=True)

@@ -146,13 +146,14 @@ def lookup(
         UserError: a device that is not there, a database that cannot be used, a callable that cannot be captured.
     """
     from autotune.fusion.capture import capture
+    from autotune.fusion.regions import find_regions
     from autotune.store import Store
 
     name = resolve_device(device or _device_of(fn, inputs, kwargs or {}))
-    found = capture(fn, tuple(inputs), dict(kwargs or {}))
+    regions = [r for graph in capture(fn, tuple(inputs), kwargs).graphs for r in find_regions(graph.module)]
     store = Store.attach(db)
     try:
-        return match_regions(found.regions, store, name, strict=strict)
+        return match_regions(regions, store, name, strict=strict)
     finally:
         if store is not None:
             store.close()

@@ -8,16 +8,17 @@ hand; that is checked here by planning both. ``none``: neither.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from autotune.codegen.program import build_program
+from autotune.codegen.program import Program, build_program
 from autotune.device import DeviceIdentity, Environment
 from autotune.errors import Unsupported
 from autotune.fusion.graph import Graph
 from autotune.fusion.plan import Plan, make_plan
+from autotune.fusion.schedules import group_config
 from autotune.store.records import Schedule
 from autotune.task import Config
 from autotune.workload import Workload
@@ -150,10 +151,10 @@ def _launch_misfit(graph: Graph, tuned: Graph, plan: Plan, schedule: Schedule) -
     kernels = schedule.artifact.kernels
     if len(kernels) != len(plan.groups):
         return "its artifact is of another plan"
-    for group, kernel in zip(plan.groups, kernels, strict=True):
+    for k, (group, kernel) in enumerate(zip(plan.groups, kernels, strict=True)):
         if not _uses_axis0(group.graph):
             continue  # the kernel never meets the rows
-        if build_program(group.graph, **program_options(schedule.config)).dynamic < 0:
+        if group_program(plan, k, schedule.config).dynamic < 0:
             return "a kernel is compiled for one number of rows"
         if kernel.code and not kernel.launch.get("dynamic"):
             return "a kernel is compiled for one number of rows"
@@ -166,9 +167,10 @@ def _launch_misfit(graph: Graph, tuned: Graph, plan: Plan, schedule: Schedule) -
     return ""
 
 
-def program_options(config: Config) -> Mapping[str, bool]:
-    """How ``build_program`` arranges a group under a configuration."""
-    return {"keep": config.get("keep") != "reload", "online": bool(config.get("online", False))}
+def group_program(plan: Plan, k: int, config: Config) -> Program:
+    """The program of the ``k``-th group of a plan under a configuration of the region."""
+    own = group_config(config, k, len(plan.groups))
+    return build_program(plan.groups[k].graph, keep=own.get("keep") != "reload", online=bool(own.get("online", False)))
 
 
 def _uses_axis0(graph: Graph) -> bool:

@@ -8,121 +8,158 @@ those that need it. Levels only grow along edges, so this order has no cycle.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
 _RANDOM = torch.Tag.nondeterministic_seeded
+_SOURCES = ("placeholder", "get_attr")
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Cut:
-    """A region to be replaced: its nodes, what it reads and what it gives, as nodes of the graph."""
+    """A region to be replaced.
+
+    Attributes:
+        nodes: the nodes of the graph that it stands for.
+        inputs: nodes outside that it reads.
+        outputs: those of ``nodes`` that are read outside.
+        run: takes the values of ``inputs`` in order and returns those of ``outputs`` in order.
+    """
 
     nodes: Sequence[fx.Node]
     inputs: Sequence[fx.Node]
     outputs: Sequence[fx.Node]
     run: Callable[..., Sequence[Any]]
-    """Takes the values of ``inputs`` in order and returns those of ``outputs`` in order."""
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Piece:
-    """Remaining nodes of one level, in the graph's order."""
+    """Remaining nodes of one level, in the graph's order.
 
-    level: int
-    nodes: list[fx.Node] = field(default_factory=list)
+    Attributes:
+        inputs: nodes outside whose values it reads, in order of first use; attributes are copied instead of passed.
+        outputs: those of ``nodes`` whose values are read outside, in the graph's order.
+    """
 
-    @property
-    def inputs(self) -> list[fx.Node]:
-        """Nodes outside whose values it reads, in order of first use; attributes are copied instead of passed."""
-        inside = set(self.nodes)
-        seen: dict[fx.Node, None] = {}
-        for node in self.nodes:
-            for arg in node.all_input_nodes:
-                if arg not in inside and arg.op != "get_attr":
-                    seen.setdefault(arg)
-        return list(seen)
-
-    @property
-    def outputs(self) -> list[fx.Node]:
-        """Nodes inside whose values are used outside, in the graph's order."""
-        inside = set(self.nodes)
-        return [n for n in self.nodes if any(user not in inside for user in n.users)]
+    nodes: Sequence[fx.Node]
+    inputs: Sequence[fx.Node]
+    outputs: Sequence[fx.Node]
 
 
-def is_mutation(node: fx.Node) -> bool:
-    """Whether a node writes to one of its arguments; what is not a known operator is taken to."""
-    if node.op != "call_function":
-        return node.op in ("call_method", "call_module")
-    if isinstance(node.target, torch._ops.OpOverload):
-        return bool(node.target._schema.is_mutable)
-    return node.target.__module__ not in ("_operator", "operator", "math") and not isinstance(
-        node.target, torch._ops.HigherOrderOperator
-    )
+class _Condensed:
+    """The graph with each cut as one item; an item is a node or a cut."""
+
+    def __init__(self, graph: fx.Graph, cuts: Sequence[Cut]) -> None:
+        self.graph, self.cuts = graph, cuts
+        self.owner: dict[fx.Node, Cut] = {}
+        for cut in cuts:
+            for node in cut.nodes:
+                if self.owner.setdefault(node, cut) is not cut:
+                    raise ValueError(f"{node} is in two regions")
+        self.before = _orderings(graph)
+        (self.output,) = graph.find_nodes(op="output")
+        self.live = self._live()
+
+    def item(self, node: fx.Node) -> fx.Node | Cut:
+        return self.owner.get(node, node)
+
+    def reads(self, item: fx.Node | Cut) -> Sequence[fx.Node]:
+        """The nodes whose values an item takes. A region reads through the views at its border by itself."""
+        return item.inputs if isinstance(item, Cut) else item.all_input_nodes
+
+    def _live(self) -> set[fx.Node | Cut]:
+        """Items that the graph's results or its writes need: views within regions only are not."""
+        stack: list[fx.Node | Cut] = [self.output]
+        stack += [self.item(n) for n in self.graph.nodes if is_mutation(n)]
+        live: set[fx.Node | Cut] = set()
+        while stack:
+            item = stack.pop()
+            if item not in live:
+                live.add(item)
+                stack += [self.item(n) for n in self.reads(item)]
+        return live
+
+    def waits(self, item: fx.Node | Cut) -> list[fx.Node | Cut]:
+        """Computing items that must run before ``item``."""
+        nodes = list(self.reads(item))
+        for node in item.nodes if isinstance(item, Cut) else (item,):
+            nodes += self.before.get(node, ())
+        found = dict.fromkeys(self.item(n) for n in nodes if n.op not in _SOURCES)
+        return [i for i in found if i is not item and i in self.live]
+
+    def levels(self) -> dict[fx.Node | Cut, int]:
+        """Level of each live item. Raises ValueError for a cycle."""
+        level: dict[fx.Node | Cut, int] = {}
+        active: set[fx.Node | Cut] = set()
+        for root in self.graph.nodes:  # an explicit stack: graphs are deeper than Python's
+            stack = [(self.item(root), False)] if root.op not in _SOURCES and self.item(root) in self.live else []
+            while stack:
+                item, leaving = stack.pop()
+                if item in level:
+                    continue
+                waits = self.waits(item)
+                if leaving:
+                    level[item] = max((level[w] + isinstance(w, Cut) for w in waits), default=0)
+                    active.discard(item)
+                elif item not in active:
+                    active.add(item)
+                    stack.append((item, True))
+                    if any(w in active and w not in level for w in waits):
+                        raise ValueError("the regions cannot run one after another: they need each other's results")
+                    stack += [(w, False) for w in waits if w not in level]
+        return level
+
+    def piece(self, nodes: Sequence[fx.Node], read: set[fx.Node]) -> Piece:
+        inside = set(nodes)
+        inputs = dict.fromkeys(a for n in nodes for a in n.all_input_nodes if a not in inside and a.op != "get_attr")
+        outputs = [n for n in nodes if n in read or any(u not in inside and self._remains(u) for u in n.users)]
+        return Piece(nodes, list(inputs), outputs)
+
+    def _remains(self, node: fx.Node) -> bool:
+        return node in self.live and node not in self.owner
 
 
-def is_random(node: fx.Node) -> bool:
-    """Whether a node draws from a generator, whose state orders it against the others that do."""
-    return isinstance(node.target, torch._ops.OpOverload) and _RANDOM in node.target.tags
-
-
-def levels(graph: fx.Graph, cuts: Sequence[Cut]) -> tuple[dict[int, int], dict[fx.Node, int]]:
-    """Level of each cut (by its index) and of each remaining computing node.
+def pieces(graph: fx.Graph, cuts: Sequence[Cut]) -> list[Cut | Piece]:
+    """Everything that computes, in an order that can be run: at each level its piece, then its cuts.
 
     Writes keep their order with what reads the same memory, and random operators theirs among each other.
 
     Raises:
         ValueError: cuts overlap, or contracting them makes a cycle.
     """
-    owner: dict[fx.Node, int] = {}
-    for k, cut in enumerate(cuts):
-        for node in cut.nodes:
-            if owner.setdefault(node, k) != k:
-                raise ValueError(f"{node} is in two regions")
-    before = _orderings(graph)
-    cut_level: dict[int, int] = {}
-    node_level: dict[fx.Node, int] = {}
-    needs: dict[int, set[fx.Node]] = {
-        k: {a for n in cut.nodes for a in (*n.all_input_nodes, *before.get(n, ())) if owner.get(a) != k}
-        for k, cut in enumerate(cuts)
-    }
-    # Depth-first with an explicit stack: graphs are deeper than Python's.
-    done: set[Any] = set()
-    active: set[Any] = set()
-    for root in graph.nodes:
-        if root.op in ("placeholder", "get_attr", "output"):
-            continue
-        stack: list[tuple[Any, bool]] = [(owner.get(root, root), False)]
-        while stack:
-            item, leaving = stack.pop()
-            if item in done:
-                continue
-            wanted = needs[item] if isinstance(item, int) else {*item.all_input_nodes, *before.get(item, ())}
-            sources = [owner.get(a, a) for a in wanted if a.op not in ("placeholder", "get_attr")]
-            if leaving:
-                level = 0
-                for s in sources:
-                    level = max(level, cut_level[s] + 1 if isinstance(s, int) else node_level[s])
-                if isinstance(item, int):
-                    cut_level[item] = level
-                else:
-                    node_level[item] = level
-                done.add(item)
-                active.discard(item)
-                continue
-            if item in active:
-                continue
-            active.add(item)
-            stack.append((item, True))
-            for s in sources:
-                if s in active and s not in done:
-                    raise ValueError("the regions cannot be run one after another: they need each other's results")
-                if s not in done:
-                    stack.append((s, False))
-    return cut_level, node_level
+    condensed = _Condensed(graph, cuts)
+    level = condensed.levels()
+    read_by_cuts = {n for cut in cuts if cut in condensed.live for n in cut.inputs}
+    by_level: dict[int, list[fx.Node]] = {}
+    for node in graph.nodes:
+        if node in level and node.op != "output":
+            by_level.setdefault(level[node], []).append(node)
+    live_cuts = [cut for cut in cuts if cut in level]
+    out: list[Cut | Piece] = []
+    for n in range(max([*(level[c] for c in live_cuts), *by_level], default=-1) + 1):
+        if n in by_level:
+            out.append(condensed.piece(by_level[n], read_by_cuts))
+        out += [cut for cut in live_cuts if level[cut] == n]
+    return out
+
+
+def is_mutation(node: fx.Node) -> bool:
+    """Whether a node writes to one of its arguments; what is no operator of torch or Python is taken to."""
+    if node.op != "call_function":
+        return node.op in ("call_method", "call_module")
+    if isinstance(node.target, torch._ops.OpOverload):
+        return bool(node.target._schema.is_mutable)
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return False  # AOTAutograd makes these functional
+    return getattr(node.target, "__module__", "") not in ("_operator", "operator", "math", "builtins")
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether a node draws from a generator, whose state orders it against the others that do."""
+    return isinstance(node.target, torch._ops.OpOverload) and _RANDOM in node.target.tags
 
 
 def _orderings(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
@@ -139,7 +176,7 @@ def _orderings(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
     barrier: fx.Node | None = None
     random: fx.Node | None = None
     for node in graph.nodes:
-        if node.op in ("placeholder", "get_attr"):
+        if node.op in _SOURCES:
             memory[node] = frozenset((node,))
             continue
         if node.op == "output":
@@ -151,15 +188,16 @@ def _orderings(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
         if is_random(node):
             extra += [random] if random is not None else []
             random = node
-        if is_mutation(node):
-            if node.target is torch.ops.aten.copy_.default and memory[node.all_input_nodes[0]]:
-                for m in memory[node.all_input_nodes[0]]:
-                    extra += readers.get(m, ())
-                    written[m] = node
-            else:
-                extra += since
-                since, barrier = [], node
-        if barrier is not node:
+        unknown = is_mutation(node)
+        if unknown and node.target is torch.ops.aten.copy_.default and memory[node.all_input_nodes[0]]:
+            unknown = False
+            for m in memory[node.all_input_nodes[0]]:
+                extra += readers.get(m, ())
+                written[m] = node
+        if unknown:
+            extra += since
+            since, barrier = [], node
+        else:
             since.append(node)
         for m in touched:
             readers.setdefault(m, []).append(node)
@@ -175,27 +213,9 @@ def _may_alias(node: fx.Node) -> bool:
     return True
 
 
-def pieces(graph: fx.Graph, cuts: Sequence[Cut]) -> list[Cut | Piece]:
-    """Everything in an order that can be run: at each level its piece, then its cuts.
-
-    Raises:
-        ValueError: see :func:`levels`.
-    """
-    cut_level, node_level = levels(graph, cuts)
-    out: list[Cut | Piece] = []
-    by_level: dict[int, Piece] = {}
-    for node in graph.nodes:
-        if node in node_level:
-            by_level.setdefault(node_level[node], Piece(node_level[node])).nodes.append(node)
-    top = max([*cut_level.values(), *by_level], default=-1)
-    for level in range(top + 1):
-        if level in by_level:
-            out.append(by_level[level])
-        out += [cut for k, cut in enumerate(cuts) if cut_level[k] == level]
-    return out
-
-
-def extract(gm: fx.GraphModule, nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> Any:
+def extract(
+    gm: fx.GraphModule, nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]
+) -> fx.GraphModule:
     """A module that computes ``outputs`` (returned as a tuple) from ``inputs`` by ``nodes``; metadata is kept."""
     graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}

@@ -1,0 +1,158 @@
+"""The torch.compile backend: stored kernels where there are some, and what the user would have had elsewhere.
+
+A Dynamo graph goes through AOTAutograd, as when its regions were captured for the search, and each of its aten graphs
+(forward, backward or inference) is looked up. Where nothing is stored, the Dynamo graph goes to Inductor untouched.
+Otherwise each aten graph is cut around its hits; the pieces between go to Inductor, or stay library calls.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.exc import TorchDynamoException
+
+from autotune.fusion.capture import aot_backend
+from autotune.runtime.assemble import Boxed, assemble
+from autotune.runtime.counters import count
+from autotune.runtime.database import warn_once
+from autotune.runtime.inductor import compile_whole
+from autotune.runtime.replace import Found, cuts, find
+
+log = logging.getLogger("autotune")
+
+Compiled = Callable[..., Any]
+
+
+def compile(model: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
+    """``torch.compile(model, backend="autotune", **kwargs)``: run ``model`` with the kernels stored for it.
+
+    Args:
+        model: function or ``nn.Module``.
+        kwargs: those of ``torch.compile``. ``mode`` and ``options`` are for Inductor, which compiles the rest.
+
+    Returns:
+        The compiled model. Training works; ``autotune.counters()`` tells how many regions were found.
+    """
+    compiled: Callable[..., Any] = torch.compile(model, backend=dynamo_backend, **kwargs)
+    return compiled
+
+
+def dynamo_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Compiled:
+    """The backend "autotune" of ``torch.compile``.
+
+    Args:
+        gm: a graph of Dynamo's.
+        example_inputs: its inputs; symbolic integers among them mean dynamic shapes.
+        options: ``mode`` and ``options`` as the user gave them to ``torch.compile``.
+    """
+    from autotune.runtime.shapes import compile_dynamic, is_dynamic
+
+    if is_dynamic(gm, example_inputs):
+        return compile_dynamic(gm, example_inputs, options)
+    compiled = compile_static(gm, example_inputs, options)
+    return compiled if compiled is not None else compile_whole(gm, example_inputs, options)
+
+
+def compile_static(gm: fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, Any]) -> Compiled | None:
+    """Compile a Dynamo graph of fixed shapes with stored kernels; None where none of its regions has one.
+
+    ``gm`` is not changed.
+    """
+    session = _Session(options)
+    try:
+        compiled = session.backend()(gm, inputs)
+    except TorchDynamoException:
+        raise
+    except Exception as e:
+        warn_once(f"aot {type(e).__name__}", f"autotune: a graph could not be looked up: {type(e).__name__}: {e}")
+        log.debug("the graph that could not be looked up", exc_info=True)
+        return None
+    if not session.kernels:
+        return None
+    session.finish()
+    return compiled
+
+
+class _Session:
+    """The aten graphs of one Dynamo graph.
+
+    AOTAutograd compiles the backward when it first runs, long after it must be known whether anything is stored at all;
+    so the backward is looked up as soon as it is split from the forward.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.options = options
+        self.kernels = 0
+        self.late: list[_Late] = []
+        self.seen_backward = False
+
+    def backend(self) -> Callable[[fx.GraphModule, Sequence[Any]], Compiled]:
+        backend: Any = aot_backend(self.compile)
+        split = backend.kwargs["partition_fn"]
+
+        @functools.wraps(split)
+        def partition(*args: Any, **kwargs: Any) -> Any:
+            forward, backward = split(*args, **kwargs)
+            self.kernels += find(backward).kernels
+            self.seen_backward = True
+            return forward, backward
+
+        # As Inductor has it: what the graph writes to its inputs is written within the graph.
+        backend.kwargs |= {"partition_fn": partition, "keep_inference_input_mutations": True}
+        return backend  # type: ignore[no-any-return]
+
+    def compile(self, gm: fx.GraphModule, inputs: Sequence[Any], kind: str) -> Boxed:
+        count("graphs")
+        found = find(gm, tell=kind != "backward" or not self.seen_backward)
+        if kind != "backward":
+            self.kernels += found.kernels
+        late = _Late(gm, found, self.options)
+        if kind == "backward":
+            return late.build()
+        self.late.append(late)
+
+        def run(args: list[Any]) -> Sequence[Any]:
+            return late.build()(args)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    def finish(self) -> None:
+        """Build the graphs that waited for the decision to build at all."""
+        for late in self.late:
+            late.build()
+        self.late.clear()
+
+
+class _Late:
+    """An aten graph that is assembled once it is wanted."""
+
+    def __init__(self, gm: fx.GraphModule, found: Found, options: Mapping[str, Any]) -> None:
+        self._source: tuple[fx.GraphModule, Found, Mapping[str, Any]] | None = (gm, found, options)
+        self._run: Boxed | None = None
+        self._lock = threading.Lock()
+
+    def build(self) -> Boxed:
+        if self._run is not None:
+            return self._run
+        with self._lock:
+            if self._run is None:
+                assert self._source is not None
+                gm, found, options = self._source
+                try:
+                    self._run = assemble(gm, cuts(found), options)
+                except ValueError as e:
+                    warn_once(f"cut {e}", f"autotune: a graph runs without stored kernels: {e}")
+                    count("fallbacks", found.kernels)
+                    self._run = assemble(gm, (), options)
+                self._source = None
+            return self._run
+
+
+__all__ = ["compile", "compile_static", "dynamo_backend"]
