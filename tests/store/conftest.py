@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -164,10 +164,10 @@ def spawn() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Start Python code in a process of its own, which sees this copy of autotune; killed at the end if still there."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(code: str, *args: str, **options: object) -> subprocess.Popen[str]:
+    def start(code: str, *args: str, prefix: Sequence[str] = (), **options: object) -> subprocess.Popen[str]:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         process: subprocess.Popen[str] = subprocess.Popen(
-            [sys.executable, "-c", code, *args],
+            [*prefix, sys.executable, "-c", code, *args],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, **options,  # type: ignore[call-overload]
         )  # fmt: skip
         started.append(process)

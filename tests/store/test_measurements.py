@@ -61,8 +61,8 @@ def test_find_workloads_by_prefix_label_and_kind(store: Store) -> None:
 
 def test_a_measurement_comes_back_as_it_was(store: Store, key: Key) -> None:
     m = Measurement(
-        key, {"threads": 64, "keep": "registers", "online": True, "x": 0.5}, Status.OK, "final", 12.5, (12.0, 12.5, 13.0),
-        0.08, 0.25, "", "run7", 1.25, 0.5, 99.5,
+        key, {"threads": 64, "keep": "registers", "online": True, "x": 0.5}, Status.OK, "final", 12.5,
+        (12.0, 12.5, 13.0), 0.08, 0.25, "", "run7", 1.25, 0.5, 99.5,
     )  # fmt: skip
     assert store.add_measurement(m)
     assert store.get_measurement(key, m.config, "final") == m
