@@ -216,7 +216,7 @@ def _version(package: str) -> str:
 
 
 def _minor(version: str) -> str:
-    """"2.11" of "2.11.0+cu130"."""
+    """Major and minor: "2.11" of "2.11.0+cu130"."""
     return ".".join(version.partition("+")[0].split(".")[:2])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -75,7 +76,7 @@ def postgres_server() -> Iterator[str]:
         yield str(folder)
     finally:
         if server is not None:
-            server.terminate()
+            server.send_signal(signal.SIGINT)  # "fast": SIGTERM would wait for clients to leave
             try:
                 server.wait(10)
             except subprocess.TimeoutExpired:
