@@ -98,7 +98,9 @@ class _Colours:
         """Settle, then split ties until every colour is unique."""
         self.settle()
         while True:
-            tied = next((t for c in (self.axis, self.slot, self.output, self.value) if (t := _tie(c)) is not None), None)
+            tied = next(
+                (t for c in (self.axis, self.slot, self.output, self.value) if (t := _tie(c)) is not None), None
+            )
             if tied is None:
                 return
             colours, member = tied
@@ -184,9 +186,7 @@ def canonicalize(graph: Graph) -> tuple[Graph, tuple[int, ...], tuple[int, ...]]
     order = _topological(graph, colours.value)
     where = {old: new for new, old in enumerate(order)}
     reads = [i for i in order if graph.values[i].op in ("load", "gather")]
-    outputs = sorted(
-        range(len(graph.outputs)), key=lambda k: (where[graph.outputs[k].value], colours.output[k])
-    )
+    outputs = sorted(range(len(graph.outputs)), key=lambda k: (where[graph.outputs[k].value], colours.output[k]))
     axes = {a: k for k, a in enumerate(_axis_order(graph, colours.axis, outputs, reads))}
     slots: list[int] = []
     for i in reads:

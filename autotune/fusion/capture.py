@@ -24,7 +24,7 @@ GraphCompiler = Callable[[fx.GraphModule, Sequence[Any], str], Compiled]
 
 def aot_backend(compiler: GraphCompiler) -> Callable[[fx.GraphModule, Sequence[Any]], Compiled]:
     """A backend for torch.compile that hands every aten graph to ``compiler``."""
-    from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+    from functorch.compile import make_boxed_func, min_cut_rematerialization_partition  # type: ignore[import-untyped]
     from torch._dynamo.backends.common import aot_autograd
 
     def part(kind: str) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:

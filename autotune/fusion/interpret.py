@@ -68,7 +68,9 @@ _BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "or": torch.bitwise_or,
     "xor": torch.bitwise_xor,
 }
-_MAY_OVERFLOW = frozenset("add sub mul div pow reciprocal exp exp2 expm1 sum prod sigmoid".split())
+_MAY_OVERFLOW = frozenset(
+    ["add", "sub", "mul", "div", "pow", "reciprocal", "exp", "exp2", "expm1", "sum", "prod", "sigmoid"]
+)
 
 
 def interpret(graph: Graph, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -223,7 +225,7 @@ def _evaluate(graph: Graph, inputs: Sequence[Tensor], device: torch.device, lo: 
         axes = sorted(o.axes)
         wide = frame.aligned(values[o.value], v.axes, axes).expand([frame.count[a] for a in axes])
         wide = wide.permute([axes.index(a) for a in o.axes])
-        out.append(wide.contiguous() if o.dtype in _FLOAT_TYPES or v.dtype == "float32" else wide.to(getattr(torch, o.dtype)).contiguous())
+        out.append((wide if v.dtype == "float32" else wide.to(getattr(torch, o.dtype))).contiguous())
     return out
 
 

@@ -8,8 +8,16 @@ from autotune.fusion.graph import Graph
 from autotune.fusion.rules import GENERATORS, VIEWS
 from autotune.fusion.translate import op_name
 
-_SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int64": "i64", "int32": "i32", "int16": "i16", "int8": "i8"}
-_PLAIN = frozenset("getitem clone _to_copy add sub mul div".split())
+_SHORT = {
+    "float32": "f32",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "int64": "i64",
+    "int32": "i32",
+    "int16": "i16",
+    "int8": "i8",
+}
+_PLAIN = frozenset(["getitem", "clone", "_to_copy", "add", "sub", "mul", "div"])
 _MOST = 4
 
 

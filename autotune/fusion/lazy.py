@@ -183,9 +183,7 @@ class Lazy:
         names: for each dimension the names whose row-major product it is.
     """
 
-    def __init__(
-        self, region: Region, shape: Sequence[int], dtype: torch.dtype, names: Sequence[Dims], at: At
-    ) -> None:
+    def __init__(self, region: Region, shape: Sequence[int], dtype: torch.dtype, names: Sequence[Dims], at: At) -> None:
         self.region = region
         self.shape = tuple(shape)
         self.dtype = dtype
@@ -345,7 +343,7 @@ def pointwise(op: str, *operands: Operand, dtype: torch.dtype | None = None) -> 
     like = torch.float32 if first.kind == "float32" else first.dtype
     tensors = [x if isinstance(x, Lazy) else scalar(region, x, like) for x in operands]
     try:
-        shape = torch.broadcast_shapes(*[x.shape for x in tensors])
+        shape = torch.broadcast_shapes(*[x.shape for x in tensors])  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         raise Unsupported(str(error)) from None
 

@@ -2,9 +2,9 @@
 
 A node is *memory-intensive* if a rule translates it, and *opaque* otherwise (mm, attention, random numbers, what the
 rules do not know). Regions are connected sets of memory-intensive nodes that can be contracted to one node without a
-cycle. They are found in two steps: nodes get levels (the number of opaque nodes that must run before them), equal levels
-that touch are one region, which can make no cycle; then regions that touch are merged while no path between them leads
-through anything else.
+cycle. They are found in two steps: nodes get levels (the number of opaque nodes that must run before them), and equal
+levels that touch are one region, which can make no cycle; then regions that touch are merged while no path between them
+leads through anything else.
 
 Views and generators belong to no region: those that a region needs are copied into its submodule, where they are free,
 and those that others need stay where they are.
@@ -109,7 +109,7 @@ class Finder:
         return "view" if name in VIEWS else "generator" if name in GENERATORS else "compute"
 
     def sort(self, node: fx.Node) -> str:
-        """"compute", "view", "generator" or "opaque"."""
+        """ "compute", "view", "generator" or "opaque"."""
         return "opaque" if node in self.hard else self._sorts[node]
 
     def free(self, node: fx.Node) -> bool:

@@ -9,31 +9,68 @@ raises Unsupported for forms it does not express. Adding an operator is adding a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from autotune.errors import Unsupported
 from autotune.fusion import views
-from autotune.fusion.lazy import Guards, Index, Lazy, Number, Region, broadcast_names, cast, iota, kind, pointwise, scalar
+from autotune.fusion.lazy import Guards, Index, Lazy, Number, Region, cast, iota, kind, pointwise, scalar
 
 Rule = Callable[..., "Lazy | tuple[Lazy | None, ...]"]
+R = TypeVar("R", bound=Rule)
 RULES: dict[str, Rule] = {}
 
 VIEWS = frozenset(
-    "view _unsafe_view reshape _reshape_alias permute transpose t numpy_T unsqueeze squeeze expand slice select split"
-    " split_with_sizes unbind chunk alias detach diagonal view_as narrow".split()
+    [
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "_reshape_alias",
+        "permute",
+        "transpose",
+        "t",
+        "numpy_T",
+        "unsqueeze",
+        "squeeze",
+        "expand",
+        "slice",
+        "select",
+        "split",
+        "split_with_sizes",
+        "unbind",
+        "chunk",
+        "alias",
+        "detach",
+        "diagonal",
+        "view_as",
+        "narrow",
+    ]
 )
 """Operators that move no data: free inside a region, and left where they are outside one."""
 
-GENERATORS = frozenset("full full_like zeros ones zeros_like ones_like new_zeros new_ones new_full scalar_tensor arange".split())
+GENERATORS = frozenset(
+    [
+        "full",
+        "full_like",
+        "zeros",
+        "ones",
+        "zeros_like",
+        "ones_like",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "scalar_tensor",
+        "arange",
+    ]
+)
 """Operators that read nothing: recomputed in whichever region wants them."""
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
+def rule(*names: str) -> Callable[[R], R]:
     """Register a function as the translation of the aten operators ``names`` (all their overloads)."""
 
-    def add(fn: Rule) -> Rule:
+    def add(fn: R) -> R:
         for name in names:
             RULES[name] = fn
         return fn
@@ -110,7 +147,9 @@ def _expand(region: Region, self: Lazy, size: Sequence[int], *, implicit: bool =
 
 
 @rule("slice")
-def _slice(region: Region, self: Lazy, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Lazy:
+def _slice(
+    region: Region, self: Lazy, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Lazy:
     return views.narrow(self, dim, start, end, step)
 
 
@@ -165,7 +204,8 @@ def _repeat(region: Region, self: Lazy, repeats: Sequence[int]) -> Lazy:
 
 def _pad(x: Lazy, dim: int, before: int, after: int, number: Number) -> Lazy:
     if before < 0 or after < 0:
-        return _pad(views.narrow(x, dim, max(-before, 0), x.shape[dim] - max(-after, 0)), dim, max(before, 0), max(after, 0), number)
+        x = views.narrow(x, dim, max(-before, 0), x.shape[dim] - max(-after, 0))
+        before, after = max(before, 0), max(after, 0)
     parts = [x]
     for n, first in ((before, True), (after, False)):
         if n:
@@ -182,7 +222,9 @@ def _constant_pad(region: Region, self: Lazy, pad: Sequence[int], value: Number 
 
 
 @rule("slice_backward")
-def _slice_backward(region: Region, grad_output: Lazy, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> Lazy:
+def _slice_backward(
+    region: Region, grad_output: Lazy, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int
+) -> Lazy:
     if step != 1:
         raise Unsupported("the backward of a slice with a step")
     d = dim % len(input_sizes)
@@ -248,12 +290,12 @@ def _fill(region: Region, self: Lazy, value: Lazy | Number) -> Lazy:
 
 
 @rule("arange")
-def _arange(region: Region, *args: Number, start: Number = 0, step: Number = 1, end: Number | None = None, **_: Any) -> Lazy:
-    given = list(args)
-    if len(given) == 1:
-        end = given[0]
-    elif len(given) >= 2:
-        start, end, step = (*given, 1)[:3]
+def _arange(
+    region: Region, *args: Number, start: Number = 0, step: Number = 1, **_: Any
+) -> Lazy:
+    # The extent is torch's; of (end), (start, end) and (start, end, step) only the first and third matter here.
+    if len(args) >= 2:
+        start, _, step = (*args, step)[:3]
     (extent,), dtype = region.out[0]
     if not isinstance(start, int) or not isinstance(step, int):
         raise Unsupported("a range of numbers that are not whole")
@@ -313,9 +355,9 @@ def _rows(table: Lazy, dim: int, index: Lazy, wrap: bool) -> Lazy:
     shape = (*before, *index.shape, *after)
     region = table.region
     flat = views.reshape(index, [index.numel])
-    wide = views.expand(views.reshape(flat, [1] * dim + [index.numel] + [1] * len(after)), [*before, index.numel, *after])
+    line = views.reshape(flat, [1] * dim + [index.numel] + [1] * len(after))
+    wide = views.expand(line, [*before, index.numel, *after])
     # The index does not vary along the table's other dimensions; these keep the table's names.
-    wide = Lazy(region, wide.shape, wide.dtype, broadcast_names(region, wide.shape, [wide]), wide.at)
     for d in [*range(dim), *range(dim + 1, table.ndim)]:
         region.names.unify(wide.names[d], table.names[d])
     return views.reshape(pick(table, dim, wide, wrap), shape)

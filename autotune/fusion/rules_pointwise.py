@@ -172,8 +172,23 @@ def _unary_rule(name: str, op: str) -> None:
     rule(name)(apply)
 
 
-for _name in "sqrt rsqrt reciprocal exp exp2 log log2 log1p expm1 erf tanh sigmoid sin cos".split():
+for _name in [
+    "sqrt",
+    "rsqrt",
+    "reciprocal",
+    "exp",
+    "exp2",
+    "log",
+    "log2",
+    "log1p",
+    "expm1",
+    "erf",
+    "tanh",
+    "sin",
+    "cos",
+]:
     _unary_rule(_name, _name)
+_unary_rule("sigmoid", "sigmoid")
 
 
 def _keeping_rule(name: str, op: str) -> None:
@@ -189,7 +204,15 @@ def _keeping_rule(name: str, op: str) -> None:
     rule(name)(apply)
 
 
-for _name, _op in {"neg": "neg", "abs": "abs", "sign": "sign", "sgn": "sign", "floor": "floor", "ceil": "ceil", "trunc": "trunc"}.items():
+for _name, _op in {
+    "neg": "neg",
+    "abs": "abs",
+    "sign": "sign",
+    "sgn": "sign",
+    "floor": "floor",
+    "ceil": "ceil",
+    "trunc": "trunc",
+}.items():
     _keeping_rule(_name, _op)
 
 
@@ -255,8 +278,13 @@ def _convert(region: Region, a: Lazy, dtype: torch.dtype) -> Lazy:
 
 @rule("where")
 def _where(region: Region, condition: Lazy, self: Operand, other: Operand) -> Lazy:
-    dtype = promote(self, other)
-    tensors = [x if isinstance(x, Lazy) else scalar(region, x, dtype) for x in (self, other)]
+    return select(condition, self, other)
+
+
+def select(condition: Lazy, a: Operand, b: Operand) -> Lazy:
+    """``torch.where`` with its promotion."""
+    dtype = promote(a, b)
+    tensors = [x if isinstance(x, Lazy) else scalar(condition.region, x, dtype) for x in (a, b)]
     return pointwise("where", cast(condition, torch.bool), *[cast(x, dtype) for x in tensors], dtype=dtype)
 
 
@@ -268,10 +296,13 @@ def _masked_fill(region: Region, self: Lazy, mask: Lazy, value: Operand) -> Lazy
 
 @rule("clamp")
 def _clamp(region: Region, self: Lazy, min: Operand | None = None, max: Operand | None = None) -> Lazy:
-    out = self
-    if min is not None:
-        out = arithmetic("maximum", out, min)
-    return out if max is None else arithmetic("minimum", out, max)
+    return clamp(self, min, max)
+
+
+def clamp(x: Lazy, low: Operand | None, high: Operand | None) -> Lazy:
+    """``torch.clamp``: NaN stays, and the upper bound wins where the bounds cross."""
+    out = x if low is None else arithmetic("maximum", x, low)
+    return out if high is None else arithmetic("minimum", out, high)
 
 
 @rule("clamp_min")
@@ -302,120 +333,3 @@ def _lerp(region: Region, self: Lazy, end: Lazy, weight: Operand) -> Lazy:
         return low if abs(weight) < 0.5 else end - (end - self) * (1 - weight)
     high = end - (end - self) * (1 - weight)
     return pointwise("where", compare("lt", pointwise("abs", weight), 0.5), low, high, dtype=low.dtype)
-
-
-# Activations ----------------------------------------------------------------------------------------------------------
-
-
-@rule("relu")
-def _relu(region: Region, self: Lazy) -> Lazy:
-    return arithmetic("maximum", self, 0)
-
-
-@rule("threshold_backward")
-def _threshold_backward(region: Region, grad_output: Lazy, self: Lazy, threshold: Number) -> Lazy:
-    return _where(region, compare("le", self, threshold), 0, grad_output)
-
-
-@rule("sigmoid_backward")
-def _sigmoid_backward(region: Region, grad_output: Lazy, output: Lazy) -> Lazy:
-    return grad_output * (1 - output) * output
-
-
-@rule("tanh_backward")
-def _tanh_backward(region: Region, grad_output: Lazy, output: Lazy) -> Lazy:
-    return grad_output * (1 - output * output)
-
-
-@rule("silu")
-def _silu(region: Region, self: Lazy) -> Lazy:
-    return self * pointwise("sigmoid", self)
-
-
-@rule("silu_backward")
-def _silu_backward(region: Region, grad_output: Lazy, self: Lazy) -> Lazy:
-    s = pointwise("sigmoid", self)
-    return grad_output * s * (1 + self * (1 - s))
-
-
-_BETA = math.sqrt(2) * (2 / math.sqrt(math.pi)) * 0.5
-_KAPPA = 0.044715
-
-
-@rule("gelu")
-def _gelu(region: Region, self: Lazy, *, approximate: str = "none") -> Lazy:
-    if approximate == "tanh":
-        return 0.5 * self * (1 + pointwise("tanh", _BETA * (self + _KAPPA * (self * self * self))))
-    return 0.5 * self * (1 + pointwise("erf", self * math.sqrt(0.5)))
-
-
-@rule("gelu_backward")
-def _gelu_backward(region: Region, grad: Lazy, self: Lazy, *, approximate: str = "none") -> Lazy:
-    if approximate == "tanh":
-        square = self * self
-        t = pointwise("tanh", _BETA * (self + _KAPPA * (square * self)))
-        slope = _BETA * (1 + 3 * _KAPPA * square)
-        return grad * (0.5 * (1 + t) + 0.5 * self * ((1 - t * t) * slope))
-    cdf = 0.5 * (1 + pointwise("erf", self * math.sqrt(0.5)))
-    pdf = pointwise("exp", self * self * -0.5) * (1 / math.sqrt(2 * math.pi))
-    return grad * (cdf + self * pdf)
-
-
-@rule("leaky_relu")
-def _leaky_relu(region: Region, self: Lazy, negative_slope: Number = 0.01) -> Lazy:
-    return _where(region, compare("gt", self, 0), self, self * negative_slope)
-
-
-@rule("leaky_relu_backward")
-def _leaky_relu_backward(
-    region: Region, grad_output: Lazy, self: Lazy, negative_slope: Number, self_is_result: bool
-) -> Lazy:
-    return _where(region, compare("gt", self, 0), grad_output, grad_output * negative_slope)
-
-
-@rule("hardtanh")
-def _hardtanh(region: Region, self: Lazy, min_val: Number = -1, max_val: Number = 1) -> Lazy:
-    return _clamp(region, self, min_val, max_val)
-
-
-@rule("elu")
-def _elu(region: Region, self: Lazy, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) -> Lazy:
-    low = pointwise("expm1", self * float(input_scale)) * (float(alpha) * float(scale))
-    return _where(region, compare("gt", self, 0), self * float(scale), low)
-
-
-@rule("softplus")
-def _softplus(region: Region, self: Lazy, beta: Number = 1, threshold: Number = 20) -> Lazy:
-    scaled = self * float(beta)
-    low = pointwise("log1p", pointwise("exp", scaled)) / float(beta)
-    return _where(region, compare("gt", scaled, threshold), self, low)
-
-
-@rule("log_sigmoid_forward")
-def _log_sigmoid(region: Region, self: Lazy) -> tuple[Lazy | None, ...]:
-    # The second result is a buffer of torch's CPU kernel (empty on CUDA); whoever reads it stays with torch.
-    low = pointwise("minimum", self, 0.0)
-    return low - pointwise("log1p", pointwise("exp", -pointwise("abs", self))), None
-
-
-@rule("hardsigmoid")
-def _hardsigmoid(region: Region, self: Lazy) -> Lazy:
-    return _clamp(region, self + 3.0, 0, 6) * (1 / 6)
-
-
-@rule("hardswish")
-def _hardswish(region: Region, self: Lazy) -> Lazy:
-    return self * _clamp(region, self + 3.0, 0, 6) * (1 / 6)
-
-
-@rule("native_dropout_backward")
-def _dropout_backward(region: Region, grad_output: Lazy, mask: Lazy, scale: Number) -> Lazy:
-    return grad_output * cast(mask, torch.float32) * float(scale)
-
-
-@rule("mse_loss")
-def _mse_loss(region: Region, self: Lazy, target: Lazy, reduction: int = 1) -> Lazy:
-    from autotune.fusion.rules_composite import mean, total
-
-    d = self - target
-    return (lambda x: x, mean, total)[reduction](d * d)

@@ -23,7 +23,7 @@ def live_values(graph: Graph) -> list[int]:
 
 
 def remap(graph: Graph, values: list[int], axes: dict[int, int], extents: tuple[int, ...]) -> Graph:
-    """The graph of ``values`` (in this order) with axes renumbered; axes not in ``axes`` are dropped where they occur."""
+    """The graph of ``values`` (in this order) with axes renumbered; axes not in ``axes`` are dropped."""
     where = {old: new for new, old in enumerate(values)}
     return Graph(
         extents,
@@ -77,9 +77,7 @@ def _mergeable(graph: Graph, outer: int, inner: int) -> bool:
         if v.op in ("load", "gather"):
             if not walked_as_one(v.axes, v.strides) or any(a in (outer, inner) for a, _, _ in v.guards):
                 return False
-        elif v.op == "index" and v.axes[0] in (outer, inner):
-            return False
-        elif (outer in v.over) != (inner in v.over):
+        elif (v.op == "index" and v.axes[0] in (outer, inner)) or (outer in v.over) != (inner in v.over):
             return False
     return all(walked_as_one(o.axes, o.strides) for o in graph.outputs)
 

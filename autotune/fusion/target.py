@@ -9,6 +9,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -74,7 +75,11 @@ def fusion_workloads(target: str, inputs: str | None, device: str) -> list[tuple
         UserError: as :func:`resolve`, or where the callable fails on the inputs.
     """
     fn, (args, kwargs), label = resolve(target, inputs, device)
-    return workloads_of(fn, args, kwargs, label)
+    found = workloads_of(fn, args, kwargs, label)
+    if target in BUILTIN and len(found) == 1:  # its own name says more than its operators'
+        workload, count = found[0]
+        return [(replace(workload, label=f"{target} {workload.label.partition(' ')[2]}"), count)]
+    return found
 
 
 def workloads_of(
@@ -109,7 +114,9 @@ def _check_device(device: str) -> None:
     if wanted.type not in ("cpu", "cuda"):
         raise UserError(f"device {device!r} is not supported; give cpu, cuda or cuda:N")
     if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"no device {device!r} here: torch sees {torch.cuda.device_count()} CUDA devices; try --device cpu")
+        raise UserError(
+            f"no device {device!r} here: torch sees {torch.cuda.device_count()} CUDA devices; try --device cpu"
+        )
 
 
 def _load(spec: str, what: str) -> Any:

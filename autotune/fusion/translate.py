@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from autotune.errors import Unsupported
-from autotune.fusion import rules_composite, rules_pointwise  # noqa: F401  (they register their rules)
+from autotune.fusion import rules_activation, rules_composite, rules_norm, rules_pointwise  # noqa: F401  (registers)
 from autotune.fusion.graph import Graph, Output
 from autotune.fusion.lazy import Index, Lazy, Region, cast, source, storage_name
 from autotune.fusion.rules import RULES
@@ -75,7 +75,7 @@ def translate(gm: fx.GraphModule) -> Translation:
                 env[node] = source(region, len(placeholders), value.shape, strides, value.dtype)
                 placeholders.append(node)
             else:
-                env[node] = _blamed(node, lambda n=node: _apply(region, n, env))  # type: ignore[misc]
+                env[node] = _blamed(node, lambda n=node: _apply(region, n, env))
     inputs = tuple(storage_name(meta(p).dtype) for p in placeholders)
     graph = simplify(Graph(tuple(region.build.extents), tuple(region.build.values), inputs, tuple(outputs)))
     return _without_unused_slots(graph)
@@ -90,9 +90,9 @@ def _blamed(node: fx.Node, work: Any) -> Any:
         raise
     except (TypeError, AssertionError, AttributeError, ValueError) as problem:
         # A form of the operator that its rule was not written for (an overload, a dtype argument).
-        error = Unsupported(f"{node.target} in this form ({problem})")
-        error.node = node  # type: ignore[attr-defined]
-        raise error from problem
+        form = Unsupported(f"{node.target} in this form ({problem})")
+        form.node = node  # type: ignore[attr-defined]
+        raise form from problem
 
 
 def _tensor(value: Any) -> torch.Tensor:
@@ -105,8 +105,8 @@ def _tensor(value: Any) -> torch.Tensor:
 
 def _apply(region: Region, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
     name = op_name(node)
-    args = fx.node.map_arg(node.args, lambda n: env[n])
-    kwargs = fx.node.map_arg(node.kwargs, lambda n: env[n])
+    args: Any = fx.node.map_arg(node.args, lambda n: env[n])
+    kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: env[n])
     if name == "getitem":
         found = args[0][args[1]]
         if found is None:
@@ -117,9 +117,9 @@ def _apply(region: Region, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
         raise Unsupported(f"operator {node.target}")
     value = meta(node)
     several = isinstance(value, (tuple, list))
-    results = [v for v in value] if several else [_tensor(value)]
+    results = list(value) if several else [_tensor(value)]
     region.out = [(tuple(v.shape), v.dtype) if isinstance(v, torch.Tensor) else ((), torch.float32) for v in results]
-    out = found_rule(region, *args, **kwargs)
+    out: Any = found_rule(region, *args, **kwargs)
     if not several:
         return _checked(out, results[0])
     if not isinstance(out, tuple) or len(out) > len(results):
@@ -140,7 +140,7 @@ def _outputs(region: Region, results: Any, env: dict[fx.Node, Any]) -> list[Outp
         region.origin = node
         used: set[int] = set()
         index = tuple([region.run_over(n, used) if e > 1 else Index() for n, e in zip(x.names, x.shape, strict=True)])
-        value = _blamed(node, lambda x=x, index=index: x.at(index))  # type: ignore[misc]
+        value = _blamed(node, lambda x=x, index=index: x.at(index))
         strides: dict[int, int] = {}
         for i, s in zip(index, like.stride(), strict=True):
             for axis, c in i.terms:

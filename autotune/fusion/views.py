@@ -1,4 +1,4 @@
-"""Views, slices and concatenations of lazy tensors: none of them emits an operator but the selects of a concatenation."""
+"""Views, slices and concatenations of lazy tensors: no operators but the selects of a concatenation."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from autotune.errors import Unsupported
+from autotune.fusion.graph import Value
 from autotune.fusion.lazy import Guards, Index, Lazy, Number, Region, broadcast_index, broadcast_names, cast, kind
 
 _ZERO = Index()
@@ -137,7 +138,8 @@ def narrow(x: Lazy, dim: int, start: int | None = None, stop: int | None = None,
     def at(index: tuple[Index, ...], guards: Guards) -> int:
         return x.at((*index[:d], index[d].scaled(step, first), *index[d + 1 :]), guards)
 
-    return Lazy(x.region, [*x.shape[:d], count, *x.shape[d + 1 :]], x.dtype, [*x.names[:d], name, *x.names[d + 1 :]], at)
+    names = [*x.names[:d], name, *x.names[d + 1 :]]
+    return Lazy(x.region, [*x.shape[:d], count, *x.shape[d + 1 :]], x.dtype, names, at)
 
 
 def select(x: Lazy, dim: int, position: int) -> Lazy:
@@ -277,11 +279,13 @@ def _choose(region: Region, bound: tuple[int, int], then: int, other: int) -> in
     """``then`` where ``axis < t``, else ``other``; a guarded load beside a zero needs no select."""
     build, (axis, t) = region.build, bound
     a, b = build.values[then], build.values[other]
-    if repr(b.number) in ("0", "0.0", "False") and b.op == "const" and a.op in ("load", "gather"):
-        if any(g[0] == axis and g[2] <= t for g in a.guards):
-            return then
-    if repr(a.number) in ("0", "0.0", "False") and a.op == "const" and b.op in ("load", "gather"):
-        if any(g[0] == axis and g[1] >= t for g in b.guards):
-            return other
+    if _is_zero(b) and any(g[0] == axis and g[2] <= t for g in a.guards):
+        return then
+    if _is_zero(a) and any(g[0] == axis and g[1] >= t for g in b.guards):
+        return other
     position = build.index(((axis, 1),), 0, None, "int32")
     return build.pointwise("where", [build.pointwise("lt", [position, build.const(t, "int32")]), then, other])
+
+
+def _is_zero(v: Value) -> bool:
+    return v.op == "const" and repr(v.number) in ("0", "0.0", "False")

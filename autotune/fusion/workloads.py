@@ -72,7 +72,8 @@ def swiglu_rms_norm(gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """Loss of every row, [N], in float32."""
     x = logits.float()
-    return torch.logsumexp(x, -1) - x.gather(1, target[:, None])[:, 0]
+    loss: Tensor = torch.logsumexp(x, -1) - x.gather(1, target[:, None])[:, 0]
+    return loss
 
 
 class BertLayer(nn.Module):
@@ -102,7 +103,8 @@ class BertLayer(nn.Module):
         attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         attended = attended.transpose(1, 2).reshape(batch, length, hidden)
         x = self.attention_norm(x + self.dropout(self.attention_out(attended)))
-        return self.norm(x + self.dropout(self.down(F.gelu(self.up(x)))))
+        out: Tensor = self.norm(x + self.dropout(self.down(F.gelu(self.up(x)))))
+        return out
 
 
 def _randn(seed: int, device: str, dtype: torch.dtype, *shape: int) -> Tensor:
