@@ -37,6 +37,8 @@ class Measurer(Protocol):
     """What the tuner needs of a worker."""
 
     restarts: int
+    restart_s: float
+    bytes_moved: int
 
     def open(self, workload: Workload) -> None: ...
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import optuna
-from optuna.distributions import CategoricalDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.exceptions import ExperimentalWarning, StorageInternalError
 from optuna.trial import Trial, TrialState, create_trial
 
@@ -57,7 +57,7 @@ class History:
         make_sampler(sampler, seed)  # a mistake in its name is told before any table is made
         self.space = space
         self._owner = owner
-        self._distributions = {p.name: CategoricalDistribution(p.choices) for p in space}
+        self._distributions: dict[str, BaseDistribution] = {p.name: CategoricalDistribution(p.choices) for p in space}
         storage = _patiently(lambda: _storage(url))
         self.study = _patiently(lambda: optuna.create_study(storage=storage, study_name=name, load_if_exists=True))
         self._told: set[str] = set()
@@ -142,7 +142,7 @@ class History:
             return m.latency_us, 0.0
         return _PENALTY * (self._slowest or 1e6), 1.0
 
-    def _try(self, action: Callable[[], None]) -> None:
+    def _try(self, action: Callable[[], object]) -> None:
         """The measurement is stored already: a study that cannot be written costs advice, not data."""
         try:
             _patiently(action)

@@ -1,0 +1,151 @@
+"""Searching from Python: what ``autotune search`` calls."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from autotune.errors import UserError
+from autotune.task import open_task
+from autotune.workload import Workload
+
+if TYPE_CHECKING:
+    from autotune.measure.policy import Policy
+    from autotune.store import Store
+    from autotune.tuner.result import Progress, Result
+
+
+def search(
+    target: Workload | Sequence[Workload] | str | Callable[..., Any],
+    inputs: Any = None,
+    *,
+    device: str = "auto",
+    db: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> list[Result]:
+    """Search a target's workloads on this machine and store what was learnt.
+
+    Args:
+        target: workloads; or a program whose memory-intensive regions are tuned: a built-in name, "package.module:callable",
+            or a callable or module.
+        inputs: the program's example inputs, or "package.module:callable" that makes them.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        db: database; None for $AUTOTUNE_DB or the default file.
+        options: as of :func:`tune_workloads`.
+
+    Returns:
+        One result for each workload, in order.
+
+    Raises:
+        UserError: a mistake in the arguments.
+    """
+    from autotune.device import resolve_device
+    from autotune.store import Store
+
+    where = resolve_device(device)
+    if isinstance(target, Workload):
+        workloads: list[Workload] = [target]
+    elif isinstance(target, Sequence) and not isinstance(target, str):
+        workloads = list(target)
+    else:
+        from autotune.fusion.target import fusion_workloads
+
+        counted = fusion_workloads(target, inputs, where)
+        workloads = [workload for workload, _ in counted]
+        options.setdefault("weights", {workload.fingerprint: float(count) for workload, count in counted})
+    with Store.open(db) as store:
+        return tune_workloads(workloads, where, store, **options)
+
+
+def tune_workloads(
+    workloads: Sequence[Workload],
+    device: str,
+    store: Store,
+    *,
+    trials: int | None = None,
+    timeout: float | None = None,
+    patience: int | None = None,
+    sampler: str = "tpe",
+    seed: int = 0,
+    space_file: str | None = None,
+    policy: Policy | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    weights: Mapping[str, float] | None = None,
+    command: str = "",
+) -> list[Result]:
+    """Search several workloads on one device, one after the other, in one worker and one compile pool.
+
+    Args:
+        device: "cpu" or "cuda:N".
+        trials: candidates for each workload; None for as long as there is gain.
+        timeout: seconds for all of them together. Each gets what is left by its weight, so that time one does not need
+            goes to those after it.
+        weights: fingerprint to share of the time; 1 where it is missing.
+        command: noted with the run in the database.
+        patience, sampler, seed, space_file, policy, progress: see :func:`autotune.tuner.study.tune`.
+
+    Returns:
+        One result for each workload that was begun; fewer than ``workloads`` where the user interrupted, and then the last
+        one says so.
+
+    Raises:
+        UserError: a mistake in the arguments or in the search-space file.
+    """
+    import time
+
+    from autotune.measure.policy import default_policy
+    from autotune.measure.pool import CompilePool
+    from autotune.measure.worker import Worker
+    from autotune.store.claims import owner_name
+    from autotune.tuner.study import Budget, tune
+
+    if not workloads:
+        raise UserError("there is nothing to search: no workload was given")
+    Budget(trials, timeout, patience)  # mistakes are told before anything is started
+    policy = policy or default_policy(device)
+    share = [(weights or {}).get(w.fingerprint, 1.0) for w in workloads]
+    if min(share) <= 0:
+        raise UserError("weights must be above 0")
+    results: list[Result] = []
+    owner = owner_name()
+    run = store.start_run(command or _command(workloads, device), owner=owner)
+    state, begin = "failed", time.monotonic()
+    try:
+        with Worker(workloads[0], device, policy) as worker, CompilePool() as pool:
+            for i, workload in enumerate(workloads):
+                left = None if timeout is None else max(timeout - (time.monotonic() - begin), 1.0)
+                result = tune(
+                    open_task(workload, device),
+                    store,
+                    trials=trials,
+                    timeout=None if left is None else left * share[i] / sum(share[i:]),
+                    patience=patience,
+                    sampler=sampler,
+                    seed=seed,
+                    space_file=space_file,
+                    policy=policy,
+                    progress=progress,
+                    worker=worker,
+                    pool=pool,
+                    run=run.id,
+                    owner=owner,
+                )
+                results.append(result)
+                if result.interrupted:
+                    break
+        if any(r.interrupted for r in results):
+            state = "interrupted"
+        elif any(r.ok for r in results):
+            state = "done"
+    except KeyboardInterrupt:
+        state = "interrupted"
+        raise
+    finally:
+        store.finish_run(run.id, state, {"workloads": [r.to_json() for r in results]})
+    return results
+
+
+def _command(workloads: Sequence[Workload], device: str) -> str:
+    names = ", ".join(w.label or w.fingerprint[:12] for w in workloads[:4])
+    return f"search {names}{', ...' if len(workloads) > 4 else ''} on {device}"
