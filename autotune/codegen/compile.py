@@ -1,0 +1,136 @@
+"""Compile emitted CUDA source to a cubin, without a GPU or a driver.
+
+Numba CUDA makes PTX, the CUDA linker (nvJitLink) makes the cubin. Both run anywhere, so candidates compile in a pool of
+ordinary processes beside the measuring.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import math
+import re
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from autotune.codegen.cubin import blocks_per_sm, limits, resources
+from autotune.codegen.cuda import CudaSource
+from autotune.errors import BuildError
+from autotune.task import Kernel
+
+_NAME = re.compile(r"\b(?:ld|lr|st|un)_[a-z0-9_]+\b|\b[a-z][a-z0-9]*_?(?=\()")
+
+
+def _namespace(text: str) -> dict[str, Any]:
+    import numpy as np
+    from numba import cuda, types
+    from numba.cuda import libdevice
+
+    from autotune.codegen.intrinsics import resolve
+
+    space: dict[str, Any] = {
+        "cuda": cuda,
+        "math": math,
+        "libdevice": libdevice,
+        "inf": np.float32(np.inf),
+        "nan": np.float32(np.nan),
+        "float32": types.float32,
+        "int32": types.int32,
+        "uint32": types.uint32,
+        "int64": types.int64,
+        "boolean": types.boolean,
+    }
+    for name in set(_NAME.findall(text)):
+        if name not in space:
+            found = resolve(name)
+            if found is not None:
+                space[name] = found
+    return space
+
+
+@contextlib.contextmanager
+def _without_device(cc: tuple[int, int]) -> Iterator[None]:
+    """Let numba-cuda compile device functions without a driver.
+
+    It asks the current device for its compute capability only to know the target, which we have.
+    """
+    import numba.cuda.dispatcher as dispatcher
+
+    real = dispatcher.get_current_device
+    dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=cc)
+    try:
+        yield
+    finally:
+        dispatcher.get_current_device = real
+
+
+def capability(target: str) -> tuple[int, int]:
+    """"sm_90" -> (9, 0)."""
+    n = int(target.removeprefix("sm_"))
+    return n // 10, n % 10
+
+
+def compile_ptx(source: CudaSource, target: str) -> tuple[str, str]:
+    """(PTX text, entry name).
+
+    Raises:
+        BuildError: Numba refuses the source.
+    """
+    from numba import cuda, types
+
+    from autotune.codegen.intrinsics import POINTER
+
+    space = _namespace(source.text)
+    filename = f"<autotune {abs(hash(source.text)):x}>"
+    linecache.cache[filename] = (len(source.text), None, source.text.splitlines(True), filename)
+    exec(compile(source.text, filename, "exec"), space)
+    for name, obj in list(space.items()):
+        if re.fullmatch(r"[fe]\d+", name):
+            space[name] = cuda.jit(device=True, fastmath=True)(obj)
+    sig = types.void(*(types.CPointer(POINTER[s]) for s in source.params), *([types.int64] if source.launch["dynamic"] else []))
+    cc = capability(target)
+    try:
+        with _without_device(cc):
+            ptx, _ = cuda.compile(
+                space["kernel"], sig, device=False, cc=cc, output="ptx", abi="numba", fastmath=True,
+                launch_bounds=source.block,
+            )
+    except Exception as error:  # numba raises many types; all mean this candidate does not compile
+        raise BuildError(f"numba: {type(error).__name__}: {str(error).strip().splitlines()[-1][:300]}") from error
+    text = ptx.decode() if isinstance(ptx, bytes) else str(ptx)
+    found = re.search(r"\.entry\s+(\S+)\s*\(", text)
+    if not found:
+        raise BuildError("numba made no kernel entry")
+    if source.max_registers:
+        # ptxas ignores its own register option where the kernel states its block size, so the kernel states both.
+        text = re.sub(r"(\.maxntid[^\n]*\n)", rf"\1.maxnreg {source.max_registers}\n", text, count=1)
+    # A short, stable entry name: the mangled one holds a counter that differs between processes.
+    return text.replace(found.group(1), "autotune_kernel"), "autotune_kernel"
+
+
+def build(source: CudaSource, target: str = "sm_90") -> Kernel:
+    """Compile ``source`` and read its resources.
+
+    Raises:
+        BuildError: it does not compile, spills more than it can gain, or does not fit an SM.
+    """
+    from cuda.core import Linker, LinkerOptions, ObjectCode
+
+    ptx, entry = compile_ptx(source, target)
+    options = LinkerOptions(arch=target)
+    try:
+        cubin = bytes(Linker(ObjectCode.from_ptx(ptx.encode()), options=options).link("cubin").code)
+    except Exception as error:
+        raise BuildError(f"ptxas: {type(error).__name__}: {str(error).strip().splitlines()[-1][:300]}") from error
+    used = resources(cubin, entry)
+    if capability(target) >= (9, 0) and used["shared"] >= 1024:
+        used["shared"] -= 1024  # the linker counts what the system reserves; blocks_per_sm adds it itself
+    shared = used["shared"] + int(source.launch["shared"])
+    fit = blocks_per_sm(used["registers"], shared, source.block, target)
+    if shared > limits(target).shared_block:
+        raise BuildError(f"{shared} bytes of shared memory a block, the device has {limits(target).shared_block}")
+    if fit < 1:
+        raise BuildError(f"{used['registers']} registers in {source.block} threads do not fit one SM")
+    used.update(shared_total=shared, blocks_per_sm=fit, threads=source.block)
+    return Kernel(entry=entry, code=cubin, launch=dict(source.launch), resources=used)

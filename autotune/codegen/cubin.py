@@ -1,0 +1,104 @@
+"""Read what a kernel needs from its cubin: registers, spills, shared memory; and from those, how many blocks fit an SM.
+
+A cubin is an ELF file. Section ``.nv.info`` holds the register count (attribute EIATTR_REGCOUNT; older linkers put it in the
+top byte of the ``.text.<kernel>`` section's ``sh_info``) and the stack frame (EIATTR_FRAME_SIZE); static shared memory is the
+size of ``.nv.shared.<kernel>``. No driver and no device is needed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_FRAME_SIZE = 0x11
+_REGCOUNT = 0x2F
+
+
+@dataclass(frozen=True)
+class SmLimits:
+    """What one SM has; ``shared_block`` is the most a block may take (bytes)."""
+
+    registers: int = 65536
+    threads: int = 2048
+    blocks: int = 32
+    shared: int = 233472
+    shared_block: int = 232448
+
+
+LIMITS: Mapping[str, SmLimits] = {
+    "sm_70": SmLimits(shared=98304, shared_block=98304),
+    "sm_75": SmLimits(threads=1024, blocks=16, shared=65536, shared_block=65536),
+    "sm_80": SmLimits(shared=167936, shared_block=166912),
+    "sm_86": SmLimits(threads=1536, blocks=16, shared=102400, shared_block=101376),
+    "sm_89": SmLimits(threads=1536, blocks=24, shared=102400, shared_block=101376),
+    "sm_90": SmLimits(),
+    "sm_100": SmLimits(),
+    "sm_120": SmLimits(threads=1536, blocks=24, shared=102400, shared_block=101376),
+}
+
+
+def limits(target: str) -> SmLimits:
+    """Limits of a target such as "sm_90"; those of sm_80 for one we do not know."""
+    return LIMITS.get(target, LIMITS["sm_80"])
+
+
+def _sections(cubin: bytes) -> list[tuple[str, int, int, int]]:
+    """(name, sh_info, offset, size) of each section."""
+    if cubin[:4] != b"\x7fELF" or cubin[4] != 2:
+        raise ValueError("not a 64-bit ELF file")
+    shoff = struct.unpack_from("<Q", cubin, 0x28)[0]
+    entsize, count, strndx = struct.unpack_from("<HHH", cubin, 0x3A)
+    raw = []
+    for k in range(count):
+        name, _, _, _, offset, size, _, info = struct.unpack_from("<IIQQQQII", cubin, shoff + k * entsize)
+        raw.append((name, info, offset, size))
+    base = raw[strndx][2]
+    out = []
+    for name, info, offset, size in raw:
+        end = cubin.index(b"\0", base + name)
+        out.append((cubin[base + name : end].decode(), info, offset, size))
+    return out
+
+
+def resources(cubin: bytes, entry: str) -> dict[str, int]:
+    """``registers`` a thread, ``stack`` bytes a thread (spills and local arrays), ``shared`` static bytes a block.
+
+    Raises:
+        ValueError: not a cubin, or no such kernel in it.
+    """
+    out = {"registers": 0, "stack": 0, "shared": 0}
+    found = False
+    for name, info, offset, size in _sections(cubin):
+        if name == f".text.{entry}":
+            out["registers"] = max(out["registers"], info >> 24)
+            found = True
+        elif name == f".nv.shared.{entry}":
+            out["shared"] = size
+        elif name == ".nv.info":
+            at = offset
+            while at + 4 <= offset + size:
+                fmt, attr, length = cubin[at], cubin[at + 1], struct.unpack_from("<H", cubin, at + 2)[0]
+                if fmt == 0x04:  # a sized payload follows; in the others the two bytes are the value
+                    if attr in (_FRAME_SIZE, _REGCOUNT) and length >= 8:
+                        field = "stack" if attr == _FRAME_SIZE else "registers"
+                        out[field] = max(out[field], struct.unpack_from("<I", cubin, at + 8)[0])
+                    at += 4 + length
+                else:
+                    at += 4
+    if not found:
+        raise ValueError(f"no kernel {entry!r} in the cubin")
+    return out
+
+
+def blocks_per_sm(registers: int, shared: int, threads: int, target: str) -> int:
+    """Blocks of ``threads`` threads that fit one SM at a time; 0 if none does."""
+    lim = limits(target)
+    warps = -(-threads // 32)
+    per_warp = -(-registers * 32 // 256) * 256
+    by_regs = lim.registers // (per_warp * warps) if registers else lim.blocks
+    reserved = shared + 1024 if target in ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120") else shared
+    by_shared = lim.shared // reserved if shared else lim.blocks
+    if shared > lim.shared_block or registers > 255:
+        return 0
+    return min(by_regs, by_shared, lim.threads // (warps * 32), lim.blocks)

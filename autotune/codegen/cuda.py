@@ -1,0 +1,446 @@
+"""Print a kernel program as Numba CUDA source over raw pointers.
+
+Two skeletons. A program with reductions is *row-wise*: ``threads_per_row`` threads walk the packs (vectors) of one row, and
+reductions are combined by shuffles within a warp and by shared memory across warps: thread, warp and block scope. A
+pointwise program is *flat*: threads walk the packs of all elements. Either way a pass over one pack is a device function,
+so that Numba types it once however many packs a thread has, and what is kept between passes travels in tuples, which end
+up in registers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.codegen.expr import LOG2E, combine, literal, pointwise
+from autotune.codegen.program import Pass, Program, stride_of
+from autotune.errors import Unsupported
+from autotune.fusion.graph import STORAGE_BYTES, Value, compute_type
+from autotune.fusion.ops import POINTWISE
+
+NAMES = {
+    "float32": "f32",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "int64": "i64",
+    "int32": "i32",
+    "int16": "i16",
+    "int8": "i8",
+    "uint8": "u8",
+    "bool": "b1",
+}
+HINTS = {"default": "d", "streaming": "s", "no_allocate": "n"}
+GENERATOR = "cuda-1"
+"""Changes when emitted code changes meaning; part of an artifact."""
+
+
+@dataclass(frozen=True)
+class CudaSchedule:
+    """The parameters of ``search_spaces/fusion.toml`` under ``[cuda]``."""
+
+    threads_per_row: int
+    rows_per_block: int
+    vector_bytes: int
+    keep: str
+    online: bool
+    unroll: int
+    max_registers: int
+    load_hint: str
+    store_hint: str
+    blocks_per_sm: int
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> CudaSchedule:
+        return cls(**{name: config[name] for name in cls.__dataclass_fields__})
+
+    @property
+    def block(self) -> int:
+        return self.threads_per_row * self.rows_per_block
+
+
+@dataclass(frozen=True)
+class CudaSource:
+    """Emitted source: ``text`` defines ``kernel`` and its device functions.
+
+    ``params`` are the kernel's pointer types (short storage names), ``launch`` is the runtime's launch data.
+    """
+
+    text: str
+    params: tuple[str, ...]
+    launch: Mapping[str, Any]
+    block: int
+    max_registers: int
+
+
+def narrowest(program: Program) -> int:
+    """Bytes of the narrowest storage type among the full-size tensors: the unit of ``vector_bytes``."""
+    g = program.graph
+    sizes = [
+        STORAGE_BYTES[g.inputs[v.slot]]
+        for i, v in enumerate(g.values)
+        if v.op == "load" and program.domain(i) == "full" and program.col_stride(v) == 1
+    ]
+    sizes += [STORAGE_BYTES[o.dtype] for o in g.outputs if any(a in program.cols for a in o.axes)]
+    return min(sizes, default=4)
+
+
+def vector_length(program: Program, vector_bytes: int) -> int:
+    """Elements a thread takes at a time; 0 if ``vector_bytes`` does not fit this program."""
+    size = narrowest(program)
+    if vector_bytes % size:
+        return 0
+    n = vector_bytes // size
+    if n == 1:
+        return 1
+    if not program.cols or program.graph.extents[program.cols[-1]] % n:
+        return 0
+    return n if n <= 16 else 0
+
+
+class _Access:
+    """How one load, gather or output is addressed in a pack."""
+
+    def __init__(self, program: Program, axes: tuple[int, ...], strides: tuple[int, ...], offset: int, vec: int) -> None:
+        self.by_axis = dict(zip(axes, strides, strict=True))
+        self.offset = offset
+        inner = program.cols[-1] if program.cols else -1
+        self.inner = self.by_axis.get(inner, 0)
+        aligned = offset % vec == 0 and all(s % vec == 0 for a, s in self.by_axis.items() if a != inner)
+        self.vector = vec > 1 and self.inner == 1 and aligned
+        self.rows = [(a, s) for a, s in self.by_axis.items() if a in program.rows and s]
+        self.outer = [(a, s) for a, s in self.by_axis.items() if a in program.cols and a != inner and s]
+
+
+class CudaEmitter:
+    """Prints one program for one schedule; use :func:`emit`."""
+
+    def __init__(self, program: Program, schedule: CudaSchedule) -> None:
+        self.p, self.s, self.g = program, schedule, program.graph
+        self.vec = vector_length(program, schedule.vector_bytes)
+        if self.vec == 0:
+            raise Unsupported(f"vectors of {schedule.vector_bytes} bytes do not divide a row")
+        self.lines: list[str] = []
+        self.row_axes_used: set[int] = set()
+        n_in = len(self.g.inputs)
+        self.out_ptr = [f"p{n_in + k}" for k in range(len(self.g.outputs))]
+        self.access: dict[int, _Access] = {}
+        for i, v in enumerate(self.g.values):
+            if v.op in ("load", "gather"):
+                self.access[i] = _Access(program, v.axes, v.strides, v.offset, self.vec)
+        self.out_access = [_Access(program, o.axes, o.strides, o.offset, self.vec) for o in self.g.outputs]
+        self.flat = program.pointwise
+        self.ok_needed = not self.flat and schedule.rows_per_block > 1
+        self.kept_of: dict[int, list[int]] = {}  # pass -> values it keeps
+        self.where_kept: dict[int, int] = {}
+        for q, pas in enumerate(program.passes):
+            self.kept_of[q] = list(pas.kept_out)
+            for i in pas.kept_out:
+                self.where_kept[i] = q
+
+    # ---- names and small pieces -------------------------------------------------------------------------------------
+
+    def packed(self, i: int) -> bool:
+        """Whether a kept value stays as loaded: 16-bit elements, two to a register."""
+        v = self.g.values[i]
+        return v.op == "load" and not v.guards and STORAGE_BYTES[self.g.inputs[v.slot]] == 2 and self.access[i].vector
+
+    def kept_words(self, i: int) -> int:
+        return self.vec // 2 if self.packed(i) else self.vec
+
+    def load_hint(self, i: int) -> str:
+        """Hints apply to what is read once: loads that differ in every row and column."""
+        once = all(stride_of(self.g.values[i], a) for a in (*self.p.rows, *self.p.cols) if self.g.extents[a] > 1)
+        return HINTS[self.s.load_hint] if once else "d"
+
+    def name(self, i: int, e: int) -> str:
+        """Value ``i`` in lane ``e``: constants inline, row values without a lane."""
+        v = self.g.values[i]
+        d = self.p.domain(i)
+        if v.op == "const":
+            return literal(v.number, v.dtype)
+        return f"v{i}" if d == "row" else f"v{i}_{e}"
+
+    def base_terms(self, acc: _Access) -> str:
+        terms = [f"i{a} * {s}" if s != 1 else f"i{a}" for a, s in acc.rows]
+        self.row_axes_used |= {a for a, _ in acc.rows}
+        if acc.offset:
+            terms.append(str(acc.offset))
+        return " + ".join(terms) if terms else "0"
+
+    def guard_text(self, v: Value, axes: tuple[int, ...], lane: str) -> str:
+        """Condition under which a guarded load may touch memory, over the guards on ``axes``."""
+        inner = self.p.cols[-1] if self.p.cols else -1
+        conds = []
+        for a, lo, hi in v.guards:
+            if a not in axes:
+                continue
+            i = f"(j{a}{lane})" if a == inner else (f"j{a}" if a in self.p.cols else f"i{a}")
+            if a in self.p.rows:
+                self.row_axes_used.add(a)
+            if lo > 0:
+                conds.append(f"{i} >= {lo}")
+            if hi < self.g.extents[a] or a == 0:
+                conds.append(f"{i} < {hi}")
+        return " and ".join(conds)
+
+    # ---- a pass over one pack ---------------------------------------------------------------------------------------
+
+    def pass_function(self, q: int, pas: Pass) -> tuple[str, list[str], list[str]]:
+        """Text of device function ``f<q>``; its parameters; names of the accumulators it returns first."""
+        g, vec = self.g, self.vec
+        body: list[str] = []
+        params: list[str] = []
+
+        def need(name: str) -> str:
+            if name not in params:
+                params.append(name)
+            return name
+
+        accs: list[str] = [f"a{r}" for r in pas.reduce]
+        for o in pas.online:
+            accs += [f"a{o.peak}", f"a{o.total}"]
+
+        def use(i: int, e: int) -> str:
+            n = self.name(i, e)
+            if self.p.domain(i) == "row":
+                need(n)
+            return n
+
+        inner = self.p.cols[-1]
+        rest = "c"
+        touched = {a for i in pas.compute if i in self.access for a, _ in self.access[i].outer}
+        touched |= {a for k in pas.stores for a, _ in self.out_access[k].outer}
+        touched |= {ga for i in pas.compute for ga, _, _ in g.values[i].guards}
+        touched |= {g.values[i].axes[0] for i in pas.compute if g.values[i].op == "index"}
+        if len(self.p.cols) > 1:
+            for a in reversed(self.p.cols):
+                if a == self.p.cols[0]:
+                    body.append(f"j{a} = {rest}")
+                else:
+                    body.append(f"j{a} = urem({rest}, {g.extents[a]})")
+                    body.append(f"n{a} = udiv({rest}, {g.extents[a]})")
+                    rest = f"n{a}"
+        else:
+            body.append(f"j{inner} = c")
+
+        def address(acc: _Access, base: str, e: int) -> str:
+            terms = [need(base)]
+            terms += [f"j{a} * {s}" if s != 1 else f"j{a}" for a, s in acc.outer]
+            if acc.inner:
+                terms.append(f"j{inner}" if acc.inner == 1 else f"j{inner} * {acc.inner}")
+                if e:
+                    terms.append(str(e * acc.inner))
+            return " + ".join(terms)
+
+        for i in pas.kept_in:
+            src = self.where_kept[i]
+            z = need(f"z{src}")
+            at = self.kept_offset(src, i)
+            if self.packed(i):
+                short = NAMES[g.inputs[g.values[i].slot]]
+                words = ", ".join(f"{z}[{at + w}]" for w in range(self.kept_words(i)))
+                body.append(f"u{i} = un_{short}_{vec}(({words},))")
+                body += [f"v{i}_{e} = u{i}[{e}]" for e in range(vec)]
+            else:
+                body += [f"v{i}_{e} = {z}[{at + e}]" for e in range(vec)]
+        for i in pas.compute:
+            v = g.values[i]
+            if v.op == "load":
+                self.emit_load(i, v, q, body, need, address)
+            elif v.op == "gather":
+                ptr, acc, short = need(f"p{v.slot}"), self.access[i], NAMES[g.inputs[v.slot]]
+                zero = literal(0, v.dtype)
+                for e in range(vec):
+                    idx = use(v.args[0], e)
+                    at = f"{address(acc, f'b{i}', e)} + int64({idx}) * {v.index_stride}"
+                    body.append(f"v{i}_{e} = {zero}")
+                    cond = f"{idx} >= 0 and {idx} < {v.bound}"
+                    guard = self.guard_text(v, (*self.p.cols, *self.p.rows), f" + {e}")
+                    for ga, _, _ in v.guards:
+                        if ga in self.p.rows:
+                            need(f"i{ga}")
+                    body.append(f"if {cond + (' and ' + guard if guard else '')}:")
+                    body.append(f"    v{i}_{e} = ld_{short}_1_d({ptr}, {at})")
+            elif v.op == "index":
+                for e in range(vec):
+                    j = f"j{v.axes[0]}" + (f" + {e}" if v.axes[0] == inner and e else "")
+                    whole = f"int64({j}) * {v.scale} + {v.shift}"
+                    body.append(f"v{i}_{e} = {'float32' if v.dtype == 'float32' else v.dtype}({whole})")
+            elif v.op in POINTWISE:
+                types = [g.values[a].dtype for a in v.args]
+                for e in range(vec):
+                    body.append(f"v{i}_{e} = {pointwise(v, types, [use(a, e) for a in v.args])}")
+            else:
+                raise Unsupported(f"operator {v.op} inside a walk")
+        for r in pas.reduce:
+            v = g.values[r]
+            arg = v.args[0]
+            lanes = [use(arg, e) for e in range(vec)]
+            if g.values[arg].dtype == "bool":
+                lanes = [f"sel({x}, int32(1), int32(0))" for x in lanes]
+            elif g.values[arg].dtype != v.dtype:
+                lanes = [f"{v.dtype}({x})" for x in lanes]
+            need(f"a{r}")
+            body.append(f"a{r} = {combine(v.op, v.dtype, f'a{r}', self.tree(v.op, v.dtype, lanes))}")
+        for o in pas.online:
+            need(f"a{o.peak}")
+            need(f"a{o.total}")
+            lanes = [use(o.score, e) for e in range(vec)]
+            m, t = f"a{o.peak}", f"a{o.total}"
+            body.append(f"m{o.peak} = fmax({m}, {self.tree('max', 'float32', lanes)})")
+            # Differences first, then the exponential: a scale of exactly 1 while the maximum stands still, so that
+            # thousands of steps do not drift, and no cancellation where scores are large.
+            body.append(f"s{o.peak} = sel(abs(m{o.peak}) == float32(inf), float32(0), m{o.peak})")
+            terms = [f"ex2(({x} - s{o.peak}) * {LOG2E})" for x in lanes]
+            body.append(f"r{o.peak} = sel({m} == m{o.peak}, float32(1), ex2(({m} - s{o.peak}) * {LOG2E}))")
+            body.append(f"{t} = {t} * r{o.peak} + {self.tree('sum', 'float32', terms)}")
+            body.append(f"{m} = m{o.peak}")
+        for k in pas.stores:
+            self.emit_store(k, body, need, address, use)
+        returns = list(accs)
+        for i in self.kept_of[q]:
+            if self.packed(i):
+                returns += [f"u{i}[{w}]" for w in range(self.kept_words(i))]
+            else:
+                returns += [f"v{i}_{e}" for e in range(vec)]
+        if returns:
+            body.append(f"return ({', '.join(returns)},)")
+        need("c")
+        text = [f"def f{q}({', '.join(params)}):"] + [f"    {x}" for x in body]
+        return "\n".join(text), params, accs
+
+    def tree(self, op: str, dtype: str, xs: list[str]) -> str:
+        while len(xs) > 1:
+            nxt = [combine(op, dtype, xs[k], xs[k + 1]) for k in range(0, len(xs) - 1, 2)]
+            xs = nxt + ([xs[-1]] if len(xs) % 2 else [])
+        return xs[0]
+
+    def emit_load(self, i: int, v: Value, q: int, body: list[str], need: Any, address: Any) -> None:
+        vec, acc, short = self.vec, self.access[i], NAMES[self.g.inputs[v.slot]]
+        ptr, hint = need(f"p{v.slot}"), self.load_hint(i)
+        inner = self.p.cols[-1]
+        by_pack = not any(a == inner and (lo % vec or hi % vec) for a, lo, hi in v.guards)
+        axes = (*self.p.cols, *self.p.rows)
+        for a, _, _ in v.guards:
+            if a in self.p.rows:
+                need(f"i{a}")
+        zero = literal(0, v.dtype)
+        if acc.vector and (by_pack or not v.guards):
+            guard = self.guard_text(v, axes, "")
+            at = address(acc, f"b{i}", 0)
+            if self.packed(i):
+                body.append(f"u{i} = lr_{short}_{vec}_{hint}({ptr}, {at})")
+                body.append(f"w{i} = un_{short}_{vec}(u{i})")
+            elif guard:
+                body.append(f"w{i} = ({', '.join([zero] * vec)})")
+                body.append(f"if {guard}:")
+                body.append(f"    w{i} = ld_{short}_{vec}_{hint}({ptr}, {at})")
+            else:
+                body.append(f"w{i} = ld_{short}_{vec}_{hint}({ptr}, {at})")
+            body.extend(f"v{i}_{e} = w{i}[{e}]" for e in range(vec))
+            return
+        single = acc.inner == 0 and not any(a == inner for a, _, _ in v.guards)
+        for e in range(1 if single else vec):
+            guard = self.guard_text(v, axes, f" + {e}")
+            at = address(acc, f"b{i}", e)
+            if guard:
+                body.append(f"v{i}_{e} = {zero}")
+                body.append(f"if {guard}:")
+                body.append(f"    v{i}_{e} = ld_{short}_1_{hint}({ptr}, {at})")
+            else:
+                body.append(f"v{i}_{e} = ld_{short}_1_{hint}({ptr}, {at})")
+        if single:
+            body.extend(f"v{i}_{e} = v{i}_0" for e in range(1, vec))
+
+    def emit_store(self, k: int, body: list[str], need: Any, address: Any, use: Any) -> None:
+        o, acc, vec = self.g.outputs[k], self.out_access[k], self.vec
+        short, ptr, hint = NAMES[o.dtype], need(self.out_ptr[k]), HINTS[self.s.store_hint]
+        xs = [self.stored(o.value, o.dtype, use(o.value, e)) for e in range(vec)]
+        pad = ""
+        if self.ok_needed:
+            body.append(f"if {need('ok')}:")
+            pad = "    "
+        if acc.vector:
+            at = address(acc, f"o{k}", 0)
+            body.append(f"{pad}st_{short}_{vec}_{hint}({ptr}, {at}, ({', '.join(xs)}))")
+        else:
+            for e in range(vec):
+                body.append(f"{pad}st_{short}_1_{hint}({ptr}, {address(acc, f'o{k}', e)}, {xs[e]})")
+
+    def stored(self, i: int, storage: str, x: str) -> str:
+        """``x`` converted to the arithmetic type its storage takes."""
+        have, want = self.g.values[i].dtype, compute_type(storage)
+        if have == want:
+            return x
+        return pointwise(Value("cast", (i,), dtype=want), [have], [x])
+
+    def kept_offset(self, q: int, i: int) -> int:
+        """Where value ``i`` begins in the tuple that pass ``q`` returns."""
+        pas = self.p.passes[q]
+        at = len(pas.reduce) + 2 * len(pas.online)
+        for j in self.kept_of[q]:
+            if j == i:
+                return at
+            at += self.kept_words(j)
+        raise KeyError(i)
+
+    def empty_function(self, q: int, accs: list[str]) -> str:
+        """Device function ``e<q>``: what ``f<q>`` returns for a pack outside the row."""
+        zeros: list[str] = []
+        for i in self.kept_of[q]:
+            zero = "uint32(0)" if self.packed(i) else literal(0, self.g.values[i].dtype)
+            zeros += [zero] * self.kept_words(i)
+        return f"def e{q}({', '.join(accs)}):\n    return ({', '.join(accs + zeros)},)"
+
+    # ---- row values -------------------------------------------------------------------------------------------------
+
+    def row_value(self, i: int) -> list[str]:
+        v = self.g.values[i]
+        if v.op in ("load", "gather"):
+            short = NAMES[self.g.inputs[v.slot]]
+            base = self.base_terms(self.access[i])
+            guard = self.guard_text(v, self.p.rows, "")
+            if v.op == "gather":
+                idx = self.name(v.args[0], 0)
+                base = f"{base} + int64({idx}) * {v.index_stride}"
+                bound = f"{idx} >= 0 and {idx} < {v.bound}"
+                guard = f"{bound} and {guard}" if guard else bound
+            load = f"v{i} = ld_{short}_1_d(p{v.slot}, {base})"
+            if guard:
+                return [f"v{i} = {literal(0, v.dtype)}", f"if {guard}:", f"    {load}"]
+            return [load]
+        if v.op == "index":
+            self.row_axes_used.add(v.axes[0])
+            return [f"v{i} = {'float32' if v.dtype == 'float32' else v.dtype}(i{v.axes[0]} * {v.scale} + {v.shift})"]
+        types = [self.g.values[a].dtype for a in v.args]
+        return [f"v{i} = {pointwise(v, types, [self.name(a, 0) for a in v.args])}"]
+
+    def row_store(self, k: int) -> list[str]:
+        o = self.g.outputs[k]
+        x = self.stored(o.value, o.dtype, self.name(o.value, 0))
+        store = f"st_{NAMES[o.dtype]}_1_d({self.out_ptr[k]}, {self.base_terms(self.out_access[k])}, {x})"
+        cond = "t == 0 and ok" if self.ok_needed else "t == 0"
+        return [f"if {cond}:", f"    {store}"]
+
+
+
+
+def emit(program: Program, schedule: CudaSchedule) -> CudaSource:
+    """Source of ``program`` under ``schedule``.
+
+    Raises:
+        Unsupported: the schedule does not fit the program.
+    """
+    from autotune.codegen.cuda_flat import emit_flat
+    from autotune.codegen.cuda_rows import emit_rows
+
+    if not program.cols:
+        raise Unsupported("a group with a single element a row")
+    if any(program.graph.extents[a] == 0 for a in range(len(program.graph.extents))):
+        raise Unsupported("an empty axis")
+    emitter = CudaEmitter(program, schedule)
+    return emit_flat(emitter) if program.pointwise else emit_rows(emitter)
+
+
+__all__ = ["CudaEmitter", "CudaSchedule", "CudaSource", "emit", "narrowest", "vector_length"]

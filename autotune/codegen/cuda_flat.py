@@ -1,0 +1,98 @@
+"""The flat skeleton: a pointwise program, one pack a thread at a time, ``unroll`` packs in flight."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from autotune.codegen.cuda import GENERATOR, NAMES, CudaSource
+from autotune.codegen.cuda_rows import alignments
+from autotune.errors import Unsupported
+
+if TYPE_CHECKING:
+    from autotune.codegen.cuda import CudaEmitter
+
+
+def emit_flat(e: CudaEmitter) -> CudaSource:
+    """The flat kernel of ``e``'s program.
+
+    Every full block runs without bounds checks, so that all its loads can be in flight at once; the last block checks each
+    pack.
+    """
+    p, s, g, vec = e.p, e.s, e.g, e.vec
+    block, unroll = s.block, s.unroll
+    if block > 1024 or block < 32 or block % 32:
+        raise Unsupported("a flat kernel's block is a multiple of 32 up to 1024 threads")
+    (pas,) = p.passes
+    text, params, _ = e.pass_function(0, pas)
+    dynamic = p.dynamic == 0
+    open_cols = dynamic and not p.rows  # the one axis is the column axis, of open extent
+    col_packs = 0 if open_cols else p.n_cols // vec
+    inner = 1
+    for a in p.rows:
+        if not (dynamic and a == 0):
+            inner *= g.extents[a]
+    if not open_cols:
+        inner *= col_packs
+    total = (f"n0 // {vec}" if open_cols else f"n0 * {inner}") if dynamic else str(inner)
+
+    def pack(at: str) -> list[str]:
+        out = [f"w = {at}"]
+        if open_cols:
+            out.append(f"c = w * {vec}")
+        else:
+            if p.rows:
+                out.append(f"row = udiv(w, {col_packs})")
+                out.append(f"c = int32((w - row * {col_packs}) * {vec})")
+            else:
+                out.append(f"c = int32(w * {vec})")
+            rem = "row"
+            for n, a in enumerate(reversed(p.rows)):
+                if n == len(p.rows) - 1:
+                    out.append(f"i{a} = int64({rem})")
+                else:
+                    out.append(f"i{a} = int64(urem({rem}, {g.extents[a]}))")
+                    out.append(f"q{a} = udiv({rem}, {g.extents[a]})")
+                    rem = f"q{a}"
+        for i in pas.row_values:
+            out += e.row_value(i)
+        for i in sorted(j for j in pas.compute if j in e.access):
+            out.append(f"b{i} = int64({e.base_terms(e.access[i])})")
+        for k in pas.stores:
+            out.append(f"o{k} = int64({e.base_terms(e.out_access[k])})")
+        out.append(f"f0({', '.join(params)})")
+        return out
+
+    if pas.row_stores:
+        raise Unsupported("an output without a column axis in a flat kernel")
+    body = ["tid = int32(cuda.threadIdx.x)", f"total = {'' if open_cols else 'int32'}({total})"]
+    step = block * unroll
+    wide = "int64" if open_cols else "int32"
+    loop = [f"at = {wide}(group * {step} + tid)", f"if (group + 1) * {step} <= total:"]
+    for u in range(unroll):
+        loop += ["    " + x for x in pack(f"{wide}(at + {u * block})")]
+    loop.append("else:")
+    loop.append(f"    for u in range({unroll}):")
+    loop.append(f"        w = {wide}(at + u * {block})")
+    loop.append("        if w < total:")
+    loop += ["            " + x for x in pack("w")]
+    if s.blocks_per_sm > 0:
+        body.append(f"for group in range({wide}(cuda.blockIdx.x), (total + {step - 1}) // {step}, cuda.gridDim.x):")
+        body += ["    " + x for x in loop]
+    else:
+        body.append(f"group = {wide}(cuda.blockIdx.x)")
+        body += loop
+    args = [f"p{k}" for k in range(len(g.inputs) + len(g.outputs))] + (["n0"] if dynamic else [])
+    kernel = [f"def kernel({', '.join(args)}):"] + ["    " + x for x in body]
+    launch = {
+        "dynamic": dynamic,
+        "inner": 1 if open_cols else inner,
+        "per_block": step * (vec if open_cols else 1),
+        "blocks_per_sm": s.blocks_per_sm,
+        "block": block,
+        "shared": 0,
+        "align": alignments(e),
+        "multiple": vec if open_cols else 1,
+        "generator": GENERATOR,
+    }
+    params_out = tuple(NAMES[d] for d in (*g.inputs, *(o.dtype for o in g.outputs)))
+    return CudaSource("\n\n".join([text, "\n".join(kernel)]) + "\n", params_out, launch, block, s.max_registers)

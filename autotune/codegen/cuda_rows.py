@@ -1,0 +1,365 @@
+"""The row-wise skeleton: threads share a row, passes walk it, reductions join the threads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from autotune.codegen.cuda import GENERATOR, NAMES, CudaSource
+from autotune.codegen.expr import LOG2E, accumulator, combine, identity
+from autotune.codegen.program import Online, Pass
+from autotune.errors import Unsupported
+from autotune.fusion.graph import REDUCTIONS, STORAGE_BYTES
+
+if TYPE_CHECKING:
+    from autotune.codegen.cuda import CudaEmitter
+
+MAX_PACK_LANES = 4096  # packs * elements * values that a thread's straight-line code may hold: beyond it compiling crawls
+
+
+class _Rows:
+    def __init__(self, e: CudaEmitter) -> None:
+        self.e, self.p, self.s, self.g, self.vec = e, e.p, e.s, e.g, e.vec
+        self.T = self.s.threads_per_row
+        self.R = self.s.rows_per_block
+        cols = self.p.n_cols
+        self.per_step = self.T * self.vec
+        self.packs = -(-cols // self.per_step)  # packs a thread has, the last of which may lie outside the row
+        self.full = cols // self.per_step  # packs that every thread has
+        self.warps = max(1, self.T // 32)
+        self.body: list[str] = []
+        self.functions: list[str] = []
+        self.syncs = 0
+        self.shared_static = 0
+
+    # ---- keeping in shared memory -----------------------------------------------------------------------------------
+
+    def words(self, q: int) -> int:
+        return sum(self.e.kept_words(i) for i in self.e.kept_of[q])
+
+    def shared_base(self, q: int) -> int:
+        return sum(self.words(k) for k in range(q)) * self.packs * self.T * self.R
+
+    def shared_words(self) -> int:
+        return self.shared_base(len(self.p.passes))
+
+    def check(self) -> None:
+        s = self.s
+        if self.T > 32 and self.T % 32:
+            raise Unsupported("threads_per_row above 32 must be a multiple of it")
+        if s.block > 1024:
+            raise Unsupported("more than 1024 threads a block")
+        if s.block < 32:
+            raise Unsupported("less than a warp a block")
+        kept = {i for ks in self.e.kept_of.values() for i in ks}
+        if s.keep == "shared" and any(self.g.values[i].dtype != "float32" for i in kept):
+            raise Unsupported("keeping integers in shared memory")
+        if s.keep == "registers":
+            lanes = self.packs * self.vec * max(1, max(len(q.compute) for q in self.p.passes))
+            if lanes > MAX_PACK_LANES:
+                raise Unsupported(f"a row is too long for {self.T} threads to keep in registers")
+
+    # ---- one pass ---------------------------------------------------------------------------------------------------
+
+    def emit_pass(self, q: int, pas: Pass) -> list[str]:
+        """Lines of the walk of pass ``q``, its reductions not yet joined."""
+        text, params, accs = self.e.pass_function(q, pas)
+        self.functions.append(text)
+        if accs or self.e.kept_of[q]:
+            self.functions.append(self.e.empty_function(q, accs))
+        out = []
+        for r in pas.reduce:
+            v = self.g.values[r]
+            out.append(f"a{r} = {identity(v.op, v.dtype)}")
+        for o in pas.online:
+            out.append(f"a{o.peak} = float32(-inf)")
+            out.append(f"a{o.total} = float32(0)")
+        loop = self.s.keep != "registers"
+        unroll = self.s.unroll if loop else self.packs
+        steps = self.full // unroll if loop else 0
+        if loop and steps > 1:
+            out.append(f"for step in range({steps}):")
+            out.append(f"    j = int32(step) * {unroll}")
+            for u in range(unroll):
+                out += ["    " + x for x in self.emit_pack(q, pas, params, accs, f"(j + {u})", guarded=False)]
+            begin = steps * unroll
+        else:
+            begin = 0
+        for k in range(begin, self.packs):
+            out += self.emit_pack(q, pas, params, accs, str(k), guarded=k >= self.full)
+        return out
+
+    def emit_pack(self, q: int, pas: Pass, params: list[str], accs: list[str], k: str, guarded: bool) -> list[str]:
+        e = self.e
+        out = []
+        c = f"int32(({k} * {self.T} + t) * {self.vec})"
+        out.append(f"c = {c}")
+        suffix = k if k.isdigit() and self.s.keep == "registers" else "x"
+        shared = self.s.keep == "shared"
+        pre: list[str] = []
+        for name in params:
+            if name.startswith("z") and name[1:].isdigit() and shared:
+                pre += self.fetch_shared(int(name[1:]), k)
+        args = []
+        for name in params:
+            if name.startswith("z") and name[1:].isdigit():
+                args.append(f"z{name[1:]}_{suffix}")
+            else:
+                args.append(name)
+        call = f"f{q}({', '.join(args)})"
+        returns = bool(accs or e.kept_of[q])
+        take = [f"{a} = z{q}_{suffix}[{n}]" for n, a in enumerate(accs)]
+        post = self.put_shared(q, k) if shared else []
+        if not guarded:
+            out += pre + ([f"z{q}_{suffix} = {call}"] if returns else [call]) + take + post
+        elif returns:
+            out.append(f"z{q}_{suffix} = e{q}({', '.join(accs)})")
+            out.append(f"if c < {self.p.n_cols}:")
+            out += ["    " + x for x in [*pre, f"z{q}_{suffix} = {call}", *post]]
+            out += take
+        else:
+            out.append(f"if c < {self.p.n_cols}:")
+            out += ["    " + x for x in [*pre, call]]
+        return out
+
+    def put_shared(self, q: int, k: str) -> list[str]:
+        """Each thread stores its own words and later fetches the same ones: no barrier, no bank conflict."""
+        if not self.e.kept_of[q]:
+            return []
+        first = len(self.p.passes[q].reduce) + 2 * len(self.p.passes[q].online)
+        out, w = [], 0
+        for i in self.e.kept_of[q]:
+            view = "su" if self.e.packed(i) else "sf"
+            for n in range(self.e.kept_words(i)):
+                out.append(f"{view}[{self.shared_at(q, k, w + n)}] = z{q}_x[{first + w + n}]")
+            w += self.e.kept_words(i)
+        return out
+
+    def fetch_shared(self, q: int, k: str) -> list[str]:
+        pas = self.p.passes[q]
+        skipped = [identity(self.g.values[r].op, self.g.values[r].dtype) for r in pas.reduce]
+        skipped += ["float32(0)"] * (2 * len(pas.online))
+        items, w = [], 0
+        for i in self.e.kept_of[q]:
+            view = "su" if self.e.packed(i) else "sf"
+            items += [f"{view}[{self.shared_at(q, k, w + n)}]" for n in range(self.e.kept_words(i))]
+            w += self.e.kept_words(i)
+        return [f"z{q}_x = ({', '.join(skipped + items)},)"]
+
+    def shared_at(self, q: int, k: str, w: int) -> str:
+        per_pack = self.words(q) * self.T
+        return f"{self.shared_base(q)} + (rb * {self.packs} + {k}) * {per_pack} + {w * self.T} + t"
+
+    # ---- joining the threads of a row -------------------------------------------------------------------------------
+
+    def join(self, pas: Pass) -> list[str]:
+        out: list[str] = []
+        offsets = [o for o in (16, 8, 4, 2, 1) if o < self.T]
+        for o in offsets:
+            out += self.exchange(pas, o)
+        if self.warps > 1:
+            out += self.join_warps(pas)
+        for r in pas.reduce:
+            v = self.g.values[r]
+            out.append(f"v{r} = (a{r} != 0)" if v.dtype == "bool" else f"v{r} = a{r}")
+        return out
+
+    def exchange(self, pas: Pass, offset: int) -> list[str]:
+        out = []
+        for r in pas.reduce:
+            v = self.g.values[r]
+            other = f"cuda.shfl_xor_sync(0xffffffff, a{r}, {offset})"
+            out.append(f"y = {other}" if accumulator(v.dtype) == "float32" else f"y{accumulator(v.dtype)} = {other}")
+            y = "y" if accumulator(v.dtype) == "float32" else f"y{accumulator(v.dtype)}"
+            out.append(f"a{r} = {combine(v.op, v.dtype, f'a{r}', y)}")
+        for o in pas.online:
+            m, t = f"a{o.peak}", f"a{o.total}"
+            out.append(f"ym = cuda.shfl_xor_sync(0xffffffff, {m}, {offset})")
+            out.append(f"yt = cuda.shfl_xor_sync(0xffffffff, {t}, {offset})")
+            out += self.merge_online(o, "ym", "yt")
+        return out
+
+    def merge_online(self, o: Online, ym: str, yt: str) -> list[str]:
+        m, t = f"a{o.peak}", f"a{o.total}"
+        return [
+            f"mm = fmax({m}, {ym})",
+            "sm = sel(abs(mm) == float32(inf), float32(0), mm)",
+            f"{t} = {t} * sel({m} == mm, float32(1), ex2(({m} - sm) * {LOG2E}))"
+            f" + {yt} * sel({ym} == mm, float32(1), ex2(({ym} - sm) * {LOG2E}))",
+            f"{m} = mm",
+        ]
+
+    def join_warps(self, pas: Pass) -> list[str]:
+        """Lane 0 of each warp leaves its part in shared memory; after one barrier every warp combines all parts."""
+        out = []
+        self.syncs += 1
+        slots = []
+        for r in pas.reduce:
+            t = accumulator(self.g.values[r].dtype)
+            slots.append((f"a{r}", f"x{t}", self.slot(t)))
+        for o in pas.online:
+            slots.append((f"a{o.peak}", "xfloat32", self.slot("float32")))
+            slots.append((f"a{o.total}", "xfloat32", self.slot("float32")))
+        out.append("if lane == 0:")
+        for name, array, slot in slots:
+            out.append(f"    {array}[{self.slot_at(slot)} + warp] = {name}")
+        out.append("cuda.syncthreads()")
+        for name, array, slot in slots:
+            out.append(f"{name} = {array}[{self.slot_at(slot)} + (lane & {self.warps - 1})]")
+        o2 = self.warps // 2
+        while o2:
+            out += self.exchange(pas, o2)
+            o2 //= 2
+        return out
+
+    slot_counts: dict[str, int]
+
+    def slot(self, t: str) -> int:
+        n = self.slot_counts.get(t, 0)
+        self.slot_counts[t] = n + 1
+        return n
+
+    def slot_at(self, slot: int) -> str:
+        return f"par + {slot * self.R * self.warps} + rb * {self.warps}"
+
+    # ---- the kernel -------------------------------------------------------------------------------------------------
+
+    def kernel(self) -> CudaSource:
+        self.check()
+        self.slot_counts = {}
+        e, p, g = self.e, self.p, self.g
+        main: list[str] = []
+        done: set[int] = set()
+
+        def row_values(ids: list[int]) -> list[str]:
+            out = []
+            for i in ids:
+                if i not in done and g.values[i].op not in REDUCTIONS:
+                    done.add(i)
+                    out += e.row_value(i)
+            return out
+
+        for q, pas in enumerate(p.passes):
+            main += row_values(list(pas.row_values))
+            for k in pas.row_stores:
+                main += e.row_store(k)
+            if not pas.walks:
+                continue
+            main += self.emit_pass(q, pas)
+            if pas.reduce or pas.online:
+                main += self.join(pas)
+            for o in pas.online:
+                main.append(f"v{o.peak} = a{o.peak}")
+                main += row_values(self.row_chain(o.shift))
+                main.append(f"sh = sel(abs(v{o.peak}) == float32(inf), float32(0), v{o.peak})")
+                main.append(f"v{o.total} = a{o.total} * ex2((sh - {e.name(o.shift, 0)}) * {LOG2E})")
+        bases = self.bases()
+        # Row axes are decomposed only where something needs them.
+        decompose = []
+        rem = "row"
+        for n, a in enumerate(reversed(p.rows)):
+            last = n == len(p.rows) - 1
+            if last:
+                decompose.append(f"i{a} = int64({rem})")
+            else:
+                decompose.append(f"i{a} = int64(urem({rem}, {g.extents[a]}))")
+                decompose.append(f"q{a} = udiv({rem}, {g.extents[a]})")
+                rem = f"q{a}"
+        inner_rows = 1
+        for a in p.rows:
+            if not (p.dynamic >= 0 and a == 0):
+                inner_rows *= g.extents[a]
+        dynamic = p.dynamic == 0
+        persistent = self.s.blocks_per_sm > 0
+        pre = ["tid = int32(cuda.threadIdx.x)"]
+        pre.append(f"t = int32(tid & {self.T - 1})" if self.T > 1 else "t = int32(0)")
+        shift = self.T.bit_length() - 1
+        pre.append(f"rb = int32(tid >> {shift})" if self.R > 1 else "rb = int32(0)")
+        pre.append("lane = int32(tid & 31)")
+        pre.append("warp = int32(t >> 5)")
+        total = f"int32(n0 * {inner_rows})" if dynamic else f"int32({inner_rows})"
+        pre.append(f"rows = {total}")
+        parity = self.warps > 1 and persistent and self.syncs == 1
+        sizes: dict[str, int] = {}
+        for t, n in self.slot_counts.items():
+            sizes[t] = n * self.R * self.warps * (2 if parity else 1)
+            pre.append(f"x{t} = cuda.shared.array({sizes[t]}, {t})")
+            self.shared_static += sizes[t] * (8 if t == "int64" else 4)
+        span = max((n * self.R * self.warps for n in self.slot_counts.values()), default=0)
+        if self.slot_counts:
+            pre.append("par = int32(0)")
+        dynamic_shared = 0
+        if self.s.keep == "shared" and self.shared_words():
+            dynamic_shared = 4 * self.shared_words()
+            pre.append("sf = cuda.shared.array(0, float32)")
+            pre.append("su = cuda.shared.array(0, uint32)")
+        loop: list[str] = []
+        loop.append(f"row = int32(group * {self.R} + rb)" if self.R > 1 else "row = int32(group)")
+        if self.R > 1:
+            loop.append("ok = row < rows")
+            loop.append("row = sel(ok, row, int32(rows - 1))")
+        loop += decompose + bases + main
+        if parity:
+            loop.append(f"par = int32({span} - par)")
+        text: list[str] = []
+        if persistent:
+            text.append(f"for group in range(int32(cuda.blockIdx.x), (rows + {self.R - 1}) // {self.R}, cuda.gridDim.x):")
+            text += ["    " + x for x in loop]
+        else:
+            text.append("group = int32(cuda.blockIdx.x)")
+            text += loop
+        args = [f"p{k}" for k in range(len(g.inputs) + len(g.outputs))] + (["n0"] if dynamic else [])
+        kernel = [f"def kernel({', '.join(args)}):"] + ["    " + x for x in [*pre, *text]]
+        source = "\n\n".join([*self.functions, "\n".join(kernel)]) + "\n"
+        launch = {
+            "dynamic": dynamic,
+            "inner": inner_rows,
+            "per_block": self.R,
+            "blocks_per_sm": self.s.blocks_per_sm,
+            "block": self.s.block,
+            "shared": dynamic_shared,
+            "align": alignments(e),
+            "multiple": 1,
+            "generator": GENERATOR,
+        }
+        params = tuple(NAMES[d] for d in (*g.inputs, *(o.dtype for o in g.outputs)))
+        return CudaSource(source, params, launch, self.s.block, self.s.max_registers)
+
+    def row_chain(self, i: int) -> list[int]:
+        """Row values that value ``i`` is made from, in order, ``i`` included."""
+        seen: set[int] = set()
+        stack = [i]
+        while stack:
+            j = stack.pop()
+            if j in seen or self.p.domain(j) != "row" or self.g.values[j].op in REDUCTIONS:
+                continue
+            seen.add(j)
+            stack.extend(self.g.values[j].args)
+        return sorted(seen)
+
+    def bases(self) -> list[str]:
+        """Element offsets of this row in every tensor that a walk touches."""
+        e, p = self.e, self.p
+        used = sorted({i for q in p.passes for i in q.compute if i in e.access})
+        out = [f"b{i} = int64({e.base_terms(e.access[i])})" for i in used]
+        for k in sorted({k for q in p.passes for k in q.stores}):
+            out.append(f"o{k} = int64({e.base_terms(e.out_access[k])})")
+        return out
+
+
+def alignments(e: CudaEmitter) -> list[int]:
+    """Bytes every pointer must be aligned to, inputs first."""
+    g = e.g
+    need = [STORAGE_BYTES[d] for d in g.inputs]
+    for i, acc in e.access.items():
+        v = g.values[i]
+        if v.op == "load" and acc.vector:
+            need[v.slot] = max(need[v.slot], min(16, e.vec * STORAGE_BYTES[g.inputs[v.slot]]))
+    for o, acc in zip(g.outputs, e.out_access, strict=True):
+        size = STORAGE_BYTES[o.dtype]
+        need.append(min(16, e.vec * size) if acc.vector else size)
+    return need
+
+
+def emit_rows(e: CudaEmitter) -> CudaSource:
+    """The row-wise kernel of ``e``'s program."""
+    return _Rows(e).kernel()

@@ -1,0 +1,174 @@
+"""Fusion on CUDA: the choices for a program, the default, the seeds, and building a candidate."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from autotune.codegen.cuda import CudaSchedule, emit, narrowest, vector_length
+from autotune.codegen.program import Program, build_program
+from autotune.errors import Unsupported
+from autotune.fusion.graph import Graph
+from autotune.fusion.schedules import has_online, narrow, power_of_two
+from autotune.task import Config
+
+if TYPE_CHECKING:
+    from autotune.tuner.space import Space
+
+REGISTERS_KEPT = 160  # 32-bit words of kept values a thread may hold; beyond it spilling is certain
+
+
+def vectors(program: Program) -> list[int]:
+    """Vector sizes in bytes that divide a row, widest first."""
+    return [b for b in (32, 16, 8, 4, 2, 1) if vector_length(program, b)]
+
+
+def kept_words(program: Program) -> float:
+    """32-bit words a row element takes in all kept values, at the widest moment."""
+    from autotune.fusion.graph import STORAGE_BYTES
+
+    widest = 0.0
+    for p in program.passes:
+        words = 0.0
+        for i in set(p.kept_in) | set(p.kept_out):
+            v = program.graph.values[i]
+            packed = v.op == "load" and STORAGE_BYTES[program.graph.inputs[v.slot]] == 2
+            words += 0.5 if packed else 1.0
+        widest = max(widest, words)
+    return widest
+
+
+def space_of(program: Program, space: Space) -> Space:
+    """``space`` narrowed to what can matter for ``program``."""
+    usable = vectors(program)
+    best = [b for b in usable if b >= min(16, usable[0])] or usable
+    cap_bytes = 32 if narrowest(program) <= 2 else 16
+    wide = [b for b in usable if b <= cap_bytes][:3] or usable[:1]
+    space = narrow(space, "vector_bytes", wide or best)
+    if program.pointwise:
+        space = narrow(space, "threads_per_row", [64, 128, 256, 512, 1024])
+        for name, only in (("rows_per_block", [1]), ("keep", ["registers"]), ("online", [False])):
+            space = narrow(space, name, only)
+        return space
+    cols = program.n_cols
+    vec = max(1, vector_length(program, wide[0]))
+    most = min(1024, max(1, power_of_two(-(-cols // min(vec, 4)))))
+    least = 1
+    while least < most and cols / least > 1024:
+        least *= 2
+    threads = [t for t in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024) if least <= t <= most] or [most]
+    space = narrow(space, "threads_per_row", threads)
+    space = narrow(space, "rows_per_block", [r for r in (1, 2, 4, 8, 16, 32, 64, 128, 256) if r * threads[0] <= 1024])
+    if not program.kept:
+        space = narrow(space, "keep", ["registers", "reload"])
+    if not has_online(program):
+        space = narrow(space, "online", [False])
+    if program.n_rows * program.n_cols < 1 << 20:
+        space = narrow(space, "blocks_per_sm", [0])
+        space = narrow(space, "store_hint", ["default"])
+    return space
+
+
+def normalize(program: Program, config: Config) -> Config:
+    """The configuration that would in effect run: parameters without effect at their first value, blocks of legal size.
+
+    Many combinations mean the same kernel; measuring one of them is enough.
+    """
+    c = dict(config)
+    t = int(c["threads_per_row"])
+    if program.pointwise:
+        c.update(rows_per_block=1, keep="registers", online=False, threads_per_row=min(1024, max(64, t)))
+        return c
+    rows = int(c["rows_per_block"])
+    while rows * t > 1024:
+        rows //= 2
+    while rows * t < 64:
+        rows *= 2
+    c["rows_per_block"] = max(1, rows)
+    if c["keep"] == "registers":
+        c["unroll"] = 1
+    else:
+        # A loop cannot have more packs in flight than a thread has.
+        vec = vector_length(program, int(c["vector_bytes"])) or 1
+        packs = max(1, -(-program.n_cols // (t * vec)))
+        while int(c["unroll"]) > packs:
+            c["unroll"] = int(c["unroll"]) // 2
+    return c
+
+
+def default(program: Program) -> Config:
+    """A schedule from rules of thumb: 16-byte accesses, 16 to 32 elements a thread, at least 128 threads a block."""
+    usable = vectors(program)
+    size = narrowest(program)
+    bytes_ = 16 if 16 in usable else usable[0]
+    if size == 4 and 16 not in usable:
+        bytes_ = usable[0]
+    vec = vector_length(program, bytes_)
+    base: Config = {
+        "threads_per_row": 256,
+        "rows_per_block": 1,
+        "vector_bytes": bytes_,
+        "keep": "registers",
+        "online": False,
+        "unroll": 1,
+        "max_registers": 0,
+        "load_hint": "default",
+        "store_hint": "default",
+        "blocks_per_sm": 0,
+    }
+    if program.pointwise:
+        return base | {"unroll": 2}
+    per_thread = max(vec, 16)
+    t = min(1024, max(1, power_of_two(-(-program.n_cols // per_thread))))
+    if program.n_rows * t < 132 * 1024:  # few rows: more threads on each
+        t = min(1024, max(t, power_of_two(-(-program.n_cols // vec))))
+    base["threads_per_row"] = t
+    base["rows_per_block"] = max(1, 128 // t)
+    packs = -(-program.n_cols // (t * vec))
+    if kept_words(program) * packs * vec > REGISTERS_KEPT or packs > 32:
+        base.update(keep="reload", unroll=4, online=has_online(program))
+    return normalize(program, base)
+
+
+def seeds(program: Program) -> list[Config]:
+    """Variations of the default along what usually matters most: threads a row, then hints, then a persistent grid."""
+    d = default(program)
+    out: list[Config] = []
+    if program.pointwise:
+        return [d | {"unroll": u} for u in (1, 4)] + [d | {"threads_per_row": 512}, d | {"load_hint": "streaming"}]
+    t = int(d["threads_per_row"])
+    for factor in (2, 0.5, 4, 0.25):
+        n = int(t * factor)
+        if 1 <= n <= 1024:
+            out.append(d | {"threads_per_row": n, "rows_per_block": max(1, 128 // n)})
+    if has_online(program):
+        out.append(d | {"online": True})
+        out.append(d | {"online": True, "keep": "reload", "unroll": 4})
+    out.append(d | {"load_hint": "no_allocate"})
+    out.append(d | {"load_hint": "streaming", "store_hint": "streaming"})
+    out.append(d | {"blocks_per_sm": 4})
+    return [normalize(program, c) for c in out]
+
+
+def reject(graph: Graph, config: Config) -> str | None:
+    """Why ``config`` cannot work on a group, found by printing it, which takes a millisecond or two."""
+    try:
+        program = build_program(graph, keep=config["keep"] != "reload", online=bool(config["online"]))
+        schedule = CudaSchedule.from_config(config)
+        source = emit(program, schedule)
+    except Unsupported as error:
+        return str(error)
+    if int(source.launch["shared"]) > 232448:
+        return f"{source.launch['shared']} bytes of shared memory a block"
+    if schedule.keep == "registers" and not program.pointwise:
+        vec = vector_length(program, schedule.vector_bytes)
+        packs = -(-program.n_cols // (schedule.threads_per_row * vec))
+        words = kept_words(program) * packs * vec
+        if words > REGISTERS_KEPT:
+            return f"{words:.0f} registers a thread for kept values"
+        if (words + 24) * schedule.block > 65536:
+            return f"{words:.0f} registers a thread for kept values do not fit {schedule.block} threads"
+        if schedule.max_registers and words + 16 > schedule.max_registers:
+            return f"{words:.0f} kept registers under a cap of {schedule.max_registers}"
+    if schedule.max_registers and schedule.max_registers * schedule.block > 65536:
+        return f"a cap of {schedule.max_registers} registers does not fit {schedule.block} threads"
+    return None

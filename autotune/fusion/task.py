@@ -1,0 +1,323 @@
+"""The fusion domain: a region of memory-intensive operators as something to be searched.
+
+:class:`FusionTask` is the search's side (spaces, defaults, compiling), :class:`FusionBench` the measuring worker's: it owns
+the inputs, verifies candidates against the oracle and rebuilds the baselines from the program the user had.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from autotune.codegen.program import Program, build_program
+from autotune.errors import BuildError, Unsupported, UserError
+from autotune.fusion import target_cpu, target_cuda
+from autotune.fusion.graph import REDUCTIONS, Graph
+from autotune.fusion.plan import Plan, make_plan
+from autotune.fusion.schedules import group_config, join_configs, join_spaces
+from autotune.task import Artifact, Config, Kernel, Verdict
+from autotune.workload import Workload
+
+if TYPE_CHECKING:
+    import torch
+
+    from autotune.runtime.executor import Executor
+    from autotune.task import Runnable
+    from autotune.tuner.space import Space
+
+
+class FusionTask:
+    """A region on one device; see ``autotune.task.Task``.
+
+    Args:
+        target: "sm_90" and the like; found from the device if None (without creating a context on it).
+        sms: streaming multiprocessors, for persistent grids; found from the device if None.
+
+    Raises:
+        Unsupported: the region has no kernels in this version.
+        ValueError: the workload's graph is damaged.
+    """
+
+    def __init__(self, workload: Workload, device: str, target: str | None = None, sms: int | None = None) -> None:
+        self.workload, self.device = workload, device
+        self.graph = Graph.from_json(workload.spec)
+        self.plan: Plan = make_plan(self.graph)
+        self.programs: list[Program] = [build_program(g.graph) for g in self.plan.groups]
+        self._target, self._sms = target, sms
+
+    @property
+    def _cuda(self) -> bool:
+        return self.device.startswith("cuda")
+
+    def target(self) -> tuple[str, int]:
+        """(architecture, streaming multiprocessors) of the device."""
+        if self._target is None or self._sms is None:
+            arch, sms = describe_cuda(self.device)
+            self._target = self._target or arch
+            self._sms = self._sms or sms
+        return self._target, self._sms
+
+    def space(self, file: str | None = None) -> Space:
+        from autotune.tuner.space import load_space
+
+        base = load_space("fusion", "cuda" if self._cuda else "cpu", file)
+        side = target_cuda if self._cuda else target_cpu
+        return join_spaces([side.space_of(p, base) for p in self.programs])
+
+    def default(self) -> Config:
+        side = target_cuda if self._cuda else target_cpu
+        return join_configs([side.default(p) for p in self.programs])
+
+    def seeds(self) -> Sequence[Config]:
+        side = target_cuda if self._cuda else target_cpu
+        found = [side.seeds(p) for p in self.programs]
+        base = [side.default(p) for p in self.programs]
+        rows = itertools.zip_longest(*found)
+        return [join_configs([c or b for c, b in zip(row, base, strict=True)]) for row in rows]
+
+    def normalize(self, config: Config) -> Config:
+        """The configuration that would in effect run."""
+        side = target_cuda if self._cuda else target_cpu
+        return join_configs([side.normalize(p, c) for p, c in zip(self.programs, self._parts(config), strict=True)])
+
+    def _parts(self, config: Config) -> list[Config]:
+        n = len(self.plan.groups)
+        return [group_config(config, k, n) for k in range(n)]
+
+    def reject(self, config: Config) -> str | None:
+        if not self._cuda:
+            return None
+        for group, part in zip(self.plan.groups, self._parts(config), strict=True):
+            why = target_cuda.reject(group.graph, part)
+            if why:
+                return why
+        return None
+
+    def adapt(self, config: Config) -> Config | None:
+        fitted = self.space().project(config)
+        return None if fitted is None else self.normalize(fitted)
+
+    def build(self, config: Config) -> Artifact:
+        parts = self._parts(config)
+        scratch = self.plan.scratch_numel(self.graph)
+        if not self._cuda:
+            kernels = tuple(Kernel(entry=f"cpu_{k}") for k in range(len(parts)))
+            self._compile_cpu(parts)
+            return Artifact("cpu", kernels, scratch, "cpu-1")
+        from autotune.codegen.compile import build
+        from autotune.codegen.cuda import GENERATOR, CudaSchedule, emit
+
+        target, sms = self.target()
+        made = []
+        for group, part in zip(self.plan.groups, parts, strict=True):
+            try:
+                schedule = CudaSchedule.from_config(part)
+                program = build_program(group.graph, keep=schedule.keep != "reload", online=schedule.online)
+                kernel = build(emit(program, schedule), target)
+            except (Unsupported, KeyError) as error:
+                raise BuildError(str(error)) from error
+            if kernel.resources["stack"] > 512:
+                raise BuildError(f"spills {kernel.resources['stack']} bytes a thread")
+            per_sm = min(schedule.blocks_per_sm, kernel.resources["blocks_per_sm"])
+            launch = dict(kernel.launch) | {
+                "args": [list(a) for a in (*group.inputs, *group.outputs)],
+                "cap": per_sm * sms,
+            }
+            made.append(Kernel(kernel.entry, kernel.code, launch, kernel.resources))
+        return Artifact(target, tuple(made), scratch, GENERATOR)
+
+    def _compile_cpu(self, parts: Sequence[Config]) -> None:
+        """Compile into the on-disk cache here, in the pool's process, so that the worker only loads."""
+        from autotune.runtime.cpu_launch import make_launches
+
+        make_launches(self.plan, join_configs(parts))
+
+
+def describe_cuda(device: str) -> tuple[str, int]:
+    """("sm_90", 132) for a CUDA device, asked of the driver without creating a context.
+
+    ``AUTOTUNE_CUDA_TARGET`` ("sm_90" or "sm_90:132") stands in for the device on machines that only compile.
+
+    Raises:
+        UserError: there is no such device.
+    """
+    named = os.environ.get("AUTOTUNE_CUDA_TARGET")
+    if named:
+        arch, _, sms = named.partition(":")
+        return arch, int(sms or 132)
+    import ctypes
+
+    try:
+        lib = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        raise UserError(f"{device}: no CUDA driver on this machine; use --device cpu") from None
+    handle, major, minor, sms_ = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    index = int(device.partition(":")[2] or 0)
+    if lib.cuInit(0) or lib.cuDeviceGet(ctypes.byref(handle), index):
+        raise UserError(f"{device}: no such CUDA device")
+    for out, attribute in ((major, 75), (minor, 76), (sms_, 16)):
+        lib.cuDeviceGetAttribute(ctypes.byref(out), attribute, handle)
+    return f"sm_{major.value}{minor.value}", sms_.value
+
+
+class _Candidate:
+    """A loaded configuration; calling it runs the kernels as deployment would, outputs allocated anew."""
+
+    def __init__(self, executor: Executor, bench: FusionBench) -> None:
+        self.executor, self.bench = executor, bench
+
+    def __call__(self) -> object:
+        return self.executor(*self.bench.inputs)
+
+
+class FusionBench:
+    """A region's inputs, oracle and baselines on one device; see ``autotune.task.Bench``."""
+
+    def __init__(self, workload: Workload, device: str) -> None:
+        import torch
+
+        from autotune.fusion.interpret import make_inputs
+
+        self.workload, self.graph = workload, Graph.from_json(workload.spec)
+        self.device = torch.device(device)
+        self.inputs: list[torch.Tensor] = make_inputs(self.graph, seed=0, device=self.device, special=False)
+        self.reduction_length = max(
+            (self.graph.size(v.over) for v in self.graph.values if v.op in REDUCTIONS), default=1
+        )
+        self._baseline_inputs: list[torch.Tensor] | None = None
+
+    def bytes_moved(self) -> int:
+        return self.graph.bytes_moved
+
+    def load(self, config: Config, artifact: Artifact) -> Runnable:
+        import torch
+
+        from autotune.runtime.executor import TensorSpec, load_executor
+        from autotune.store.records import Key, Schedule
+
+        schedule = Schedule(Key("", "", "", ""), config, 0.0, {}, artifact)
+        inputs = [TensorSpec((t.numel(),), (1,), t.dtype) for t in self.inputs]
+        outputs = [
+            TensorSpec((self.graph.output_numel(k),), (1,), getattr(torch, o.dtype))
+            for k, o in enumerate(self.graph.outputs)
+        ]
+        executor = load_executor(
+            self.graph, schedule, range(len(inputs)), range(len(outputs)), inputs, outputs, self.device
+        )
+        return _Candidate(executor, self)
+
+    def verify(self, run: Runnable, seed: int) -> Verdict:
+        """Ordinary random inputs, then ones with NaN, infinities, huge values and zeros among them."""
+        assert isinstance(run, _Candidate)
+        worst = 0.0
+        for special in (False, True):
+            verdict = self._verify(run, seed, special)
+            if not verdict.ok:
+                return verdict
+            worst = max(worst, verdict.error)
+        return Verdict(True, worst)
+
+    def _verify(self, run: _Candidate, seed: int, special: bool) -> Verdict:
+        import torch
+
+        from autotune.fusion.interpret import interpret, make_inputs
+        from autotune.measure.verify import compare
+
+        inputs = make_inputs(self.graph, seed=seed, device=self.device, special=special)
+        outputs = [
+            _poison(torch.empty(self.graph.output_numel(k), dtype=getattr(torch, o.dtype), device=self.device))
+            for k, o in enumerate(self.graph.outputs)
+        ]
+        run.executor.run_into(inputs, outputs)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        worst, kind = 0.0, "inputs with NaN and infinities" if special else "random inputs"
+        for k, (o, want) in enumerate(zip(self.graph.outputs, interpret(self.graph, inputs), strict=True)):
+            shape = [self.graph.extents[a] for a in o.axes]
+            got = outputs[k].as_strided(shape, o.strides, o.offset)
+            # Rounding a float to an integer (quantisation) may fall either way at a tie.
+            rounded = o.dtype not in ("float32", "float16", "bfloat16")
+            verdict = compare(got, want, o.dtype, self.reduction_length, off_by_one=rounded and _from_float(self.graph, k))
+            if not verdict.ok:
+                return Verdict(False, verdict.error, f"output {k} on {kind}: {verdict.detail}")
+            worst = max(worst, verdict.error)
+        return Verdict(True, worst)
+
+    def baselines(self) -> Mapping[str, Callable[[], Runnable]]:
+        if not self.workload.source:
+            return {}
+        return {
+            "eager": self._eager,
+            "inductor": lambda: self._inductor({}),
+        }
+
+    def _module(self) -> Any:
+        from autotune.fusion import aten
+
+        return aten.from_json(self.workload.source)
+
+    def _source_inputs(self) -> list[torch.Tensor]:
+        """The user's tensors, as views of the bench's inputs: baselines read the same memory as candidates."""
+        if self._baseline_inputs is None:
+            from autotune.fusion import aten
+
+            self._baseline_inputs = aten.example_inputs(self.workload.source, self.inputs, self.device)
+        return self._baseline_inputs
+
+    def _eager(self) -> Runnable:
+        module, inputs = self._module(), self._source_inputs()
+        return _no_grad(module, inputs)
+
+    def _inductor(self, options: Mapping[str, Any]) -> Runnable:
+        import torch
+
+        module, inputs = self._module(), self._source_inputs()
+        torch._dynamo.reset()
+        compiled = torch.compile(module, dynamic=False, options=dict(options) or None)
+        run = _no_grad(compiled, inputs)
+        run()
+        return run
+
+
+def _no_grad(fn: Any, inputs: Sequence[torch.Tensor]) -> Runnable:
+    import torch
+
+    def run() -> object:
+        with torch.no_grad():
+            return fn(*inputs)
+
+    return run
+
+
+def _poison(t: torch.Tensor) -> torch.Tensor:
+    """A value no kernel writes by chance: an element that is not written shows."""
+    if t.dtype.is_floating_point:
+        return t.fill_(-7.03125e4 if t.dtype.itemsize == 4 else -60000.0)
+    return t.fill_(True) if t.dtype.itemsize == 1 and str(t.dtype) == "torch.bool" else t.fill_(-113 if t.dtype.is_signed else 113)
+
+
+def _from_float(graph: Graph, k: int) -> bool:
+    """Whether output ``k`` is an integer made from floats."""
+    stack, seen = [graph.outputs[k].value], set()
+    while stack:
+        i = stack.pop()
+        if i in seen:
+            continue
+        seen.add(i)
+        v = graph.values[i]
+        if v.op == "cast" and v.dtype != "bool" and graph.values[v.args[0]].dtype == "float32":
+            return True
+        stack.extend(v.args)
+    return False
+
+
+def open_task(workload: Workload, device: str) -> FusionTask:
+    """The search's side of a fusion workload."""
+    return FusionTask(workload, device)
+
+
+def open_bench(workload: Workload, device: str) -> FusionBench:
+    """The worker's side of a fusion workload."""
+    return FusionBench(workload, device)
