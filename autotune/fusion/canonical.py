@@ -31,9 +31,9 @@ def _mix(*parts: object) -> Colour:
 
 
 class _Colours:
-    """The colouring of a graph's values, axes, slots and outputs."""
+    """The colouring of a graph's values, axes, slots and outputs; the extent of ``open_axis`` plays no part in it."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, open_axis: int | None = None) -> None:
         self.graph = graph
         self.users = graph.users
         self.reads: list[list[int]] = [[] for _ in graph.inputs]
@@ -42,7 +42,7 @@ class _Colours:
             if v.slot >= 0:
                 self.reads[v.slot].append(i)
         self.value = [_mix(_itself(v)) for v in graph.values]
-        self.axis = [_mix("axis", e) for e in graph.extents]
+        self.axis = [_mix("axis", None if a == open_axis else e) for a, e in enumerate(graph.extents)]
         self.slot = [_mix("slot", d) for d in graph.inputs]
         self.output = [_mix("output", o.dtype, o.offset) for o in graph.outputs]
 
@@ -174,6 +174,16 @@ def _axis_order(graph: Graph, colour: Sequence[Colour], outputs: Iterable[int], 
     return sorted(range(len(graph.extents)), key=place)
 
 
+def _order(graph: Graph, colours: _Colours) -> tuple[list[int], list[int], list[int]]:
+    """Values, outputs and axes in their order."""
+    colours.discrete()
+    order = _topological(graph, colours.value)
+    where = {old: new for new, old in enumerate(order)}
+    outputs = sorted(range(len(graph.outputs)), key=lambda k: (where[graph.outputs[k].value], colours.output[k]))
+    reads = [i for i in order if graph.values[i].op in ("load", "gather")]
+    return order, outputs, _axis_order(graph, colours.axis, outputs, reads)
+
+
 def canonicalize(graph: Graph) -> tuple[Graph, tuple[int, ...], tuple[int, ...]]:
     """The canonical form of a simplified graph.
 
@@ -181,13 +191,13 @@ def canonicalize(graph: Graph) -> tuple[Graph, tuple[int, ...], tuple[int, ...]]
         The canonical graph, the slot order (canonical input slot ``k`` is the given graph's slot ``order[k]``) and the
         output order (likewise).
     """
-    colours = _Colours(graph)
-    colours.discrete()
-    order = _topological(graph, colours.value)
+    rows = _order(graph, _Colours(graph))[2][:1]
+    # Once more without the rows' extent, so that the members of a family are numbered alike.
+    order, outputs, by_place = _order(graph, _Colours(graph, *rows))
+    by_place = [*rows, *(a for a in by_place if a not in rows)]
     where = {old: new for new, old in enumerate(order)}
     reads = [i for i in order if graph.values[i].op in ("load", "gather")]
-    outputs = sorted(range(len(graph.outputs)), key=lambda k: (where[graph.outputs[k].value], colours.output[k]))
-    axes = {a: k for k, a in enumerate(_axis_order(graph, colours.axis, outputs, reads))}
+    axes = {a: k for k, a in enumerate(by_place)}
     slots: list[int] = []
     for i in reads:
         if graph.values[i].slot not in slots:

@@ -110,7 +110,8 @@ def _load(kernel: Kernel, device: int, sha: str) -> int:
 
 def _allow_shared(function: int, kernel: Kernel, device: int) -> None:
     shared = int(kernel.launch.get("shared", 0))
-    if shared <= _DEFAULT_SHARED:
+    # What a kernel gets without asking covers its static and its dynamic shared memory together.
+    if shared + int(kernel.resources.get("shared", 0)) <= _DEFAULT_SHARED:
         return
     lib = driver()
     previous = ctypes.c_void_p()

@@ -1,9 +1,9 @@
 """Dynamic shapes: one static version of the graph for each set of shapes met, beside Inductor's dynamic one.
 
 Stored kernels are found by concrete shapes. When Dynamo hands over a graph with symbolic sizes (its default from the
-second shape on), Inductor compiles that graph first, with all the guards it needs; then every new set of sizes gets a static
-version, compiled with stored kernels where there are some; sizes without any run Inductor's version. Looking costs a
-trace, so it is given up after a few sizes in a row without a hit.
+second shape on), Inductor compiles that graph first, with all the guards it needs; then every new set of sizes gets a
+static version, compiled with stored kernels where there are some; sizes without any run Inductor's version. Looking
+costs a trace, so it is given up after a few sizes in a row without a hit.
 """
 
 from __future__ import annotations
