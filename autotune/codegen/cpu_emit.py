@@ -78,11 +78,11 @@ class _Emitter:
         self.depth = 0
         self.names: dict[str, str] = {}  # module-level name -> definition
         self.rows_done: set[int] = set()
+        self.inverses: set[int] = set()
         self.n_inputs = len(self.graph.inputs)
         self.n_outputs = len(self.graph.outputs)
         self.n_cols = program.n_cols
         self.flat = program.pointwise and len(program.cols) == 1
-        self.needs_row: set[int] = set()
         self.tile = schedule.column_tile
         long = any(self.values[i].op == "sum" for i in program.reductions)
         if not self.flat and not self.tile and long and self.inner > _LONG_ROW:
@@ -224,6 +224,8 @@ class _Emitter:
         first = self.values[v.args[0]].dtype
         if v.op == "cast":
             return self.cast(args[0], first, v.dtype)
+        if v.op == "div" and self.program.domain(v.args[1]) == "row" and v.args[1] in self.inverses:
+            return f"{args[0]} * d{v.args[1]}"
         if first == "float32" and v.op in _INFIX:
             return f"{args[0]} {_INFIX[v.op]} {args[1]}"
         if first == "float32" and v.op == "neg":
@@ -285,6 +287,17 @@ class _Emitter:
             seen.add(j)
             stack.extend(self.values[j].args)
         return sorted(seen)
+
+    def divisors(self, p: Pass) -> None:
+        """One division a row where every element of it is divided by the same number."""
+        values = self.values
+        for i in p.compute:
+            v = values[i]
+            if v.op == "div" and v.dtype == "float32" and self.program.domain(v.args[1]) == "row":
+                y = v.args[1]
+                if y not in self.inverses:
+                    self.inverses.add(y)
+                    self.put(f"d{y} = {self.name('inverse', 'cpu_ops.inverse')}({self.value(y)})")
 
     def row_values(self, values: Iterable[int]) -> None:
         for i in values:
@@ -463,6 +476,7 @@ class _Emitter:
         self.offsets()
         for p in self.program.passes:
             self.row_values(p.row_values)
+            self.divisors(p)
             for k in p.row_stores:
                 self.write(k, f"w{k}")
             if not p.walks:
@@ -499,7 +513,7 @@ class _Emitter:
         decorator = [
             "",
             "",
-            '@cfunc("void(int64)", cache=True, fastmath={"contract", "arcp"}, error_model="numpy")',
+            '@cfunc("void(int64)", cache=True, fastmath={"contract"}, error_model="numpy")',
         ]
         return "\n".join([*head, *names, *decorator, *self.lines, ""])
 

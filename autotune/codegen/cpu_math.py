@@ -8,8 +8,9 @@ Errors against fp64, in units in the last place over the whole range (``tests/co
 2 for exp, exp2, log, log2, log1p; 3 for expm1, sigmoid, erf; 4 for tanh. 0, infinities and NaN give what torch gives.
 ``sin``, ``cos`` and ``pow`` are libm's: right for every argument, but not vectorised.
 
-Results of exp and exp2 that fp32 could hold only as denormals are 0. Every function takes an llvmlite builder and fp32 values and returns one. None of them relies on the order of operations
-being kept beyond IEEE: the kernel's own fast-math flags (contract, arcp) hold for them too, reassociation does not.
+Results of exp and exp2 that fp32 could hold only as denormals are 0. Every function takes an llvmlite builder and fp32
+values and returns one. Kernels are compiled with the fast-math flag ``contract`` alone: reassociation would undo the range
+reductions, and ``arcp`` makes LLVM replace 1 / sqrt(x) by an estimate that is NaN for 0 and infinity.
 """
 
 from __future__ import annotations

@@ -262,3 +262,14 @@ def _clamp(b: Builder, t: Any, args: Sequence[Ir]) -> Ir:
 
 clamp = _make("clamp", 2, "int64", _clamp)
 """clamp(index, bound): the index as int64, brought into [0, bound), so that no gather leaves its table."""
+
+
+def _inverse(b: Builder, t: Any, args: Sequence[Ir]) -> Ir:
+    y = args[0]
+    d = b.fdiv(cpu_math.const(1.0), y)
+    too_large = b.and_(_is_inf(b, t, [d]), b.fcmp_ordered("!=", y, cpu_math.const(0.0)))
+    return b.select(too_large, cpu_math.copysign(b, cpu_math.const(3.4028234663852886e38), y), d)
+
+
+inverse = _make("inverse", 1, None, _inverse)
+"""1 / y as a factor: finite for denormal y, so that 0 / y stays 0 when it is computed as 0 * inverse(y)."""
