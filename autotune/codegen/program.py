@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autotune.errors import Unsupported
-from autotune.fusion.graph import REDUCTIONS, Graph, Value
+from autotune.fusion.graph import REDUCTIONS, STORAGE_BYTES, Graph, Value
 from autotune.fusion.ops import LIGHT, POINTWISE
 
 
@@ -290,7 +290,7 @@ def build_program(graph: Graph, *, keep: bool = True, online: bool = False) -> P
             made_at.setdefault(i, p)
             stack.extend(vals[i].args)
         wanted.append(crossing)
-    wanted = _drop_light(graph, rows, cols, wanted, made_at)
+    wanted = _drop_light(graph, rows, cols, _prefer_packed(graph, rows, cols, wanted))
 
     kept: dict[int, int] = {}  # value -> last pass that takes it
     for p, c in enumerate(wanted):
@@ -373,8 +373,33 @@ def _row_closure(
     return {i for i in seen if graph.values[i].op not in REDUCTIONS}
 
 
+def _prefer_packed(
+    graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], wanted: list[set[int]]
+) -> list[set[int]]:
+    """Keep a 16-bit input as it was loaded rather than what light operators make of it: half the space."""
+    out = []
+    for c in wanted:
+        new = set(c)
+        for i in c:
+            need = _closure(graph, rows, cols, [i], set())
+            leaves = [j for j in need if graph.values[j].op not in POINTWISE]
+            full = [j for j in leaves if _domain(graph, rows, cols, j) == "full"]
+            cost = sum(POINTWISE[graph.values[j].op].cost for j in need if graph.values[j].op in POINTWISE)
+            halves = all(
+                graph.values[j].op == "load"
+                and not graph.values[j].guards
+                and STORAGE_BYTES[graph.inputs[graph.values[j].slot]] == 2
+                for j in leaves
+            )
+            if graph.values[i].op in POINTWISE and halves and len(full) == len(leaves) == 1 and cost <= 2 * LIGHT:
+                new.discard(i)
+                new.update(full)
+        out.append(new)
+    return out
+
+
 def _drop_light(
-    graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], wanted: list[set[int]], made_at: dict[int, int]
+    graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], wanted: list[set[int]]
 ) -> list[set[int]]:
     """Drop kept values that light operators make again from values that the same pass takes anyway."""
     wanted = [set(c) for c in wanted]
