@@ -59,6 +59,8 @@ def test_every_command_is_in_the_help() -> None:
         (["search", "fusion", "layer_norm", "--device", "tpu"], "unknown device 'tpu'"),
         (["search", "fusion", "layer_norm", "--device", "cpu", "--space", "no/such.toml"], "no/such.toml"),
         (["search", "fusion", "layer_norm", "--device", "cpu", "--db", "mongo://x"], "mongo"),
+        (["lookup", "fusion", "layer_nrom", "--device", "cpu"], "did you mean 'layer_norm'"),
+        (["lookup", "fusion", "no.such.module:f", "--inputs", "os:getcwd", "--device", "cpu"], "no.such.module"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(args: list[str], said: str, tmp_path: Path) -> None:
