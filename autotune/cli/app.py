@@ -61,7 +61,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (`| head`) has gone. Python flushes stdout once more at exit, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

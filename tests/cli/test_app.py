@@ -13,7 +13,7 @@ import pytest
 from autotune.cli import app, workloads
 from autotune.errors import UserError
 
-COMMAND = [sys.executable, "-m", "autotune.cli.app"]
+COMMAND = [sys.executable, "-m", "autotune"]
 
 
 def autotune(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

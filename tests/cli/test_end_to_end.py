@@ -70,7 +70,7 @@ class Stranger:
         return answer
 
     def autotune(self, *arguments: str) -> dict[str, Any]:
-        return self.run("-m", "autotune.cli.app", *arguments, "--json")
+        return self.run("-m", "autotune", *arguments, "--json")
 
     def lookup(self, inputs: str) -> dict[str, Any]:
         target = ("strangers:block", "--inputs", f"strangers:{inputs}", "--device", "cpu")
