@@ -513,7 +513,7 @@ class _Emitter:
         decorator = [
             "",
             "",
-            '@cfunc("void(int64)", cache=True, fastmath={"contract"}, error_model="numpy")',
+            '@cfunc("void(int64)", cache=True, error_model="numpy")',
         ]
         return "\n".join([*head, *names, *decorator, *self.lines, ""])
 

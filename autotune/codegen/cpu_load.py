@@ -12,6 +12,7 @@ import ctypes
 import hashlib
 import importlib.util
 import os
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -80,9 +81,11 @@ def compile_source(text: str) -> Any:
         if found is None:
             path = cache_dir() / f"k{digest}.py"
             _write_once(path, text)
-            spec = importlib.util.spec_from_file_location(f"autotune_cpu_{digest}", path)
+            name = f"autotune_cpu_{digest}"
+            spec = importlib.util.spec_from_file_location(name, path)
             assert spec is not None and spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
+            # Numba's cache names the module a function belongs to, and imports it by that name when it loads.
+            module = sys.modules[name] = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
             found = _compiled[digest] = module.kernel
     return found

@@ -9,8 +9,12 @@ Errors against fp64, in units in the last place over the whole range (``tests/co
 ``sin``, ``cos`` and ``pow`` are libm's: right for every argument, but not vectorised.
 
 Results of exp and exp2 that fp32 could hold only as denormals are 0. Every function takes an llvmlite builder and fp32
-values and returns one. Kernels are compiled with the fast-math flag ``contract`` alone: reassociation would undo the range
-reductions, and ``arcp`` makes LLVM replace 1 / sqrt(x) by an estimate that is NaN for 0 and infinity.
+values and returns one.
+
+Kernels are compiled without fast-math flags; only the accumulators of sums may be reassociated, which vectorising them
+takes. Elsewhere ``reassoc`` would undo the range reductions, ``arcp`` makes LLVM replace 1 / sqrt(x) by an estimate that is
+NaN for 0 and infinity, and ``contract`` lets a softmax subtract its rounded maximum from an unrounded score, which is
+exp(1e30) where it should be exp(0).
 """
 
 from __future__ import annotations

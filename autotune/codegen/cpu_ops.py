@@ -25,7 +25,7 @@ NUMBA_TYPES: dict[str, Any] = {
     "int64": types.int64,
     "bool": types.boolean,
 }
-_REASSOCIATE = ("reassoc", "nsz", "contract")
+_REASSOCIATE = ("reassoc", "nsz")
 Emit = Callable[..., Ir]
 
 

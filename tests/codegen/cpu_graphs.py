@@ -174,7 +174,7 @@ def run(graph: Graph, inputs: Sequence[Tensor], schedule: CpuSchedule, n0: int |
     buffers = [
         torch.full((graph.output_numel(k) + MARGIN,), POISON, dtype=TORCH[o.dtype]) for k, o in enumerate(graph.outputs)
     ]
-    kernel([t.data_ptr() for t in (*inputs, *buffers)], graph.extents[0] if n0 is None and graph.extents else n0 or 1)
+    kernel([t.data_ptr() for t in (*inputs, *buffers)], graph.extents[0] if n0 is None else n0)
     for b in buffers:
         assert bool((b[-MARGIN:] == torch.tensor(POISON).to(b.dtype)).all()), "wrote behind an output"
     return [
