@@ -230,21 +230,28 @@ def _evaluate(graph: Graph, inputs: Sequence[Tensor], device: torch.device, lo: 
 
 
 def index_bounds(graph: Graph) -> dict[int, int]:
-    """For each slot whose elements index a gather (through selects and casts), the bound they must stay below."""
+    """For each slot whose elements are positions (they index a gather, or are compared with one), the bound on them."""
     bounds: dict[int, int] = {}
+    seen: set[tuple[int, int]] = set()
+
+    def limit(i: int, bound: int) -> None:
+        u = graph.values[i]
+        if (i, bound) in seen or u.dtype not in ("int32", "int64") or u.op in ("index", "const"):
+            return
+        seen.add((i, bound))
+        if u.op == "load":
+            bounds[u.slot] = min(bounds.get(u.slot, bound), bound)
+        for a in u.args[1:] if u.op == "where" else u.args:
+            limit(a, bound)
+
     for v in graph.values:
-        if v.op != "gather":
-            continue
-        stack, seen = [v.args[0]], set()
-        while stack:
-            i = stack.pop()
-            if i in seen:
-                continue
-            seen.add(i)
-            u = graph.values[i]
-            if u.op == "load" and u.dtype in ("int32", "int64"):
-                bounds[u.slot] = min(bounds.get(u.slot, v.bound), v.bound)
-            stack.extend(u.args[1:] if u.op == "where" else u.args)
+        if v.op == "gather":
+            limit(v.args[0], v.bound)
+        elif v.op == "eq":
+            for one, other in (v.args, v.args[::-1]):
+                position = graph.values[one]
+                if position.op == "index":
+                    limit(other, graph.extents[position.axes[0]] * position.scale + position.shift)
     return bounds
 
 
@@ -252,8 +259,8 @@ def make_inputs(graph: Graph, seed: int, device: torch.device | str = "cpu", spe
     """Random inputs for ``graph``: for each slot a one-dimensional tensor of ``input_numel(slot)`` elements.
 
     Floats are standard normal, what indexes a gather is within its bound, other integers are in ``[-8, 8)`` (unsigned
-    ones in ``[0, 8)``), booleans are fair coins. ``special`` puts NaN, infinities, zeros of both signs and large values
-    (1e4) into about one float in 500 (and always some).
+    ones in ``[0, 8)``), booleans are fair coins. ``special`` puts NaN, infinities, zeros of both signs and outliers (30;
+    larger ones would show fp32's own cancellation, not a kernel's mistake) into up to one float in 500, and always some.
     """
     rng = torch.Generator(device=device).manual_seed(seed)
     bounds = index_bounds(graph)
@@ -275,8 +282,8 @@ def make_inputs(graph: Graph, seed: int, device: torch.device | str = "cpu", spe
 
 
 def _sprinkle(t: Tensor, rng: torch.Generator) -> None:
-    odd = torch.tensor([math.nan, math.inf, -math.inf, 1e4, -1e4, 0.0, -0.0], device=t.device).to(t.dtype)
-    count = max(1, t.numel() // 500)
+    odd = torch.tensor([math.nan, math.inf, -math.inf, 30.0, -30.0, 0.0, -0.0], device=t.device).to(t.dtype)
+    count = min(max(1, t.numel() // 500), 4096)  # few enough that most rows of a large input stay finite
     where = torch.randint(0, t.numel(), (count,), generator=rng, device=t.device)
     which = torch.randint(0, len(odd), (count,), generator=rng, device=t.device)
     t[where] = odd[which]

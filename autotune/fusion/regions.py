@@ -75,6 +75,14 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
     return []
 
 
+def _used_results(node: fx.Node) -> Any:
+    """A node's meta value; of a tuple, those elements that are read (others may be empty placeholders)."""
+    value = meta(node)
+    if not isinstance(value, (tuple, list)) or any(u.target is not operator.getitem for u in node.users):
+        return value
+    return [value[u.args[1]] for u in node.users]  # type: ignore[index]
+
+
 def _storable(t: torch.Tensor) -> bool:
     if t.layout != torch.strided or str(t.dtype).removeprefix("torch.") not in STORAGE_BYTES:
         return False
@@ -100,7 +108,7 @@ class Finder:
             return self._classify(owner) if isinstance(owner, fx.Node) else "opaque"
         if name not in RULES or node.target._schema.is_mutable:  # type: ignore[union-attr]
             return "opaque"
-        made = tensors_of(meta(node))
+        made = tensors_of(_used_results(node))
         read = [t for n in node.all_input_nodes for t in tensors_of(meta(n))]
         if not made or not all(map(_storable, (*made, *read))):
             return "opaque"
@@ -198,8 +206,9 @@ class Finder:
                 raise
             return Region(tuple(nodes), tuple(inputs), tuple(outputs), module, reason=str(error))
         graph, slots, order = canonicalize(translation.graph)
-        workload = to_workload(graph, describe(module, graph), source)
         binding = Binding(tuple(translation.slots[s] for s in slots), order)
+        source["slots"] = list(binding.inputs)  # which of the program's inputs each slot of the graph reads
+        workload = to_workload(graph, describe(module, graph), source)
         return Region(tuple(nodes), tuple(inputs), tuple(outputs), module, workload, binding)
 
 

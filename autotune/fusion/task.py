@@ -256,14 +256,12 @@ class FusionBench:
     def _module(self) -> Any:
         from autotune.fusion import aten
 
-        return aten.from_json(self.workload.source)
+        return aten.from_json(self.workload.source, self.device.type)
 
     def _source_inputs(self) -> list[torch.Tensor]:
         """The user's tensors, as views of the bench's inputs: baselines read the same memory as candidates."""
         if self._baseline_inputs is None:
-            from autotune.fusion import aten
-
-            self._baseline_inputs = aten.example_inputs(self.workload.source, self.inputs, self.device)
+            self._baseline_inputs = source_inputs(self.workload.source, self.inputs, self.device)
         return self._baseline_inputs
 
     def _eager(self) -> Runnable:
@@ -279,6 +277,32 @@ class FusionBench:
         run = _no_grad(compiled, inputs)
         run()
         return run
+
+
+def source_inputs(
+    source: Mapping[str, Any], flat: Sequence[torch.Tensor], device: torch.device
+) -> list[torch.Tensor]:
+    """The tensors that a workload's source program takes, in its order, laid over the graph's flat inputs.
+
+    An input that no slot reads (only its shape matters) gets fresh memory.
+    """
+    import torch
+
+    slot_of = {int(i): slot for slot, i in enumerate(source["slots"])}
+    out = []
+    for i, spec in enumerate(source["inputs"]):
+        shape, strides = [int(n) for n in spec["shape"]], [int(n) for n in spec["strides"]]
+        span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if all(shape) else 0
+        dtype = getattr(torch, spec["dtype"])
+        base = torch.zeros(max(span, 1), dtype=dtype, device=device)
+        if i in slot_of:
+            have = flat[slot_of[i]]
+            if have.numel() >= span:
+                base = have
+            else:  # the graph reads less than the whole tensor
+                base[: have.numel()] = have
+        out.append(base.as_strided(shape, strides))
+    return out
 
 
 def _no_grad(fn: Any, inputs: Sequence[torch.Tensor]) -> Runnable:
