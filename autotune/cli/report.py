@@ -73,7 +73,8 @@ def _sum(regions: Sequence[Region], latencies: Sequence[float | None]) -> float 
     known = [latency for latency in latencies if latency is not None]
     if not regions or len(known) < len(regions):
         return None
-    return sum(latency * region["count"] for latency, region in zip(known, regions, strict=True))
+    weighted: float = sum(latency * region["count"] for latency, region in zip(known, regions, strict=True))
+    return weighted
 
 
 def print_table(answer: Mapping[str, Any]) -> None:
