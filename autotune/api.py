@@ -27,9 +27,10 @@ def search(
     """Search a target's workloads on this machine and store what was learnt.
 
     Args:
-        target: workloads; or a program whose memory-intensive regions are tuned: a built-in name, "package.module:callable",
-            or a callable or module.
-        inputs: the program's example inputs, or "package.module:callable" that makes them.
+        target: workloads; or a program whose memory-intensive regions are tuned: a built-in name, a
+            "package.module:callable", or a callable or module.
+        inputs: "package.module:callable" that makes the example inputs of a program given by name; the inputs themselves
+            (a tuple of positional arguments, on the device) of one given as a callable.
         device: "auto", "cpu", "cuda" or "cuda:N".
         db: database; None for $AUTOTUNE_DB or the default file.
         options: as of :func:`tune_workloads`.
@@ -49,9 +50,12 @@ def search(
     elif isinstance(target, Sequence) and not isinstance(target, str):
         workloads = list(target)
     else:
-        from autotune.fusion.target import fusion_workloads
+        from autotune.fusion.target import fusion_workloads, workloads_of
 
-        counted = fusion_workloads(target, inputs, where)
+        if isinstance(target, str):
+            counted = fusion_workloads(target, inputs, where)
+        else:
+            counted = workloads_of(target, inputs if isinstance(inputs, (tuple, list)) else (inputs,))
         workloads = [workload for workload, _ in counted]
         options.setdefault("weights", {workload.fingerprint: float(count) for workload, count in counted})
     with Store.open(db) as store:
@@ -86,8 +90,8 @@ def tune_workloads(
         patience, sampler, seed, space_file, policy, progress: see :func:`autotune.tuner.study.tune`.
 
     Returns:
-        One result for each workload that was begun; fewer than ``workloads`` where the user interrupted, and then the last
-        one says so.
+        One result for each workload that was begun; fewer than ``workloads`` where the user interrupted, and then the
+        last one says so.
 
     Raises:
         UserError: a mistake in the arguments or in the search-space file.
@@ -112,7 +116,7 @@ def tune_workloads(
     run = store.start_run(command or _command(workloads, device), owner=owner)
     state, begin = "failed", time.monotonic()
     try:
-        with Worker(workloads[0], device, policy) as worker, CompilePool() as pool:
+        with Worker(workloads[0], device, policy) as worker, CompilePool(timeout_s=policy.build_s) as pool:
             for i, workload in enumerate(workloads):
                 left = None if timeout is None else max(timeout - (time.monotonic() - begin), 1.0)
                 result = tune(

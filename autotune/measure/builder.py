@@ -1,4 +1,4 @@
-"""A compiling process: ``python -m autotune.measure.builder``, driven by :mod:`autotune.measure.pool`. Touches no device."""
+"""A compiling process (``python -m autotune.measure.builder``), driven by :mod:`autotune.measure.pool`."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ class ChildSilent(Exception):
 class Child:
     """``python -m module`` in a session of its own, with frames on its standard input and output.
 
-    Its standard error goes to an unnamed temporary file, so that an expected crash does not reach the user's terminal. It
-    sees the same ``sys.path`` as this process. It dies with its parent, even one killed by SIGKILL (see
+    Its standard error goes to an unnamed temporary file, so that an expected crash does not reach the user's terminal.
+    It sees the same ``sys.path`` as this process. It dies with its parent, even one killed by SIGKILL (see
     :func:`autotune.measure.serve.prepare`), and :meth:`kill` takes its descendants along.
     """
 
@@ -54,7 +54,8 @@ class Child:
             start_new_session=True,
             bufsize=0,
         )
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._in = self._process.stdin.fileno()
         self._out = self._process.stdout.fileno()
         os.set_blocking(self._in, False)

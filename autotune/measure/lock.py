@@ -1,4 +1,4 @@
-"""One measurement at a time on a device: searches in other processes wait here, or both would time each other's noise."""
+"""One measurement at a time on a device: searches in other processes wait, or each would time the other's noise."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def device_lock(device: str, timeout_s: float) -> Iterator[bool]:
     """Hold the machine-wide lock of ``device`` ("cpu", "cuda:0") for this user; the kernel frees it if the holder dies.
 
     Yields:
-        True when held; False when ``timeout_s`` passed, or the lock file cannot be made: measuring then goes on without.
+        True when held; False when ``timeout_s`` passed or no lock file can be made: measuring then goes on without.
     """
     name = re.sub(r"\W+", "-", _physical(device))
     path = Path(tempfile.gettempdir()) / f"autotune-{os.getuid()}-{name}.lock"

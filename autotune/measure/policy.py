@@ -11,7 +11,7 @@ from autotune.workload import digest
 
 MIB = 1 << 20
 
-_OPERATIONAL = ("startup_s", "load_s", "baseline_s", "lock_s")
+_OPERATIONAL = ("startup_s", "build_s", "load_s", "baseline_s", "lock_s")
 """Fields that say how long we are patient with the machine; they do not change what a number means."""
 
 
@@ -36,6 +36,7 @@ class Policy:
         min_sample_us: on the CPU a sample shorter than this is made of several calls (those after the first are warm).
         timeout_s: a candidate's own time to verify and, again, to be timed, beyond what the oracle needs.
         startup_s: time for the worker to start (importing torch, creating a CUDA context) and to make the inputs.
+        build_s: time for a candidate to be compiled in the pool.
         load_s: time for a candidate to be loaded; CPU kernels are compiled then.
         baseline_s: time for one baseline to compile and warm up.
         lock_s: time to wait for another search that is timing on the same device.
@@ -57,6 +58,7 @@ class Policy:
     min_sample_us: float = 5.0
     timeout_s: float = 10.0
     startup_s: float = 180.0
+    build_s: float = 60.0
     load_s: float = 60.0
     baseline_s: float = 300.0
     lock_s: float = 600.0

@@ -64,7 +64,9 @@ class CompilePool:
     def __enter__(self) -> CompilePool:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def submit(self, workload: Workload, device: str, config: Config) -> Future[Built]:

@@ -1,4 +1,4 @@
-"""The child's end of :mod:`autotune.measure.child`: a loop that answers frames, and the precautions before it starts."""
+"""The child's end of :mod:`autotune.measure.child`: a loop that answers frames, and the precautions before it."""
 
 from __future__ import annotations
 

@@ -129,7 +129,9 @@ class Server:
         except Exception as problem:
             return None, _failed(problem)
         if not verdict.ok:
-            outcome = Outcome(Status.WRONG_RESULT, error=verdict.error, reason=one_line(verdict.detail or "wrong result"))
+            outcome = Outcome(
+                Status.WRONG_RESULT, error=verdict.error, reason=one_line(verdict.detail or "wrong result")
+            )
             # Far off means that it may have written anywhere, our inputs and the oracle's results included.
             return None, {**outcome.to_json(), "restart": not verdict.error < 100}
         return run, {"error": verdict.error}

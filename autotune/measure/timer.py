@@ -47,8 +47,9 @@ def _cold_cache(policy: Policy, device: str) -> ColdCache:
 def pin_cpu() -> int:
     """Keep this process on one hardware thread of each core it may use; returns how many that are.
 
-    Moving between hardware threads of one core is the larger part of the jitter. Where that would leave a single one (a
-    virtual machine that shows two hardware threads as its only core) nothing is narrowed. torch's pool is sized to match.
+    Moving between hardware threads of one core is the larger part of the jitter. Where that would leave a single one
+    (a virtual machine that shows two hardware threads as its only core) nothing is narrowed. torch's pool is sized to
+    match.
     """
     allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     cores: dict[str, int] = {}
@@ -66,7 +67,9 @@ def pin_cpu() -> int:
     return len(chosen)
 
 
-def time_cpu(fn: Runnable, policy: Policy, *, repeats: int, budget_s: float = math.inf, limit_us: float = math.inf) -> Samples:
+def time_cpu(
+    fn: Runnable, policy: Policy, *, repeats: int, budget_s: float = math.inf, limit_us: float = math.inf
+) -> Samples:
     """Time ``fn`` on the CPU.
 
     Each sample is one call after the caches were swept; work shorter than ``policy.min_sample_us`` is called several
@@ -115,7 +118,7 @@ def _sample_cpu(fn: Runnable, cold: ColdCache, inner: int) -> float:
 
 
 def capture(fn: Runnable) -> Callable[[], object]:
-    """``fn`` as a CUDA graph's replay; ``fn`` itself where it cannot be captured (it synchronises, allocates by hand, ...).
+    """``fn`` as a CUDA graph's replay; ``fn`` itself where it cannot be captured (it synchronises, say).
 
     Call ``fn`` a few times before, so that what is made lazily exists.
     """
@@ -134,7 +137,9 @@ def capture(fn: Runnable) -> Callable[[], object]:
     return graph.replay
 
 
-def time_cuda(fn: Runnable, policy: Policy, *, repeats: int, budget_s: float = math.inf, limit_us: float = math.inf) -> Samples:
+def time_cuda(
+    fn: Runnable, policy: Policy, *, repeats: int, budget_s: float = math.inf, limit_us: float = math.inf
+) -> Samples:
     """Time ``fn``, which enqueues work on the current stream, on the current CUDA device.
 
     The work is captured in a CUDA graph, so that launches from Python do not show; the L2 is swept before every replay,
@@ -149,14 +154,19 @@ def time_cuda(fn: Runnable, policy: Policy, *, repeats: int, budget_s: float = m
     estimate = _batch_cuda(run, cold, 1)[0]
     if estimate > limit_us:
         repeats = _MIN_SAMPLES
-    repeats = max(_MIN_SAMPLES, min(repeats, int(budget_s * 1e6 / max(estimate, 1.0)) if budget_s < math.inf else repeats))
+    affordable = budget_s * 1e6 / max(estimate, 1.0)
+    repeats = max(_MIN_SAMPLES, int(min(repeats, affordable)))
     return _batch_cuda(run, cold, repeats)
+
+
+def _event() -> Any:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call, unused-ignore]
 
 
 def _batch_cuda(run: Callable[[], object], cold: ColdCache, repeats: int) -> Samples:
     pairs: list[tuple[Any, Any]] = []
     for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin, end = _event(), _event()
         cold.flush()
         begin.record()
         run()
@@ -171,8 +181,8 @@ def interleave(
 ) -> dict[str, Samples]:
     """Time several contenders in rounds: each runs once a round, and the order rotates from round to round.
 
-    What drifts during the comparison (clocks, temperature, other users) then meets all of them alike, and sample ``i`` of
-    every contender belongs to the same moment.
+    What drifts during the comparison (clocks, temperature, other users) then meets all of them alike, and sample ``i``
+    of every contender belongs to the same moment.
 
     Args:
         before: told the name of a contender ahead of its warm-up (so that a hang can be blamed).

@@ -1,10 +1,10 @@
 """Is a candidate's output right? Compared with an fp64 oracle, with tolerances by storage type and reduction length.
 
-A tolerance is ``rtol * |expected| + atol``. ``rtol`` is one rounding to the storage type plus fp32 arithmetic whose error
-grows with the square root of the reduction length (rounding errors of a tree or blocked sum add up like a random walk).
-``atol`` is the same relative error applied to the typical size (root mean square) of the expected output: an element that
-cancellation made small carries the error of what cancelled. It scales with the output, so a softmax over 65536 columns,
-whose values are near 1e-5, is not passed by a constant that was meant for values near 1.
+A tolerance is ``rtol * |expected| + atol``. ``rtol`` is one rounding to the storage type plus fp32 arithmetic whose
+error grows with the square root of the reduction length (rounding errors of a tree or blocked sum add up like a random
+walk). ``atol`` is the same relative error applied to the typical size (root mean square) of the expected output: an
+element that cancellation made small carries the error of what cancelled. It scales with the output, so a softmax over
+65536 columns, whose values are near 1e-5, is not passed by a constant that was meant for values near 1.
 """
 
 from __future__ import annotations
@@ -117,7 +117,9 @@ def _compare_exact(got: torch.Tensor, want: torch.Tensor, off_by_one: bool) -> V
         if near and count * 1000 <= max(got.numel(), 1000):
             return Verdict(True, count * 1000 / max(got.numel(), 1000))
     at = int(torch.nonzero(wrong)[0, 0])
-    detail = f"{count} of {got.numel()} elements differ, the first at {at}: {got[at].item()} instead of {want[at].item()}"
+    detail = (
+        f"{count} of {got.numel()} elements differ, the first at {at}: {got[at].item()} instead of {want[at].item()}"
+    )
     return Verdict(False, math.inf, detail)
 
 

@@ -1,8 +1,8 @@
 """The Optuna study behind a search, kept in the same database as the measurements.
 
-The study is the sampler's memory and can be opened with optuna-dashboard; the truth is in the measurements. A failure of
-a candidate is told as COMPLETE with a finite penalty and a violated constraint: told as FAIL, Optuna's samplers would
-forget it and propose more of its kind. FAIL is for faults of the machine and for trials whose process died.
+The study is the sampler's memory and can be opened with optuna-dashboard; the truth is in the measurements. A failure
+of a candidate is told as COMPLETE with a finite penalty and a violated constraint: told as FAIL, Optuna's samplers
+would forget it and propose more of its kind. FAIL is for faults of the machine and for trials whose process died.
 """
 
 from __future__ import annotations
@@ -155,7 +155,8 @@ def _storage(url: str) -> optuna.storages.RDBStorage:
     try:
         return optuna.storages.RDBStorage(url, engine_kwargs=options)
     except RuntimeError as error:
-        raise UserError(f"the Optuna tables in {url.rpartition('@')[2]} do not fit: {' '.join(str(error).split())}") from None
+        where, why = url.rpartition("@")[2], " ".join(str(error).split())
+        raise UserError(f"the Optuna tables in {where} do not fit: {why}") from None
 
 
 def _patiently(action: Callable[[], T], attempts: int = 5) -> T:

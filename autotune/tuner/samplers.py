@@ -14,7 +14,7 @@ from autotune.errors import UserError
 
 
 class _Exhaustive(BruteForceSampler):
-    """Optuna's, without stopping a study by itself: that works inside ``optimize`` only, and the search counts anyway."""
+    """Optuna's, but it does not stop the study: that works inside ``optimize`` only, and the search counts itself."""
 
     def after_trial(
         self, study: optuna.Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None

@@ -1,7 +1,7 @@
 """What is explored: parameters and their choices, read from ``search_spaces/<domain>.toml`` and narrowed by the user.
 
-The shipped file says what the code generator knows how to emit. A user's copy may leave parameters out and drop choices;
-a task then drops what makes no sense on its workload with :meth:`Space.restrict`.
+The shipped file says what the code generator knows how to emit. A user's copy may leave parameters out and drop
+choices; a task then drops what makes no sense on its workload with :meth:`Space.restrict`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ class Space:
                 f"{self.source or 'the search space'}: none of {name} = {_list(old.choices)} is possible for this"
                 f" workload; it needs one of {_list(legal)}"
             )
-        return replace(self, parameters=tuple(replace(p, choices=left) if p.name == name else p for p in self.parameters))
+        return replace(
+            self, parameters=tuple(replace(p, choices=left) if p.name == name else p for p in self.parameters)
+        )
 
     def contains(self, config: Mapping[str, Choice]) -> bool:
         """Whether ``config`` has exactly this space's parameters, each with one of its choices."""
@@ -199,8 +201,9 @@ def _check_head(file: str, user: Mapping[str, Any], base: Mapping[str, Any], dom
             raise UserError(f"{file}: unknown key {name!r}; {hint}")
     if user.get("domain", domain) != domain:
         raise UserError(f"{file}: a search space for domain {user['domain']!r}, but this is a search of {domain!r}")
-    if user.get("version", base.get("version", VERSION)) != base.get("version", VERSION):
-        raise UserError(f"{file}: version {user['version']!r}; this autotune reads version {base.get('version', VERSION)}")
+    version = base.get("version", VERSION)
+    if user.get("version", version) != version:
+        raise UserError(f"{file}: version {user['version']!r}; this autotune reads version {version}")
 
 
 def _narrow(file: str, section: str, name: str, entry: object, base: Mapping[str, Any]) -> tuple[Choice, ...]:

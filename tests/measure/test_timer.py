@@ -1,0 +1,115 @@
+"""Timing on the CPU: right magnitudes, cold caches, budgets, rotation."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from autotune.measure.outcome import Outcome, one_line, spread
+from autotune.measure.policy import Policy, default_policy
+from autotune.measure.timer import ColdCache, interleave, time_cpu
+from autotune.task import Status
+
+
+def busy(us: float) -> None:
+    end = time.perf_counter_ns() + us * 1e3
+    while time.perf_counter_ns() < end:
+        pass
+
+
+def test_latency_is_that_of_the_work(policy: Policy) -> None:
+    samples = time_cpu(lambda: busy(300), policy, repeats=9)
+    assert len(samples) == 9
+    assert 300 <= statistics.median(samples) < 600
+
+
+def test_tiny_work_is_called_several_times_a_sample(policy: Policy) -> None:
+    calls = 0
+
+    def tiny() -> None:
+        nonlocal calls
+        calls += 1
+
+    samples = time_cpu(tiny, replace(policy, min_sample_us=50.0), repeats=5)
+    assert calls > 5 * 10
+    assert statistics.median(samples) < 5
+
+
+def test_budget_and_hopeless_candidates_end_early(policy: Policy) -> None:
+    assert len(time_cpu(lambda: busy(20_000), policy, repeats=1000, budget_s=0.1)) in range(3, 8)
+    assert len(time_cpu(lambda: busy(500), policy, repeats=1000, limit_us=100)) == 3
+
+
+def test_cold_cache_is_rewritten_as_a_whole() -> None:
+    cold = ColdCache(1 << 20, "cpu")
+    cold.flush()
+    cold.flush()
+    assert cold._buffer is not None
+    assert cold._buffer.numel() * 4 == 1 << 20
+    assert bool((cold._buffer == 2).all())
+    ColdCache(0, "cpu").flush()
+
+
+def test_interleave_rotates_and_pairs(policy: Policy) -> None:
+    order: list[str] = []
+    told: list[str] = []
+
+    def contender(name: str, us: float) -> object:
+        return lambda: (order.append(name), busy(us))
+
+    fns = {"a": contender("a", 100), "b": contender("b", 300), "c": contender("c", 200)}
+    samples = interleave(fns, replace(policy, warmup=1, final_rounds=6), "cpu", told.append)  # type: ignore[arg-type]
+    assert told == ["a", "b", "c"]
+    assert order[3:] == list("abcbcacababcbcacab")
+    assert {name: len(s) for name, s in samples.items()} == {"a": 6, "b": 6, "c": 6}
+    medians = {name: statistics.median(s) for name, s in samples.items()}
+    assert medians["a"] < medians["c"] < medians["b"]
+
+
+def test_interleave_ends_with_its_time_but_has_five_rounds(policy: Policy) -> None:
+    samples = interleave({"a": lambda: busy(2000)}, replace(policy, final_rounds=500, final_s=0.001), "cpu")
+    assert len(samples["a"]) == 5
+
+
+def test_pinning_keeps_to_the_processors_allowed() -> None:
+    code = (
+        "import os, torch; before = os.sched_getaffinity(0)\n"
+        "from autotune.measure.timer import pin_cpu\n"
+        "n = pin_cpu(); after = os.sched_getaffinity(0)\n"
+        "print(n == len(after) == torch.get_num_threads(), after <= before, len(after) > 1 or len(before) == 1)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == ["True"] * 3
+
+
+def test_policy_key_depends_on_what_numbers_depend_on() -> None:
+    cpu, cuda = default_policy("cpu"), default_policy("cuda:1")
+    assert cpu.key != cuda.key
+    assert cuda.key == default_policy("cuda:0").key
+    assert cpu.key != replace(cpu, screen_repeats=99).key
+    assert cpu.key != replace(cpu, timeout_s=99).key
+    assert cpu.key == replace(cpu, startup_s=99).key
+    assert Policy.from_json({**cpu.to_json(), "unheard_of": 1}) == cpu
+
+
+def test_outcome_statistics_and_round_trip() -> None:
+    outcome = Outcome(Status.OK, (10.0, 12.0, 11.0, 30.0), 0.5)
+    assert outcome.latency_us == 11.5
+    assert outcome.noise == pytest.approx((16.5 - 10.75) / 11.5)
+    assert Outcome.from_json(outcome.to_json()) == outcome
+    assert spread([1.0]) == 0
+    assert one_line("a\n  b" + "c" * 400, 20) == "a b" + "c" * 14 + "..."
+
+
+def test_cold_memory_is_slower_than_warm(policy: Policy) -> None:
+    x = torch.zeros(1 << 18)  # 1 MiB: fits in a cache, unless something drives it out
+    policy = replace(policy, warmup=3)
+    cold = time_cpu(lambda: x.sum(), replace(policy, cold_bytes=64 << 20), repeats=15)
+    warm = time_cpu(lambda: x.sum(), replace(policy, cold_bytes=0), repeats=15)
+    assert min(cold) > min(warm)

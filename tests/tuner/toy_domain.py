@@ -1,0 +1,160 @@
+"""A small real domain for tests: sum the squares of the rows of a matrix on the CPU, and ways to do it badly.
+
+``how`` picks the program; ``block`` is the rows a step takes. Candidates really run, and the bad ones are really bad.
+The workload's spec may hold ``slow_us`` (added to good candidates, least at block 8), ``bad`` (are the bad ones in the
+space), ``eager_us`` (added to the baseline) and ``log`` (a file that gets a line for every candidate loaded).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from autotune.errors import BuildError
+from autotune.task import Artifact, Config, Kernel, Runnable, Verdict
+from autotune.tuner.space import Parameter, Space, load_space
+from autotune.workload import Workload, digest
+
+KIND = "toy"
+GOOD = ("vector", "rows")
+BAD = ("hang", "segfault", "exit", "wrong", "memory", "raise", "build_error", "build_crash", "build_hang")
+BLOCKS = (1, 2, 4, 8, 16, 32)
+
+
+def workload(rows: int = 64, columns: int = 256, **more: Any) -> Workload:
+    spec = {"rows": rows, "columns": columns, "bad": False, "slow_us": 0, **more}
+    family = digest({k: v for k, v in spec.items() if k != "rows"})
+    return Workload(KIND, spec, family=family, extent=rows, label=f"toy {rows}x{columns}")
+
+
+class ToyTask:
+    def __init__(self, workload: Workload, device: str) -> None:
+        self.workload, self.device = workload, device
+
+    def space(self, file: str | None = None) -> Space:
+        if file is not None:
+            return load_space(KIND, "cpu", file)
+        how = GOOD + BAD if self.workload.spec["bad"] else GOOD
+        return Space((Parameter("how", how), Parameter("block", BLOCKS)), "toy.toml")
+
+    def default(self) -> Config:
+        return {"how": "rows", "block": 4}
+
+    def seeds(self) -> Sequence[Config]:
+        return self.workload.spec.get("seeds", ())
+
+    def reject(self, config: Config) -> str | None:
+        return "a block has more rows than the matrix" if config["block"] > self.workload.spec["rows"] else None
+
+    def build(self, config: Config) -> Artifact:
+        if config["how"] == "build_error":
+            raise BuildError("needs 512 KiB of shared memory, the device has 227")
+        if config["how"] == "build_crash":
+            os._exit(7)
+        while config["how"] == "build_hang":
+            time.sleep(1)
+        return Artifact("cpu", (Kernel("toy", b"", {"block": config["block"]}),), generator="toy")
+
+    def normalize(self, config: Config) -> Config:
+        return config
+
+    def adapt(self, config: Config) -> Config | None:
+        return config
+
+
+class ToyBench:
+    def __init__(self, workload: Workload) -> None:
+        import torch
+
+        self.spec = workload.spec
+        self.torch = torch
+        self.x = torch.rand(self.spec["rows"], self.spec["columns"], dtype=torch.float32)
+        self.out = torch.zeros(self.spec["rows"])
+
+    def load(self, config: Config, artifact: Artifact) -> Runnable:
+        if self.spec.get("log"):
+            with open(self.spec["log"], "a") as f:
+                f.write(digest(config) + "\n")
+        return getattr(self, "_" + str(config["how"]))(int(config["block"]))
+
+    def _pause(self, block: int) -> None:
+        """A cost that is known and larger than any noise: the best block is 8."""
+        end = time.perf_counter() + (self.spec["slow_us"] * (1 + abs(BLOCKS.index(block) - 3))) / 1e6
+        while time.perf_counter() < end:
+            pass
+
+    def _rows(self, block: int) -> Runnable:
+        def run() -> None:
+            self._pause(block)
+            for i in range(0, len(self.x), block):
+                self.out[i : i + block] = (self.x[i : i + block] ** 2).sum(1)
+
+        return run
+
+    def _vector(self, block: int) -> Runnable:
+        def run() -> None:
+            self._pause(block)
+            self.torch.sum(self.x * self.x, 1, out=self.out)
+
+        return run
+
+    def _hang(self, block: int) -> Runnable:
+        def run() -> None:
+            while True:
+                pass
+
+        return run
+
+    def _segfault(self, block: int) -> Runnable:
+        return lambda: ctypes.memset(self.out.data_ptr() - (1 << 40), 1, 64)
+
+    def _exit(self, block: int) -> Runnable:
+        return lambda: os._exit(3)
+
+    def _wrong(self, block: int) -> Runnable:
+        return lambda: self.out.copy_((self.x * self.x).sum(1) * 1.01)
+
+    def _memory(self, block: int) -> Runnable:
+        with open("/proc/self/statm") as f:
+            used = int(f.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), resource.RLIM_INFINITY))
+        return lambda: bytearray(1 << 40)
+
+    def _raise(self, block: int) -> Runnable:
+        raise RuntimeError("too many resources requested\nfor launch")
+
+    def verify(self, run: Runnable, seed: int) -> Verdict:
+        from autotune.measure.verify import compare
+
+        self.x.copy_(self.torch.rand(self.x.shape, generator=self.torch.Generator().manual_seed(seed)))
+        self.out.fill_(float("nan"))
+        run()
+        return compare(self.out, (self.x.double() ** 2).sum(1), "float32", self.spec["columns"])
+
+    def baselines(self) -> Mapping[str, Callable[[], Runnable]]:
+        def eager() -> Runnable:
+            return lambda: (self.torch.pow(self.x, 2).sum(1), time.sleep(self.spec.get("eager_us", 0) / 1e6))
+
+        def inductor() -> Runnable:
+            raise RuntimeError("no C++ compiler")
+
+        def crashing() -> Runnable:
+            return lambda: os._exit(9)
+
+        out: dict[str, Callable[[], Runnable]] = {"eager": eager, "inductor": inductor}
+        return {**out, "crashing": crashing} if self.spec["bad"] else out
+
+    def bytes_moved(self) -> int:
+        return self.x.numel() * 4 + self.out.numel() * 4
+
+
+def open_task(workload: Workload, device: str) -> ToyTask:
+    return ToyTask(workload, device)
+
+
+def open_bench(workload: Workload, device: str) -> ToyBench:
+    return ToyBench(workload)
