@@ -1,0 +1,381 @@
+"""torch.compile(backend="autotune") on the CPU, end to end: real kernels, found, run, compared with eager."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import autotune
+from autotune.store import Store
+from tests.runtime.conftest import Tune, baseline
+from tests.runtime.models import Block, Statistics, assert_same_step, twin
+
+
+def compiled(model: Any, **kwargs: Any) -> Any:
+    return torch.compile(model, backend="autotune", **kwargs)
+
+
+def close(got: torch.Tensor, want: torch.Tensor) -> None:
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+def test_inference_runs_stored_kernels(tune: Tune) -> None:
+    model, x = Block().eval(), torch.randn(32, 48)
+    with torch.no_grad():
+        assert len(tune(model, (x,))) == 2
+        close(compiled(model)(x), model(x))
+    assert autotune.counters().hits == 2
+    assert autotune.counters().misses == autotune.counters().fallbacks == 0
+
+
+def test_the_stored_kernels_are_what_computes(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    from autotune.runtime.executor import Executor
+
+    calls = []
+    run = Executor._run
+    monkeypatch.setattr(Executor, "_run", lambda self, *a: calls.append(len(self._steps)) or run(self, *a))
+    model, x = Block().eval(), torch.randn(32, 48)
+    with torch.no_grad():
+        tune(model, (x,))
+        f = compiled(model)
+        f(x), f(x)
+    assert calls == [1, 1, 1, 1]
+
+
+def test_training_step(tune: Tune) -> None:
+    model, x = Block(), torch.randn(32, 48)
+    stored = tune(twin(model), (x.clone().requires_grad_(),))
+    reference = twin(model)
+    assert_same_step(compiled(model), model, reference, x)
+    counters = autotune.counters()
+    assert counters.hits == len(stored) > 2
+    assert counters.graphs == 2
+    assert counters.fallbacks == 0
+
+
+def test_only_a_backward_region_is_stored(tune: Tune) -> None:
+    model, x = Block(), torch.randn(32, 48)
+    forward = {w.fingerprint for w in _inference_workloads(model, x)}
+    stored = tune(twin(model), (x.clone().requires_grad_(),), select=lambda w: w.fingerprint not in forward)
+    assert stored
+    assert_same_step(compiled(model), model, twin(model), x)
+    assert autotune.counters().hits == len(stored)
+    assert autotune.counters().misses
+
+
+def _inference_workloads(model: nn.Module, x: torch.Tensor) -> list[Any]:
+    with torch.no_grad():
+        return [r.workload for r in autotune.lookup(model, (x,)) if r.workload]
+
+
+def test_buffers_written_beside_stored_kernels(tune: Tune) -> None:
+    model, x = Statistics(), torch.randn(32, 24)
+    assert tune(twin(model), (x.clone().requires_grad_(),))
+    assert_same_step(compiled(model), model, twin(model), x)
+
+
+def test_buffers_written_by_the_rest(tune: Tune) -> None:
+    model, x = Statistics(), torch.randn(32, 24)
+    stored = tune(twin(model), (x.clone().requires_grad_(),), select=lambda w: "softmax" in w.label)
+    assert stored
+    assert_same_step(compiled(model), model, twin(model), x)
+    assert autotune.counters().misses
+
+
+def test_another_number_of_rows(tune: Tune) -> None:
+    model = Block().eval()
+    with torch.no_grad():
+        tune(model, (torch.randn(32, 48),))
+        f = compiled(model)
+        for rows in (64, 40, 24, 40):
+            x = torch.randn(rows, 48)
+            close(f(x), model(x))
+    counters = autotune.counters()
+    assert counters.hits == counters.hits_other_rows == 6
+    assert counters.misses == 0
+    assert counters.specialised == 2  # the first shape is compiled as it is, the others from the dynamic graph
+
+
+def test_another_row_length_is_a_recorded_miss(tune: Tune, db: str) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return F.softmax(x * 2, -1)
+
+    tune(fn, (torch.randn(32, 48),))
+    f = compiled(fn)
+    x = torch.randn(32, 56)
+    close(f(x), fn(x))
+    assert autotune.counters().misses == 1
+    assert autotune.counters().hits == 0
+    torch._dynamo.reset()
+    close(compiled(fn)(x), fn(x))
+    with Store.open(db) as store:
+        (miss,) = store.misses()
+        assert miss.count == 1, "a process records a miss once"
+        workload = store.get_workload(miss.workload)
+    assert workload is not None
+    assert workload.source, "a search can start from the record alone"
+    assert "56" in workload.label
+
+
+def test_training_under_dynamic_shapes(tune: Tune) -> None:
+    model = Block()
+    tune(twin(model), (torch.randn(32, 48).requires_grad_(),))
+    f, reference = compiled(model, dynamic=True), twin(model)
+    for rows in (32, 20):
+        model.zero_grad()
+        reference.zero_grad()
+        assert_same_step(f, model, reference, torch.randn(rows, 48))
+    assert autotune.counters().specialised == 2
+    assert autotune.counters().hits
+    assert autotune.counters().hits_other_rows
+
+
+def test_mixed_pieces_go_to_inductor(tune: Tune) -> None:
+    model, x = Block().eval(), torch.randn(32, 48)
+    with torch.no_grad():
+        tune(model, (x,), select=lambda w: "softmax" in w.label)
+        close(compiled(model)(x), model(x))
+    assert autotune.counters().hits == autotune.counters().misses == 1
+
+
+@pytest.mark.parametrize("winner", ["inductor", "eager"])
+def test_a_baseline_that_won_is_a_hit(tune: Tune, winner: str) -> None:
+    model, x = Block().eval(), torch.randn(32, 48)
+    with torch.no_grad():
+        tune(model, (x,), edit=baseline(winner))
+        close(compiled(model)(x), model(x))
+    counters = autotune.counters()
+    assert counters.hits == counters.baseline_wins == 2
+    assert counters.misses == 0
+
+
+def test_graph_breaks(tune: Tune) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = F.softmax(x, -1)
+        torch._dynamo.graph_break()
+        return F.layer_norm(y, (48,)) * 2
+
+    x = torch.randn(16, 48)
+    assert len(tune(fn, (x,))) == 2
+    close(compiled(fn)(x), fn(x))
+    assert autotune.counters().graphs == 2
+    assert autotune.counters().hits == 2
+
+
+def test_no_regions(db: str) -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x @ y
+
+    x, y = torch.randn(8, 8), torch.randn(8, 8)
+    close(compiled(fn)(x, y), fn(x, y))
+    assert autotune.counters().graphs == 1
+    assert not Path(db).exists(), "nothing to record, nothing created"
+
+
+def test_a_written_input(tune: Tune) -> None:
+    def fn(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+        old = F.softmax(state + x, -1)
+        state.mul_(0.5).add_(x)
+        return old + F.softmax(state @ state.T, -1).sum()
+
+    x, state = torch.randn(16, 48), torch.randn(16, 48)
+    assert tune(fn, (x, state.clone()))
+    mine, theirs = state.clone(), state.clone()
+    close(compiled(fn)(x, mine), fn(x, theirs))
+    close(mine, theirs)
+    assert autotune.counters().hits
+
+
+def test_outputs_that_alias_inputs_and_each_other(tune: Tune) -> None:
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = F.softmax(x, -1)
+        return x.t(), y, y.t(), x[1:3]
+
+    x = torch.randn(16, 48)
+    assert tune(fn, (x,))
+    got, want = compiled(fn)(x), fn(x)
+    for a, b in zip(got, want, strict=True):
+        close(a, b)
+        assert a.stride() == b.stride()
+    assert got[0].data_ptr() == x.data_ptr()
+    got[1].zero_()
+    assert not got[2].any(), "two views of one result stay views of one result"
+
+
+@pytest.mark.parametrize(
+    "view",
+    [lambda x: x.t(), lambda x: x[::2], lambda x: x[:, 8:40], lambda x: x.expand(3, *x.shape), lambda x: x[1:].flatten()],
+    ids=["transposed", "every other", "columns", "expanded", "offset"],
+)
+def test_strided_and_offset_inputs(tune: Tune, view: Any) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return F.softmax(x * 1.5, -1)
+
+    x = view(torch.randn(18, 48))
+    assert tune(fn, (x,))
+    close(compiled(fn)(x), fn(x))
+    assert autotune.counters().hits == 1
+
+
+def test_no_rows_at_all(tune: Tune) -> None:
+    model = Block().eval()
+    with torch.no_grad():
+        tune(model, (torch.randn(32, 48),))
+        f = compiled(model, dynamic=False)
+        assert f(torch.randn(0, 48)).shape == (0, 48)
+        close(f(torch.ones(32, 48)), model(torch.ones(32, 48)))
+
+
+def test_several_threads(tune: Tune) -> None:
+    model = Block().eval()
+    inputs = [torch.randn(32, 48) for _ in range(4)]
+    wrong: list[BaseException] = []
+    with torch.no_grad():
+        tune(model, (inputs[0],))
+        want = [model(x) for x in inputs]
+    f = compiled(model)
+
+    def work(k: int) -> None:
+        try:
+            with torch.no_grad():
+                for _ in range(25):
+                    close(f(inputs[k]), want[k])
+        except BaseException as e:
+            wrong.append(e)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+    assert autotune.counters().hits >= 2
+
+
+def test_a_random_operator_between_regions(tune: Tune) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return F.softmax(F.dropout(F.layer_norm(x, (48,)), 0.5, True) @ x.T, -1)
+
+    x = torch.randn(16, 48)
+    assert tune(fn, (x,))
+    got = compiled(fn)(x)
+    close(got.sum(-1), torch.ones(16))
+    assert autotune.counters().hits == 2
+
+
+def test_a_broken_database(db: str, caplog: pytest.LogCaptureFixture) -> None:
+    Path(db).write_bytes(b"no database at all")
+    model, x = Block().eval(), torch.randn(8, 48)
+    with torch.no_grad():
+        close(compiled(model)(x), model(x))
+        torch._dynamo.reset()
+        close(compiled(model)(x), model(x))
+    assert "tuned.db" in _only_warning(caplog)
+    assert Path(db).read_bytes() == b"no database at all", "what is not ours is left alone"
+    assert autotune.counters().misses == 4
+
+
+def test_a_database_of_another_version(tune: Tune, db: str, caplog: pytest.LogCaptureFixture) -> None:
+    model, x = Block().eval(), torch.randn(8, 48)
+    with torch.no_grad():
+        tune(model, (x,))
+        with sqlite3.connect(db) as connection:
+            connection.execute("UPDATE autotune_alembic_version SET version_num = 'zzzz'")
+        close(compiled(model)(x), model(x))
+    assert "newer autotune" in _only_warning(caplog)
+    assert autotune.counters().misses == 2
+
+
+def _only_warning(caplog: pytest.LogCaptureFixture) -> str:
+    (warning,) = [r for r in caplog.records if r.name == "autotune" and r.levelname == "WARNING"]
+    return warning.getMessage()
+
+
+def test_a_read_only_database(tune: Tune, db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return F.softmax(x, -1)
+
+    tune(fn, (torch.randn(32, 48),))
+    opened = Store.open
+    monkeypatch.setattr(Store, "open", lambda url=None, **k: opened(url, **(k | {"readonly": True, "migrate": False})))
+    x, other = torch.randn(32, 48), torch.randn(32, 56)
+    close(compiled(fn, dynamic=False)(x), fn(x))
+    assert autotune.counters().hits == 1
+    close(compiled(fn, dynamic=False)(other), fn(other))
+    monkeypatch.undo()
+    with Store.open(db) as store:
+        assert store.misses() == []
+
+
+def test_a_damaged_schedule_is_a_miss(tune: Tune, db: str) -> None:
+    model, x = Block().eval(), torch.randn(32, 48)
+    with torch.no_grad():
+        tune(model, (x,))
+        with sqlite3.connect(db) as connection:
+            connection.execute("UPDATE autotune_artifacts SET kernels = '[]'")
+        close(compiled(model)(x), model(x))
+    assert autotune.counters().hits == 0
+    assert autotune.counters().misses == 2
+
+
+def test_a_kernel_that_cannot_be_loaded(tune: Tune, caplog: pytest.LogCaptureFixture) -> None:
+    model, x = Block().eval(), torch.randn(32, 48)
+    with torch.no_grad():
+        stored = tune(model, (x,))
+        from autotune.runtime import cpu_launch
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cpu_launch, "make_launches", _fail)
+            close(compiled(model)(x), model(x))
+    assert autotune.counters().fallbacks == len(stored)
+    assert sum("is not used: no such kernel" in r.getMessage() for r in caplog.records) == len(stored)
+
+
+def _fail(*args: Any) -> Any:
+    raise RuntimeError("no such kernel")
+
+
+def test_a_launch_that_fails_falls_back_for_good(tune: Tune, caplog: pytest.LogCaptureFixture) -> None:
+    from autotune.runtime.executor import Executor
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return F.softmax(x, -1)
+
+    x = torch.randn(32, 48)
+    tune(fn, (x,))
+    f = compiled(fn)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Executor, "_run", _fail)
+        close(f(x), fn(x))
+        close(f(x), fn(x))
+    close(f(x), fn(x))
+    assert autotune.counters().fallbacks == 1
+    assert sum("given up" in r.getMessage() for r in caplog.records) == 1
+
+
+def test_without_a_working_inductor(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch._inductor.compile_fx as inductor
+
+    monkeypatch.setattr(inductor, "compile_fx", _fail)
+    model, x = Block().eval(), torch.randn(32, 48)
+    with torch.no_grad():
+        close(compiled(model)(x), model(x))  # nothing stored: the whole graph would go to Inductor
+        torch._dynamo.reset()
+        tune(model, (x,), select=lambda w: "softmax" in w.label)
+        close(compiled(model)(x), model(x))  # a piece would
+    assert autotune.counters().hits == 1
+
+
+def test_compile_is_torch_compile(tune: Tune) -> None:
+    model, x = Block().eval(), torch.randn(32, 48)
+    with torch.no_grad():
+        tune(model, (x,))
+        close(autotune.compile(model, fullgraph=True)(x), model(x))
+    assert autotune.counters()["hits"] == 2
