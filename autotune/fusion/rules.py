@@ -290,9 +290,7 @@ def _fill(region: Region, self: Lazy, value: Lazy | Number) -> Lazy:
 
 
 @rule("arange")
-def _arange(
-    region: Region, *args: Number, start: Number = 0, step: Number = 1, **_: Any
-) -> Lazy:
+def _arange(region: Region, *args: Number, start: Number = 0, step: Number = 1, **_: Any) -> Lazy:
     # The extent is torch's; of (end), (start, end) and (start, end, step) only the first and third matter here.
     if len(args) >= 2:
         start, _, step = (*args, step)[:3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -79,5 +80,7 @@ def check(region: Region, seed: int = 0, special: bool = False) -> Graph:
         memory.as_strided(got.shape, out.strides, out.offset).copy_(got)
         there = memory.as_strided(like.shape, like.stride())
         assert out.dtype == str(like.dtype).removeprefix("torch.")
+        if want.is_floating_point():  # the oracle has float32's range
+            want = torch.where(want.abs() > torch.finfo(torch.float32).max, want * math.inf, want)
         torch.testing.assert_close(there.to(want.dtype), want, rtol=1e-7, atol=1e-9, equal_nan=True)
     return graph
