@@ -1,0 +1,214 @@
+"""A CPU kernel that takes its rows one at a time, and the columns of a row in vectorised loops.
+
+A unit of work is a row, or for a pointwise group a tile of one row. Each pass is a loop over the columns. With
+``column_tile`` the loop is cut into tiles, which bounds the error of long sums and is what an online softmax rescales by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from autotune.codegen.cpu_expr import Printer
+from autotune.codegen.program import Online, Pass, Program
+from autotune.fusion.graph import REDUCTIONS
+
+if TYPE_CHECKING:
+    from autotune.codegen.cpu import CpuSchedule
+
+_LONG_ROW = 65536  # sums over more columns than this are made of partial sums even where the schedule has no tiles
+_PARTIAL = 16384
+_POINTWISE_TILE = 4096
+
+
+class RowPrinter(Printer):
+    """Prints one row after the other."""
+
+    def __init__(self, program: Program, schedule: CpuSchedule) -> None:
+        super().__init__(program, schedule)
+        self.rows_done: set[int] = set()
+        self.flat = program.pointwise and len(program.cols) == 1
+        self.tile = schedule.column_tile
+        if not self.flat:
+            long = any(self.values[i].op == "sum" for i in program.reductions) and self.inner > _LONG_ROW
+            if not self.tile and long:
+                self.tile = _PARTIAL
+            if self.tile >= self.inner:
+                self.tile = 0
+        for i in program.kept:
+            self.scratch.take(f"kept{i}", program.n_cols, self.values[i].dtype)
+        for p in program.passes:
+            for o in p.online:
+                self.scratch.take(f"tile{o.score}", self.tile or self.inner, "float32")
+
+    def units(self) -> None:
+        self.put(f"rows = {self.total_rows()}")
+        if self.flat:
+            self._tiles()
+        else:
+            self.put("units = rows")
+        # No more rows at a time than leave every thread some.
+        self.put(f"step = min({self.schedule.row_block}, max(1, (units + threads - 1) // threads))")
+
+    def _tiles(self) -> None:
+        self.put(f"cols = {self.extent(self.program.cols[0])}")
+        shared = f"max({_POINTWISE_TILE}, (cols + threads - 1) // threads)"
+        if self.tile:
+            self.put(f"tile = {self.tile}")
+        elif self.program.rows:
+            self.put(f"tile = max(1, cols) if rows >= threads else {shared}")
+        else:
+            self.put(f"tile = {shared}")
+        self.put("tiles = (cols + tile - 1) // tile")
+        self.put("units = rows * tiles")
+
+    def unit(self) -> None:
+        self.put("r = u // tiles" if self.flat and self.program.rows else "r = u")
+        self.split_index("r", self.program.rows)
+        self._offsets()
+        for p in self.program.passes:
+            self.row_values(p.row_values)
+            for y in self.divisors(p.compute):
+                if y not in self.inverses:
+                    self.inverse(y)
+            for k in p.row_stores:
+                self.write(k, f"w{k}")
+            if not p.walks:
+                continue
+            if self.flat:
+                self.put("t = (u % tiles) * tile")
+                column = f"i{self.program.cols[0]}"
+                self.put(f"for {column} in range(t, min(t + tile, cols)):")
+                self.depth += 1
+                self.columns(p, column, "0", ())
+                self.depth -= 1
+            else:
+                self.walk(p)
+
+    def _offsets(self) -> None:
+        """Where the row starts in each input and output."""
+        live = {i for p in self.program.passes for i in (*p.row_values, *p.compute)} | self._shift_values()
+        for i in sorted(live):
+            v = self.values[i]
+            if v.op in ("load", "gather"):
+                self.put(f"o{i} = {self.row_offset(v)}")
+        for k in range(self.n_outputs):
+            self.put(f"w{k} = {self.out_row_offset(k)}")
+
+    def _shift_values(self) -> set[int]:
+        found: set[int] = set()
+        for p in self.program.passes:
+            for o in p.online:
+                found.update(self._row_closure(o.shift))
+        return found
+
+    def _row_closure(self, i: int) -> list[int]:
+        """Row values that make ``i`` from finished reductions, in order."""
+        seen: set[int] = set()
+        stack = [i]
+        while stack:
+            j = stack.pop()
+            if j in seen or self.values[j].op in REDUCTIONS or self.values[j].op == "const":
+                continue
+            seen.add(j)
+            stack.extend(self.values[j].args)
+        return sorted(seen)
+
+    def row_values(self, values: Iterable[int]) -> None:
+        for i in values:
+            if i not in self.rows_done and self.values[i].op != "const":
+                self.rows_done.add(i)
+                self.compute(i)
+
+    def walk(self, p: Pass) -> None:
+        """The loops of one pass over a row."""
+        tiled = bool(self.tile) or len(self.program.cols) > 1
+        for i in p.reduce:
+            v = self.values[i]
+            self.put(f"v{i} = {self.start(v.op, v.dtype)}")
+        for o in p.online:
+            zero = self.start("sum")
+            self.put(f"v{o.peak} = {self.start('max')}")
+            self.put(f"m{o.peak} = {zero}")
+            self.put(f"v{o.total} = {zero}")
+        base = self.depth
+        for a in self.program.cols[:-1]:
+            self.put(f"for i{a} in range({self.graph.extents[a]}):")
+            self.depth += 1
+        flat = "0"
+        if len(self.program.cols) > 1:
+            span, terms = self.inner, []
+            for a in reversed(self.program.cols[:-1]):
+                terms.append((f"i{a}", span))
+                span *= self.graph.extents[a]
+            flat = "f"
+            self.put(f"f = {self.sum_of(reversed(terms), 0)}")
+        start, stop = "0", str(self.inner)
+        if self.tile:
+            self.put(f"for t in range(0, {self.inner}, {self.tile}):")
+            self.depth += 1
+            self.put(f"e = min(t + {self.tile}, {self.inner})")
+            start, stop = "t", "e"
+        floats = [i for i in p.reduce if self.values[i].op == "sum" and self.values[i].dtype == "float32"]
+        partial = floats if tiled else []
+        for i in partial:
+            self.put(f"t{i} = {self.start('sum')}")
+        for o in p.online:
+            self.put(f"t{o.peak} = {self.start('max')}")
+        column = f"i{self.program.cols[-1]}"
+        self.put(f"for {column} in range({start}, {stop}):")
+        self.depth += 1
+        position = column if flat == "0" else f"f + {column}"
+        self.columns(p, position, column if start == "0" else f"{column} - t", partial)
+        self.depth -= 1
+        for i in partial:
+            self.put(f"v{i} += t{i}")
+        for o in p.online:
+            self.rescale(o, start, stop)
+        self.depth = base
+        for o in p.online:
+            # What shift needs of the row; the peak is whole now.
+            self.row_values(self._row_closure(o.shift))
+            exp = self.op("exp")
+            self.put(f"v{o.total} = v{o.total} * {exp}(m{o.peak} - {self.value(o.shift)})")
+
+    def columns(self, p: Pass, position: str, in_tile: str, partial: Iterable[int]) -> None:
+        """The body of the innermost loop."""
+        for i in p.kept_in:
+            v = self.values[i]
+            self.put(f"v{i} = {self.load(v.dtype, f'kept{i}')}(s_kept{i}, {position})")
+        for i in p.compute:
+            self.compute(i)
+        for i in p.kept_out:
+            self.put(f"{self.store(self.values[i].dtype, f'kept{i}')}(s_kept{i}, {position}, v{i})")
+        for i in p.reduce:
+            v = self.values[i]
+            arg = self.cast(self.value(v.args[0]), self.values[v.args[0]].dtype, v.dtype)
+            acc = f"t{i}" if i in partial else f"v{i}"
+            self.put(f"{acc} = {self.accumulate(v.op)}({acc}, {arg})")
+        for o in p.online:
+            self.put(f"{self.store('float32', f'tile{o.score}')}(s_tile{o.score}, {in_tile}, {self.value(o.score)})")
+            self.put(f"t{o.peak} = {self.accumulate('max')}(t{o.peak}, {self.value(o.score)})")
+        for k in p.stores:
+            out = self.graph.outputs[k]
+            self.write(k, self.sum_of([(f"w{k}", 1), *self.col_terms(out.axes, out.strides)], 0))
+
+    def rescale(self, o: Online, start: str, stop: str) -> None:
+        """Take a tile into the running maximum and sum.
+
+        The sum is kept relative to ``m``: the maximum where that is finite, else 0, so that rows of infinities come out
+        as the two-pass formula has them. A sum of 0 (only -inf so far) is not rescaled: the factor may be infinite.
+        """
+        add, total, exp = self.accumulate("max"), self.accumulate("sum"), self.op("exp")
+        zero = self.start("sum")
+        self.put(f"v{o.peak} = {add}(v{o.peak}, t{o.peak})")
+        self.put(f"n{o.peak} = {zero} if {self.op('isinf')}(v{o.peak}) else v{o.peak}")
+        self.put(f"t{o.total} = {zero}")
+        count = stop if start == "0" else f"{stop} - {start}"
+        self.put(f"for j in range({count}):")
+        score = f"{self.load('float32', f'tile{o.score}')}(s_tile{o.score}, j)"
+        self.put(f"    t{o.total} = {total}(t{o.total}, {exp}({score} - n{o.peak}))")
+        self.put(f"if v{o.total} != {zero}:")
+        self.put(f"    v{o.total} = v{o.total} * {exp}(m{o.peak} - n{o.peak})")
+        self.put(f"v{o.total} = v{o.total} + t{o.total}")
+        self.put(f"m{o.peak} = n{o.peak}")
