@@ -29,8 +29,8 @@ def search(
     Args:
         target: workloads; or a program whose memory-intensive regions are tuned: a built-in name, a
             "package.module:callable", or a callable or module.
-        inputs: "package.module:callable" that makes the example inputs of a program given by name; the inputs themselves
-            (a tuple of positional arguments, on the device) of one given as a callable.
+        inputs: "package.module:callable" that makes the example inputs of a program given by name; the inputs
+            themselves (a tuple of positional arguments, on the device) of one given as a callable.
         device: "auto", "cpu", "cuda" or "cuda:N".
         db: database; None for $AUTOTUNE_DB or the default file.
         options: as of :func:`tune_workloads`.

@@ -1,0 +1,182 @@
+"""The second phase: time the near-best again, then let the best meet the baselines, and decide what is deployed."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from autotune.measure.outcome import Outcome
+from autotune.measure.worker import Contender
+from autotune.store.records import Measurement, Schedule
+from autotune.task import Config, Status, config_key
+from autotune.tuner.session import LEASE_S, Session
+
+WINNER = "autotune"
+
+
+@dataclass(frozen=True)
+class Final:
+    """Outcome of the final comparison; latencies in microseconds."""
+
+    schedule: Schedule | None = None
+    best: Config | None = None
+    best_us: float | None = None
+    default_us: float | None = None
+    noise: float | None = None
+    baselines: Mapping[str, float | None] = field(default_factory=dict)
+    errors: Mapping[str, str] = field(default_factory=dict)
+
+
+def refine(s: Session) -> None:
+    """Time the near-best candidates again with more samples; what is stored already is used as it is.
+
+    A first timing is short, so that the fastest of many is partly the luckiest.
+    """
+    tried: set[str] = set()
+    while len(tried) < s.policy.repeat_top and not s.interrupt.requested:
+        # Ranked anew each time: the first may fall back, and then others are near-best that were not before.
+        m = next((m for m in near_best(s) if m.stage == "screen" and config_key(m.config) not in tried), None)
+        if m is None:
+            return
+        tried.add(config_key(m.config))
+        stored = s.store.get_measurement(s.key, m.config, "repeat")
+        if stored is not None:
+            s.learn(stored)
+        elif s.store.claim(s.key, m.config, "repeat", s.owner, LEASE_S):
+            again = s.measure(m.config, s.artifact(m.config), "repeat")
+            s.tell("repeat", f"{again.latency_us:.1f} us" if again.latency_us is not None else again.reason)
+
+
+def near_best(s: Session) -> list[Measurement]:
+    """Candidates within the policy's margin of the fastest, fastest first."""
+    ranking = s.ranking()
+    limit = (ranking[0].latency_us or 0.0) * (1 + s.policy.near_best) if ranking else 0.0
+    return [m for m in ranking if m.latency_us is not None and m.latency_us <= limit]
+
+
+def compare(s: Session, default: Config) -> Final:
+    """Decide between the best candidates, the default and the baselines; store the decision as a schedule.
+
+    The comparison is interleaved, and its candidates are verified anew on inputs of another seed. A baseline that is as
+    fast wins: then the schedule has no configuration, and the region runs as the user had it. A comparison that was
+    made before with the same finalists is not repeated.
+    """
+    stored = next((x for x in s.store.schedules(s.key.device) if x.key == s.key), None)
+    while True:
+        finalists = _finalists(s, default, stored)
+        if not finalists:
+            return Final()
+        if stored is not None and _decided(s, stored, finalists):
+            return _from_store(s, stored, default)
+        s.tell("final", f"{len(finalists)} candidates against the baselines")
+        outcomes = _run(s, finalists)
+        if any(outcomes[config_key(m.config)].ok for m in finalists if config_key(m.config) in outcomes):
+            return _decide(s, finalists, outcomes, default, stored)
+        # All finalists failed now (wrong on other inputs, say). They are marked as such: the next best have their turn.
+
+
+def _finalists(s: Session, default: Config, stored: Schedule | None) -> list[Measurement]:
+    """The best few, the default, and the winner of an earlier comparison."""
+    ranking = s.ranking()
+    chosen = ranking[: s.policy.final_top]
+    keep = {config_key(default)} | ({config_key(stored.config)} if stored and stored.config else set())
+    return chosen + [m for m in ranking[len(chosen) :] if config_key(m.config) in keep]
+
+
+def _decided(s: Session, stored: Schedule, finalists: Sequence[Measurement]) -> bool:
+    finals = [s.store.get_measurement(s.key, m.config, "final") for m in finalists]
+    return all(m is not None and m.status is Status.OK for m in finals)
+
+
+def _run(s: Session, finalists: Sequence[Measurement]) -> dict[str, Outcome]:
+    contenders, outcomes = [], {}
+    for m in finalists:
+        key, built = config_key(m.config), s.artifact(m.config)
+        if built.artifact is None:
+            outcomes[key] = Outcome(Status.COMPILE_ERROR, reason=built.reason)
+        else:
+            contenders.append(Contender(key, m.config, built.artifact))
+    if contenders:
+        outcomes |= s.worker.compare(contenders, seed=s.seed + 1)
+    for m in finalists:
+        key = config_key(m.config)
+        final = s.measurement(m.config, outcomes[key].status, "final", outcomes[key])
+        s.store.add_measurement(final)  # an earlier final measurement stays: the schedule has the newer number
+        s.learn(final)
+    return outcomes
+
+
+def _decide(
+    s: Session,
+    finalists: Sequence[Measurement],
+    outcomes: Mapping[str, Outcome],
+    default: Config,
+    stored: Schedule | None,
+) -> Final:
+    names = {config_key(m.config): m.config for m in finalists}
+    times = {key: o.latency_us for key, o in outcomes.items() if o.ok and o.latency_us is not None}
+    best = min((k for k in names if k in times), key=lambda k: times[k])
+    baselines = {name: times.get(name) for name in outcomes if name not in names}
+    errors = {name: outcomes[name].reason for name in baselines if not outcomes[name].ok}
+    rivals = {name: us for name, us in baselines.items() if us is not None}
+    fastest = min(rivals, key=lambda n: rivals[n], default="")
+    won = not fastest or _beats(outcomes[best], outcomes[fastest])
+    schedule = Schedule(
+        key=s.key,
+        config=names[best] if won else None,
+        latency_us=times[best] if won else rivals[fastest],
+        baselines=rivals,
+        artifact=s.artifacts[best] if won else None,
+        winner=WINNER if won else fastest,
+        family=s.task.workload.family,
+        extent=s.task.workload.extent,
+    )
+    # The stored winner, if it still works, was among the finalists, so the new decision is the better informed one.
+    s.store.put_schedule(schedule, replace=True)
+    return Final(
+        schedule=schedule,
+        best=names[best],
+        best_us=times[best],
+        default_us=times.get(config_key(default)),
+        noise=outcomes[best if won else fastest].noise,
+        baselines=baselines,
+        errors=errors,
+    )
+
+
+def _beats(candidate: Outcome, baseline: Outcome) -> bool:
+    """Faster in the median, and in most rounds: samples of one round were taken side by side."""
+    a, b = candidate.latency_us, baseline.latency_us
+    if a is None or b is None or a >= b:
+        return a is not None and b is None
+    return statistics.median(x / y for x, y in zip(candidate.samples, baseline.samples, strict=False)) < 1
+
+
+def _from_store(s: Session, stored: Schedule, default: Config) -> Final:
+    """The decision of an earlier search, with the numbers it was made on."""
+    finals = {}
+    for m in s.ranking():
+        final = s.store.get_measurement(s.key, m.config, "final")
+        if final is not None and final.latency_us is not None:
+            finals[config_key(m.config)] = final
+    best = min(finals.values(), key=lambda m: m.latency_us or 0.0)
+    if stored.config is not None:
+        best = finals.get(config_key(stored.config), best)
+    at_default = finals.get(config_key(default))
+    return Final(
+        schedule=stored,
+        best=best.config,
+        best_us=stored.latency_us if stored.config is not None else best.latency_us,
+        default_us=at_default.latency_us if at_default else None,
+        noise=best.noise,
+        baselines=dict(stored.baselines),
+    )
+
+
+def without_final(s: Session) -> Final:
+    """What is known where no final comparison came about."""
+    ranking = s.ranking()
+    if not ranking:
+        return Final()
+    return replace(Final(), best=ranking[0].config, best_us=ranking[0].latency_us, noise=ranking[0].noise)

@@ -1,0 +1,187 @@
+"""What every phase of a search shares: the store and its claims, the worker, the compile pool, what is known so far."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from autotune.measure.outcome import Outcome
+from autotune.measure.policy import Policy
+from autotune.measure.pool import Built, CompilePool
+from autotune.measure.worker import Measurer, WorkerFault
+from autotune.store.records import Key, Measurement
+from autotune.store.store import Store
+from autotune.task import Artifact, Config, Status, Task, config_key
+from autotune.tuner.interrupt import Interrupt
+from autotune.tuner.result import Progress
+
+LEASE_S = 30.0
+"""How long a claim outlives a search on another host that was killed; on this host its death is seen at once."""
+
+
+class Lease:
+    """Renews every claim of ``owner`` from a thread, since one measurement may take longer than a lease."""
+
+    def __init__(self, store: Store, owner: str) -> None:
+        self._store, self._owner = store, owner
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="autotune-lease", daemon=True)
+
+    def __enter__(self) -> Lease:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(timeout=LEASE_S)
+        self._store.release_all(self._owner)
+
+    def _run(self) -> None:
+        while not self._stop.wait(LEASE_S / 3):
+            try:
+                self._store.renew(self._owner, LEASE_S)
+            except Exception:  # a database that stays away is reported by the search's own next write
+                continue
+
+
+@dataclass
+class Session:
+    """State of one search of one workload. ``seed`` is that of the verification's random inputs."""
+
+    task: Task
+    store: Store
+    key: Key
+    policy: Policy
+    worker: Measurer
+    pool: CompilePool
+    interrupt: Interrupt
+    owner: str
+    run: str
+    trials: int
+    timeout: float | None
+    seed: int
+    report: Callable[[Progress], None] | None = None
+    started: float = field(default_factory=time.monotonic)
+    known: dict[str, Measurement] = field(default_factory=dict)
+    """Candidate (its key) to what it is ranked by: its repeated timing, else its first; or why it failed.
+
+    Latencies of a final comparison are left out: they belong beside those they were taken with, and a ranking that
+    mixed them with others would put whoever was never in a final first.
+    """
+    artifacts: dict[str, Artifact] = field(default_factory=dict)
+    measured: int = 0
+    reused: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
+    final_us: float | None = None
+    """Latency of the best candidate in the final comparison, once there was one."""
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self.started
+
+    @property
+    def left(self) -> float | None:
+        """Seconds of the time budget left; None without one."""
+        return None if self.timeout is None else max(0.0, self.timeout - self.elapsed)
+
+    def ranking(self) -> list[Measurement]:
+        """Candidates that work, fastest first."""
+        good = [m for m in self.known.values() if m.status is Status.OK and m.latency_us is not None]
+        return sorted(good, key=lambda m: m.latency_us or 0.0)
+
+    @property
+    def best_us(self) -> float | None:
+        return min((m.latency_us for m in self.known.values() if m.latency_us is not None), default=None)
+
+    def build(self, config: Config) -> Future[Built]:
+        return self.pool.submit(self.task.workload, self.task.device, config)
+
+    def measurement(
+        self,
+        config: Config,
+        status: Status,
+        stage: str,
+        outcome: Outcome | None = None,
+        reason: str = "",
+        compile_s: float = 0.0,
+    ) -> Measurement:
+        """A record of this search, not stored yet."""
+        return Measurement(
+            key=self.key,
+            config=config,
+            status=status,
+            stage=stage,
+            latency_us=outcome.latency_us if outcome else None,
+            samples=outcome.samples if outcome else (),
+            noise=outcome.noise if outcome else None,
+            error=outcome.error if outcome else None,
+            reason=outcome.reason if outcome else reason,
+            run=self.run,
+            compile_s=compile_s,
+            measure_s=outcome.seconds if outcome else 0.0,
+        )
+
+    def keep(self, m: Measurement) -> Measurement:
+        """Store a measurement. Answers what is stored: another search may have been first, and then that counts."""
+        if not self.store.add_measurement(m):
+            m = self.store.get_measurement(m.key, m.config, m.stage) or m
+        self.learn(m)
+        return m
+
+    def learn(self, m: Measurement) -> None:
+        """Rank a candidate by this measurement from now on."""
+        if m.stage != "final" or m.status is not Status.OK:
+            self.known[config_key(m.config)] = m
+
+    def measure(self, config: Config, built: Built, stage: str, limit_us: float | None = None) -> Measurement:
+        """Measure what was built and store what came of it.
+
+        Raises:
+            WorkerFault: the machine failed, not the candidate; nothing is stored.
+        """
+        if built.artifact is None:
+            if built.fault:
+                raise WorkerFault(built.reason)
+            return self.keep(
+                self.measurement(config, Status.COMPILE_ERROR, stage, reason=built.reason, compile_s=built.seconds)
+            )
+        outcome = self.worker.measure(config, built.artifact, stage=stage, seed=self.seed, limit_us=limit_us)
+        m = self.keep(self.measurement(config, outcome.status, stage, outcome, compile_s=built.seconds))
+        if m.status is Status.OK:
+            self.artifacts[config_key(config)] = built.artifact
+        return m
+
+    def artifact(self, config: Config) -> Built:
+        """The artifact of a candidate, built again where an earlier search measured it."""
+        have = self.artifacts.get(config_key(config))
+        if have is not None:
+            return Built(have)
+        built = self.build(config).result()
+        if built.artifact is not None:
+            self.artifacts[config_key(config)] = built.artifact
+        return built
+
+    def tell(self, phase: str, note: str = "") -> None:
+        """Report progress."""
+        if self.report is not None:
+            self.report(
+                Progress(
+                    workload=self.task.workload.label or self.task.workload.fingerprint[:12],
+                    phase=phase,
+                    measured=self.measured,
+                    trials=self.trials,
+                    reused=self.reused,
+                    failed=sum(self.failed.values()),
+                    best_us=self.best_us if self.final_us is None else self.final_us,
+                    elapsed_s=self.elapsed,
+                    left_s=self.left,
+                    note=note,
+                )
+            )
