@@ -259,8 +259,9 @@ def make_inputs(graph: Graph, seed: int, device: torch.device | str = "cpu", spe
     """Random inputs for ``graph``: for each slot a one-dimensional tensor of ``input_numel(slot)`` elements.
 
     Floats are standard normal, what indexes a gather is within its bound, other integers are in ``[-8, 8)`` (unsigned
-    ones in ``[0, 8)``), booleans are fair coins. ``special`` puts NaN, infinities, zeros of both signs and outliers (30;
-    larger ones would show fp32's own cancellation, not a kernel's mistake) into up to one float in 500, and always some.
+    ones in ``[0, 8)``), booleans are fair coins. ``special`` puts NaN, infinities, zeros of both signs and outliers
+    (30; larger ones would show float32's own cancellation, not a kernel's mistake) into up to one float in 500 and
+    always some.
     """
     rng = torch.Generator(device=device).manual_seed(seed)
     bounds = index_bounds(graph)

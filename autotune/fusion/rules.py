@@ -293,7 +293,7 @@ def _fill(region: Region, self: Lazy, value: Lazy | Number) -> Lazy:
 def _arange(region: Region, *args: Number, start: Number = 0, step: Number = 1, **_: Any) -> Lazy:
     # The extent is torch's; of (end), (start, end) and (start, end, step) only the first and third matter here.
     if len(args) >= 2:
-        start, _, step = (*args, step)[:3]
+        start, step = args[0], args[2] if len(args) > 2 else step
     (extent,), dtype = region.out[0]
     if not isinstance(start, int) or not isinstance(step, int):
         raise Unsupported("a range of numbers that are not whole")

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from capture_helpers import graph_of, only_region
-from test_translate import FORWARD, ONE_REGION, ints, t
+from test_translate import ONE_REGION, ints, one_region, t
 from torch import Tensor
 
 from autotune.fusion.canonical import canonicalize, row_extent, to_workload
@@ -61,8 +61,7 @@ def shuffled(graph: Graph, seed: int) -> tuple[Graph, list[int], list[int]]:
 
 @pytest.mark.parametrize("name", sorted(ONE_REGION - {"max_values", "batch_norm_eval"}))
 def test_any_order_gives_the_same_form(name: str) -> None:
-    fn, args = FORWARD[name]
-    graph = graph_of(only_region(fn, *args))
+    graph = graph_of(one_region(name))
     assert canonicalize(graph)[0] == graph
     for seed in range(3):
         mixed, _, _ = shuffled(graph, seed)
@@ -71,7 +70,7 @@ def test_any_order_gives_the_same_form(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["lstm", "rope", "cat_three", "layer_norm", "embedding", "adam"])
 def test_orders_say_which_slot_and_output_is_which(name: str) -> None:
-    graph = graph_of(only_region(*(FORWARD[name][0], *FORWARD[name][1])))
+    graph = graph_of(one_region(name))
     mixed, _, _ = shuffled(graph, 5)
     again, slots, outputs = canonicalize(mixed)
     inputs = make_inputs(mixed, 3)
@@ -182,7 +181,8 @@ def test_reduced_axis_is_never_the_row_axis() -> None:
 
 
 def test_round_trip_through_json() -> None:
-    made = workload(*(FORWARD["logsumexp_gather"][0], *FORWARD["logsumexp_gather"][1]))
+    made = one_region("logsumexp_gather").workload
+    assert made is not None
     again = Workload.from_json(json.loads(json.dumps(made.to_json())))
     assert again.fingerprint == made.fingerprint
     graph = Graph.from_json(again.spec)
@@ -193,10 +193,9 @@ def test_round_trip_through_json() -> None:
 CHILD = """
 import sys
 sys.path.insert(0, {here!r})
-from capture_helpers import only_region
-from test_translate import FORWARD
+from test_translate import one_region
 for name in {names!r}:
-    print(only_region(FORWARD[name][0], *FORWARD[name][1]).workload.fingerprint)
+    print(one_region(name).workload.fingerprint)
 """
 
 
@@ -210,7 +209,7 @@ def test_another_process_finds_the_same() -> None:
         text=True,
         check=True,
     )
-    assert child.stdout.split() == [fingerprint(FORWARD[n][0], *FORWARD[n][1]) for n in names]
+    assert child.stdout.split() == [one_region(n).workload.fingerprint for n in names]
 
 
 def test_symmetric_graphs_have_one_form() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +12,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from capture_helpers import check, only_region, regions_of
-from torch import Tensor
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from autotune.fusion.interpret import interpret
+from autotune.fusion.regions import Region
+from autotune.fusion.translate import translate
 
 Case = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -142,11 +149,22 @@ FORWARD: dict[str, Case] = {
 }
 
 
+@functools.cache
+def forward(name: str) -> list[Region]:
+    fn, args = FORWARD[name]
+    return regions_of(fn, *args, grad=False)
+
+
+def one_region(name: str) -> Region:
+    (region,) = forward(name)
+    assert region.workload is not None, region.reason
+    return region
+
+
 @pytest.mark.parametrize("name", FORWARD)
 @pytest.mark.parametrize("special", [False, True], ids=["normal", "special"])
 def test_forward(name: str, special: bool) -> None:
-    fn, args = FORWARD[name]
-    regions = regions_of(fn, *args, grad=False)
+    regions = forward(name)
     assert len([r for r in regions if r.workload is None]) == 0, [r.reason for r in regions]
     assert regions
     for region in regions:
@@ -162,8 +180,7 @@ ONE_REGION = set(FORWARD) - SEPARATE
 
 @pytest.mark.parametrize("name", sorted(ONE_REGION))
 def test_is_one_region(name: str) -> None:
-    fn, args = FORWARD[name]
-    only_region(fn, *args)
+    one_region(name)
 
 
 BACKWARD: dict[str, Case] = {
@@ -206,6 +223,25 @@ def test_backward(name: str) -> None:
         check(region)
 
 
+def test_fused_rms_norm_of_cuda() -> None:
+    """What F.rms_norm is on CUDA; on a CPU torch takes it apart, so the call is written here by hand."""
+    if not hasattr(torch.ops.aten, "_fused_rms_norm"):
+        pytest.skip("this torch has no such operator")
+    x, w = t(6, 24), t(24)
+    graph = fx.Graph()
+    inputs = [graph.placeholder("x"), graph.placeholder("w")]
+    fused = graph.call_function(torch.ops.aten._fused_rms_norm.default, (inputs[0], [24], inputs[1], 1e-5))
+    parts = [graph.call_function(operator.getitem, (fused, k)) for k in range(2)]
+    values = [x, w, (x, x[:, :1].contiguous()), x, x[:, :1].contiguous()]
+    for node, value in zip([*inputs, fused, *parts], values, strict=True):
+        node.meta["val"] = value
+    graph.output(tuple(parts))
+    y, rstd = interpret(translate(fx.GraphModule({}, graph)).graph, [x.reshape(-1), w])
+    deviation = (x.double().square().mean(-1) + 1e-5).rsqrt()
+    torch.testing.assert_close(rstd, deviation)
+    torch.testing.assert_close(y, x.double() * deviation[:, None] * w.double())
+
+
 def test_softmax_is_few_values() -> None:
     graph = check(only_region(lambda x: torch.softmax(x, -1), t(4, 9)))
     assert sorted(v.op for v in graph.values) == ["div", "exp", "load", "max", "sub", "sum"]
@@ -223,9 +259,7 @@ def test_chain_of_a_thousand_operators() -> None:
             x = torch.sin(x)
         return x
 
-    gm = torch.fx.experimental.proxy_tensor.make_fx(long, tracing_mode="fake")(t(3, 4))
-    from autotune.fusion.translate import translate
-
+    gm = make_fx(long, tracing_mode="fake")(t(3, 4))
     graph = translate(gm).graph
     assert sum(v.op == "sin" for v in graph.values) == 1200
 
