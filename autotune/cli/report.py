@@ -78,14 +78,18 @@ def _sum(regions: Sequence[Region], latencies: Sequence[float | None]) -> float 
 
 
 def print_table(answer: Mapping[str, Any]) -> None:
-    """The regions of an answer as a table on stdout, in the order given, and their sum."""
+    """The regions of an answer as a table on stdout, in the order given, and their sum.
+
+    ``noise`` is the interquartile range over the median of the winner's samples; ``runs`` is what a deployment runs.
+    """
     from rich.table import Table
 
     regions = answer["workloads"]
     names = list(dict.fromkeys(name for region in regions for name in region["baselines"]))
     table = Table(box=None, pad_edge=False)
     table.add_column("region", overflow="fold")
-    for title in ("times", "match", *names, "autotune", "speedup", "runs"):
+    noisy = ["noise"] if any(region.get("noise") is not None for region in regions) else []
+    for title in ("times", "match", *names, "autotune", *noisy, "speedup", "runs"):
         table.add_column(title, justify="left" if title in ("match", "runs") else "right")
     for region in regions:
         baselines = [microseconds(_latency(region["baselines"].get(name))) for name in names]
@@ -95,6 +99,7 @@ def print_table(answer: Mapping[str, Any]) -> None:
             region["match"],
             *baselines,
             microseconds(_latency(region["best"])),
+            *(_noise(region) for _ in noisy),
             ratio(region["speedup"]),
             region.get("winner") or "–",
         )
@@ -102,5 +107,10 @@ def print_table(answer: Mapping[str, Any]) -> None:
         sums = [microseconds(_latency(answer["baselines"].get(name))) for name in names]
         latency = microseconds(answer["best"]["latency_us"])
         table.add_section()
-        table.add_row("sum", "", answer["match"], *sums, latency, ratio(answer["speedup"]), "")
+        table.add_row("sum", "", answer["match"], *sums, latency, *("" for _ in noisy), ratio(answer["speedup"]), "")
     console().print(table)
+
+
+def _noise(region: Region) -> str:
+    noise = region.get("noise")
+    return "–" if noise is None else f"{noise:.0%}"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.options import add_db, add_device, add_json, add_target, natural_int, positive_int, seconds
 from autotune.cli.output import machine_output
+from autotune.cli.report import print_table, total
 from autotune.errors import UserError
 
 if TYPE_CHECKING:
@@ -65,11 +67,35 @@ def run(args: argparse.Namespace) -> int:
             many = f"{len(counted)} workloads" if len(counted) > 1 else "1 workload"
             print(f"{name}: {many} on {identify(device).label}, stored in {store.name}", file=sys.stderr)
             results = _tune(args, device, store, counted)
+            reasons = {result.workload: _reason(store, result) for result in results if not result.ok}
             if args.missed:
                 for result in results:
                     if result.winner:
                         store.clear_miss(result.workload, identify(device).fingerprint)
-        return _answer(args, name, device, counted, results, emit)
+        answer = _answer(name, device, counted, results)
+        emit(answer)
+    if not args.json:
+        print_table(answer)
+    for result in results:
+        if not result.ok and not result.interrupted:
+            why = reasons[result.workload] or result.stop
+            print(f"autotune: NOTHING COULD BE MEASURED for {result.label}: {why}", file=sys.stderr)
+    if any(result.interrupted for result in results):
+        raise KeyboardInterrupt
+    return 0 if any(result.ok for result in results) else 1
+
+
+def _reason(store: Store, result: Result) -> str:
+    """Why no candidate worked, in one line: what the machine said, or how they failed and the commonest reason."""
+    if result.error:
+        return result.error
+    failed = [m for m in store.measurements(workload=result.workload, policy=result.policy) if m.reason]
+    if not failed:
+        return ""
+    counts = Counter(str(m.status) for m in failed)
+    (reason, times), *_ = Counter(m.reason for m in failed).most_common(1)
+    statuses = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+    return f"{statuses}; {times} of them: {reason}"
 
 
 def _captured(args: argparse.Namespace, device: str) -> list[tuple[Workload, int]]:
@@ -124,33 +150,11 @@ def _command(args: argparse.Namespace) -> str:
 
 
 def _answer(
-    args: argparse.Namespace,
-    name: str,
-    device: str,
-    counted: Sequence[tuple[Workload, int]],
-    results: Sequence[Result],
-    emit: Any,
-) -> int:
-    from autotune.cli.report import print_table, total
-
+    name: str, device: str, counted: Sequence[tuple[Workload, int]], results: Sequence[Result]
+) -> dict[str, Any]:
     counts = {workload.fingerprint: count for workload, count in counted}
     regions = [
         {**result.to_json(), "count": counts[result.workload], "match": "exact" if result.winner else "none"}
         for result in results
     ]
-    answer = total(name, device, regions)
-    emit(answer)
-    if not args.json:
-        print_table(answer)
-    for result in results:
-        if not result.ok and not result.interrupted:
-            print(f"autotune: NOTHING COULD BE MEASURED for {_why(result)}", file=sys.stderr)
-    if any(result.interrupted for result in results):
-        raise KeyboardInterrupt
-    return 0 if any(result.ok for result in results) else 1
-
-
-def _why(result: Result) -> str:
-    failed = ", ".join(f"{count} {status}" for status, count in sorted(result.failed.items()))
-    reasons = [text for text in (result.error, failed, result.stop) if text]
-    return f"{result.label or result.workload[:12]}: {'; '.join(reasons)}"
+    return total(name, device, regions)

@@ -68,10 +68,12 @@ def test_the_match_is_the_worst() -> None:
 
 
 def test_the_table_shows_regions_and_sum(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table(total("t", "cpu", [region("a", 2, 10.0, 30.0, 20.0), region("b", 1, 1000.0, 2000.0, 4000.0)]))
+    print_table(
+        total("t", "cpu", [region("a", 2, 10.0, 30.0, 20.0, noise=0.051), region("b", 1, 1000.0, 2000.0, 4000.0)])
+    )
     lines = capsys.readouterr().out.splitlines()
     assert "inductor" in lines[0]
-    assert any("region a" in line and "10 us" in line for line in lines)
+    assert any("region a" in line and "10 us" in line and "5%" in line for line in lines)
     (last,) = [line for line in lines if line.startswith("sum")]
     assert "1.02 ms" in last
     assert "2.02x" in last

@@ -95,7 +95,8 @@ def test_if_nothing_can_be_measured_it_says_so_and_fails(
     missed(tmp_path / "t.db", {"rows": 0})  # every candidate is rejected
     done = subprocess.run([*command, "--trials", "4"], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 1, done.stderr
-    assert "NOTHING COULD BE MEASURED for toy 0x256" in done.stderr
+    assert "NOTHING COULD BE MEASURED for toy 0x256: " in done.stderr
+    assert "a block has more rows than the matrix" in done.stderr
     with Store.open(tmp_path / "t.db") as store:
         assert len(store.misses()) == 1  # still waiting
 
