@@ -7,6 +7,7 @@ compiled by Inductor are calls of functions, and every value is let go after its
 from __future__ import annotations
 
 import operator
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -62,21 +63,21 @@ def assemble(gm: fx.GraphModule, cuts: Sequence[Cut], options: Mapping[str, Any]
             env[node] = graph.node_copy(node)
         return env[node]
 
-    def call(function: Callable[..., Any], name: str, takes: Sequence[fx.Node], gives: Sequence[fx.Node]) -> None:
-        result = graph.call_function(_named(function, name), tuple(value(n) for n in takes))
+    def call(function: Callable[..., Any], takes: Sequence[fx.Node], gives: Sequence[fx.Node]) -> None:
+        result = graph.call_function(_printable(function), tuple(value(n) for n in takes))
         for k, node in enumerate(gives):
             env[node] = graph.call_function(operator.getitem, (result, k))
 
     for node in gm.graph.nodes:
         if node.op == "placeholder":
             env[node] = graph.placeholder(node.name)
-    for number, item in enumerate(order):
+    for item in order:
         if isinstance(item, Cut):
-            call(item.run, f"region_{number}", item.inputs, item.outputs)
+            call(item.run, item.inputs, item.outputs)
             continue
         compiled = _inductor(gm, item, patches)
         if compiled is not None:
-            call(compiled, f"piece_{number}", item.inputs, item.outputs)
+            call(compiled, item.inputs, item.outputs)
         else:
             for node in item.nodes:
                 env[node] = graph.node_copy(node, value)
@@ -110,7 +111,7 @@ def _is_trivial(node: fx.Node) -> bool:
         return True
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    if target.overloadpacket in LIBRARY or target is aten.copy_.default:
+    if target.overloadpacket in LIBRARY or target.overloadpacket in (aten.copy_, aten.clone, aten._unsafe_view):
         return True
     if target.overloadpacket in (aten.empty, aten.empty_strided, aten.sym_size):
         return True
@@ -118,14 +119,14 @@ def _is_trivial(node: fx.Node) -> bool:
     return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
 
 
-def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """A function that fx can print a call of: the name is only what tracebacks show."""
+def _printable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function in a form that fx holds as an object: of torch's own it would print the path."""
+    if isinstance(function, types.FunctionType) and function.__module__.startswith("autotune."):
+        return function
 
     def call(*args: Any) -> Any:
         return function(*args)
 
-    call.__name__ = call.__qualname__ = name
-    call.__module__ = "autotune_graph"  # not "torch...": fx would print the path instead of holding the function
     return call
 
 

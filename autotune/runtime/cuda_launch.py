@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import struct
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
 
 from autotune.task import Kernel
 
@@ -129,6 +129,36 @@ def _allow_shared(function: int, kernel: Kernel, device: int) -> None:
         lib.cuCtxSetCurrent(previous)
 
 
+class _Config(ctypes.Structure):
+    """``CUlaunchConfig``."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("n_attributes", ctypes.c_uint),
+    )
+
+
+class _Arguments:
+    """What one launch hands to the driver: the values, the pointers to them, and the launch's shape.
+
+    Nothing but ``values`` and the stream changes from launch to launch, and the stream seldom does.
+    """
+
+    __slots__ = ("config", "config_ref", "params", "stream", "values")
+
+    def __init__(self, n: int, grid: int, block: int, shared: int) -> None:
+        self.values = (ctypes.c_uint64 * n)()
+        base = ctypes.addressof(self.values)
+        self.params = (ctypes.c_void_p * n)(*(base + 8 * i for i in range(n)))
+        self.config = _Config((grid, 1, 1), (block, 1, 1), shared, None, None, 0)
+        self.config_ref = ctypes.byref(self.config)
+        self.stream = 0
+
+
 Launch = Callable[[int, Sequence[int]], None]
 """``launch(stream, pointers)``: enqueue one kernel on a raw stream of the current device."""
 
@@ -145,44 +175,37 @@ def make_launch(kernel: Kernel, device: int, grid: int, extent0: int) -> Launch:
     Raises:
         LaunchError: see :func:`load_function`.
     """
-    launch = kernel.launch
-    n_pointers, dynamic = len(launch["args"]), bool(launch.get("dynamic"))
-    n = n_pointers + dynamic
+    rule = kernel.launch
+    n_pointers, dynamic = len(rule["args"]), bool(rule.get("dynamic"))
     function = ctypes.c_void_p(load_function(kernel, device))
     lib = driver()
-    call = lib.cuLaunchKernel
-    blocks, threads, shared = ctypes.c_uint(grid), ctypes.c_uint(int(launch["block"])), int(launch.get("shared", 0))
-    one, shared_bytes, none = ctypes.c_uint(1), ctypes.c_uint(shared), ctypes.c_void_p(None)
-    make_stream = ctypes.c_void_p
-    context = _primary_context(device)
+    call, context = lib.cuLaunchKernelEx, _primary_context(device)
+    write = struct.Struct(f"{n_pointers}Q").pack_into
 
     # A launch reads its arguments before it returns, but without the interpreter's lock, so two threads must not share
-    # a buffer: each call takes one from this list (taking and giving back are atomic) and makes one if there is none.
-    free: list[tuple[Any, Any]] = []
+    # them: each call takes some from this list (taking and giving back are atomic) and makes some if there are none.
+    free: list[_Arguments] = []
 
-    def new_buffer() -> tuple[Any, Any]:
-        values = (ctypes.c_uint64 * max(n, 1))()
+    def new() -> _Arguments:
+        made = _Arguments(n_pointers + dynamic, grid, int(rule["block"]), int(rule.get("shared", 0)))
         if dynamic:
-            values[n_pointers] = extent0
-        base = ctypes.addressof(values)
-        return values, (ctypes.c_void_p * max(n, 1))(*(base + 8 * i for i in range(max(n, 1))))
+            made.values[n_pointers] = extent0
+        return made
 
     def run(stream: int, pointers: Sequence[int]) -> None:
         try:
-            buffer = free.pop()
+            arguments = free.pop()
         except IndexError:
-            buffer = new_buffer()
-        buffer[0][:n_pointers] = pointers
-        code = call(
-            function, blocks, one, one, threads, one, one, shared_bytes, make_stream(stream), buffer[1], none
-        )
+            arguments = new()
+        write(arguments.values, 0, *pointers)
+        if arguments.stream != stream:
+            arguments.stream = arguments.config.stream = stream
+        code = call(arguments.config_ref, function, arguments.params, None)
         if code == _CUDA_ERROR_INVALID_CONTEXT:
             # A thread that has only met torch's caching allocator so far has no context of its own yet.
             lib.cuCtxSetCurrent(context)
-            code = call(
-                function, blocks, one, one, threads, one, one, shared_bytes, make_stream(stream), buffer[1], none
-            )
-        free.append(buffer)
+            code = call(arguments.config_ref, function, arguments.params, None)
+        free.append(arguments)
         if code:
             _check(lib, code, f"launching {kernel.entry!r}")
 

@@ -7,7 +7,7 @@ launched, costs nothing but a warning, and the region runs as the user had it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,7 +122,7 @@ def cuts(found: Found) -> list[Cut]:
     return out
 
 
-def _load(region: Region, m: Match) -> RegionRun | None:
+def _load(region: Region, m: Match) -> Callable[..., Sequence[torch.Tensor]] | None:
     assert region.workload is not None
     assert m.schedule is not None
     label = region.workload.label or region.workload.fingerprint[:12]
@@ -142,31 +142,26 @@ def _load(region: Region, m: Match) -> RegionRun | None:
         count("fallbacks")
         warn_once(f"load {region.workload.fingerprint}", f"autotune: the stored kernel of {label} is not used: {e}")
         return None
-    return RegionRun(executor, region.submodule, label)
+    return _guarded(executor, region.submodule, label)
 
 
-class RegionRun:
-    """A region's executor, with its eager form behind it for the case that a launch fails."""
+def _guarded(executor: Executor, eager: fx.GraphModule, label: str) -> Callable[..., Sequence[torch.Tensor]]:
+    """The executor's call, and the region's eager form from the first launch that fails on."""
+    run: Callable[..., Sequence[torch.Tensor]] = executor.call
+    plain: Callable[..., Sequence[torch.Tensor]] = eager.forward
 
-    __slots__ = ("_eager", "_executor", "_label")
-
-    def __init__(self, executor: Executor, eager: fx.GraphModule, label: str) -> None:
-        self._executor: Executor | None = executor
-        self._eager = eager.forward
-        self._label = label
-
-    def __call__(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-        executor = self._executor
-        if executor is None:
-            eager: Sequence[torch.Tensor] = self._eager(*tensors)
-            return eager
+    def call(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+        nonlocal run
         try:
-            return executor(*tensors)
+            return run(*tensors)
         except torch.OutOfMemoryError:
             raise  # eager code would need at least as much
         except Exception as e:
-            self._executor = None
+            if run is plain:
+                raise
+            run = plain
             count("fallbacks")
-            warn_once(f"run {id(self)}", f"autotune: the stored kernel of {self._label} failed and is given up: {e}")
-            result: Sequence[torch.Tensor] = self._eager(*tensors)
-            return result
+            warn_once(f"run {id(executor)}", f"autotune: the stored kernel of {label} failed and is given up: {e}")
+            return run(*tensors)
+
+    return call

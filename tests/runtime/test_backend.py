@@ -36,17 +36,22 @@ def test_inference_runs_stored_kernels(tune: Tune) -> None:
 
 
 def test_the_stored_kernels_are_what_computes(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
-    from autotune.runtime.executor import Executor
+    from autotune.runtime import cpu_launch
 
-    calls = []
-    run = Executor._run
-    monkeypatch.setattr(Executor, "_run", lambda self, *a: calls.append(len(self._steps)) or run(self, *a))
+    launches = []
+    bind = cpu_launch._bind
+
+    def counting(kernel: Any, extent0: int) -> Any:
+        run = bind(kernel, extent0)
+        return lambda stream, pointers: (launches.append(extent0), run(stream, pointers))
+
     model, x = Block().eval(), torch.randn(32, 48)
     with torch.no_grad():
         tune(model, (x,))
+        monkeypatch.setattr(cpu_launch, "_bind", counting)
         f = compiled(model)
         f(x), f(x)
-    assert calls == [1, 1, 1, 1]
+    assert launches == [32] * 4
 
 
 def test_training_step(tune: Tune) -> None:
@@ -211,7 +216,13 @@ def test_outputs_that_alias_inputs_and_each_other(tune: Tune) -> None:
 
 @pytest.mark.parametrize(
     "view",
-    [lambda x: x.t(), lambda x: x[::2], lambda x: x[:, 8:40], lambda x: x.expand(3, *x.shape), lambda x: x[1:].flatten()],
+    [
+        lambda x: x.t(),
+        lambda x: x[::2],
+        lambda x: x[:, 8:40],
+        lambda x: x.expand(3, *x.shape),
+        lambda x: x[1:].flatten(),
+    ],
     ids=["transposed", "every other", "columns", "expanded", "offset"],
 )
 def test_strided_and_offset_inputs(tune: Tune, view: Any) -> None:
@@ -342,20 +353,22 @@ def _fail(*args: Any) -> Any:
     raise RuntimeError("no such kernel")
 
 
-def test_a_launch_that_fails_falls_back_for_good(tune: Tune, caplog: pytest.LogCaptureFixture) -> None:
-    from autotune.runtime.executor import Executor
+def test_a_launch_that_fails_falls_back_for_good(
+    tune: Tune, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from autotune.runtime import cpu_launch
 
     def fn(x: torch.Tensor) -> torch.Tensor:
         return F.softmax(x, -1)
 
     x = torch.randn(32, 48)
     tune(fn, (x,))
+    launches = []
+    monkeypatch.setattr(cpu_launch, "_bind", lambda *a: lambda *b: (launches.append(b), _fail()))
     f = compiled(fn)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Executor, "_run", _fail)
-        close(f(x), fn(x))
-        close(f(x), fn(x))
     close(f(x), fn(x))
+    close(f(x), fn(x))
+    assert len(launches) == 1
     assert autotune.counters().fallbacks == 1
     assert sum("given up" in r.getMessage() for r in caplog.records) == 1
 

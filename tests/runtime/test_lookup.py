@@ -1,0 +1,144 @@
+"""Look-ups: levels, nearest rows, what does not fit, and what they leave alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import autotune
+from autotune.device import environment, identify
+from autotune.errors import UserError
+from autotune.fusion.graph import Graph
+from autotune.runtime.counters import NAMES, count, reset_counters
+from autotune.runtime.match import Level, match, misfit
+from autotune.store import Store
+from autotune.store.records import Schedule
+from tests.runtime.conftest import Tune, baseline
+from tests.runtime.models import Block
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    return F.softmax(x * 3, -1)
+
+
+def test_levels(tune: Tune) -> None:
+    (stored,) = tune(softmax, (torch.randn(32, 48),))
+    exact = autotune.lookup(softmax, (torch.randn(32, 48),))
+    assert exact.level is Level.EXACT
+    assert (exact.hits, exact.misses) == (1, 0)
+    assert exact[0].latency_us == 10.0
+    assert exact[0].baselines == {"eager": 20.0, "inductor": 15.0}
+    assert exact[0].speedup == 1.5
+    other = autotune.lookup(softmax, (torch.randn(4, 16, 48),))
+    assert other.level is Level.OTHER_ROWS
+    assert other[0].tuned == stored
+    assert "32 rows" in other[0].reason
+    none = autotune.lookup(softmax, (torch.randn(32, 40),))
+    assert none.level is Level.NONE
+    assert none[0].schedule is None
+    assert "not tuned" in none[0].reason
+
+
+def test_the_nearest_number_of_rows_is_taken(tune: Tune) -> None:
+    for rows in (8, 64, 512):
+        tune(softmax, (torch.randn(rows, 48),))
+    for rows, nearest in ((9, 8), (30, 64), (160, 64), (200, 512), (5000, 512)):
+        (found,) = autotune.lookup(softmax, (torch.randn(rows, 48),))
+        assert found.tuned is not None
+        assert found.tuned.extent == nearest
+
+
+def test_the_worst_region_decides(tune: Tune) -> None:
+    model, x = Block().eval(), torch.randn(32, 48)
+    with torch.no_grad():
+        tune(model, (x,), select=lambda w: "softmax" in w.label)
+        result = autotune.lookup(model, (x,))
+    assert result.level is Level.NONE
+    assert (result.hits, result.misses) == (1, 1)
+    assert result.to_json()["match"] == "none"
+
+
+def test_equal_regions_are_one_entry(tune: Tune) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = softmax(x)
+        return softmax(y @ y.T @ y)
+
+    tune(fn, (torch.randn(32, 48),))
+    result = autotune.lookup(fn, (torch.randn(32, 48),))
+    assert len(result) == 1
+    assert result[0].count == result.hits == 2
+
+
+def test_a_look_up_records_nothing(db: str) -> None:
+    assert autotune.lookup(softmax, (torch.randn(8, 48),)).level is Level.NONE
+    assert not Path(db).exists()
+
+
+def test_another_environment(tune: Tune) -> None:
+    (stored,) = tune(softmax, (torch.randn(32, 48),))
+    device, here = identify("cpu"), environment("cpu")
+    patched, minor = replace(here, numba="0.1.2"), replace(here, torch="1.13.0")
+    with Store.open() as store:
+        assert match(stored, store, device, patched).level is Level.EXACT
+        assert match(stored, store, device, patched, strict=True).level is Level.NONE
+        assert match(stored, store, device, minor).level is Level.NONE
+        assert match(stored, store, replace(device, units=device.units + 1), here).level is Level.NONE
+
+
+def test_a_baseline_fits_any_rows(tune: Tune) -> None:
+    tune(softmax, (torch.randn(32, 48),), edit=baseline("inductor"))
+    (found,) = autotune.lookup(softmax, (torch.randn(16, 48),))
+    assert found.level is Level.OTHER_ROWS
+    assert found.schedule is not None
+    assert found.schedule.winner == "inductor"
+
+
+def test_what_a_launch_demands(tune: Tune) -> None:
+    found: list[Schedule] = []
+    (stored,) = tune(softmax, (torch.randn(32, 48),), edit=lambda s: found.append(s) or s)  # type: ignore[func-returns-value]
+    tuned = Graph.from_json(stored.spec)
+    here = replace(tuned, extents=(30, *tuned.extents[1:]))
+    assert misfit(here, tuned, found[0]) == ""
+    artifact = found[0].artifact
+    assert artifact is not None
+
+    def with_launch(**launch: object) -> Schedule:
+        kernel = replace(artifact.kernels[0], code=b"cubin", launch=launch)
+        return replace(found[0], artifact=replace(artifact, kernels=(kernel,)))
+
+    assert misfit(here, tuned, with_launch(dynamic=True)) == ""
+    assert "one number of rows" in misfit(here, tuned, with_launch(dynamic=False))
+    assert "multiple of 4" in misfit(here, tuned, with_launch(dynamic=True, multiple=4))
+    huge = replace(tuned, extents=(2**27, *tuned.extents[1:]))
+    assert "32-bit" in misfit(huge, tuned, with_launch(dynamic=True))
+    wider = replace(tuned, extents=(32, 50))
+    assert "extents" in misfit(wider, tuned, found[0])
+
+
+def test_errors_in_one_line(db: str) -> None:
+    with pytest.raises(UserError, match="give device="):
+        autotune.lookup(lambda: torch.ones(3), ())
+    with pytest.raises(UserError, match="cuda"):
+        autotune.lookup(softmax, (torch.randn(8, 8),), device="cuda:77")
+    Path(db).write_bytes(b"no database at all")
+    with pytest.raises(UserError, match=r"tuned\.db"):
+        autotune.lookup(softmax, (torch.randn(8, 8),))
+
+
+def test_counters() -> None:
+    reset_counters()
+    count("hits")
+    count("hits", 2)
+    now = autotune.counters()
+    assert now.hits == now["hits"] == 3
+    assert dict(now)["misses"] == 0
+    assert set(now) == set(NAMES)
+    count("hits")
+    assert now.hits == 3, "a snapshot"
+    with pytest.raises(AttributeError, match="no counter"):
+        _ = now.nothing
+    assert repr(now) == "Counters(hits=3)"
