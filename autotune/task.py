@@ -106,6 +106,10 @@ class Task(Protocol):
         """Why a configuration cannot work (told before compiling), or None."""
         ...
 
+    def normalize(self, config: Config) -> Config:
+        """The configuration that would in effect run: many combinations mean the same kernel, and one is measured."""
+        ...
+
     def build(self, config: Config) -> Artifact:
         """Compile. Runs in a pool process without a device. Raises BuildError."""
         ...

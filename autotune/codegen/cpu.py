@@ -65,13 +65,21 @@ def emit(program: Program, schedule: CpuSchedule) -> str:
 def load(program: Program, schedule: CpuSchedule) -> Callable[[Sequence[int], int], None]:
     """A compiled kernel ``kernel(addresses, n0)``.
 
-    ``addresses`` are the data pointers of the group's inputs in slot order, then of its outputs; ``n0`` is the extent of
-    axis 0, which is read where ``program.dynamic >= 0``. Outputs must not overlap inputs or one another. The call returns
-    when the work is done, holds no GIL meanwhile, and may be made from any number of threads at once.
+    ``addresses`` are the data pointers of the group's inputs in slot order, then of its outputs; ``n0`` is the extent
+    of axis 0, which is read where ``program.dynamic >= 0``. Outputs must not overlap inputs or one another. The call
+    returns when the work is done, holds no GIL meanwhile, and may be made from any number of threads at once.
     """
     from autotune.codegen.cpu_load import launcher
 
-    return launcher(emit_source(program, schedule), schedule.threads, _serial_below(program))
+    return launcher(emit_source(program, schedule), schedule.threads, _serial_below(program), _rows(program))
+
+
+def _rows(program: Program) -> Callable[[int], int] | None:
+    """Rows of a group with reductions as a function of ``n0``; a pointwise group can be cut anywhere."""
+    if program.pointwise:
+        return None
+    rest = program.graph.size(a for a in program.rows if a != program.dynamic)
+    return (lambda n0: n0 * rest) if program.dynamic >= 0 else (lambda n0: rest)
 
 
 def _serial_below(program: Program) -> int:

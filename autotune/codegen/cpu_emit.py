@@ -1,12 +1,12 @@
 """Prints a kernel program as Numba source for the CPU.
 
-A kernel is one function of the address of its argument block: the addresses of inputs and outputs, then the extent of axis
-0, the number of threads, and a counter. Every thread of a launch runs the same function and takes blocks of work off the
-counter until none is left, so that a thread that was held up takes fewer.
+A kernel is one function of the address of its argument block: the addresses of inputs and outputs, then the extent of
+axis 0, the number of threads, and a counter. Every thread of a launch runs the same function and takes blocks of work
+off the counter until none is left, so that a thread that was held up takes fewer.
 
-The inner loops are written so that LLVM vectorises them: no calls, no branches but the guards of sliced loads, sums that
-may be reassociated. They run over the columns of a row (``cpu_rows``), or where neighbours in memory belong to different
-rows, as in a sum over the first axis, over the rows (``cpu_lanes``).
+The inner loops are written so that LLVM vectorises them: no calls, no branches but the guards of sliced loads, sums
+that may be reassociated. They run over the columns of a row (``cpu_rows``), or where neighbours in memory belong to
+different rows, as in a sum over the first axis, over the rows (``cpu_lanes``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autotune.codegen.cpu_lanes import LanePrinter, lanes_suit
-from autotune.codegen.cpu_passes import thin
+from autotune.codegen.cpu_passes import flatten, thin
 from autotune.codegen.cpu_rows import RowPrinter
 from autotune.codegen.program import Program, build_program
 from autotune.errors import Unsupported
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @cache
 def generator() -> str:
-    """Short digest of the code that prints and compiles kernels: a changed generator never meets an old cached kernel."""
+    """Short digest of the CPU target's own code: a changed generator never meets an old cached kernel."""
     h = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("cpu*.py")):
         h.update(path.read_bytes())
@@ -52,7 +52,8 @@ def emit_source(program: Program, schedule: CpuSchedule) -> str:
         two_pass = build_program(program.graph, keep=schedule.keep == "scratch")
         printer = LanePrinter(thin(two_pass), schedule)
     else:
-        printer = RowPrinter(thin(program), schedule)
+        flat, factor = flatten(program)
+        printer = RowPrinter(thin(flat), schedule, factor)
     lines = printer.kernel()
     s = schedule
     spaces = ("in", *(f"out{k}" for k in range(printer.n_outputs)), *printer.scratch.at)

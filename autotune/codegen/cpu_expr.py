@@ -1,4 +1,4 @@
-"""Prints values of a kernel program as Numba expressions: what the loops of every shape of CPU kernel have in common."""
+"""Prints values of a kernel program as Numba expressions: what all shapes of CPU kernel have in common."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """A CPU kernel whose innermost loops run over rows.
 
-Where a reduction runs over an outer axis (a column sum, a batch norm), neighbours in memory belong to different rows, and a
-walk along one row would touch a cache line for every element. Here a unit of work is a block of ``row_block`` neighbouring
-rows, the *lanes*: each column is taken for all lanes at once, and what a row has one of (accumulators, means) is an array
-over the lanes in scratch. A few columns are taken together, so that an accumulator is fetched once for all of them.
+Where a reduction runs over an outer axis (a column sum, a batch norm), neighbours in memory belong to different rows,
+and a walk along one row would touch a cache line for every element. Here a unit of work is a block of ``row_block``
+neighbouring rows, the *lanes*: each column is taken for all lanes at once, and what a row has one of (accumulators,
+means) is an array over the lanes in scratch. A few columns are taken together, so that an accumulator is fetched once
+for all of them.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class LanePrinter(Printer):
         for i in program.kept:
             self.scratch.take(f"kept{i}", program.n_cols * self.lanes, self.values[i].dtype)
 
-    # Arrays over the lanes --------------------------------------------------------------------------------------------
+    # Arrays over the lanes ------------------------------------------------------------------------
 
     def _array(self, name: str, dtype: str) -> None:
         self.arrays[name] = dtype
@@ -72,7 +73,7 @@ class LanePrinter(Printer):
         self.depth += 1
         self.put(f"i{self.axis} = base + j")
 
-    # Units ------------------------------------------------------------------------------------------------------------
+    # Units ----------------------------------------------------------------------------------------
 
     def units(self) -> None:
         extent = self.extent(self.axis)
@@ -122,7 +123,7 @@ class LanePrinter(Printer):
             self.write(k, self.out_row_offset(k))
         self.depth -= 1
 
-    # Passes -----------------------------------------------------------------------------------------------------------
+    # Passes ---------------------------------------------------------------------------------------
 
     def _walk(self, p: Pass) -> None:
         cols = self.program.cols

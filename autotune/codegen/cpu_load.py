@@ -1,9 +1,10 @@
 """Compiled CPU kernels: a source file on disk, Numba's cache beside it, and the launch over OpenMP threads.
 
-Threads are those of the OpenMP runtime that PyTorch has loaded already (``GOMP_parallel``, which GNU's, LLVM's and Intel's
-runtimes all export): its workers are warm after any torch operator, nothing is oversubscribed, and any number of Python
-threads may launch at once, each with its own team. Numba's own threading layers are not used: the default one aborts the
-process when entered from two threads. Without such a runtime, threads of a Python pool run the same kernel.
+Threads are those of the OpenMP runtime that PyTorch has loaded already (``GOMP_parallel``, which GNU's, LLVM's and
+Intel's runtimes all export): its workers are warm after any torch operator, nothing is oversubscribed, and any number
+of Python threads may launch at once, each with its own team. Numba's own threading layers are not used: the default
+one aborts the process when entered from two threads. Without such a runtime, threads of a Python pool run the same
+kernel.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ def compile_source(text: str) -> Any:
             _write_once(path, text)
             name = f"autotune_cpu_{digest}"
             spec = importlib.util.spec_from_file_location(name, path)
-            assert spec is not None and spec.loader is not None
+            assert spec is not None
+            assert spec.loader is not None
             # Numba's cache names the module a function belongs to, and imports it by that name when it loads.
             module = sys.modules[name] = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(module)
@@ -120,13 +122,14 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def launcher(text: str, threads: int, serial_below: int) -> Kernel:
+def launcher(text: str, threads: int, serial_below: int, rows: Callable[[int], int] | None = None) -> Kernel:
     """A callable that runs the kernel of ``text``.
 
     Args:
         text: generated source.
         threads: threads of a launch, the caller's included; no more than there are processors are used.
         serial_below: value of ``n0`` under which the launch is not worth waking other threads for.
+        rows: pieces that the work can be cut into, as a function of ``n0``; None where there is no such limit.
     """
     kernel = compile_source(text)
     address = int(kernel.address)
@@ -136,6 +139,8 @@ def launcher(text: str, threads: int, serial_below: int) -> Kernel:
 
     def launch(addresses: Sequence[int], n0: int) -> None:
         n = threads if n0 >= serial_below and not _forked else 1
+        if n > 1 and rows is not None:
+            n = max(1, min(n, rows(n0)))
         block = (ctypes.c_int64 * (len(addresses) + 3))(*addresses, n0, n, 0)
         at = ctypes.addressof(block)
         if n == 1:

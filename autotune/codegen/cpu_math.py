@@ -1,20 +1,22 @@
 """fp32 functions as LLVM IR that the loop vectoriser can widen.
 
-Calls into libm stop vectorisation (Numba's wheels come without SVML), so the common functions are polynomials here, built
-from multiply-adds, bit operations and selects only. Range reduction and exponent tricks follow the Cephes library's single
-precision routines (S. Moshier, 1992); the two polynomials of ``erf`` were fitted by Lawson-weighted least squares.
+Calls into libm stop vectorisation (Numba's wheels come without SVML), so the common functions are polynomials here,
+built from multiply-adds, bit operations and selects only. Range reduction and exponent tricks follow the Cephes
+library's single precision routines (S. Moshier, 1992); the two polynomials of ``erf`` were fitted by Lawson-weighted
+least squares.
 
-Errors against fp64, in units in the last place over the whole range (``tests/codegen/test_cpu_math.py`` measures them):
-2 for exp, exp2, log, log2, log1p; 3 for expm1, sigmoid, erf; 4 for tanh. 0, infinities and NaN give what torch gives.
+Errors against fp64, in units in the last place over the whole range (``tests/codegen/test_cpu_math.py`` measures
+them): at most 2 for exp, exp2, log, rsqrt; 3 for log2, log1p, expm1, sigmoid, erf; 4 for tanh. 0, infinities and NaN
+give what torch gives.
 ``sin``, ``cos`` and ``pow`` are libm's: right for every argument, but not vectorised.
 
 Results of exp and exp2 that fp32 could hold only as denormals are 0. Every function takes an llvmlite builder and fp32
 values and returns one.
 
 Kernels are compiled without fast-math flags; only the accumulators of sums may be reassociated, which vectorising them
-takes. Elsewhere ``reassoc`` would undo the range reductions, ``arcp`` makes LLVM replace 1 / sqrt(x) by an estimate that is
-NaN for 0 and infinity, and ``contract`` lets a softmax subtract its rounded maximum from an unrounded score, which is
-exp(1e30) where it should be exp(0).
+takes. Elsewhere ``reassoc`` would undo the range reductions, ``arcp`` makes LLVM replace 1 / sqrt(x) by an estimate
+that is NaN for 0 and infinity, and ``contract`` lets a softmax subtract its rounded maximum from an unrounded score,
+which is exp(1e30) where it should be exp(0).
 """
 
 from __future__ import annotations

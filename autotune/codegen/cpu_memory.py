@@ -1,4 +1,4 @@
-"""Memory of a generated CPU kernel as Numba intrinsics: typed loads and stores over raw addresses, scratch, work tickets."""
+"""Memory of a generated CPU kernel as Numba intrinsics: loads and stores over raw addresses, scratch, work tickets."""
 
 from __future__ import annotations
 
@@ -142,8 +142,11 @@ def _libc(b: Builder, name: str, result: Ir, *args: Ir) -> Ir:
 
 @intrinsic
 def allocate(typingctx: Any, size: Any) -> Any:
-    """Raw scratch of ``size`` bytes from malloc, to be given to ``release``. Numba's own arrays are no use here: they are
-    freed after their last mention, which says nothing about addresses taken from them."""
+    """Raw scratch of ``size`` bytes from malloc, to be given to ``release``.
+
+    Numba's own arrays are no use here: they are freed after their last mention, which says nothing about addresses
+    taken from them.
+    """
 
     def codegen(context: Any, b: Builder, sig: Any, args: Sequence[Ir]) -> Ir:
         return b.ptrtoint(_libc(b, "malloc", _I8.as_pointer(), b.add(args[0], _I64(_ALIGNMENT))), _I64)

@@ -1,9 +1,9 @@
 """The operators and memory accesses of a generated CPU kernel, as Numba intrinsics.
 
 Arithmetic types are Numba's float32, int32, int64 and boolean. Pointers are plain 64-bit integers: a kernel gets raw
-addresses, and every access names its *space* (the inputs, one output, one scratch buffer). Accesses of different spaces are
-marked as not aliasing, without which LLVM would check every pair of pointers before a loop and, beyond a few, give up
-vectorising it.
+addresses, and every access names its *space* (the inputs, one output, one scratch buffer). Accesses of different
+spaces are marked as not aliasing, without which LLVM would check every pair of pointers before a loop and, beyond a
+few, give up vectorising it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _signed(t: Any) -> bool:
     return bool(t != types.boolean)
 
 
-# --- integers and booleans ------------------------------------------------------------------------------------------------
+# --- integers and booleans ------------------------------------------------------------------------
 
 
 def _int_max(b: Builder, x: Ir, y: Ir) -> Ir:
@@ -86,9 +86,10 @@ def _int_min(b: Builder, x: Ir, y: Ir) -> Ir:
 
 
 def _safe_divisor(b: Builder, y: Ir) -> tuple[Ir, Ir]:
-    """``y`` with 0 and -1 replaced by 1, and whether it was -1: those two trap the processor (division by zero, overflow).
+    """``y`` with 0 and -1 replaced by 1, and whether it was -1.
 
-    A division by zero, which torch reports as an error, gives the quotient by 1 here; kernels cannot raise.
+    Those two trap the processor (division by zero, overflow of the least number by -1). A division by zero, which torch
+    reports as an error, gives the quotient by 1 here; kernels cannot raise.
     """
     minus = b.icmp_signed("==", y, ir.Constant(y.type, -1))
     zero = b.icmp_signed("==", y, ir.Constant(y.type, 0))

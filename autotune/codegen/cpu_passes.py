@@ -1,9 +1,9 @@
 """What a CPU kernel keeps between passes.
 
-A program keeps the smallest set of values; on a CPU even that is too much. A row that was just read lies in the first or
-second-level cache, where reading it again costs what reading a kept copy costs, and the store into the copy comes on top.
-So a value is kept only if making it again from the inputs takes more than light arithmetic: the exponentials of a softmax
-are kept, the scaled and masked scores are not.
+A program keeps the smallest set of values; on a CPU even that is too much. A row that was just read lies in the first
+or second-level cache, where reading it again costs what reading a kept copy costs, and the store into the copy comes
+on top. So a value is kept only if making it again from the inputs takes more than light arithmetic: the exponentials
+of a softmax are kept, the scaled and masked scores are not.
 """
 
 from __future__ import annotations
@@ -89,3 +89,53 @@ def _with_row_values(program: Program) -> Program:
         done.update(now)
         passes.append(replace(p, row_values=now))
     return replace(program, passes=tuple(passes))
+
+
+def flatten(program: Program) -> tuple[Program, int]:
+    """A pointwise program over dense tensors of one layout as a program over one axis.
+
+    Short rows would leave vectors half empty and pay for indices at every row.
+
+    Returns:
+        The program, and how many of its elements one step along axis 0 of the original stands for (what the extent of a
+        dynamic axis 0 is multiplied by; 1 where nothing was changed).
+    """
+    graph = program.graph
+    if not program.pointwise or not program.rows or len(program.cols) != 1:
+        return program, 1
+    axes = [a for a in (*program.rows, *program.cols) if graph.extents[a] != 1 or a == program.dynamic]
+    live = {i for p in program.passes for i in p.compute} | {o.value for o in graph.outputs}
+    if any(p.row_values or p.row_stores or p.kept_out for p in program.passes):
+        return program, 1
+    layouts = set()
+    for i in live:
+        v = graph.values[i]
+        if v.op == "const":
+            continue
+        if v.op in ("gather", "index") or v.guards or not set(axes) <= set(v.axes):
+            return program, 1
+        if v.op == "load":
+            layouts.add(tuple(v.strides[v.axes.index(a)] for a in axes))
+    for o in graph.outputs:
+        if not set(axes) <= set(o.axes):
+            return program, 1
+        layouts.add(tuple(o.strides[o.axes.index(a)] for a in axes))
+    if len(layouts) != 1:
+        return program, 1
+    step = 1
+    order = sorted(zip(next(iter(layouts)), axes, strict=True))
+    for stride, a in order:
+        if stride != step:
+            return program, 1
+        step *= graph.extents[a]
+    dynamic = program.dynamic >= 0
+    if dynamic and order[-1][1] != program.dynamic:
+        return program, 1
+    values = tuple(
+        replace(v, axes=(0,), strides=(1,) if v.op == "load" else ()) if i in live and v.op != "const" else v
+        for i, v in enumerate(graph.values)
+    )
+    outputs = tuple(replace(o, axes=(0,), strides=(1,)) for o in graph.outputs)
+    flat = replace(graph, extents=(step,), values=values, outputs=outputs)
+    factor = step // max(1, graph.extents[program.dynamic]) if dynamic else 1
+    return replace(program, graph=flat, rows=(), cols=(0,), dynamic=0 if dynamic else -1), factor

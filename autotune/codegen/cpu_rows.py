@@ -1,7 +1,8 @@
 """A CPU kernel that takes its rows one at a time, and the columns of a row in vectorised loops.
 
 A unit of work is a row, or for a pointwise group a tile of one row. Each pass is a loop over the columns. With
-``column_tile`` the loop is cut into tiles, which bounds the error of long sums and is what an online softmax rescales by.
+``column_tile`` the loop is cut into tiles, which bounds the error of long sums and is what an online softmax rescales
+by.
 """
 
 from __future__ import annotations
@@ -22,10 +23,14 @@ _POINTWISE_TILE = 4096
 
 
 class RowPrinter(Printer):
-    """Prints one row after the other."""
+    """Prints one row after the other.
 
-    def __init__(self, program: Program, schedule: CpuSchedule) -> None:
+    ``factor``: columns of a pointwise group without rows that one step of a dynamic extent stands for.
+    """
+
+    def __init__(self, program: Program, schedule: CpuSchedule, factor: int = 1) -> None:
         super().__init__(program, schedule)
+        self.factor = factor
         self.rows_done: set[int] = set()
         self.flat = program.pointwise and len(program.cols) == 1
         self.tile = schedule.column_tile
@@ -51,7 +56,7 @@ class RowPrinter(Printer):
         self.put(f"step = min({self.schedule.row_block}, max(1, (units + threads - 1) // threads))")
 
     def _tiles(self) -> None:
-        self.put(f"cols = {self.extent(self.program.cols[0])}")
+        self.put(f"cols = {self.sum_of([(self.extent(self.program.cols[0]), self.factor)], 0)}")
         shared = f"max({_POINTWISE_TILE}, (cols + threads - 1) // threads)"
         if self.tile:
             self.put(f"tile = {self.tile}")

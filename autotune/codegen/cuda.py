@@ -30,7 +30,7 @@ NAMES = {
     "uint8": "u8",
     "bool": "b1",
 }
-HINTS = {"default": "d", "streaming": "s", "no_allocate": "n"}
+HINTS = {"default": "d", "streaming": "s", "no_allocate": "n", "prefetch": "p"}
 GENERATOR = "cuda-1"
 """Changes when emitted code changes meaning; part of an artifact."""
 

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 MAX_PACK_LANES = 4096  # packs * elements * values that a thread's straight-line code may hold: beyond it compiling crawls
 
 
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least ``n``."""
+    return 1 << max(0, n - 1).bit_length()
+
+
 class _Rows:
     def __init__(self, e: CudaEmitter) -> None:
         self.e, self.p, self.s, self.g, self.vec = e, e.p, e.s, e.g, e.vec
@@ -44,8 +49,8 @@ class _Rows:
 
     def check(self) -> None:
         s = self.s
-        if self.T > 32 and self.T % 32:
-            raise Unsupported("threads_per_row above 32 must be a multiple of it")
+        if self.T % 32 if self.T > 32 else self.T & (self.T - 1):
+            raise Unsupported("threads_per_row must be a power of two up to 32 or a multiple of 32")
         if s.block > 1024:
             raise Unsupported("more than 1024 threads a block")
         if s.block < 32:
@@ -195,17 +200,20 @@ class _Rows:
         slots = []
         for r in pas.reduce:
             t = accumulator(self.g.values[r].dtype)
-            slots.append((f"a{r}", f"x{t}", self.slot(t)))
+            v = self.g.values[r]
+            slots.append((f"a{r}", f"x{t}", self.slot(t), identity(v.op, v.dtype)))
         for o in pas.online:
-            slots.append((f"a{o.peak}", "xfloat32", self.slot("float32")))
-            slots.append((f"a{o.total}", "xfloat32", self.slot("float32")))
+            slots.append((f"a{o.peak}", "xfloat32", self.slot("float32"), "float32(-inf)"))
+            slots.append((f"a{o.total}", "xfloat32", self.slot("float32"), "float32(0)"))
         out.append("if lane == 0:")
-        for name, array, slot in slots:
+        for name, array, slot, _ in slots:
             out.append(f"    {array}[{self.slot_at(slot)} + warp] = {name}")
         out.append("cuda.syncthreads()")
-        for name, array, slot in slots:
-            out.append(f"{name} = {array}[{self.slot_at(slot)} + (lane & {self.warps - 1})]")
-        o2 = self.warps // 2
+        whole = power_of_two(self.warps)
+        for name, array, slot, nothing in slots:
+            part = f"{array}[{self.slot_at(slot)} + part]"
+            out.append(f"{name} = {part if whole == self.warps else f'sel(mine, {part}, {nothing})'}")
+        o2 = whole // 2
         while o2:
             out += self.exchange(pas, o2)
             o2 //= 2
@@ -271,11 +279,14 @@ class _Rows:
         dynamic = p.dynamic == 0
         persistent = self.s.blocks_per_sm > 0
         pre = ["tid = int32(cuda.threadIdx.x)"]
-        pre.append(f"t = int32(tid & {self.T - 1})" if self.T > 1 else "t = int32(0)")
-        shift = self.T.bit_length() - 1
-        pre.append(f"rb = int32(tid >> {shift})" if self.R > 1 else "rb = int32(0)")
+        pre.append(f"rb = udiv(tid, {self.T})" if self.R > 1 else "rb = int32(0)")
+        pre.append(f"t = int32(tid - rb * {self.T})" if self.R > 1 else "t = tid")
         pre.append("lane = int32(tid & 31)")
         pre.append("warp = int32(t >> 5)")
+        if self.warps > 1:  # lanes that hold no warp's part read the first one's and ignore it
+            pre.append(f"part = int32(lane & {power_of_two(self.warps) - 1})")
+            pre.append(f"mine = part < {self.warps}")
+            pre.append("part = sel(mine, part, int32(0))")
         total = f"int32(n0 * {inner_rows})" if dynamic else f"int32({inner_rows})"
         pre.append(f"rows = {total}")
         parity = self.warps > 1 and persistent and self.syncs == 1

@@ -32,7 +32,12 @@ SHORT = {
 }
 NAMES = {v: k for k, v in SHORT.items()}
 SIZE = {"f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1, "b1": 1}
-LOAD_HINT = {"d": "ld.global.nc", "s": "ld.global.cs.nc", "n": "ld.global.nc.L1::no_allocate"}
+LOAD_HINT = {
+    "d": "ld.global.nc",
+    "s": "ld.global.cs.nc",
+    "n": "ld.global.nc.L1::no_allocate",
+    "p": "ld.global.nc.L1::no_allocate.L2::256B",
+}
 STORE_HINT = {"d": "st.global", "s": "st.global.cs"}
 NUMBA = {
     "f32": types.float32,
@@ -365,7 +370,7 @@ PLAIN: dict[str, Any] = {
     "urem": _divide32("urem"),
 }
 DEVICE: dict[str, Callable[..., Any]] = {"tanh_": _tanh, "sigmoid_": _sigmoid, "erf_": _erf}
-_PATTERN = re.compile(r"^(ld|lr|st|un)_([a-z0-9]+)_(\d+)(?:_([dsn]))?$")
+_PATTERN = re.compile(r"^(ld|lr|st|un)_([a-z0-9]+)_(\d+)(?:_([dsnp]))?$")
 
 
 @functools.cache

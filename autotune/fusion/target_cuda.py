@@ -40,10 +40,8 @@ def kept_words(program: Program) -> float:
 def space_of(program: Program, space: Space) -> Space:
     """``space`` narrowed to what can matter for ``program``."""
     usable = vectors(program)
-    best = [b for b in usable if b >= min(16, usable[0])] or usable
-    cap_bytes = 32 if narrowest(program) <= 2 else 16
-    wide = [b for b in usable if b <= cap_bytes][:3] or usable[:1]
-    space = narrow(space, "vector_bytes", wide or best)
+    wide = usable[:3]
+    space = narrow(space, "vector_bytes", wide)
     if program.pointwise:
         space = narrow(space, "threads_per_row", [64, 128, 256, 512, 1024])
         for name, only in (("rows_per_block", [1]), ("keep", ["registers"]), ("online", [False])):
@@ -56,6 +54,10 @@ def space_of(program: Program, space: Space) -> Space:
     while least < most and cols / least > 1024:
         least *= 2
     threads = [t for t in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024) if least <= t <= most] or [most]
+    # Other multiples of a warp only where they divide the row's packs: 768 = 192 * 4, 14336 = 448 * 32.
+    sizes = {vector_length(program, b) for b in wide}
+    odd = [t for t in (96, 160, 192, 224, 320, 384, 448, 640, 768, 896) if least <= t <= most]
+    threads += [t for t in odd if any(cols % (t * v) == 0 for v in sizes)]
     space = narrow(space, "threads_per_row", threads)
     space = narrow(space, "rows_per_block", [r for r in (1, 2, 4, 8, 16, 32, 64, 128, 256) if r * threads[0] <= 1024])
     if not program.kept:
@@ -140,6 +142,11 @@ def seeds(program: Program) -> list[Config]:
         n = int(t * factor)
         if 1 <= n <= 1024:
             out.append(d | {"threads_per_row": n, "rows_per_block": max(1, 128 // n)})
+    vec = vector_length(program, int(d["vector_bytes"]))
+    for packs in (1, 2, 3, 4):  # threads that divide the row's packs evenly, where they are not a power of two
+        n, rest = divmod(program.n_cols, vec * packs)
+        if not rest and 64 <= n <= 1024 and n % 32 == 0 and n & (n - 1):
+            out.append(d | {"threads_per_row": n, "rows_per_block": 1, "keep": "registers"})
     if has_online(program):
         out.append(d | {"online": True})
         out.append(d | {"online": True, "keep": "reload", "unroll": 4})
