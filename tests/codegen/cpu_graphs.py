@@ -85,7 +85,9 @@ class Build:
         axes = tuple(a for a in self.values[arg].axes if a not in over)
         return self.add(op, (arg,), axes=axes, dtype=self.values[arg].dtype, over=over)
 
-    def out(self, value: int, storage: str, axes: Sequence[int] | None = None, strides: Sequence[int] | None = None) -> None:
+    def out(
+        self, value: int, storage: str, axes: Sequence[int] | None = None, strides: Sequence[int] | None = None
+    ) -> None:
         axes = self.values[value].axes if axes is None else tuple(axes)
         self.outputs.append(Output(value, axes, self.strides(axes) if strides is None else tuple(strides), storage))
 

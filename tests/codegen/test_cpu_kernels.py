@@ -261,3 +261,25 @@ def test_empty_rows() -> None:
     got = run(b.graph(), [torch.empty(1)], CpuSchedule())
     assert got[0].tolist() == [0.0] * 4
     assert got[1].tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_short_dense_rows_run_as_one_axis(threads: int) -> None:
+    """Both layouts of one dense tensor; the open extent still counts rows."""
+    for strides in ((5, 1), (1, 3000)):
+        b = Build(3000, 5)
+        x = b.load("float32", 0, 1, strides=strides)
+        b.out(b.mul(x, b.sigmoid(b.load("float32", 0, 1, strides=strides))), "float32", strides=strides)
+        check(b.graph(), CpuSchedule(threads=threads))
+    b = Build(3000, 5)
+    b.out(b.exp(b.load("float32", 0, 1)), "float32")
+    x = torch.randn(15000)
+    (got,) = run(b.graph(), [x], CpuSchedule(threads=threads), n0=1200)
+    torch.testing.assert_close(got[:1200].flatten(), x[:6000].exp())
+    assert bool((got[1200:] == 77).all())
+
+
+def test_layouts_that_differ_stay_two_axes() -> None:
+    b = Build(30, 5)
+    b.out(b.add_(b.load("float32", 0, 1), b.load("float32", 0, 1, strides=(1, 30))), "float32")
+    check(b.graph(), CpuSchedule())
