@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import sys
 import tempfile
 import threading
@@ -86,19 +87,24 @@ def store(fn: Callable[..., Any], args: Sequence[Any], device: str = DEVICE) -> 
     return n
 
 
-def host_us(call: Callable[[], Any], n: int = 2000) -> float:
-    """Host time of a call in microseconds: best of five batches, waiting for the GPU only between them."""
-    for _ in range(200):
-        call()
-    best = float("inf")
-    for _ in range(5):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(n // 5):
+def host_us(calls: dict[str, Callable[[], Any]], rounds: int = 30, n: int = 200) -> dict[str, dict[str, float]]:
+    """Host time of each call in microseconds: median and best of batches taken in turn.
+
+    The GPU is waited for only between batches, which are shorter than the driver's launch queue.
+    """
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        for _ in range(500):
             call()
-        best = min(best, (time.perf_counter() - start) / (n // 5))
-        torch.cuda.synchronize()
-    return best * 1e6
+    for _ in range(rounds):
+        for name, call in calls.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(n):
+                call()
+            times[name].append((time.perf_counter() - start) / n * 1e6)
+    torch.cuda.synchronize()
+    return {name: {"median": statistics.median(t), "best": min(t)} for name, t in times.items()}
 
 
 def executor_of(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Callable[..., Any], list[torch.Tensor]]:
@@ -134,15 +140,16 @@ def measure() -> list[dict[str, Any]]:
         theirs = torch.compile(fn)
         torch.testing.assert_close(ours(*args), fn(*args), atol=1e-4, rtol=1e-4)
         theirs(*args)
-        row = {
-            "name": fn.__name__,
-            "executor_us": host_us(lambda run=run, o=ordered: run(*o)),
-            "autotune_us": host_us(lambda ours=ours, args=args: ours(*args)),
-            "eager_us": host_us(lambda fn=fn, args=args: fn(*args)),
-            "inductor_us": host_us(lambda theirs=theirs, args=args: theirs(*args)),
-        }
-        rows.append(row)
-        print({k: v if isinstance(v, str) else round(v, 2) for k, v in row.items()}, flush=True)
+        times = host_us(
+            {
+                "executor": lambda run=run, o=ordered: run(*o),
+                "autotune": lambda ours=ours, args=args: ours(*args),
+                "eager": lambda fn=fn, args=args: fn(*args),
+                "inductor": lambda theirs=theirs, args=args: theirs(*args),
+            }
+        )
+        rows.append({"name": fn.__name__, "inputs": len(args), "host_us": times})
+        print(fn.__name__, {k: f"{v['median']:.1f} (best {v['best']:.1f})" for k, v in times.items()}, flush=True)
         torch._dynamo.reset()
     return rows
 
