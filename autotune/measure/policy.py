@@ -11,7 +11,7 @@ from autotune.workload import digest
 
 MIB = 1 << 20
 
-_OPERATIONAL = ("startup_s", "build_s", "load_s", "baseline_s", "lock_s")
+_OPERATIONAL = ("startup_s", "build_s", "load_s", "baseline_s", "lock_s", "quiet_s")
 """Fields that say how long we are patient with the machine; they do not change what a number means."""
 
 
@@ -40,6 +40,7 @@ class Policy:
         load_s: time for a candidate to be loaded; CPU kernels are compiled then.
         baseline_s: time for one baseline to compile and warm up.
         lock_s: time to wait for another search that is timing on the same device.
+        quiet_s: time to wait on a CPU until other processes leave it alone; a tenth of it for a first timing.
     """
 
     method: str
@@ -62,6 +63,7 @@ class Policy:
     load_s: float = 60.0
     baseline_s: float = 300.0
     lock_s: float = 600.0
+    quiet_s: float = 5.0
 
     @cached_property
     def key(self) -> str:

@@ -101,11 +101,18 @@ class Server:
         try:
             phase("wait")
             with device_lock(self.device, self.policy.lock_s):
+                self._quiet(0.1 if message["stage"] == "screen" else 1.0)
                 phase("time")
                 samples = self._time(run, message["stage"], message["limit_us"])
         except Exception as problem:
             return _failed(problem, error)
         return {**Outcome(Status.OK, tuple(samples), error).to_json(), "restart": False}
+
+    def _quiet(self, share: float) -> None:
+        if self.device == "cpu":
+            from autotune.measure.quiet import wait_for_quiet
+
+            wait_for_quiet(share * self.policy.quiet_s)
 
     def _time(self, run: Runnable, stage: str, limit_us: float | None) -> list[float]:
         from autotune.measure import timer
@@ -138,6 +145,7 @@ class Server:
 
     def _compare(self, message: Mapping[str, Any], blob: bytes, phase: Callable[..., None]) -> dict[str, Any]:
         """Candidates and baselines, interleaved. Answers one outcome for each name."""
+        from autotune.measure.quiet import Meter
         from autotune.measure.timer import interleave
 
         assert self.bench is not None
@@ -166,12 +174,15 @@ class Server:
         try:
             phase("wait")
             with device_lock(self.device, self.policy.lock_s):
+                self._quiet(1.0)
+                meter = Meter()
                 samples = interleave(runs, self.policy, self.device, before)
+                others = meter.others() if self.device == "cpu" else None
         except Exception as problem:
             return {"failed": explain(problem), "who": running, "restart": classify(problem)[1]}
         for name, taken in samples.items():
             outcomes[name] = {**Outcome(Status.OK, tuple(taken), errors[name]).to_json(), "restart": False}
-        return {"outcomes": outcomes, "restart": any(o.get("restart") for o in outcomes.values())}
+        return {"outcomes": outcomes, "others": others, "restart": any(o.get("restart") for o in outcomes.values())}
 
     def _baselines(
         self, without: Sequence[str], phase: Callable[..., None], outcomes: dict[str, dict[str, Any]]

@@ -9,8 +9,10 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import torch
 
 from autotune.measure.policy import Policy
@@ -19,6 +21,7 @@ from autotune.task import Runnable
 Samples = list[float]
 _MIN_SAMPLES = 3
 _MIN_ROUNDS = 5
+_SWEEP_BYTES = 1 << 20  # a thread sweeps at least so much
 
 
 class ColdCache:
@@ -26,19 +29,33 @@ class ColdCache:
 
     On a GPU it is only read, several times the L2's size: written lines would still have to go to memory while the
     contender runs (up to the whole L2, some 10 us on an H200), and all contenders would look more alike than they are.
+
+    On a CPU every core sweeps its part, so that private caches are swept too, with threads of our own: torch's would go
+    on spinning for milliseconds after the sweep, on the cores that the next sample needs.
+
+    Args:
+        size: in bytes; 0 makes :meth:`flush` do nothing.
+        device: "cpu" or "cuda" (the current one).
     """
 
     def __init__(self, size: int, device: str) -> None:
-        """``size`` in bytes; 0 makes :meth:`flush` do nothing."""
         self._buffer = torch.zeros(size // 4, dtype=torch.int32, device=device) if size >= 4 else None
+        self._parts: list[Any] = []
+        if self._buffer is not None and not self._buffer.is_cuda:
+            threads = min(torch.get_num_threads(), max(1, size // _SWEEP_BYTES))
+            self._parts = [part.numpy() for part in self._buffer.chunk(threads)]
+            self._pool = ThreadPoolExecutor(threads, thread_name_prefix="autotune-sweep")
 
     def flush(self) -> None:
-        if self._buffer is None:
-            return
-        if self._buffer.is_cuda:
+        """Sweep the whole buffer."""
+        if self._parts:
+            list(self._pool.map(_increment, self._parts))
+        elif self._buffer is not None:
             torch.amax(self._buffer)
-        else:
-            self._buffer.add_(1)  # read and written: the lines are dirty in every core's cache that took part
+
+
+def _increment(part: Any) -> None:
+    np.add(part, 1, out=part)  # numpy lets go of the interpreter meanwhile
 
 
 _cold: dict[tuple[int, str], ColdCache] = {}

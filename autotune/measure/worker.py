@@ -39,6 +39,7 @@ class Measurer(Protocol):
     restarts: int
     restart_s: float
     bytes_moved: int
+    others: float | None
 
     def open(self, workload: Workload) -> None: ...
 
@@ -65,6 +66,7 @@ class Worker:
     Attributes:
         restarts: processes that had to be replaced so far.
         restart_s: seconds spent waiting for processes to start.
+        others: processors that other processes kept busy during the last comparison; None before one, and on a GPU.
         bytes_moved: bytes that a perfect implementation of the open workload moves; 0 until the first job.
     """
 
@@ -78,6 +80,7 @@ class Worker:
         self.restarts = 0
         self.restart_s = 0.0
         self.bytes_moved = 0
+        self.others: float | None = None
         self._spawn()  # imports while the caller is still compiling
 
     def __enter__(self) -> Worker:
@@ -147,6 +150,7 @@ class Worker:
                 if answer["restart"]:
                     self._restart()
                 if "failed" not in answer:
+                    self.others = answer["others"]
                     return lost | {name: Outcome.from_json(o) for name, o in answer["outcomes"].items()}
                 failure, who = Outcome(Status.LAUNCH_ERROR, reason=answer["failed"]), answer.get("who", "")
             if not who:
@@ -198,7 +202,7 @@ class Worker:
             "start": 30.0,
             "load": p.load_s,
             "baseline": p.baseline_s,
-            "wait": p.lock_s + _GRACE_S,
+            "wait": p.lock_s + p.quiet_s + _GRACE_S,
             "time": p.timeout_s + max(p.screen_s, p.final_s) + _GRACE_S,
         }.get(phase, p.timeout_s)
 

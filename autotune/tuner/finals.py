@@ -121,6 +121,8 @@ def _decide(
     errors = {name: outcomes[name].reason for name in baselines if not outcomes[name].ok}
     rivals = {name: us for name, us in baselines.items() if us is not None}
     fastest = min(rivals, key=lambda n: rivals[n], default="")
+    if errors and not rivals:  # what the user had could not be timed: nothing says that ours is not slower
+        return Final(best=names[best], best_us=times[best], baselines=baselines, errors=errors)
     won = not fastest or _beats(outcomes[best], outcomes[fastest])
     schedule = Schedule(
         key=s.key,

@@ -52,6 +52,8 @@ class Result:
         noise: interquartile range over median of the winner's samples.
         stop: why the search ended.
         restarts: worker processes that had to be replaced; ``restart_s`` seconds were spent waiting for starts.
+        others: processors that other processes kept busy during the final comparison (CPU only): near 0 on a quiet
+            machine, and a reason to search again where it is not.
         interrupted: ended by the user.
         error: what kept the machine from measuring; empty if nothing did.
     """
@@ -77,6 +79,7 @@ class Result:
     restarts: int = 0
     restart_s: float = 0.0
     bytes_moved: int = 0
+    others: float | None = None
     interrupted: bool = False
     error: str = ""
 
@@ -120,6 +123,7 @@ class Result:
             "restarts": self.restarts,
             "restart_s": round(self.restart_s, 3),
             "bytes": self.bytes_moved,
+            "others_busy": None if self.others is None else round(self.others, 2),
             "interrupted": self.interrupted,
             "error": self.error,
         }

@@ -178,7 +178,7 @@ class Session:
                     measured=self.measured,
                     trials=self.trials,
                     reused=self.reused,
-                    failed=sum(self.failed.values()),
+                    failed=sum(n for status, n in self.failed.items() if status != Status.INVALID),
                     best_us=self.best_us if self.final_us is None else self.final_us,
                     elapsed_s=self.elapsed,
                     left_s=self.left,

@@ -47,11 +47,11 @@ def test_budget_and_hopeless_candidates_end_early(policy: Policy) -> None:
 
 
 def test_cold_cache_is_rewritten_as_a_whole() -> None:
-    cold = ColdCache(1 << 20, "cpu")
+    cold = ColdCache(1 << 22, "cpu")
     cold.flush()
     cold.flush()
     assert cold._buffer is not None
-    assert cold._buffer.numel() * 4 == 1 << 20
+    assert cold._buffer.numel() * 4 == 1 << 22
     assert bool((cold._buffer == 2).all())
     ColdCache(0, "cpu").flush()
 

@@ -30,6 +30,7 @@ QUICK = Policy(
     build_s=3.0,
     load_s=2.0,
     baseline_s=20.0,
+    quiet_s=0.0,
 )
 
 
