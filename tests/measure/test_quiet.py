@@ -1,0 +1,36 @@
+"""What other processes do to the CPU is seen, and waited for no longer than said."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+from autotune.measure.quiet import Meter, wait_for_quiet
+
+
+def busy(seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+def test_a_busy_neighbour_is_seen_and_our_own_work_is_not() -> None:
+    meter = Meter()
+    busy(0.5)
+    before = meter.others()
+    code = "import time; t = time.time(); print(flush=True)\nwhile time.time() - t < 20: pass"
+    neighbour = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    try:
+        assert neighbour.stdout is not None
+        neighbour.stdout.readline()
+        meter = Meter()
+        time.sleep(0.5)
+        assert meter.others() > 0.3  # a whole processor, on a machine that others use too
+        begin = time.monotonic()
+        wait_for_quiet(0.2)
+        assert 0.2 <= time.monotonic() - begin < 2
+    finally:
+        neighbour.kill()
+        neighbour.communicate()
+    assert before >= 0
