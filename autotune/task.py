@@ -1,8 +1,8 @@
 """What a domain implements to be searched: a task (in the search's process) and a bench (in the measuring worker).
 
 Everything that crosses a process is JSON or bytes: a task is rebuilt from ``(kind, workload, device)`` by
-:func:`open_task`, a candidate is a :data:`Config`, what it compiles to is an :class:`Artifact`. Adding a domain is a folder
-with a ``task.py``, an entry in :data:`DOMAINS`, and a TOML file in ``search_spaces/``.
+:func:`open_task`, a candidate is a :data:`Config`, what it compiles to is an :class:`Artifact`. Adding a domain is a
+folder with a ``task.py``, an entry in :data:`DOMAINS`, and a TOML file in ``search_spaces/``.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class Kernel:
 class Artifact:
     """What one configuration compiles to: kernels in launch order and the scratch tensors between them.
 
-    ``target`` is "sm_90" and the like, or "cpu". ``scratch`` holds (storage type, elements) of each global intermediate.
+    ``target`` is "sm_90" and the like, or "cpu". ``scratch`` holds (storage type, elements) of each global
+    intermediate.
     """
 
     target: str
@@ -77,7 +78,8 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Outcome of comparing a candidate with the oracle. ``error`` is the largest error over its tolerance (<= 1 passes)."""
+    """Outcome of comparing a candidate with the oracle. ``error`` is the largest error over its tolerance (<= 1
+    passes)."""
 
     ok: bool
     error: float
@@ -133,7 +135,8 @@ class Bench(Protocol):
         ...
 
     def verify(self, run: Runnable, seed: int) -> Verdict:
-        """Run on fresh random inputs (from ``seed``) with poisoned outputs; compare with the oracle, NaN and inf included."""
+        """Run on fresh random inputs (from ``seed``) with poisoned outputs; compare with the oracle, NaN and inf
+        included."""
         ...
 
     def baselines(self) -> Mapping[str, Callable[[], Runnable]]:

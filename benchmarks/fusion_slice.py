@@ -2,10 +2,10 @@
 
     python -m benchmarks.fusion_slice --device cuda:0 --out benchmarks/results/h200/fusion_slice.json
 
-Each workload is first searched with ``autotune search`` (its time is kept as ``search_s``), then everything is measured in
-this process: CUDA graph replays with a cold L2, interleaved, medians. The tuned one runs as it would be deployed, through
-``torch.compile(..., backend="autotune")``. ``bert_layer`` is counted twice: the sum over its memory-intensive regions (the
-case's own times), and the whole layer with its matrix products (``layer_*_us``).
+Each workload is first searched with ``autotune search`` (its time is kept as ``search_s``), then everything is
+measured in this process: CUDA graph replays with a cold L2, interleaved, medians. The tuned one runs as it would be
+deployed, through ``torch.compile(..., backend="autotune")``. ``bert_layer`` is counted twice: the sum over its
+memory-intensive regions (the case's own times), and the whole layer with its matrix products (``layer_*_us``).
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ TARGETS = (
 
 def search(target: str, args: argparse.Namespace, db: str) -> float:
     """Run the search as a user would; returns its wall seconds."""
-    command = [sys.executable, "-m", "autotune", "search", "fusion", target, "--device", args.device, "--db", db, "--json"]
+    command = [sys.executable, "-m", "autotune", "search", "fusion", target, "--device", args.device, "--json"]
+    command += ["--db", db]
     command += ["--trials", str(args.trials), "--timeout", str(args.timeout), "--seed", str(args.seed)]
     begin = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True)

@@ -66,7 +66,7 @@ def _without_device(cc: tuple[int, int]) -> Iterator[None]:
 
 
 def capability(target: str) -> tuple[int, int]:
-    """"sm_90" -> (9, 0)."""
+    """ "sm_90" -> (9, 0)."""
     n = int(target.removeprefix("sm_"))
     return n // 10, n % 10
 
@@ -88,12 +88,19 @@ def compile_ptx(source: CudaSource, target: str) -> tuple[str, str]:
     for name, obj in list(space.items()):
         if re.fullmatch(r"[fe]\d+", name):
             space[name] = cuda.jit(device=True, fastmath=True)(obj)
-    sig = types.void(*(types.CPointer(POINTER[s]) for s in source.params), *([types.int64] if source.launch["dynamic"] else []))
+    extent0 = [types.int64] if source.launch["dynamic"] else []
+    sig = types.void(*(types.CPointer(POINTER[s]) for s in source.params), *extent0)
     cc = capability(target)
     try:
         with _without_device(cc):
             ptx, _ = cuda.compile(
-                space["kernel"], sig, device=False, cc=cc, output="ptx", abi="numba", fastmath=True,
+                space["kernel"],
+                sig,
+                device=False,
+                cc=cc,
+                output="ptx",
+                abi="numba",
+                fastmath=True,
                 launch_bounds=source.block,
             )
     except Exception as error:  # numba raises many types; all mean this candidate does not compile

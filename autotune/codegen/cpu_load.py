@@ -9,10 +9,12 @@ kernel.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hashlib
 import importlib.util
 import os
+import shutil
 import sys
 import tempfile
 import threading
@@ -21,6 +23,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from autotune.errors import UserError
 
 Kernel = Callable[[Sequence[int], int], None]
 
@@ -74,14 +78,33 @@ def _write_once(path: Path, text: str) -> None:
         Path(temporary).unlink(missing_ok=True)
 
 
+@cache
+def _private_dir() -> Path:
+    """A folder of this process alone, for machines whose cache directory cannot be written (containers, mostly)."""
+    folder = tempfile.mkdtemp(prefix="autotune-cpu-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def _source_file(name: str, text: str) -> Path:
+    path = cache_dir() / name
+    try:
+        _write_once(path, text)
+    except OSError as e:
+        if os.environ.get("AUTOTUNE_CACHE_DIR"):
+            raise UserError(f"AUTOTUNE_CACHE_DIR: cannot write {path.parent} ({e.strerror}); point it elsewhere") from e
+        path = _private_dir() / name
+        _write_once(path, text)
+    return path
+
+
 def compile_source(text: str) -> Any:
     """The compiled kernel (a Numba ``CFunc``) of generated source, from this process, the disk cache or LLVM."""
     digest = hashlib.sha256(text.encode()).hexdigest()
     with _lock:  # Numba compiles one function at a time anyway
         found = _compiled.get(digest)
         if found is None:
-            path = cache_dir() / f"k{digest}.py"
-            _write_once(path, text)
+            path = _source_file(f"k{digest}.py", text)
             name = f"autotune_cpu_{digest}"
             spec = importlib.util.spec_from_file_location(name, path)
             assert spec is not None

@@ -1,8 +1,8 @@
 """Read what a kernel needs from its cubin: registers, spills, shared memory; and from those, how many blocks fit an SM.
 
-A cubin is an ELF file. Section ``.nv.info`` holds the register count (attribute EIATTR_REGCOUNT; older linkers put it in the
-top byte of the ``.text.<kernel>`` section's ``sh_info``) and the stack frame (EIATTR_FRAME_SIZE); static shared memory is the
-size of ``.nv.shared.<kernel>``. No driver and no device is needed.
+A cubin is an ELF file. Section ``.nv.info`` holds the register count (attribute EIATTR_REGCOUNT; older linkers put it
+in the top byte of the ``.text.<kernel>`` section's ``sh_info``) and the stack frame (EIATTR_FRAME_SIZE); static shared
+memory is the size of ``.nv.shared.<kernel>``. No driver and no device is needed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Print a kernel program as Numba CUDA source over raw pointers.
 
-Two skeletons. A program with reductions is *row-wise*: ``threads_per_row`` threads walk the packs (vectors) of one row, and
-reductions are combined by shuffles within a warp and by shared memory across warps: thread, warp and block scope. A
-pointwise program is *flat*: threads walk the packs of all elements. Either way a pass over one pack is a device function,
-so that Numba types it once however many packs a thread has, and what is kept between passes travels in tuples, which end
-up in registers.
+Two skeletons. A program with reductions is *row-wise*: ``threads_per_row`` threads walk the packs (vectors) of one
+row, and reductions are combined by shuffles within a warp and by shared memory across warps: thread, warp and block
+scope. A pointwise program is *flat*: threads walk the packs of all elements. Either way a pass over one pack is a
+device function, so that Numba types it once however many packs a thread has, and what is kept between passes travels in
+tuples, which end up in registers.
 """
 
 from __future__ import annotations
@@ -101,7 +101,9 @@ def vector_length(program: Program, vector_bytes: int) -> int:
 class _Access:
     """How one load, gather or output is addressed in a pack."""
 
-    def __init__(self, program: Program, axes: tuple[int, ...], strides: tuple[int, ...], offset: int, vec: int) -> None:
+    def __init__(
+        self, program: Program, axes: tuple[int, ...], strides: tuple[int, ...], offset: int, vec: int
+    ) -> None:
         self.by_axis = dict(zip(axes, strides, strict=True))
         self.offset = offset
         inner = program.cols[-1] if program.cols else -1
@@ -253,7 +255,7 @@ class CudaEmitter:
                 zero = literal(0, v.dtype)
                 for e in range(vec):
                     idx = use(v.args[0], e)
-                    at = f"{address(acc, f'b{i}', e)} + int64({idx}) * {v.index_stride}"
+                    place = f"{address(acc, f'b{i}', e)} + int64({idx}) * {v.index_stride}"
                     body.append(f"v{i}_{e} = {zero}")
                     cond = f"{idx} >= 0 and {idx} < {v.bound}"
                     guard = self.guard_text(v, (*self.p.cols, *self.p.rows), f" + {e}")
@@ -261,7 +263,7 @@ class CudaEmitter:
                         if ga in self.p.rows:
                             need(f"i{ga}")
                     body.append(f"if {cond + (' and ' + guard if guard else '')}:")
-                    body.append(f"    v{i}_{e} = ld_{short}_1_d({ptr}, {at})")
+                    body.append(f"    v{i}_{e} = ld_{short}_1_d({ptr}, {place})")
             elif v.op == "index":
                 for e in range(vec):
                     j = f"j{v.axes[0]}" + (f" + {e}" if v.axes[0] == inner and e else "")
@@ -422,8 +424,6 @@ class CudaEmitter:
         store = f"st_{NAMES[o.dtype]}_1_d({self.out_ptr[k]}, {self.base_terms(self.out_access[k])}, {x})"
         cond = "t == 0 and ok" if self.ok_needed else "t == 0"
         return [f"if {cond}:", f"    {store}"]
-
-
 
 
 def emit(program: Program, schedule: CudaSchedule) -> CudaSource:

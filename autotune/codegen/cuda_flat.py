@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 def emit_flat(e: CudaEmitter) -> CudaSource:
     """The flat kernel of ``e``'s program.
 
-    Every full block runs without bounds checks, so that all its loads can be in flight at once; the last block checks each
-    pack.
+    Every full block runs without bounds checks, so that all its loads can be in flight at once; the last block checks
+    each pack.
     """
     p, s, g, vec = e.p, e.s, e.g, e.vec
     block, unroll = s.block, s.unroll

@@ -13,7 +13,8 @@ from autotune.fusion.graph import REDUCTIONS, STORAGE_BYTES
 if TYPE_CHECKING:
     from autotune.codegen.cuda import CudaEmitter
 
-MAX_PACK_LANES = 4096  # packs * elements * values that a thread's straight-line code may hold: beyond it compiling crawls
+MAX_PACK_LANES = 4096
+"""packs * elements * values that a thread's straight-line code may hold: beyond it compiling crawls."""
 
 
 def power_of_two(n: int) -> int:
@@ -185,11 +186,14 @@ class _Rows:
 
     def merge_online(self, o: Online, ym: str, yt: str) -> list[str]:
         m, t = f"a{o.peak}", f"a{o.total}"
+
+        def scale(x: str) -> str:
+            return f"sel({x} == mm, float32(1), ex2(({x} - sm) * {LOG2E}))"
+
         return [
             f"mm = fmax({m}, {ym})",
             "sm = sel(abs(mm) == float32(inf), float32(0), mm)",
-            f"{t} = {t} * sel({m} == mm, float32(1), ex2(({m} - sm) * {LOG2E}))"
-            f" + {yt} * sel({ym} == mm, float32(1), ex2(({ym} - sm) * {LOG2E}))",
+            f"{t} = {t} * {scale(m)} + {yt} * {scale(ym)}",
             f"{m} = mm",
         ]
 
@@ -313,7 +317,8 @@ class _Rows:
             loop.append(f"par = int32({span} - par)")
         text: list[str] = []
         if persistent:
-            text.append(f"for group in range(int32(cuda.blockIdx.x), (rows + {self.R - 1}) // {self.R}, cuda.gridDim.x):")
+            sets = f"(rows + {self.R - 1}) // {self.R}"
+            text.append(f"for group in range(int32(cuda.blockIdx.x), {sets}, cuda.gridDim.x):")
             text += ["    " + x for x in loop]
         else:
             text.append("group = int32(cuda.blockIdx.x)")

@@ -1,8 +1,8 @@
 """Numba CUDA expressions for the pointwise operators, and how reductions begin and combine.
 
-Arithmetic is fp32 with the hardware's approximate division, square root and exponential (as Triton and ``--use_fast_math``
-have them) where their error stays within a few units in the last place; ``tanh``, ``sin``, ``pow`` and the like, whose
-approximations do not, take the accurate version.
+Arithmetic is fp32 with the hardware's approximate division, square root and exponential (as Triton and
+``--use_fast_math`` have them) where their error stays within a few units in the last place; ``tanh``, ``sin``, ``pow``
+and the like, whose approximations do not, take the accurate version.
 """
 
 from __future__ import annotations

@@ -335,8 +335,8 @@ def _tanh(x):  # type: ignore[no-untyped-def]
 
 
 def _erf(x):  # type: ignore[no-untyped-def]
-    # Abramowitz and Stegun 7.1.26, absolute error 1.5e-7; half the instructions of libdevice's erff and no branch, which
-    # is what keeps a bf16 gelu below the memory's time.
+    # Abramowitz and Stegun 7.1.26, absolute error 1.5e-7; half the instructions of libdevice's erff and no branch,
+    # which is what keeps a bf16 gelu below the memory's time.
     a = abs(x)
     t = rcp(fma(a, types.float32(0.3275911), types.float32(1.0)))
     p = fma(t, types.float32(1.061405429), types.float32(-1.453152027))

@@ -1,15 +1,15 @@
 """Kernel programs: a group of operators arranged into passes over rows and columns.
 
-A group's axes fall into *columns* (what its reductions run over; for a pointwise group the innermost axis) and *rows* (the
-rest). Each value then lives in one of three domains: ``row`` (one number a row, held by every thread of the row), ``col``
-(the same in all rows, cheap to fetch again) and ``full`` (one number an element). A reduction needs its whole row before
-its result can be used, so the program is a sequence of passes over the row's columns with the reductions finished between
-them; softmax has three, layer_norm three, cross-entropy one or two.
+A group's axes fall into *columns* (what its reductions run over; for a pointwise group the innermost axis) and *rows*
+(the rest). Each value then lives in one of three domains: ``row`` (one number a row, held by every thread of the row),
+``col`` (the same in all rows, cheap to fetch again) and ``full`` (one number an element). A reduction needs its whole
+row before its result can be used, so the program is a sequence of passes over the row's columns with the reductions
+finished between them; softmax has three, layer_norm three, cross-entropy one or two.
 
 A full value computed in one pass and used in a later one is *kept*: in registers, in shared memory or not at all
-(recomputed). What is kept is the smallest set of values we can see: a value that light operators make again from other kept
-values is dropped. This follows the sub-root composition of FusionStitching (arXiv 2009.10924, section 4) with the row as
-the unit, and any number of dependent reductions in one kernel.
+(recomputed). What is kept is the smallest set of values we can see: a value that light operators make again from other
+kept values is dropped. This follows the sub-root composition of FusionStitching (arXiv 2009.10924, section 4) with the
+row as the unit, and any number of dependent reductions in one kernel.
 
 The program knows nothing of threads: ``codegen.cuda`` and ``codegen.cpu`` print it for their targets.
 """
@@ -71,8 +71,8 @@ class Pass:
 class Program:
     """A group as passes. ``rows`` and ``cols`` are axis numbers, outermost first.
 
-    ``dynamic`` is the axis whose extent the kernel takes as an argument (always axis 0 when it is ``rows[0]``, or the only
-    column axis of a pointwise group without rows), or -1.
+    ``dynamic`` is the axis whose extent the kernel takes as an argument (always axis 0 when it is ``rows[0]``, or the
+    only column axis of a pointwise group without rows), or -1.
     """
 
     graph: Graph
@@ -95,7 +95,7 @@ class Program:
         return not any(v.op in REDUCTIONS for v in self.graph.values)
 
     def domain(self, i: int) -> str:
-        """"const", "row", "col" or "full" for value ``i``."""
+        """ "const", "row", "col" or "full" for value ``i``."""
         return _domain(self.graph, self.rows, self.cols, i)
 
     @cached_property
@@ -175,8 +175,8 @@ def split_axes(graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def find_online(graph: Graph) -> tuple[Online, ...]:
     """Pairs (max, sum of exp) that one pass can compute together.
 
-    The sum's argument must be ``exp(score - shift)`` with ``shift`` made from ``peak = max(score)`` and constants alone,
-    as softmax, log_softmax and logsumexp (with its guard against infinities) have it.
+    The sum's argument must be ``exp(score - shift)`` with ``shift`` made from ``peak = max(score)`` and constants
+    alone, as softmax, log_softmax and logsumexp (with its guard against infinities) have it.
     """
     vals = graph.values
     peaks = {(v.args[0], v.over): i for i, v in enumerate(vals) if v.op == "max" and v.dtype == "float32"}
@@ -398,9 +398,7 @@ def _prefer_packed(
     return out
 
 
-def _drop_light(
-    graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], wanted: list[set[int]]
-) -> list[set[int]]:
+def _drop_light(graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], wanted: list[set[int]]) -> list[set[int]]:
     """Drop kept values that light operators make again from values that the same pass takes anyway."""
     wanted = [set(c) for c in wanted]
     for i in sorted({i for c in wanted for i in c}, reverse=True):

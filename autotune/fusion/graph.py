@@ -1,9 +1,9 @@
 """The typed operator graph of a memory-intensive region, in axis form.
 
-Views, transposes, broadcasts and reshapes are not nodes here. A region has a set of *axes*, each with an extent, and every
-value says which axes it varies over; a load says its stride along each. ``x.T``, ``x.expand(...)`` and an aligned
-``x.view(...)`` of an input are then the same load with other strides, and "row vector" or "column vector" is just "varies
-over these axes and not those". What remains are five sorts of value:
+Views, transposes, broadcasts and reshapes are not nodes here. A region has a set of *axes*, each with an extent, and
+every value says which axes it varies over; a load says its stride along each. ``x.T``, ``x.expand(...)`` and an aligned
+``x.view(...)`` of an input are then the same load with other strides, and "row vector" or "column vector" is just
+"varies over these axes and not those". What remains are five sorts of value:
 
 ====================  ==================================================================================================
 ``load``              element of input ``slot`` at ``offset + sum(index[a] * stride[a])``; ``guard`` bounds (axis, lo,
@@ -14,8 +14,9 @@ pointwise             see :mod:`autotune.fusion.ops`
 reduction             ``sum`` ``max`` ``min`` ``prod`` of args[0] over the axes ``over``
 ====================  ==================================================================================================
 
-Arithmetic types are ``float32`` (every storage float is read into it), ``int32``, ``int64`` and ``bool``. What a tensor is
-stored as is a property of its slot, so casts among floats are not operators: a stitched kernel rounds once, when it stores.
+Arithmetic types are ``float32`` (every storage float is read into it), ``int32``, ``int64`` and ``bool``. What a
+tensor is stored as is a property of its slot, so casts among floats are not operators: a stitched kernel rounds once,
+when it stores.
 """
 
 from __future__ import annotations
@@ -89,7 +90,14 @@ class Value:
                 out[name] = list(getattr(self, name))
         if self.guards:
             out["guards"] = [list(g) for g in self.guards]
-        for name, default in (("slot", -1), ("offset", 0), ("index_stride", 0), ("bound", 0), ("scale", 1), ("shift", 0)):
+        for name, default in (
+            ("slot", -1),
+            ("offset", 0),
+            ("index_stride", 0),
+            ("bound", 0),
+            ("scale", 1),
+            ("shift", 0),
+        ):
             if getattr(self, name) != default:
                 out[name] = getattr(self, name)
         if self.op == "const":
@@ -144,7 +152,11 @@ class Output:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Output:
         return cls(
-            int(data["value"]), tuple(data["axes"]), tuple(data["strides"]), str(data["dtype"]), int(data.get("offset", 0))
+            int(data["value"]),
+            tuple(data["axes"]),
+            tuple(data["strides"]),
+            str(data["dtype"]),
+            int(data.get("offset", 0)),
         )
 
 

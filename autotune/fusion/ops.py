@@ -1,7 +1,7 @@
 """The pointwise operators: arity, symmetry, cost and meaning.
 
-``cost`` is in units of one fused multiply-add and follows FusionStitching (section 3) in telling *light* operators, which
-are recomputed freely, from *expensive* ones (cost above ``LIGHT``), which are worth keeping.
+``cost`` is in units of one fused multiply-add and follows FusionStitching (section 3) in telling *light* operators,
+which are recomputed freely, from *expensive* ones (cost above ``LIGHT``), which are worth keeping.
 """
 
 from __future__ import annotations

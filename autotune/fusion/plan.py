@@ -1,9 +1,9 @@
 """Partition a region into groups, one kernel each.
 
 The rule of this version is greedy and deterministic, so that deployment finds the same plan from the graph alone: roots
-(reductions and outputs) are taken in order, and each joins the latest group that it can join. A group's reductions run over
-one set of axes; its other axes are its rows. Between roots everything is recomputed rather than stored, except results of
-reductions that another group needs: they go through a scratch tensor.
+(reductions and outputs) are taken in order, and each joins the latest group that it can join. A group's reductions run
+over one set of axes; its other axes are its rows. Between roots everything is recomputed rather than stored, except
+results of reductions that another group needs: they go through a scratch tensor.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from autotune.fusion.graph import REDUCTIONS, Graph, Output, Value
 class Group:
     """The operators of one kernel.
 
-    ``inputs`` says for each slot of ``graph`` where it comes from: ("input", slot of the region) or ("scratch", number);
-    ``outputs`` likewise with "output" or "scratch".
+    ``inputs`` says for each slot of ``graph`` where it comes from: ("input", slot of the region) or ("scratch",
+    number); ``outputs`` likewise with "output" or "scratch".
     """
 
     graph: Graph
@@ -31,7 +31,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Plan:
-    """Groups in launch order; ``scratch`` is (storage type, axes) of each global intermediate, dense in that axis order."""
+    """Groups in launch order; ``scratch`` is (storage type, axes) of each global intermediate, dense in that axis
+    order."""
 
     groups: tuple[Group, ...]
     scratch: tuple[tuple[str, tuple[int, ...]], ...]

@@ -1,7 +1,7 @@
 """The fusion domain: a region of memory-intensive operators as something to be searched.
 
-:class:`FusionTask` is the search's side (spaces, defaults, compiling), :class:`FusionBench` the measuring worker's: it owns
-the inputs, verifies candidates against the oracle and rebuilds the baselines from the program the user had.
+:class:`FusionTask` is the search's side (spaces, defaults, compiling), :class:`FusionBench` the measuring worker's: it
+owns the inputs, verifies candidates against the oracle and rebuilds the baselines from the program the user had.
 """
 
 from __future__ import annotations
@@ -239,7 +239,9 @@ class FusionBench:
             got = outputs[k].as_strided(shape, o.strides, o.offset)
             # Rounding a float to an integer (quantisation) may fall either way at a tie.
             rounded = o.dtype not in ("float32", "float16", "bfloat16")
-            verdict = compare(got, want, o.dtype, self.reduction_length, off_by_one=rounded and _from_float(self.graph, k))
+            verdict = compare(
+                got, want, o.dtype, self.reduction_length, off_by_one=rounded and _from_float(self.graph, k)
+            )
             if not verdict.ok:
                 return Verdict(False, verdict.error, f"output {k} on {kind}: {verdict.detail}")
             worst = max(worst, verdict.error)
@@ -279,9 +281,7 @@ class FusionBench:
         return run
 
 
-def source_inputs(
-    source: Mapping[str, Any], flat: Sequence[torch.Tensor], device: torch.device
-) -> list[torch.Tensor]:
+def source_inputs(source: Mapping[str, Any], flat: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
     """The tensors that a workload's source program takes, in its order, laid over the graph's flat inputs.
 
     An input that no slot reads (only its shape matters) gets fresh memory.
@@ -319,7 +319,11 @@ def _poison(t: torch.Tensor) -> torch.Tensor:
     """A value no kernel writes by chance: an element that is not written shows."""
     if t.dtype.is_floating_point:
         return t.fill_(-7.03125e4 if t.dtype.itemsize == 4 else -60000.0)
-    return t.fill_(True) if t.dtype.itemsize == 1 and str(t.dtype) == "torch.bool" else t.fill_(-113 if t.dtype.is_signed else 113)
+    return (
+        t.fill_(True)
+        if t.dtype.itemsize == 1 and str(t.dtype) == "torch.bool"
+        else t.fill_(-113 if t.dtype.is_signed else 113)
+    )
 
 
 def _from_float(graph: Graph, k: int) -> bool:
