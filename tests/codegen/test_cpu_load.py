@@ -172,6 +172,22 @@ def test_a_damaged_source_is_written_again(fresh_cache: Path) -> None:
     assert source.read_text() == whole
 
 
+def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that the user named is their mistake; the default one is replaced by a private one."""
+    (tmp_path / "file").write_text("")
+    graph = softmax(5, 40)
+    inputs = random_inputs(graph)
+    (want,) = run(graph, inputs, CpuSchedule())
+    monkeypatch.setattr(cpu_load, "_compiled", {})
+    monkeypatch.setenv("AUTOTUNE_CACHE_DIR", str(tmp_path / "file" / "below"))
+    with pytest.raises(UserError, match="AUTOTUNE_CACHE_DIR"):
+        run(graph, inputs, CpuSchedule())
+    monkeypatch.delenv("AUTOTUNE_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "below"))
+    (got,) = run(graph, inputs, CpuSchedule())
+    assert torch.equal(got, want)
+
+
 def test_a_forked_process_runs_serially() -> None:
     graph = softmax(4000, 64)
     (x,) = random_inputs(graph)
