@@ -108,7 +108,6 @@ class _Session:
         return backend  # type: ignore[no-any-return]
 
     def compile(self, gm: fx.GraphModule, inputs: Sequence[Any], kind: str) -> Boxed:
-        count("graphs")
         found = find(gm, tell=kind != "backward" or not self.seen_backward)
         if kind != "backward":
             self.kernels += found.kernels
@@ -147,8 +146,9 @@ class _Late:
                 gm, found, options = self._source
                 try:
                     self._run = assemble(gm, cuts(found), options)
-                except ValueError as e:
-                    warn_once(f"cut {e}", f"autotune: a graph runs without stored kernels: {e}")
+                except Exception as e:
+                    warn_once(f"cut {e}", f"autotune: a graph runs without stored kernels: {type(e).__name__}: {e}")
+                    log.debug("the graph that could not be cut: %s", gm.graph, exc_info=True)
                     count("fallbacks", found.kernels)
                     self._run = assemble(gm, (), options)
                 self._source = None

@@ -26,7 +26,7 @@ class Counters(Mapping[str, int]):
     """A snapshot: a read-only mapping whose items are attributes too (``counters().hits``).
 
     ==================  ============================================================================================
-    ``graphs``          aten graphs compiled (forward, backward and inference each count)
+    ``graphs``          aten graphs looked up (forward, backward and inference each count)
     ``hits``            regions with a stored winner, whatever its level and whoever won
     ``hits_other_rows`` those of them whose schedule was tuned for another number of rows
     ``baseline_wins``   those of them where the stored winner is what the user had

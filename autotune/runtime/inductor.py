@@ -28,11 +28,11 @@ def compile_whole(gm: fx.GraphModule, inputs: Sequence[Any], options: Mapping[st
     Raises:
         TorchDynamoException: Dynamo's own signals, such as a restart of its analysis.
     """
-    from torch._dynamo.backends.registry import lookup_backend
+    from torch._inductor import compile_fx
 
     try:
-        compiled: Callable[..., Any] = lookup_backend("inductor")(gm, list(inputs), **options)
-        return compiled
+        compiled: Any = compile_fx.compile_fx(gm, list(inputs), config_patches=_patches(options) or None)
+        return compiled  # type: ignore[no-any-return]
     except TorchDynamoException:
         raise
     except Exception as e:
@@ -41,15 +41,20 @@ def compile_whole(gm: fx.GraphModule, inputs: Sequence[Any], options: Mapping[st
         return eager
 
 
-def piece_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Inductor's settings for a piece, from what the user gave to ``torch.compile``."""
+def _patches(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Inductor's settings from what the user gave to ``torch.compile``."""
     patches: dict[str, Any] = {}
     if options.get("mode"):
         from torch._inductor import list_mode_options
 
         patches.update(list_mode_options(options["mode"]))
     patches.update(options.get("options") or {})
-    return {k: v for k, v in patches.items() if not k.startswith(_WHOLE_GRAPH_ONLY)}
+    return patches
+
+
+def piece_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Inductor's settings for a piece of a graph: the user's, without those that mean the whole."""
+    return {k: v for k, v in _patches(options).items() if not k.startswith(_WHOLE_GRAPH_ONLY)}
 
 
 def compile_piece(gm: fx.GraphModule, patches: Mapping[str, Any]) -> Callable[..., Any] | None:
@@ -57,13 +62,13 @@ def compile_piece(gm: fx.GraphModule, patches: Mapping[str, Any]) -> Callable[..
 
     It may be called while another graph is being compiled, so it brings a tracing context of its own.
     """
-    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor import compile_fx
 
     examples = [node.meta["val"] for node in gm.graph.nodes if node.op == "placeholder"]
     fake_mode = next((t.fake_mode for t in examples if isinstance(t, torch._subclasses.FakeTensor)), None)
     try:
         with torch.no_grad(), tracing(TracingContext(fake_mode)):
-            compiled: Any = compile_fx(gm, examples, config_patches=dict(patches) or None)
+            compiled: Any = compile_fx.compile_fx(gm, examples, config_patches=dict(patches) or None)
             return compiled  # type: ignore[no-any-return]
     except Exception as e:
         warn_once(f"inductor piece {type(e).__name__}", f"autotune: Inductor failed on a piece of a graph: {_line(e)}")

@@ -47,15 +47,21 @@ class Found:
 
 
 def find(gm: fx.GraphModule, *, tell: bool = True) -> Found:
-    """Look up every region of an aten graph. A database that fails is a miss, told once.
+    """Look up every region of an aten graph. Never fails: whatever goes wrong is told once and finds nothing.
 
     Args:
         gm: as AOTAutograd makes it.
         tell: count hits and misses and record the misses; False where the same graph was looked up before.
     """
-    regions = tuple(find_regions(gm))
+    try:
+        regions = tuple(find_regions(gm))
+    except Exception as e:
+        warn_once(f"regions {type(e).__name__}", f"autotune: a graph was not looked up: {type(e).__name__}: {e}")
+        log.debug("the graph that was not looked up: %s", gm.graph, exc_info=True)
+        regions = ()
     found = Found(regions, tuple(_match(region) for region in regions))
     if tell:
+        count("graphs")
         _tell(found)
     return found
 

@@ -392,3 +392,45 @@ def test_compile_is_torch_compile(tune: Tune) -> None:
         tune(model, (x,))
         close(autotune.compile(model, fullgraph=True)(x), model(x))
     assert autotune.counters()["hits"] == 2
+
+
+@pytest.mark.parametrize("options", [{"mode": "max-autotune-no-cudagraphs"}, {"options": {"max_fusion_size": 8}}])
+def test_the_users_options_reach_inductor(tune: Tune, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    import torch._inductor.compile_fx as inductor
+
+    seen: list[Any] = []
+    real = inductor.compile_fx
+
+    def spy(*args: Any, **kwargs: Any) -> Any:
+        seen.append(kwargs["config_patches"])
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(inductor, "compile_fx", spy)
+    model, x = Block().eval(), torch.randn(32, 48)
+    with torch.no_grad():
+        close(compiled(model, **options)(x), model(x))
+        torch._dynamo.reset()
+        tune(model, (x,), select=lambda w: "softmax" in w.label)
+        close(compiled(model, **options)(x), model(x))
+    assert len(seen) >= 2, "the whole graph, then pieces"
+    key = "max_autotune" if "mode" in options else "max_fusion_size"
+    assert all(patches[key] for patches in seen)
+
+
+def test_a_capture_that_fails_leaves_the_model_alone(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from autotune.runtime import replace
+
+    monkeypatch.setattr(replace, "find_regions", _fail)
+    model, x = Block(), torch.randn(32, 48)
+    assert_same_step(compiled(model), model, twin(model), x)
+    assert autotune.counters().hits == autotune.counters().misses == 0
+
+
+def test_a_cut_that_fails_leaves_the_model_alone(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    from autotune.runtime import backend
+
+    model, x = Block(), torch.randn(32, 48)
+    stored = tune(twin(model), (x.clone().requires_grad_(),))
+    monkeypatch.setattr(backend, "cuts", _fail)
+    assert_same_step(compiled(model), model, twin(model), x)
+    assert autotune.counters().fallbacks == len(stored)
