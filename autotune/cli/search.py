@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from autotune.tuner.result import Result
     from autotune.workload import Workload
 
+BUSY = 0.25
+"""Processors kept busy by others above which a comparison on the CPU is not to be trusted."""
+
 SAMPLERS = ("tpe", "gp", "random", "brute")
 
 
@@ -157,4 +160,11 @@ def _answer(
         {**result.to_json(), "count": counts[result.workload], "match": "exact" if result.winner else "none"}
         for result in results
     ]
+    busy = max((result.others or 0.0 for result in results), default=0.0)
+    if busy > BUSY:
+        print(
+            f"autotune: WARNING: other processes kept {busy:.1f} processors busy during the final comparison:"
+            " search again on a quiet machine before you trust these latencies",
+            file=sys.stderr,
+        )
     return total(name, device, regions)
