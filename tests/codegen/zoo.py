@@ -1,0 +1,246 @@
+"""Functions of every kind that a kernel must cope with, at sizes small enough to run anywhere.
+
+Each is traced to aten calls on fake tensors, cut into regions and made canonical as in a search; nothing is allocated.
+Scripts for GPU hosts use this list too, so it imports no pytest.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from autotune.workload import Workload
+
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+I64, I32, I16, I8, U8, BOOL = torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool
+
+
+def T(*shape: int, d: torch.dtype = F32, strides: tuple[int, ...] | None = None) -> Callable[[], Tensor]:
+    """A tensor to be made later, under a fake mode; ``strides`` in elements where it is not contiguous."""
+
+    def make() -> Tensor:
+        return torch.empty(shape, dtype=d) if strides is None else torch.empty_strided(shape, strides, dtype=d)
+
+    return make
+
+
+@dataclass(frozen=True)
+class Case:
+    """``groups`` is how many kernels each of its regions has."""
+
+    name: str
+    fn: Callable[..., Any]
+    inputs: tuple[Callable[[], Tensor], ...]
+    groups: tuple[int, ...] = (1,)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def layer_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], w, b)
+
+
+def rms_norm(x: Tensor, w: Tensor) -> Tensor:
+    h = x.float()
+    return (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6) * w).to(x.dtype)
+
+
+def softmax_mask(s: Tensor, mask: Tensor) -> Tensor:
+    return torch.softmax(s * 0.125 + mask, -1)
+
+
+def cross_entropy(x: Tensor, t: Tensor) -> Tensor:
+    return torch.logsumexp(x.float(), -1) - x.gather(-1, t[:, None])[:, 0].float()
+
+
+def swiglu_rms(g: Tensor, u: Tensor, w: Tensor) -> Tensor:
+    return rms_norm(F.silu(g) * u, w)
+
+
+def lstm(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    i, f, g, o = gates.chunk(4, -1)
+    c2 = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(c2), c2
+
+
+def bias_gelu_residual_ln(x: Tensor, bias: Tensor, r: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return layer_norm(F.gelu(x + bias) + r, w, b)
+
+
+def residual_ln(x: Tensor, y: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    h = x + y
+    return h, layer_norm(h, w, b)
+
+
+def rope(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    h = x.shape[-1] // 2
+    return x * c + torch.cat((-x[..., h:], x[..., :h]), -1) * s
+
+
+def group_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.silu(F.group_norm(x, 8, w, b))
+
+
+def integers(x: Tensor, m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    y = torch.where(m, x * 2 + 1, x // 3)
+    return y, (y > 0).sum(-1), y.amax(-1) & 7
+
+
+def bits(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    z = (x ^ y) | (x & ~y)
+    return z, (z % 5 == y % 3) | (x < y)
+
+
+def dropout(x: Tensor, keep: Tensor, r: Tensor) -> Tensor:
+    return torch.where(keep, x * (1 / 0.9), 0.0) + r
+
+
+def mean_cross_entropy(x: Tensor, t: Tensor) -> Tensor:
+    return F.cross_entropy(x, t)
+
+
+def relu_statistics(x: Tensor) -> tuple[Tensor, ...]:
+    y = F.relu(x)
+    return y.mean(0), y.var(0, unbiased=False), y.amax(1), torch.softmax(y, -1)
+
+
+def expanded(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """A row of sums written out over all columns, and a column vector over all rows."""
+    return (x.sum(-1, keepdim=True) + 1).expand(x.shape).contiguous(), x + y[:, None]
+
+
+def dequantize(x: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    return (x.float() - zero) * scale
+
+
+def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
+    scale = x.abs().amax(-1, keepdim=True) / 127 + 1e-6
+    return torch.round(x / scale).to(torch.int8), scale
+
+
+def scalars(x: Tensor, a: Tensor, n: Tensor) -> Tensor:
+    return x * a + n
+
+
+def every_function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    p = (x + 0.1 * y).abs() + 0.5
+    q = p - 2
+    return (
+        torch.tanh(x) + torch.erf(y) + torch.sigmoid(x) + torch.exp(-p) + torch.expm1(-p) + torch.log1p(p),
+        torch.log(p) + torch.log2(p) + torch.sqrt(p) + torch.rsqrt(p) + torch.reciprocal(p) + torch.pow(p, 1.7),
+        torch.sin(q) + torch.cos(y) + torch.exp2(-p) + torch.maximum(x, y) * torch.minimum(x, y) + torch.sign(x),
+        torch.floor(q) + torch.ceil(y) + torch.round(q * 4) + torch.trunc(y) + torch.remainder(q, 0.75),
+        torch.isnan(q) | (q >= y) & (x != 0),
+    )
+
+
+def minmax_prod(x: Tensor) -> tuple[Tensor, ...]:
+    y = x * 1.25
+    return y.amin(-1), y.amax(-1), y.prod(-1), (y > 2.5).any(-1), (y < 4).all(-1)
+
+
+def embedding_ln(table: Tensor, ids: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return layer_norm(F.embedding(ids, table), w, b)
+
+
+def log_softmax_backward(g: Tensor, y: Tensor) -> Tensor:
+    return g - torch.exp(y) * g.sum(-1, keepdim=True)
+
+
+def layer_norm_backward(g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    n = x.shape[-1]
+    d = x - x.mean(-1, keepdim=True)
+    r = torch.rsqrt(d.pow(2).mean(-1, keepdim=True) + 1e-5)
+    h, gw = d * r, g * w
+    dx = (gw - gw.sum(-1, keepdim=True) / n - h * (gw * h).sum(-1, keepdim=True) / n) * r
+    return dx, (g * h).sum(0), g.sum(0)
+
+
+def _ln(rows: int, cols: int, d: torch.dtype) -> tuple[Callable[[], Tensor], ...]:
+    return T(rows, cols, d=d), T(cols, d=d), T(cols, d=d)
+
+
+def _brl(rows: int, cols: int, d: torch.dtype) -> tuple[Callable[[], Tensor], ...]:
+    return T(rows, cols, d=d), T(cols, d=d), T(rows, cols, d=d), T(cols, d=d), T(cols, d=d)
+
+
+ZOO: tuple[Case, ...] = (
+    Case("ln_f32", layer_norm, _ln(64, 1024, F32)),
+    Case("ln_bf16", layer_norm, _ln(33, 4096, BF16)),
+    Case("ln_f16", layer_norm, _ln(50, 640, F16)),
+    Case("ln_1", layer_norm, _ln(40, 1, F32)),
+    Case("ln_3", layer_norm, _ln(70, 3, F32)),
+    Case("ln_17", layer_norm, _ln(129, 17, F16)),
+    Case("ln_1001", layer_norm, _ln(7, 1001, F32)),
+    Case("ln_1001_bf16", layer_norm, _ln(7, 1001, BF16)),
+    Case("ln_one_row", layer_norm, _ln(1, 768, F32)),
+    Case("ln_long", layer_norm, _ln(2, 40000, F32)),
+    Case("rms_bf16", rms_norm, (T(40, 2048, d=BF16), T(2048, d=BF16))),
+    Case("bgrl_f32", bias_gelu_residual_ln, _brl(50, 768, F32)),
+    Case("bgrl_bf16", bias_gelu_residual_ln, _brl(20, 4096, BF16)),
+    Case("softmax_mask", softmax_mask, (T(6, 32, 512), T(1, 32, 512))),
+    Case("softmax_odd", softmax_mask, (T(5, 3001), T(1, 3001))),
+    Case("cross_entropy", cross_entropy, (T(5, 32064, d=BF16), T(5, d=I64))),
+    Case("cross_entropy_f32", cross_entropy, (T(9, 1000), T(9, d=I64))),
+    Case("swiglu_rms", swiglu_rms, (T(8, 3584, d=BF16), T(8, 3584, d=BF16), T(3584, d=BF16))),
+    Case("lstm", lstm, (T(16, 256), T(16, 64))),
+    Case("gelu", F.gelu, (T(64, 768),)),
+    Case("gelu_13", F.gelu, (T(13, d=BF16),)),
+    Case("residual_ln", residual_ln, (T(4, 16, 768), T(4, 16, 768), T(768), T(768))),
+    Case("transposed", lambda x: x + x.t(), (T(96, 96),)),
+    Case("rope", rope, (T(8, 16, 128, d=BF16), T(8, 1, 128, d=BF16), T(8, 1, 128, d=BF16))),
+    Case("rope_odd", rope, (T(5, 3, 30), T(5, 1, 30), T(5, 1, 30))),
+    Case("group_norm", group_norm, (T(4, 32, 8, 8), T(32), T(32))),
+    Case("integers", integers, (T(33, 70, d=I64), T(33, 70, d=BOOL))),
+    Case("integers_32", integers, (T(33, 64, d=I32), T(33, 64, d=BOOL))),
+    Case("bits", bits, (T(21, 64, d=I32), T(21, 64, d=I32))),
+    Case("int16", dequantize, (T(16, 96, d=I16), T(16, 1), T(96))),
+    Case("dropout", dropout, (T(20, 300), T(20, 300, d=BOOL), T(20, 300))),
+    Case("mean_cross_entropy", mean_cross_entropy, (T(100, 500), T(100, d=I64)), groups=(2,)),
+    Case("relu_statistics", relu_statistics, (T(96, 128),), groups=(2,)),
+    Case("expanded", expanded, (T(24, 48), T(24)), groups=(2, 1)),
+    Case("strided", softmax_mask, (T(12, 64, strides=(160, 1)), T(12, 64, strides=(1, 12)))),
+    Case("strided_inner", layer_norm, (T(12, 64, strides=(128, 2)), T(64), T(64))),
+    Case("int8", dequantize, (T(16, 96, d=I8), T(16, 1), T(16, 1))),
+    Case("uint8", dequantize, (T(16, 97, d=U8), T(97), T(97))),
+    Case("quantize", quantize, (T(16, 256),)),
+    Case("scalars", scalars, (T(40, 36), T(), T(d=I64))),
+    Case("every_function", every_function, (T(30, 40), T(30, 40))),
+    Case("minmax_prod", minmax_prod, (T(30, 40),)),
+    Case("embedding_ln", embedding_ln, (T(100, 64), T(7, 5, d=I64), T(64), T(64))),
+    Case("log_softmax_backward", log_softmax_backward, (T(16, 500, d=F16), T(16, 500, d=F16))),
+    Case("layer_norm_backward", layer_norm_backward, (T(64, 128), T(64, 128), T(128)), groups=(2, 1)),
+)
+BY_NAME = {c.name: c for c in ZOO}
+
+
+@functools.cache
+def workloads(name: str) -> tuple[Workload, ...]:
+    """The workloads of a case's regions, as a search on any device would have them."""
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from autotune.fusion.regions import find_regions
+
+    case = BY_NAME[name]
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        args = [make() for make in case.inputs]
+        with torch.no_grad():
+            regions = find_regions(make_fx(case.fn)(*args))
+    for r in regions:
+        if r.workload is None:
+            raise AssertionError(f"{name}: {r.reason}")
+    return tuple(r.workload for r in regions if r.workload is not None)
+
+
+def workload(name: str) -> Workload:
+    """The one workload of a case that is one region."""
+    (only,) = workloads(name)
+    return only
