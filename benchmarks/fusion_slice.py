@@ -64,7 +64,7 @@ def copy_bandwidth(policy: Any, device: str) -> float:
 
     a = torch.randn(1 << 28, device=device)
     b = torch.empty_like(a)
-    # A captured copy_ is a copy node, which the copy engines may run, slower; an elementwise kernel moves the same bytes.
+    # A captured copy_ is a copy node, which copy engines may run, slower; an elementwise kernel moves as many bytes.
     ways = {"copy": lambda: b.copy_(a), "kernel": lambda: torch.neg(a, out=b)}
     fastest = min(statistics.median(s) for s in interleave(ways, policy, device).values())
     return 2 * a.numel() * 4 / fastest

@@ -30,7 +30,14 @@ NAMES = {
     "uint8": "u8",
     "bool": "b1",
 }
-HINTS = {"default": "d", "streaming": "s", "no_allocate": "n", "prefetch": "p"}
+HINTS = {
+    "default": "d",
+    "streaming": "s",
+    "no_allocate": "n",
+    "prefetch": "p",
+    "evict_first": "e",
+    "evict_last": "l",
+}
 GENERATOR = "cuda-1"
 """Changes when emitted code changes meaning; part of an artifact."""
 

@@ -37,8 +37,11 @@ LOAD_HINT = {
     "s": "ld.global.cs.nc",
     "n": "ld.global.nc.L1::no_allocate",
     "p": "ld.global.nc.L1::no_allocate.L2::256B",
+    "e": "ld.global.nc.L1::no_allocate.L2::cache_hint",
 }
-STORE_HINT = {"d": "st.global", "s": "st.global.cs"}
+STORE_HINT = {"d": "st.global", "s": "st.global.cs", "e": "st.global.L2::cache_hint", "l": "st.global.L2::cache_hint"}
+POLICY = {"e": "evict_first", "l": "evict_last"}
+"""Hints that are a policy of the L2, which needs sm_80: what is read once makes way, so that what is written stays."""
 NUMBA = {
     "f32": types.float32,
     "f16": types.float32,
@@ -73,6 +76,14 @@ def _asm(builder: Any, result: Any, operands: list[Any], text: str, constraints:
     return builder.call(ir.InlineAsm(fty, text, constraints, side_effect=effect), operands)
 
 
+def _memory(hint: str, text: str) -> str:
+    """A load or store, with its L2 policy where the hint has one; ``text`` has ``{p}`` where the policy goes."""
+    if hint not in POLICY:
+        return text.replace("{p}", "")
+    create = f"createpolicy.fractional.L2::{POLICY[hint]}.b64 pol, 1.0;"
+    return "{ .reg .b64 pol; " + create + " " + text.replace("{p}", ", pol") + " }"
+
+
 def _const(ty: Any, n: int) -> Any:
     return ir.Constant(ty, n)
 
@@ -81,9 +92,9 @@ def _load_words(b: Any, pointer: Any, nbytes: int, hint: str) -> list[Any]:
     """``nbytes`` from ``pointer`` as i32 words (or one i16/i32-extended byte for less than a word)."""
     head = LOAD_HINT[hint]
     if nbytes == 1:
-        return [_asm(b, I32, [pointer], f"{head}.u8 $0, [$1];", "=r,l")]
+        return [_asm(b, I32, [pointer], _memory(hint, head + ".u8 $0, [$1]{p};"), "=r,l")]
     if nbytes == 2:
-        h = _asm(b, I16, [pointer], f"{head}.u16 $0, [$1];", "=h,l")
+        h = _asm(b, I16, [pointer], _memory(hint, head + ".u16 $0, [$1]{p};"), "=h,l")
         return [b.zext(h, I32)]
     words: list[Any] = []
     done = 0
@@ -92,14 +103,14 @@ def _load_words(b: Any, pointer: Any, nbytes: int, hint: str) -> list[Any]:
         at = pointer if not done else b.gep(b.bitcast(pointer, I8.as_pointer()), [_const(I64, done)])
         n = step // 4
         if n == 1:
-            words.append(_asm(b, I32, [at], f"{head}.u32 $0, [$1];", "=r,l"))
+            words.append(_asm(b, I32, [at], _memory(hint, head + ".u32 $0, [$1]{p};"), "=r,l"))
         else:
             outs = ",".join(f"${k}" for k in range(n))
             struct = _asm(
                 b,
                 ir.LiteralStructType([I32] * n),
                 [at],
-                f"{head}.v{n}.u32 {{{outs}}}, [${n}];",
+                _memory(hint, f"{head}.v{n}.u32 {{{outs}}}, [${n}]{{p}};"),
                 ",".join(["=r"] * n) + ",l",
             )
             words.extend(b.extract_value(struct, k) for k in range(n))
@@ -180,9 +191,10 @@ def _store_words(b: Any, pointer: Any, words: list[Any], nbytes: int, hint: str)
     void = ir.VoidType()
     if nbytes < 4:
         if nbytes == 1:
-            _asm(b, void, [pointer, words[0]], f"{head}.u8 [$0], $1;", "l,r", True)
+            _asm(b, void, [pointer, words[0]], _memory(hint, head + ".u8 [$0], $1{p};"), "l,r", True)
         else:
-            _asm(b, void, [pointer, b.trunc(words[0], I16)], f"{head}.u16 [$0], $1;", "l,h", True)
+            half = b.trunc(words[0], I16)
+            _asm(b, void, [pointer, half], _memory(hint, head + ".u16 [$0], $1{p};"), "l,h", True)
         return
     done = 0
     while done < nbytes:
@@ -190,10 +202,11 @@ def _store_words(b: Any, pointer: Any, words: list[Any], nbytes: int, hint: str)
         at = pointer if not done else b.gep(b.bitcast(pointer, I8.as_pointer()), [_const(I64, done)])
         part = words[done // 4 : done // 4 + n]
         if n == 1:
-            _asm(b, void, [at, *part], f"{head}.u32 [$0], $1;", "l,r", True)
+            _asm(b, void, [at, *part], _memory(hint, head + ".u32 [$0], $1{p};"), "l,r", True)
         else:
             ins = ",".join(f"${k + 1}" for k in range(n))
-            _asm(b, void, [at, *part], f"{head}.v{n}.u32 [$0], {{{ins}}};", "l" + ",r" * n, True)
+            text = _memory(hint, f"{head}.v{n}.u32 [$0], {{{ins}}}{{p}};")
+            _asm(b, void, [at, *part], text, "l" + ",r" * n, True)
         done += 4 * n
 
 
@@ -370,7 +383,7 @@ PLAIN: dict[str, Any] = {
     "urem": _divide32("urem"),
 }
 DEVICE: dict[str, Callable[..., Any]] = {"tanh_": _tanh, "sigmoid_": _sigmoid, "erf_": _erf}
-_PATTERN = re.compile(r"^(ld|lr|st|un)_([a-z0-9]+)_(\d+)(?:_([dsnp]))?$")
+_PATTERN = re.compile(r"^(ld|lr|st|un)_([a-z0-9]+)_(\d+)(?:_([dsnpel]))?$")
 
 
 @functools.cache

@@ -23,18 +23,41 @@ def vectors(program: Program) -> list[int]:
 
 
 def kept_words(program: Program) -> float:
-    """32-bit words a row element takes in all kept values, at the widest moment."""
+    """32-bit words a row element takes in kept values between two passes, where they are most.
+
+    A pass takes and leaves values pack by pack, so that what it takes for the last time makes room for what it leaves.
+    """
     from autotune.fusion.graph import STORAGE_BYTES
 
+    last = {i: q for q, p in enumerate(program.passes) for i in p.kept_in}
     widest = 0.0
-    for p in program.passes:
+    live: set[int] = set()
+    for q, p in enumerate(program.passes):
+        live = {i for i in live | set(p.kept_out) if last.get(i, q) > q}
         words = 0.0
-        for i in set(p.kept_in) | set(p.kept_out):
+        for i in live:
             v = program.graph.values[i]
             packed = v.op == "load" and STORAGE_BYTES[program.graph.inputs[v.slot]] == 2
             words += 0.5 if packed else 1.0
         widest = max(widest, words)
     return widest
+
+
+def crowded(program: Program, config: Config) -> str | None:
+    """Why ``config`` cannot keep a row in registers, or None."""
+    if config["keep"] != "registers" or program.pointwise:
+        return None
+    threads, cap = int(config["threads_per_row"]), int(config["max_registers"])
+    block = threads * int(config["rows_per_block"])
+    vec = vector_length(program, int(config["vector_bytes"]))
+    words = kept_words(program) * vec * -(-program.n_cols // (threads * vec))
+    if words > REGISTERS_KEPT:
+        return f"{words:.0f} registers a thread for kept values"
+    if (words + 24) * block > 65536:
+        return f"{words:.0f} registers a thread for kept values do not fit {block} threads"
+    if cap and words + 16 > cap:
+        return f"{words:.0f} kept registers under a cap of {cap}"
+    return None
 
 
 def space_of(program: Program, space: Space) -> Space:
@@ -126,7 +149,7 @@ def default(program: Program) -> Config:
     base["threads_per_row"] = t
     base["rows_per_block"] = max(1, 128 // t)
     packs = -(-program.n_cols // (t * vec))
-    if kept_words(program) * packs * vec > REGISTERS_KEPT or packs > 32:
+    if packs > 32 or crowded(program, base):
         base.update(keep="reload", unroll=4, online=has_online(program))
     return normalize(program, base)
 
@@ -136,7 +159,7 @@ def seeds(program: Program) -> list[Config]:
     d = default(program)
     out: list[Config] = []
     if program.pointwise:
-        return [d | {"unroll": u} for u in (1, 4)] + [d | {"threads_per_row": 512}, d | {"load_hint": "streaming"}]
+        return [d | {"unroll": u} for u in (1, 4)] + [d | {"threads_per_row": 512}, d | {"load_hint": "evict_first"}]
     t = int(d["threads_per_row"])
     for factor in (2, 0.5, 4, 0.25):
         n = int(t * factor)
@@ -150,6 +173,8 @@ def seeds(program: Program) -> list[Config]:
     if has_online(program):
         out.append(d | {"online": True})
         out.append(d | {"online": True, "keep": "reload", "unroll": 4})
+    out.append(d | {"load_hint": "evict_first"})
+    out.append(d | {"load_hint": "evict_first", "store_hint": "evict_last"})
     out.append(d | {"load_hint": "no_allocate"})
     out.append(d | {"load_hint": "streaming", "store_hint": "streaming"})
     out.append(d | {"blocks_per_sm": 4})
@@ -166,16 +191,9 @@ def reject(graph: Graph, config: Config) -> str | None:
         return str(error)
     if int(source.launch["shared"]) > 232448:
         return f"{source.launch['shared']} bytes of shared memory a block"
-    if schedule.keep == "registers" and not program.pointwise:
-        vec = vector_length(program, schedule.vector_bytes)
-        packs = -(-program.n_cols // (schedule.threads_per_row * vec))
-        words = kept_words(program) * packs * vec
-        if words > REGISTERS_KEPT:
-            return f"{words:.0f} registers a thread for kept values"
-        if (words + 24) * schedule.block > 65536:
-            return f"{words:.0f} registers a thread for kept values do not fit {schedule.block} threads"
-        if schedule.max_registers and words + 16 > schedule.max_registers:
-            return f"{words:.0f} kept registers under a cap of {schedule.max_registers}"
+    why = crowded(program, config)
+    if why:
+        return why
     if schedule.max_registers and schedule.max_registers * schedule.block > 65536:
         return f"a cap of {schedule.max_registers} registers does not fit {schedule.block} threads"
     return None

@@ -23,6 +23,8 @@ class Policy:
         method: "cuda-graph" (events round graph replays) or "cpu" (``perf_counter``).
         version: bumped when the way of timing or of comparing results changes, so that old numbers are not reused.
         warmup: calls before the first sample.
+        wake_s: on a GPU, seconds of other work before the first sample: an idle GPU clocks down while it waits for the
+            next candidate, and takes milliseconds to come back.
         screen_repeats: samples of the first, cheap timing; fewer when one call is slow (see ``screen_s``).
         screen_s: a first timing stops after about this many seconds, with at least three samples.
         hopeless: a candidate slower than this many times the best known gets three samples and no more.
@@ -44,8 +46,9 @@ class Policy:
     """
 
     method: str
-    version: int = 1
+    version: int = 2
     warmup: int = 3
+    wake_s: float = 0.03
     screen_repeats: int = 15
     screen_s: float = 0.5
     hopeless: float = 3.0

@@ -176,12 +176,22 @@ def time_cuda(
         fn()
     run = capture(fn)
     cold = _cold_cache(policy, "cuda")
+    _wake(cold, policy.wake_s)
     estimate = _batch_cuda(run, cold, 1)[0]
     if estimate > limit_us:
         repeats = _MIN_SAMPLES
     affordable = budget_s * 1e6 / max(estimate, 1.0)
     repeats = max(_MIN_SAMPLES, int(min(repeats, affordable)))
     return _batch_cuda(run, cold, repeats)
+
+
+def _wake(cold: ColdCache, seconds: float) -> None:
+    """Keep the GPU busy for ``seconds``, so that its clocks are those of a GPU at work."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        for _ in range(16):
+            cold.flush()
+        torch.cuda.synchronize()
 
 
 def _event() -> Any:
@@ -230,6 +240,8 @@ def interleave(
             inner = max(inner, _inner(_warm_cpu(fns[name], policy), policy))
             runs[name] = fns[name]
     cold = _cold_cache(policy, "cuda" if cuda else "cpu")
+    if cuda:
+        _wake(cold, policy.wake_s)
     samples: dict[str, Samples] = {name: [] for name in names}
     end = time.perf_counter() + policy.final_s
     for done in range(policy.final_rounds):

@@ -42,6 +42,8 @@ class Explorer:
     Args:
         until_s: seconds after the session's start when screening ends; None for no limit.
         patience: measured candidates without a gain of 1% after which screening ends; 0 for never.
+        polish: whether every other proposal is a neighbour of the best so far rather than the sampler's. Kernels differ
+            by a per cent or two near the optimum, which a sampler that models the whole space is slow to see.
     """
 
     def __init__(
@@ -53,9 +55,10 @@ class Explorer:
         *,
         until_s: float | None,
         patience: int,
+        polish: bool = False,
     ) -> None:
         self.s, self.space, self.history = session, space, history
-        self._until_s, self._patience = until_s, patience
+        self._until_s, self._patience, self._polish = until_s, patience, polish
         self._listable = space.size <= _LISTABLE
         self._seeds = deque(seeds)
         self._flying: dict[str, _Candidate] = {}
@@ -65,6 +68,7 @@ class Explorer:
         self._since_gain = 0
         self._mark: float | None = None
         self._exhausted = False
+        self._polished = False
         self._rng = random.Random(session.seed)
         self._beside = session.task.device.startswith("cuda")
         self._depth = session.pool.processes + (2 if self._beside else 0)
@@ -126,6 +130,9 @@ class Explorer:
         while self._seeds:
             if (found := self._admit(self._seeds.popleft().config)) is not None:
                 return found
+        self._polished = not self._polished
+        if self._polish and self._polished and (found := self._neighbour()) is not None:
+            return found
         for _ in range(_ASKS):
             if self.s.interrupt.requested:
                 return None
@@ -136,6 +143,19 @@ class Explorer:
             if (found := self._admit(config)) is not None:
                 return found
         self._exhausted = True
+        return None
+
+    def _neighbour(self) -> _Candidate | None:
+        """An unknown candidate one step from one of the best two, if there is one left."""
+        for m in self.s.ranking()[:2]:
+            steps = self.space.neighbours(m.config)
+            self._rng.shuffle(steps)
+            for config in map(self.s.task.normalize, steps):
+                key = config_key(config)
+                if key in self.s.known or key in self._flying or key in self._awaited:
+                    continue
+                if (found := self._admit(config)) is not None:
+                    return found
         return None
 
     def _fresh(self) -> list[Config]:

@@ -148,7 +148,8 @@ def tune(
             seed=seed,
             report=progress,
         )
-        return _search(session, space, history, budget)
+        # Random and exhaustive search stay what they are: they are what others are compared with.
+        return _search(session, space, history, budget, polish=sampler in ("tpe", "gp"))
 
 
 def study_name(task: Task, key: Key, space: Space) -> str:
@@ -166,14 +167,14 @@ def _key(task: Task, store: Store, policy: Policy) -> Key:
     )
 
 
-def _search(s: Session, space: Space, history: History, budget: Budget) -> Result:
+def _search(s: Session, space: Space, history: History, budget: Budget, polish: bool) -> Result:
     restarts, restart_s = s.worker.restarts, s.worker.restart_s
     stored = _recall(s)
     history.add(stored)
     near = s.store.neighbours(s.task.workload.family, s.key.device, s.key.workload, extent=s.task.workload.extent)
     plan = seeds.plan(s.task, space, [m.config for _, m in near])
-    default = plan[0].config
-    explorer = Explorer(s, space, history, plan, until_s=budget.until_s, patience=budget.patience_now)
+    default = s.task.normalize(plan[0].config)
+    explorer = Explorer(s, space, history, plan, until_s=budget.until_s, patience=budget.patience_now, polish=polish)
     stop, error, final = "", "", finals.Final()
     try:
         stop = explorer.run()
