@@ -19,6 +19,8 @@ from autotune.codegen.cuda import CudaSource
 from autotune.errors import BuildError
 from autotune.task import Kernel
 
+_UNUSED = re.compile(r"^\.common \.global [^\n]*NumbaEnv[^\n]*;\n", re.MULTILINE)
+"""Numba's environment pointers, which no kernel reads; their names hold a counter that differs between processes."""
 _NAME = re.compile(r"\b(?:ld|lr|st|un)_[a-z0-9_]+\b|\b[a-z][a-z0-9]*_?(?=\()")
 
 
@@ -112,7 +114,8 @@ def compile_ptx(source: CudaSource, target: str) -> tuple[str, str]:
     if source.max_registers:
         # ptxas ignores its own register option where the kernel states its block size, so the kernel states both.
         text = re.sub(r"(\.maxntid[^\n]*\n)", rf"\1.maxnreg {source.max_registers}\n", text, count=1)
-    # A short, stable entry name: the mangled one holds a counter that differs between processes.
+    text = _UNUSED.sub("", text)
+    # A short, stable entry name, for the same reason: equal candidates are equal cubins, and stored once.
     return text.replace(found.group(1), "autotune_kernel"), "autotune_kernel"
 
 
