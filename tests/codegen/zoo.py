@@ -7,6 +7,7 @@ Scripts for GPU hosts use this list too, so it imports no pytest.
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from autotune.task import Config, Task, config_key
 from autotune.workload import Workload
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -212,7 +214,7 @@ ZOO: tuple[Case, ...] = (
     Case("uint8", dequantize, (T(16, 97, d=U8), T(97), T(97))),
     Case("quantize", quantize, (T(16, 256),)),
     Case("scalars", scalars, (T(40, 36), T(), T(d=I64))),
-    Case("every_function", every_function, (T(30, 40), T(30, 40))),
+    Case("every_function", every_function, (T(31, 41), T(31, 41))),
     Case("minmax_prod", minmax_prod, (T(30, 40),)),
     Case("embedding_ln", embedding_ln, (T(100, 64), T(7, 5, d=I64), T(64), T(64))),
     Case("log_softmax_backward", log_softmax_backward, (T(16, 500, d=F16), T(16, 500, d=F16))),
@@ -244,3 +246,22 @@ def workload(name: str) -> Workload:
     """The one workload of a case that is one region."""
     (only,) = workloads(name)
     return only
+
+
+def random_configs(task: Task, n: int, seed: int) -> list[Config]:
+    """Up to ``n`` different configurations of the task's space that it does not reject, as they would run."""
+    rng, space = random.Random(seed), task.space()
+    found: dict[str, Config] = {}
+    for _ in range(60 * n):
+        if len(found) == n:
+            break
+        config = task.normalize(space.sample(rng))
+        if task.reject(config) is None:
+            found[config_key(config)] = config
+    return list(found.values())
+
+
+def candidates(task: Task, n: int, seed: int) -> list[Config]:
+    """The default, the seeds that are possible, and ``n`` random configurations; each once."""
+    begin = [task.default(), *(c for c in task.seeds() if task.reject(c) is None)]
+    return list({config_key(c): c for c in (*begin, *random_configs(task, n, seed))}.values())
