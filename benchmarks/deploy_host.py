@@ -1,0 +1,184 @@
+"""Host time of one call of a stored kernel, beside eager and Inductor: what a launch costs the program that makes it.
+
+    python -m benchmarks.deploy_host --out benchmarks/results/h200/deploy_host.json
+
+Shapes are so small that the GPU keeps up. ``executor_us`` is the stored kernel through the executor that deployment calls
+(output allocated, kernel launched); ``autotune_us`` the whole call of ``torch.compile(backend="autotune")`` with Dynamo's
+guards; ``eager_us`` and ``inductor_us`` whole calls too. Medians over batches taken in turn, all in host microseconds;
+``floor_us`` is, as everywhere, the bytes over the copy bandwidth, and says only that the device is not what is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from autotune.device import environment, identify
+from autotune.fusion.capture import capture
+from autotune.fusion.regions import find_regions
+from autotune.runtime.backend import dynamo_backend
+from autotune.runtime.replace import cuts, find
+from autotune.store import Store
+from autotune.store.records import Key, Schedule
+from autotune.task import open_task
+from benchmarks import form
+from benchmarks.fusion_slice import copy_bandwidth
+
+ROWS, COLS = 64, 1024
+DEVICE = "cuda:0"
+
+
+def layer_norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(x, (COLS,), w, b)
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    return F.softmax(x * 0.125, -1)
+
+
+def gelu_norm(x: torch.Tensor, r: torch.Tensor, b: torch.Tensor, w: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(F.gelu(x + b) + r, (COLS,), w, c)
+
+
+def inputs(fn: Callable[..., Any], device: str = DEVICE, dtype: torch.dtype = torch.float32) -> tuple[Any, ...]:
+    def t(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=device, dtype=dtype)
+
+    if fn is softmax:
+        return (t(ROWS, COLS),)
+    if fn is layer_norm:
+        return (t(ROWS, COLS), t(COLS), t(COLS))
+    return (t(ROWS, COLS), t(ROWS, COLS), t(COLS), t(COLS), t(COLS))
+
+
+def store(fn: Callable[..., Any], args: Sequence[Any], device: str = DEVICE) -> int:
+    """Build and store the default schedule of every region, as if a search had found it."""
+    n = 0
+    with Store.open() as database:
+        identity, env = database.put_device(identify(device)), database.put_environment(environment(device))
+        for graph in capture(fn, args).graphs:
+            for region in find_regions(graph.module):
+                workload = region.workload
+                assert workload is not None, region.reason
+                task = open_task(workload, device)
+                config = task.default()
+                key = Key(database.put_workload(workload), identity, env, "by hand")
+                schedule = Schedule(
+                    key, config, 1.0, {"eager": 2.0}, task.build(config), "autotune", workload.family, workload.extent
+                )
+                database.put_schedule(schedule)
+                n += 1
+    torch._dynamo.reset()
+    return n
+
+
+def host_us(calls: dict[str, Callable[[], Any]], rounds: int = 30, n: int = 200) -> dict[str, dict[str, float]]:
+    """Host time of each call in microseconds: median and best of batches taken in turn.
+
+    The GPU is waited for only between batches, which are shorter than the driver's launch queue.
+    """
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        for _ in range(500):
+            call()
+    for _ in range(rounds):
+        for name, call in calls.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(n):
+                call()
+            times[name].append((time.perf_counter() - start) / n * 1e6)
+    torch.cuda.synchronize()
+    return {name: {"median": statistics.median(t), "best": min(t)} for name, t in times.items()}
+
+
+def executor_of(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Callable[..., Any], list[torch.Tensor]]:
+    """The stored kernel of a one-region function behind the deploy path's executor, and its inputs in order."""
+    found: list[Any] = []
+
+    def backend(gm: Any, examples: Sequence[Any]) -> Any:
+        from autotune.fusion.capture import aot_backend
+
+        def look(graph: Any, flat: Sequence[Any], kind: str) -> Any:
+            (cut,) = cuts(find(graph, tell=False))
+            places = list(graph.graph.find_nodes(op="placeholder"))
+
+            def run(*tensors: torch.Tensor) -> Any:
+                found[:] = [cut.run, [tensors[places.index(n)] for n in cut.inputs]]
+                return graph.forward(*tensors)
+
+            return run
+
+        return aot_backend(look)(gm, examples)
+
+    torch.compile(fn, backend=backend)(*args)
+    torch._dynamo.reset()
+    return found[0], found[1]
+
+
+def measure() -> list[dict[str, Any]]:
+    rows = []
+    for fn in (layer_norm, softmax, gelu_norm):
+        args = inputs(fn)
+        run, ordered = executor_of(fn, args)
+        ours = torch.compile(fn, backend=dynamo_backend)
+        theirs = torch.compile(fn)
+        torch.testing.assert_close(ours(*args), fn(*args), atol=1e-4, rtol=1e-4)
+        theirs(*args)
+        times = host_us(
+            {
+                "executor": lambda run=run, o=ordered: run(*o),
+                "autotune": lambda ours=ours, args=args: ours(*args),
+                "eager": lambda fn=fn, args=args: fn(*args),
+                "inductor": lambda theirs=theirs, args=args: theirs(*args),
+            }
+        )
+        rows.append({"name": fn.__name__, "inputs": len(args), "host_us": times})
+        print(fn.__name__, {k: f"{v['median']:.1f} (best {v['best']:.1f})" for k, v in times.items()}, flush=True)
+        torch._dynamo.reset()
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    from autotune.measure.policy import default_policy
+
+    os.environ["AUTOTUNE_DB"] = os.path.join(tempfile.mkdtemp(prefix="autotune-"), "host.db")
+    for fn in (layer_norm, softmax, gelu_norm):
+        store(fn, inputs(fn))
+    bandwidth = copy_bandwidth(default_policy(DEVICE), DEVICE)
+    cases = []
+    for row in measure():
+        moved = 4 * ROWS * COLS * {"layer_norm": 2, "softmax": 2, "gelu_norm": 3}[row["name"]]
+        us = {name: round(times["median"], 2) for name, times in row["host_us"].items()}
+        case = {
+            "name": f"host time of {row['name']} f32 {ROWS}x{COLS}, {row['inputs']} inputs",
+            "bytes": moved,
+            "floor_us": round(moved / bandwidth, 3),
+            "eager_us": us["eager"],
+            "inductor_us": us["inductor"],
+            "inductor_best_us": None,
+            "xla_us": None,
+            "autotune_us": us["autotune"],
+            "executor_us": us["executor"],
+            "executor_fastest_batch_us": round(row["host_us"]["executor"]["best"], 2),
+        }
+        cases.append(case)
+    env = environment(DEVICE)
+    form.write(args.out, identify(DEVICE).label, cases, {"cuda": str(env.cuda), "driver": str(env.driver)})
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
