@@ -2,10 +2,10 @@
 
     python -m benchmarks.deploy_host --out benchmarks/results/h200/deploy_host.json
 
-Shapes are so small that the GPU keeps up. ``executor_us`` is the stored kernel through the executor that deployment calls
-(output allocated, kernel launched); ``autotune_us`` the whole call of ``torch.compile(backend="autotune")`` with Dynamo's
-guards; ``eager_us`` and ``inductor_us`` whole calls too. Medians over batches taken in turn, all in host microseconds;
-``floor_us`` is, as everywhere, the bytes over the copy bandwidth, and says only that the device is not what is timed.
+Shapes are so small that the GPU keeps up. ``executor_us`` is the stored kernel through the executor that deployment
+calls (output allocated, kernel launched); ``autotune_us`` the whole call of ``torch.compile(backend="autotune")`` with
+Dynamo's guards; ``eager_us`` and ``inductor_us`` whole calls too. Medians over batches taken in turn, all in host
+microseconds; ``floor_us`` is, as everywhere, the bytes over the copy bandwidth: the device is not what is timed.
 """
 
 from __future__ import annotations
