@@ -181,7 +181,7 @@ def main() -> int:
         got, moved, regions = region_times(target, policy, args.device)
         single = len(regions) == 1 and regions[0]["count"] == 1
         case: dict[str, Any] = {
-            "name": label,
+            "name": regions[0]["label"] if single else f"{label}, its {sum(r['count'] for r in regions)} regions",
             "bytes": moved,
             "floor_us": round(moved / bandwidth, 3),
             **_us({k: (whole if single else got)[k] for k in ("eager", "inductor", "inductor_best")}),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 _FRAME_SIZE = 0x11
 _REGCOUNT = 0x2F
+_PARTS = 4  # of an SM, each with its own registers and scheduler
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ def limits(target: str) -> SmLimits:
 
 def _sections(cubin: bytes) -> list[tuple[str, int, int, int]]:
     """(name, sh_info, offset, size) of each section."""
-    if cubin[:4] != b"\x7fELF" or cubin[4] != 2:
+    if cubin[:4] != b"\x7fELF" or cubin[4:5] != b"\x02":
         raise ValueError("not a 64-bit ELF file")
     shoff = struct.unpack_from("<Q", cubin, 0x28)[0]
     entsize, count, strndx = struct.unpack_from("<HHH", cubin, 0x3A)
@@ -56,7 +57,9 @@ def _sections(cubin: bytes) -> list[tuple[str, int, int, int]]:
     base = raw[strndx][2]
     out = []
     for name, info, offset, size in raw:
-        end = cubin.index(b"\0", base + name)
+        end = cubin.find(b"\0", base + name)
+        if end < 0:
+            raise IndexError(base + name)
         out.append((cubin[base + name : end].decode(), info, offset, size))
     return out
 
@@ -67,6 +70,13 @@ def resources(cubin: bytes, entry: str) -> dict[str, int]:
     Raises:
         ValueError: not a cubin, or no such kernel in it.
     """
+    try:
+        return _resources(cubin, entry)
+    except (struct.error, IndexError, OverflowError, UnicodeDecodeError) as error:
+        raise ValueError("a damaged cubin: it ends early, or points outside itself") from error
+
+
+def _resources(cubin: bytes, entry: str) -> dict[str, int]:
     out = {"registers": 0, "stack": 0, "shared": 0}
     found = False
     for name, info, offset, size in _sections(cubin):
@@ -92,13 +102,20 @@ def resources(cubin: bytes, entry: str) -> dict[str, int]:
 
 
 def blocks_per_sm(registers: int, shared: int, threads: int, target: str) -> int:
-    """Blocks of ``threads`` threads that fit one SM at a time; 0 if none does."""
+    """Blocks of ``threads`` threads that fit one SM at a time; 0 if none does.
+
+    The rules of ``cuda_occupancy.h``: an SM has four parts, each with a quarter of the registers, that warps get in
+    units of 256; a block's check for registers counts its warps as a multiple of four. Shared memory comes in units of
+    128 bytes (256 before sm_80), and from sm_80 on the system keeps 1 KiB a block.
+    """
     lim = limits(target)
+    modern = int(target.removeprefix("sm_").rstrip("af")) >= 80
     warps = -(-threads // 32)
     per_warp = -(-registers * 32 // 256) * 256
-    by_regs = lim.registers // (per_warp * warps) if registers else lim.blocks
-    reserved = shared + 1024 if target in ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120") else shared
-    by_shared = lim.shared // reserved if shared else lim.blocks
-    if shared > lim.shared_block or registers > 255:
+    if registers > 255 or shared > lim.shared_block or per_warp * (-(-warps // _PARTS) * _PARTS) > lim.registers:
         return 0
+    by_regs = lim.registers // _PARTS // per_warp * _PARTS // warps if registers else lim.blocks
+    unit = 128 if modern else 256
+    taken = -(-(shared + (1024 if modern else 0)) // unit) * unit
+    by_shared = lim.shared // taken if taken else lim.blocks
     return min(by_regs, by_shared, lim.threads // (warps * 32), lim.blocks)
