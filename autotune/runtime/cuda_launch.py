@@ -12,6 +12,7 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -215,6 +216,22 @@ def make_launch(kernel: Kernel, device: int, grid: int, extent0: int) -> Launch:
     return _through_torch(run, function.value or 0, kernel, grid, extent0) or run
 
 
+@dataclass(frozen=True)
+class Direct:
+    """A launch through torch in parts, for code that spells it out: ``call(*head, (*pointers, *tail), stream)``.
+
+    What it refuses, with one of :data:`REFUSED`, goes to ``general``.
+    """
+
+    call: Callable[..., None]
+    head: tuple[Any, ...]
+    tail: tuple[int, ...]
+    general: Launch
+
+
+REFUSED = (RuntimeError, TypeError, ValueError)
+
+
 def _through_torch(general: Launch, function: int, kernel: Kernel, grid: int, extent0: int) -> Launch | None:
     """The same launch through the launcher that Inductor uses for its own cubins, which is C++ where ours is ctypes.
 
@@ -233,12 +250,13 @@ def _through_torch(general: Launch, function: int, kernel: Kernel, grid: int, ex
     dynamic = bool(kernel.launch.get("dynamic"))
     call, warps, shared = static._launch_kernel, threads // 32, int(kernel.launch.get("shared", 0))
     types = "O" * n_pointers + ("l" if dynamic else "")
-    tail = (extent0,) if dynamic else ()
+    head, tail = (function, grid, 1, 1, warps, shared, types), ((extent0,) if dynamic else ())
 
     def run(stream: int, pointers: Sequence[int]) -> None:
         try:
-            call(function, grid, 1, 1, warps, shared, types, (*pointers, *tail), stream)
-        except (RuntimeError, TypeError, ValueError):
+            call(*head, (*pointers, *tail), stream)
+        except REFUSED:
             general(stream, pointers)
 
+    run.direct = Direct(call, head, tail, general)  # type: ignore[attr-defined]
     return run

@@ -18,6 +18,7 @@ from autotune.errors import BuildError, Unsupported
 from autotune.fusion.graph import Graph
 from autotune.fusion.plan import Plan, make_plan
 from autotune.runtime.counters import count
+from autotune.runtime.cuda_launch import REFUSED
 from autotune.store.records import Schedule
 from autotune.task import Kernel
 
@@ -246,8 +247,21 @@ class Executor:
             pointers += [f"y{k}.data_ptr()" for k in results]
         body.append("on = stream(index)")
         for n, ((launch, _), order) in enumerate(zip(self._steps, orders, strict=True)):
-            names[f"launch{n}"] = launch
-            body.append(f"launch{n}(on, ({''.join(pointers[p] + ', ' for p in order)}))")
+            taken = "".join(pointers[p] + ", " for p in order)
+            direct = getattr(launch, "direct", None)
+            if direct is None:
+                names[f"launch{n}"] = launch
+                body.append(f"launch{n}(on, ({taken}))")
+                continue
+            # Spelt out: a Python function less on the way to the driver.
+            head = [f"h{n}_{i}" for i in range(len(direct.head))]
+            names |= dict(zip(head, direct.head, strict=True))
+            names |= {f"launch{n}": direct.call, f"general{n}": direct.general, "refused": REFUSED}
+            tail = "".join(f"{int(value)}, " for value in direct.tail)
+            body += [
+                f"try: launch{n}({', '.join(head)}, ({taken}{tail}), on)",
+                f"except refused: general{n}(on, ({taken}))",
+            ]
         body.append(f"return ({''.join(f'y{k}, ' for k in range(len(self._alloc)))})")
         # The text is made of numbers counted here alone; everything else is handed over as objects.
         source = f"def call({takes}):\n" + "".join(f"    {line}\n" for line in body)
