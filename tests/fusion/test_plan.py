@@ -11,13 +11,13 @@ from torch import Tensor
 
 sys.path.append(str(Path(__file__).parents[1] / "codegen"))
 
-from cpu_graphs import TORCH, Build, layer_norm  # noqa: E402
-from zoo import ZOO, workload, workloads  # noqa: E402
+from cpu_graphs import TORCH, Build, layer_norm
+from zoo import ZOO, workload, workloads
 
-from autotune.codegen.program import build_program  # noqa: E402
-from autotune.fusion.graph import REDUCTIONS, Graph  # noqa: E402
-from autotune.fusion.interpret import interpret, make_inputs  # noqa: E402
-from autotune.fusion.plan import Plan, make_plan  # noqa: E402
+from autotune.codegen.program import build_program
+from autotune.fusion.graph import REDUCTIONS, Graph
+from autotune.fusion.interpret import interpret, make_inputs
+from autotune.fusion.plan import Plan, make_plan
 
 REGIONS = [(c, k) for c in ZOO for k in range(len(c.groups))]
 
@@ -125,7 +125,7 @@ def test_dependent_reductions_over_the_same_axes_are_one_kernel() -> None:
 
 
 def normalized_by_columns_then_rows() -> Graph:
-    """Column maxima, then sums over rows of what they scale, then the column maxima of that: three dependent kernels."""
+    """Column maxima, row sums of what they leave, column maxima of what those leave: three dependent kernels."""
     b = Build(6, 10)
     x = b.load("float32", 0, 1)
     y = b.sub(x, b.reduce("max", x, 0))
