@@ -1,7 +1,7 @@
 """Every kernel compiles to a cubin without a GPU, and has what makes it fast: seen in its PTX and its resources.
 
 ``AUTOTUNE_TEST_CONFIGS=N`` compiles N random configurations of every function beside the default; without it every
-second function gets one.
+fourth function gets one.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ def test_default_and_others_compile(case) -> None:
         check(task.build(default), task)
         if case.name in SLOW:
             continue
-        more = int(MORE) if MORE else ZOO.index(case) % 2
+        more = int(MORE) if MORE else int(ZOO.index(case) % 4 == 1)
         for config in random_configs(task, more, seed=zlib.crc32(case.name.encode())):
             check(task.build(config), task)
 
 
-@pytest.mark.parametrize("name", ["softmax_mask", "rope"])
+@pytest.mark.parametrize("name", ["softmax_mask"])
 def test_every_seed_compiles(name: str) -> None:
     task = task_of(workload(name))
     for config in candidates(task, 0, 0):

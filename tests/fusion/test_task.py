@@ -1,6 +1,7 @@
 """The fusion task on a CUDA target without a GPU, and on this CPU for real: build, load, verify, catch what is wrong.
 
-``AUTOTUNE_TEST_CONFIGS=N`` runs N random configurations of every function on the CPU beside the default (1).
+``AUTOTUNE_TEST_CONFIGS=N`` runs N random configurations of every function on the CPU beside the default; without it every
+second function gets one.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from autotune.task import Config
 from autotune.tuner import seeds
 from autotune.workload import Workload
 
-MORE = int(os.environ.get("AUTOTUNE_TEST_CONFIGS", "1"))
+MORE = os.environ.get("AUTOTUNE_TEST_CONFIGS")
 REGIONS = [(c, k) for c in ZOO for k in range(len(c.groups))]
 each_region = pytest.mark.parametrize(("case", "k"), REGIONS, ids=lambda v: str(v))
 
@@ -212,14 +213,14 @@ def test_damaged_workload_is_a_value_error() -> None:
 def test_every_function_is_right_on_the_cpu(case, k: int) -> None:
     work = workloads(case.name)[k]
     task, bench = open_task(work, "cpu"), open_bench(work, "cpu")
-    seed = zlib.crc32(case.name.encode())
-    for config in [task.default(), *random_configs(task, MORE, seed)]:
+    more = int(MORE) if MORE else ZOO.index(case) % 2
+    for config in [task.default(), *random_configs(task, more, seed=zlib.crc32(case.name.encode()))]:
         verdict = bench.verify(bench.load(config, task.build(config)), seed=7)
         assert verdict.ok, (config, verdict)
         assert verdict.error <= 1
 
 
-@pytest.mark.parametrize("name", ["ln_1001", "softmax_odd", "mean_cross_entropy", "rope"])
+@pytest.mark.parametrize("name", ["ln_1001", "softmax_mask", "rope"])
 def test_every_seed_is_right_on_the_cpu(name: str) -> None:
     work = workload(name)
     task, bench = open_task(work, "cpu"), open_bench(work, "cpu")
