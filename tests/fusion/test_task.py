@@ -1,7 +1,7 @@
 """The fusion task on a CUDA target without a GPU, and on this CPU for real: build, load, verify, catch what is wrong.
 
-``AUTOTUNE_TEST_CONFIGS=N`` runs N random configurations of every function on the CPU beside the default; without it every
-second function gets one.
+``AUTOTUNE_TEST_CONFIGS=N`` runs N random configurations of every function on the CPU beside the default; without it
+every second function gets one.
 """
 
 from __future__ import annotations
