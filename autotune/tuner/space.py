@@ -196,6 +196,8 @@ def _check_head(file: str, user: Mapping[str, Any], base: Mapping[str, Any], dom
     for name, value in user.items():
         if isinstance(value, dict):
             continue
+        if isinstance(base.get(name), dict):
+            raise UserError(f"{file}: {name} is a section: write [{name}.PARAMETER] and choices = [...] below it")
         if name not in ("domain", "version"):
             hint = _known(name, ["domain", "version", *(k for k, v in base.items() if isinstance(v, dict))])
             raise UserError(f"{file}: unknown key {name!r}; {hint}")

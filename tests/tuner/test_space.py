@@ -54,6 +54,7 @@ def test_a_copy_narrows_and_leaves_out(tmp_path: Path) -> None:
         ("[cuda.unroll]\nvalues = [1]", ["cuda.unroll needs a list"]),
         ("[cuda.unroll]\nchoices = [1]\nchoice = [2]", ["unknown key 'choice'", "did you mean 'choices'"]),
         ("[cudo.unroll]\nchoices = [1]", ["unknown section [cudo]", "did you mean 'cuda'"]),
+        ("cuda = 3", ["cuda is a section", "[cuda.PARAMETER]"]),
         ("domian = 'fusion'", ["unknown key 'domian'", "did you mean 'domain'"]),
         ("domain = 'c3'", ["domain 'c3'", "'fusion'"]),
         ("version = 2", ["version 2"]),
