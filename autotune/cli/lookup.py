@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from autotune.cli.options import add_db, add_device, add_json, add_target
-from autotune.cli.output import machine_output
+from autotune.cli.output import TUNABLE, machine_output
 
 
 def add_parser(subparsers: Any) -> None:
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
 
         device = resolve_device(args.device)
         fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device)
-        found = lookup(fn, inputs, kwargs=kwargs, db=args.db, device=device, strict=args.strict)
+        found = lookup(fn, inputs, kwargs=kwargs, db=args.db, device=device, strict=args.strict, label=label)
         regions = []
         for region in found.to_json()["workloads"]:
             if region["workload"] is not None:
@@ -46,7 +46,10 @@ def run(args: argparse.Namespace) -> int:
         answer = total(label, device, regions)
         emit(answer)
         if not args.json:
-            print_table(answer)
+            if regions:
+                print_table(answer)
+            else:
+                print(f"{label} has no memory-intensive region that this version can tune: {TUNABLE}")
             if found.unsupported:
                 reasons = sorted({region.reason for region in found if region.workload is None})
                 print(f"{found.unsupported} more cannot be tuned: {'; '.join(reasons)}", file=sys.stderr)

@@ -12,6 +12,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
+TUNABLE = (
+    "it tunes what lies between library calls, on tensors of float32, float16, bfloat16, integers or bool that are not"
+    " empty"
+)
+"""What can be tuned, for a target that has nothing of it."""
+
+NARROWEST = 80
+"""Columns below which a table is not squeezed: a terminal that wraps lines shows more than one that cuts numbers."""
+
 Emit = Callable[[Mapping[str, Any]], None]
 
 
@@ -52,7 +61,9 @@ def console() -> Console:
             raise BrokenPipeError  # rich would exit with code 1; main() knows that it is no error
 
     wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 180
-    return Piped(width=wide)
+    out = Piped(width=wide)
+    out.width = max(out.width, NARROWEST)
+    return out
 
 
 def microseconds(value: float | None) -> str:

@@ -87,10 +87,10 @@ def print_table(answer: Mapping[str, Any]) -> None:
     regions = answer["workloads"]
     names = list(dict.fromkeys(name for region in regions for name in region["baselines"]))
     table = Table(box=None, pad_edge=False)
-    table.add_column("region", overflow="fold")
+    table.add_column("region", overflow="fold", min_width=12)
     noisy = ["noise"] if any(region.get("noise") is not None for region in regions) else []
     for title in ("times", "match", *names, "autotune", *noisy, "speedup", "runs"):
-        table.add_column(title, justify="left" if title in ("match", "runs") else "right")
+        table.add_column(title, justify="left" if title in ("match", "runs") else "right", no_wrap=True)
     for region in regions:
         baselines = [microseconds(_latency(region["baselines"].get(name))) for name in names]
         table.add_row(

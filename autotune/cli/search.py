@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.options import add_db, add_device, add_json, add_target, natural_int, positive_int, seconds
-from autotune.cli.output import machine_output
+from autotune.cli.output import TUNABLE, machine_output
 from autotune.cli.report import print_table, total
 from autotune.errors import UserError
 
@@ -106,7 +106,7 @@ def _captured(args: argparse.Namespace, device: str) -> list[tuple[Workload, int
 
     counted = fusion_workloads(args.target, args.inputs, device)
     if not counted:
-        raise UserError(f"{args.target} has no memory-intensive region that this version can tune")
+        raise UserError(f"{args.target} has no memory-intensive region that this version can tune: {TUNABLE}")
     return counted
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import Any
 
 from autotune.cli.options import add_db, add_json
+from autotune.cli.output import console, microseconds, ratio
 
 
 def add_parser(subparsers: Any) -> None:
@@ -33,14 +33,12 @@ def show(args: argparse.Namespace) -> int:
         print(json.dumps({"database": name, "tuned": [r.to_json() for r in rows], "missed": missed}))
         return 0
     from rich import box
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    # Piped, there is no edge of a terminal to wrap at.
-    console = Console() if sys.stdout.isatty() else Console(width=160)
+    out = console()
     if not rows:
-        console.print(f"Nothing is tuned yet in {name}.", markup=False, highlight=False, soft_wrap=True)
+        out.print(f"Nothing is tuned yet in {name}.", markup=False, highlight=False, soft_wrap=True)
     else:
         table = Table(
             title=escape(name), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
@@ -48,23 +46,24 @@ def show(args: argparse.Namespace) -> int:
         table.add_column("workload", overflow="fold", min_width=12)
         table.add_column("id", no_wrap=True)
         table.add_column("device", overflow="fold", min_width=8)
-        for column in ("tried", "failed", "best us", "baselines us", "speedup"):
+        failures = any(r.failed for r in rows)
+        for column in ("tried", *(["failed"] if failures else []), "best", "baselines", "speedup"):
             table.add_column(column, justify="right", no_wrap=True)
         for r in rows:
             failed = sum(r.failed.values())
-            best = "-" if r.best_us is None else f"{r.best_us:.2f}"
+            best = microseconds(r.best_us)
             table.add_row(
                 escape(r.label or r.kind),
                 r.workload[:8],
                 escape(r.device_name or r.device[:8]),
                 str(r.measured),
-                str(failed) if failed else "-",
-                best if r.winner in (None, "autotune") else f"{best} ({escape(r.winner)})",
-                "\n".join(f"{escape(n)} {us:.2f}" for n, us in sorted(r.baselines.items())) or "-",
-                "-" if r.speedup is None else f"{r.speedup:.2f}x",
+                *([str(failed) if failed else "–"] if failures else []),
+                best if r.winner in (None, "autotune") else f"{best}\n({escape(r.winner)})",
+                "\n".join(f"{escape(n)} {microseconds(us)}" for n, us in sorted(r.baselines.items())) or "–",
+                ratio(r.speedup),
             )
-        console.print(table)
+        out.print(table)
     if misses:
         what = "workload was" if len(misses) == 1 else "workloads were"
-        console.print(f"{len(misses)} {what} met at deploy time without a schedule: `autotune search --missed`.")
+        out.print(f"{len(misses)} {what} met at deploy time without a schedule: `autotune search --missed`.")
     return 0

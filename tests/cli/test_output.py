@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from autotune.cli.output import microseconds, ratio
+from autotune.cli.output import NARROWEST, console, microseconds, ratio
 
 NOISY = """
 import os, subprocess, sys
@@ -64,3 +64,11 @@ def test_latencies_have_three_digits(value: float | None, text: str) -> None:
 def test_ratios() -> None:
     assert ratio(1.256) == "1.26x"
     assert ratio(None) == "–"
+
+
+@pytest.mark.parametrize(("columns", "width"), [("20", NARROWEST), ("100", 100)])
+def test_a_table_is_not_squeezed_into_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, columns: str, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert console().width == width

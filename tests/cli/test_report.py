@@ -78,3 +78,15 @@ def test_the_table_shows_regions_and_sum(capsys: pytest.CaptureFixture[str]) -> 
     assert "1.02 ms" in last
     assert "2.02x" in last
     assert all(line == line.rstrip() or len(line) <= 200 for line in lines)
+
+
+def test_numbers_stay_whole_in_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    long = region("a", 1, 10.0, 1e3, 20e3, label="layer_norm_backward+softmax+gelu_backward+sum f32 128x1000")
+    print_table(total("t", "cpu", [long]))
+    text = capsys.readouterr().out
+    for whole in ("speedup", "1 ms", "20 ms", "10 us", "layer_norm", "autotune"):
+        assert whole in text
+    assert "…" not in text
