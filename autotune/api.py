@@ -20,6 +20,7 @@ def search(
     target: Workload | Sequence[Workload] | str | Callable[..., Any],
     inputs: Any = None,
     *,
+    kwargs: Mapping[str, Any] | None = None,
     device: str = "auto",
     db: str | os.PathLike[str] | None = None,
     **options: Any,
@@ -30,7 +31,9 @@ def search(
         target: workloads; or a program whose memory-intensive regions are tuned: a built-in name, a
             "package.module:callable", or a callable or module.
         inputs: "package.module:callable" that makes the example inputs of a program given by name; the inputs
-            themselves (a tuple of positional arguments, on the device) of one given as a callable.
+            themselves (a tuple or list of positional arguments, or the only one, on the device) of one given as a
+            callable.
+        kwargs: keyword example inputs of a program given as a callable.
         device: "auto", "cpu", "cuda" or "cuda:N".
         db: database; None for $AUTOTUNE_DB or the default file.
         options: as of :func:`tune_workloads`.
@@ -53,9 +56,14 @@ def search(
         from autotune.fusion.target import fusion_workloads, workloads_of
 
         if isinstance(target, str):
+            if kwargs:
+                raise UserError("kwargs go with a callable; a program given by name takes its inputs from `inputs`")
             counted = fusion_workloads(target, inputs, where)
         else:
-            counted = workloads_of(target, inputs if isinstance(inputs, (tuple, list)) else (inputs,))
+            if inputs is None:
+                inputs = ()
+            args = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
+            counted = workloads_of(target, args, dict(kwargs or {}))
         workloads = [workload for workload, _ in counted]
         options.setdefault("weights", {workload.fingerprint: float(count) for workload, count in counted})
     with Store.open(db) as store:

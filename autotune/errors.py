@@ -11,6 +11,12 @@ class UserError(Exception):
     """A mistake in what the user gave; ``str(error)`` is one line saying what is wrong and how to mend it."""
 
 
+def first_line(error: BaseException) -> str:
+    """An exception of the user's program as one line: its type and the first line of its message."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
 class Unsupported(Exception):
     """A region, group or operator that this version cannot express; the caller falls back and records the reason."""
 

@@ -17,6 +17,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from autotune.errors import UserError, first_line
+
 Compiled = Callable[..., Any]
 GraphCompiler = Callable[[fx.GraphModule, Sequence[Any], str], Compiled]
 """Takes an aten graph, example inputs and "forward", "backward" or "inference"; returns what runs in its place."""
@@ -85,6 +87,27 @@ def capture(
         results = compiled(*args, **dict(kwargs or {}))
         _run_backward(results)
     return Capture(tuple(graphs))
+
+
+def capture_for_user(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    label: str = "the callable",
+    grad: bool | None = None,
+) -> Capture:
+    """As :func:`capture`, for a callable and inputs that a user gave.
+
+    Raises:
+        UserError: the callable fails on the inputs; ``label`` names it.
+    """
+    if not callable(fn):
+        raise UserError(f"{label} is of type {type(fn).__name__}, which cannot be called")
+    try:
+        return capture(fn, args, kwargs, grad=grad)
+    except Exception as error:
+        raise UserError(f"{label} failed on its inputs: {first_line(error)}") from error
 
 
 def _fresh(fn: Callable[..., Any]) -> Callable[..., Any]:

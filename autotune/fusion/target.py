@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from autotune.errors import UserError
-from autotune.fusion.capture import capture
+from autotune.errors import UserError, first_line
+from autotune.fusion.capture import capture_for_user
 from autotune.fusion.regions import find_regions
 from autotune.fusion.workloads import BUILTIN
 from autotune.workload import Workload
@@ -89,10 +89,7 @@ def workloads_of(
     arguments = tuple(args)
     counts: Counter[Workload] = Counter()
     for grad in (False, True) if _requires_grad(fn, arguments, kwargs) else (False,):
-        try:
-            captured = capture(fn, arguments, kwargs, grad=grad)
-        except Exception as error:
-            raise UserError(f"{label} failed on its inputs: {_first_line(error)}") from error
+        captured = capture_for_user(fn, arguments, kwargs, label=label, grad=grad)
         found = Counter(r.workload for g in captured.graphs for r in find_regions(g.module) if r.workload is not None)
         counts |= found
     return list(counts.items())
@@ -143,9 +140,9 @@ def _import(name: str, spec: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
             raise UserError(f"no module {error.name!r} for {spec}; it must be installed or in {here}") from None
-        raise UserError(f"importing {name} for {spec} failed: {_first_line(error)}") from error
+        raise UserError(f"importing {name} for {spec} failed: {first_line(error)}") from error
     except Exception as error:
-        raise UserError(f"importing {name} for {spec} failed: {_first_line(error)}") from error
+        raise UserError(f"importing {name} for {spec} failed: {first_line(error)}") from error
 
 
 def _inputs(spec: str, device: str) -> Call:
@@ -192,14 +189,9 @@ def _call(fn: Callable[..., Any], problem: str, **kwargs: Any) -> Any:
     try:
         return fn(**kwargs)
     except Exception as error:
-        raise UserError(f"{problem}: {_first_line(error)}") from error
+        raise UserError(f"{problem}: {first_line(error)}") from error
 
 
 def _closest(name: str, names: Iterable[str]) -> str:
     found = difflib.get_close_matches(name, list(names), 1)
     return f", did you mean {found[0]!r}?" if found else ""
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

@@ -125,32 +125,37 @@ class LookupResult(Sequence[RegionMatch]):
 
 def lookup(
     fn: Callable[..., Any],
-    inputs: Sequence[Any] = (),
+    inputs: Any = (),
     *,
     kwargs: Mapping[str, Any] | None = None,
     db: str | None = None,
     device: str | None = None,
     strict: bool = False,
+    label: str = "",
 ) -> LookupResult:
     """Tell what is stored for the regions of a callable; records nothing and compiles no kernel.
 
     Args:
         fn: function or ``nn.Module``. Its backward is looked up too if inputs or parameters require grad.
-        inputs: positional example inputs; their shapes, strides and types count, not their values.
+        inputs: a tuple or list of positional example inputs, or the only one; their shapes, strides and types count,
+            not their values.
         kwargs: keyword example inputs.
         db: database file or URL; None for $AUTOTUNE_DB, or else the default file.
         device: "cpu", "cuda" or "cuda:N"; None for that of the first tensor.
         strict: match the software environment exactly instead of by minor versions of torch and CUDA.
+        label: what errors call the callable; by default its own name.
 
     Raises:
         UserError: a device that is not there, a database that cannot be used, a callable that cannot be captured.
     """
-    from autotune.fusion.capture import capture
+    from autotune.fusion.capture import capture_for_user
     from autotune.fusion.regions import find_regions
     from autotune.store import Store
 
-    name = resolve_device(device or _device_of(fn, inputs, kwargs or {}))
-    regions = [r for graph in capture(fn, tuple(inputs), kwargs).graphs for r in find_regions(graph.module)]
+    args = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    name = resolve_device(device or _device_of(fn, args, kwargs or {}))
+    captured = capture_for_user(fn, args, kwargs, label=label or getattr(fn, "__name__", type(fn).__name__))
+    regions = [r for graph in captured.graphs for r in find_regions(graph.module)]
     store = Store.attach(db)
     try:
         return match_regions(regions, store, name, strict=strict)

@@ -142,3 +142,18 @@ def test_counters() -> None:
     with pytest.raises(AttributeError, match="no counter"):
         _ = now.nothing
     assert repr(now) == "Counters(hits=3)"
+
+
+def test_a_callable_that_fails_is_the_users_mistake_in_one_line() -> None:
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("first line\nsecond line")
+
+    with pytest.raises(UserError, match=r"^broken failed on its inputs: ValueError: first line$"):
+        autotune.lookup(broken, (torch.randn(2),), device="cpu")
+    with pytest.raises(UserError, match="int, which cannot be called"):
+        autotune.lookup(3, (torch.randn(2),), device="cpu")  # type: ignore[arg-type]
+
+
+def test_a_single_input_needs_no_tuple(tune: Tune) -> None:
+    tune(softmax, (torch.randn(32, 48),))
+    assert autotune.lookup(softmax, torch.randn(32, 48)).level is Level.EXACT
