@@ -17,6 +17,15 @@ if TYPE_CHECKING:
 REGISTERS_KEPT = 160  # 32-bit words of kept values a thread may hold; beyond it spilling is certain
 
 
+CAPS = (32, 40, 48, 56, 64, 80, 96, 128)
+"""Register caps, as the search space has them."""
+
+
+def large(program: Program) -> bool:
+    """Enough elements for cache policies of stores and for a persistent grid to matter."""
+    return program.n_rows * program.n_cols >= 1 << 20
+
+
 def vectors(program: Program) -> list[int]:
     """Vector sizes in bytes that divide a row, widest first."""
     return [b for b in (32, 16, 8, 4, 2, 1) if vector_length(program, b)]
@@ -87,7 +96,7 @@ def space_of(program: Program, space: Space) -> Space:
         space = narrow(space, "keep", ["registers", "reload"])
     if not has_online(program):
         space = narrow(space, "online", [False])
-    if program.n_rows * program.n_cols < 1 << 20:
+    if not large(program):
         space = narrow(space, "blocks_per_sm", [0])
         space = narrow(space, "store_hint", ["default"])
     return space
@@ -169,15 +178,19 @@ def seeds(program: Program) -> list[Config]:
     for packs in (1, 2, 3, 4):  # threads that divide the row's packs evenly, where they are not a power of two
         n, rest = divmod(program.n_cols, vec * packs)
         if not rest and 64 <= n <= 1024 and n % 32 == 0 and n & (n - 1):
-            out.append(d | {"threads_per_row": n, "rows_per_block": 1, "keep": "registers"})
+            even = d | {"threads_per_row": n, "rows_per_block": 1, "keep": "registers"}
+            out.append(even)
+            if n > 256:  # one such block an SM loads, computes and stores in turn: a cap lets two overlap
+                out.append(even | {"max_registers": max(c for c in CAPS if c * 2 * n <= 65536)})
     if has_online(program):
         out.append(d | {"online": True})
         out.append(d | {"online": True, "keep": "reload", "unroll": 4})
+    if large(program):
+        out.append(d | {"store_hint": "evict_last"})
+        out.append(d | {"load_hint": "streaming", "store_hint": "streaming"})
+        out.append(d | {"blocks_per_sm": 4})
     out.append(d | {"load_hint": "evict_first"})
-    out.append(d | {"load_hint": "evict_first", "store_hint": "evict_last"})
     out.append(d | {"load_hint": "no_allocate"})
-    out.append(d | {"load_hint": "streaming", "store_hint": "streaming"})
-    out.append(d | {"blocks_per_sm": 4})
     return [normalize(program, c) for c in out]
 
 
