@@ -101,15 +101,20 @@ def tune_workloads(
         One result for each workload that was begun; fewer than ``workloads`` where the user interrupted, and then the
         last one says so.
 
+    Warns:
+        BusyMachine: other processes disturbed a final comparison on the CPU; searching again makes it again.
+
     Raises:
         UserError: a mistake in the arguments or in the search-space file.
     """
     import time
+    import warnings
 
     from autotune.measure.policy import default_policy
     from autotune.measure.pool import CompilePool
     from autotune.measure.worker import Worker
     from autotune.store.claims import owner_name
+    from autotune.tuner.result import BusyMachine, busy_note
     from autotune.tuner.study import Budget, tune
 
     if not workloads:
@@ -155,6 +160,8 @@ def tune_workloads(
         raise
     finally:
         store.finish_run(run.id, state, {"workloads": [r.to_json() for r in results]})
+    if note := busy_note(results):
+        warnings.warn(note, BusyMachine, stacklevel=2)
     return results
 
 

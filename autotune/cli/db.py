@@ -76,6 +76,11 @@ def stats(args: argparse.Namespace) -> int:
             f"speedup       {found['speedup_geomean']:.2f}x in the geometric mean over the best baseline, "
             f"{found['speedup_best']:.2f}x at best"
         )
+    if found["busy"]:
+        lines.append(
+            f"busy          {found['busy']} compared while other processes kept the machine busy, not counted as "
+            "speedups: search them again"
+        )
     _print(args, found, "\n".join(lines))
     return 0
 

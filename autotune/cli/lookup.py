@@ -38,11 +38,12 @@ def run(args: argparse.Namespace) -> int:
         fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device)
         found = lookup(fn, inputs, kwargs=kwargs, db=args.db, device=device, strict=args.strict, label=label)
         regions = []
-        for region in found.to_json()["workloads"]:
-            if region["workload"] is not None:
+        for matched, region in zip(found, found.to_json()["workloads"], strict=True):
+            if matched.workload is not None:
                 latency = region["latency_us"]
                 best = None if latency is None else {"config": region["config"], "latency_us": latency}
-                regions.append({**region, "best": best, "deployed_us": latency})
+                others = matched.schedule.others if matched.schedule else None
+                regions.append({**region, "best": best, "deployed_us": latency, "others_busy": others})
         answer = total(label, device, regions)
         emit(answer)
         if not args.json:

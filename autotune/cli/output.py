@@ -18,6 +18,9 @@ TUNABLE = (
 )
 """What can be tuned, for a target that has nothing of it."""
 
+BUSY_NOTE = "busy: other processes disturbed the final comparison; search again on a quiet machine."
+"""Below a table with rows that are marked so."""
+
 NARROWEST = 80
 """Columns below which a table is not squeezed: a terminal that wraps lines shows more than one that cuts numbers."""
 

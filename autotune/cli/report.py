@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from autotune.cli.output import console, microseconds, ratio
+from autotune.cli.output import BUSY_NOTE, console, microseconds, ratio
+from autotune.store.records import BUSY
 
 Region = Mapping[str, Any]
 LEVELS = ("exact", "other_rows", "none")
@@ -80,7 +81,8 @@ def _sum(regions: Sequence[Region], latencies: Sequence[float | None]) -> float 
 def print_table(answer: Mapping[str, Any]) -> None:
     """The regions of an answer as a table on stdout, in the order given, and their sum.
 
-    ``noise`` is the interquartile range over the median of the winner's samples; ``runs`` is what a deployment runs.
+    ``noise`` is the interquartile range over the median of the winner's samples; ``runs`` is what a deployment runs,
+    marked where other processes kept the machine too busy for that to be trusted.
     """
     from rich.table import Table
 
@@ -101,7 +103,7 @@ def print_table(answer: Mapping[str, Any]) -> None:
             microseconds(_latency(region["best"])),
             *(_noise(region) for _ in noisy),
             ratio(region["speedup"]),
-            region.get("winner") or "–",
+            _runs(region),
         )
     if len(regions) > 1 and answer["best"] is not None:
         sums = [microseconds(_latency(answer["baselines"].get(name))) for name in names]
@@ -109,6 +111,17 @@ def print_table(answer: Mapping[str, Any]) -> None:
         table.add_section()
         table.add_row("sum", "", answer["match"], *sums, latency, *("" for _ in noisy), ratio(answer["speedup"]), "")
     console().print(table)
+    if any(_busy(region) for region in regions):
+        console().print(BUSY_NOTE, highlight=False)
+
+
+def _busy(region: Region) -> bool:
+    return (region.get("others_busy") or 0.0) > BUSY
+
+
+def _runs(region: Region) -> str:
+    winner = region.get("winner") or "–"
+    return f"{winner} (busy)" if _busy(region) else winner
 
 
 def _noise(region: Region) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     from autotune.store import Store
     from autotune.tuner.result import Result
     from autotune.workload import Workload
-
-BUSY = 0.25
-"""Processors kept busy by others above which a comparison on the CPU is not to be trusted."""
 
 SAMPLERS = ("tpe", "gp", "random", "brute")
 
@@ -125,8 +123,10 @@ def _missed(store: Store, device: str) -> list[tuple[Workload, int]]:
 def _tune(args: argparse.Namespace, device: str, store: Store, counted: Sequence[tuple[Workload, int]]) -> list[Result]:
     from autotune.api import tune_workloads
     from autotune.cli.progress import ProgressDisplay
+    from autotune.tuner.result import BusyMachine
 
-    with ProgressDisplay(of=len(counted)) as display:
+    with ProgressDisplay(of=len(counted)) as display, warnings.catch_warnings():
+        warnings.simplefilter("ignore", BusyMachine)  # told in our own words, after the display has gone
         return tune_workloads(
             [workload for workload, _ in counted],
             device,
@@ -160,11 +160,8 @@ def _answer(
         {**result.to_json(), "count": counts[result.workload], "match": "exact" if result.winner else "none"}
         for result in results
     ]
-    busy = max((result.others or 0.0 for result in results), default=0.0)
-    if busy > BUSY:
-        print(
-            f"autotune: WARNING: other processes kept {busy:.1f} processors busy during the final comparison:"
-            " search again on a quiet machine before you trust these latencies",
-            file=sys.stderr,
-        )
+    from autotune.tuner.result import busy_note
+
+    if note := busy_note(results):
+        print(f"autotune: WARNING: {note}", file=sys.stderr)
     return total(name, device, regions)

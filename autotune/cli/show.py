@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.cli.options import add_db, add_json
-from autotune.cli.output import console, microseconds, ratio
+from autotune.cli.output import BUSY_NOTE, console, microseconds, ratio
+
+if TYPE_CHECKING:
+    from autotune.store import Overview
 
 
 def add_parser(subparsers: Any) -> None:
@@ -58,12 +61,19 @@ def show(args: argparse.Namespace) -> int:
                 escape(r.device_name or r.device[:8]),
                 str(r.measured),
                 *([str(failed) if failed else "–"] if failures else []),
-                best if r.winner in (None, "autotune") else f"{best}\n({escape(r.winner)})",
+                "\n".join([best, *(f"({escape(note)})" for note in _notes(r))]),
                 "\n".join(f"{escape(n)} {microseconds(us)}" for n, us in sorted(r.baselines.items())) or "–",
                 ratio(r.speedup),
             )
         out.print(table)
+        if any(r.busy for r in rows):
+            out.print(BUSY_NOTE, highlight=False)
     if misses:
         what = "workload was" if len(misses) == 1 else "workloads were"
         out.print(f"{len(misses)} {what} met at deploy time without a schedule: `autotune search --missed`.")
     return 0
+
+
+def _notes(row: Overview) -> list[str]:
+    """What there is to say of the best latency: that it is a baseline's, and that it is not to be trusted."""
+    return [*([row.winner] if row.winner and row.winner != "autotune" else []), *(["busy"] if row.busy else [])]

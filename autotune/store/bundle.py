@@ -143,6 +143,7 @@ def _members(store: Store, schedules: Iterable[Schedule]) -> dict[str, bytes]:
             "family": s.family,
             "extent": s.extent,
             "when": s.when,
+            "others": s.others,
         }
     tables = {
         f"{name}.jsonl": "".join(canonical_json(dict(table[k])) + "\n" for k in sorted(table)).encode()
@@ -185,7 +186,7 @@ def _rows(data: bytes) -> list[dict[str, Any]]:
 
 
 def _schedule(row: Mapping[str, Any], artifacts: Mapping[str, Any]) -> Schedule:
-    latency = float(row["latency_us"])
+    latency, others = float(row["latency_us"]), row.get("others")
     if not (math.isfinite(latency) and latency > 0):
         raise Damaged(f"the schedule of {row['workload'][:12]} has no usable latency")
     return Schedule(
@@ -198,4 +199,5 @@ def _schedule(row: Mapping[str, Any], artifacts: Mapping[str, Any]) -> Schedule:
         family=str(row["family"]),
         extent=int(row["extent"]),
         when=float(row["when"]),
+        others=None if others is None else float(others),
     )

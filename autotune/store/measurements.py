@@ -25,8 +25,12 @@ STAGE_RANK = sa.case({"final": 0, "repeat": 1}, value=_M.stage, else_=2)
 class Measurements(Claims):
     """The store's measurements."""
 
-    def add_measurement(self, m: Measurement) -> bool:
+    def add_measurement(self, m: Measurement, *, replace: bool = False) -> bool:
         """Store a measurement and drop the claim on it, in one transaction.
+
+        Args:
+            replace: overwrite this candidate's measurement at this stage, if there is one; right where that one is
+                known to be disturbed.
 
         Returns:
             False when this candidate has a measurement at this stage already, which then stays as it is.
@@ -40,7 +44,11 @@ class Measurements(Claims):
             with self.writing() as c:
                 c.execute(self.insert(ConfigRow).values(fingerprint=config, params=m.config).on_conflict_do_nothing())
                 # Only a second measurement of the candidate may be passed over: other conflicts are mistakes.
-                insert = self.insert(_M).values(**values).on_conflict_do_nothing(index_elements=list(_CANDIDATE))
+                insert = self.insert(_M).values(**values)
+                if replace:
+                    insert = insert.on_conflict_do_update(index_elements=list(_CANDIDATE), set_=values)
+                else:
+                    insert = insert.on_conflict_do_nothing(index_elements=list(_CANDIDATE))
                 added = self.changed(c, insert)
                 c.execute(sa.delete(ClaimRow).where(*(getattr(ClaimRow, n) == values[n] for n in _CANDIDATE)))
                 return added

@@ -164,6 +164,7 @@ class ScheduleRow(Base):
     winner: Mapped[str] = mapped_column(String(32))
     family: Mapped[str] = mapped_column(_Fingerprint)
     extent: Mapped[int] = mapped_column(BigInteger)
+    others: Mapped[float | None]
     created: Mapped[float]
 
 

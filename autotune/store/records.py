@@ -8,6 +8,9 @@ from typing import Any
 
 from autotune.task import Artifact, Config, Status
 
+BUSY = 0.25
+"""Processors kept busy by other processes above which a comparison on the CPU is not to be trusted."""
+
 
 @dataclass(frozen=True)
 class Key:
@@ -53,6 +56,8 @@ class Schedule:
 
     ``config`` is None where a baseline won: then the region runs as the user had it, and that is a hit too.
     ``baselines`` maps names ("eager", "inductor") to latencies in microseconds from the same interleaved run.
+    ``others`` is how many processors other processes kept busy meanwhile, on average; None where that does not matter
+    (on a GPU) or was not recorded.
     """
 
     key: Key
@@ -64,6 +69,12 @@ class Schedule:
     family: str = ""
     extent: int = 0
     when: float = 0.0
+    others: float | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether the machine was too busy for the decision to be trusted: searching again makes it again."""
+        return self.others is not None and self.others > BUSY
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,7 @@ class Schedules(Database):
                     "winner": schedule.winner,
                     "family": schedule.family,
                     "extent": schedule.extent,
+                    "others": schedule.others,
                     "created": schedule.when or time.time(),
                 }
                 insert = self.insert(_S).values(**key_values(schedule.key), **news)
@@ -254,4 +255,5 @@ def _schedule(row: Any, artifact: Artifact | None) -> Schedule:
         family=row.family,
         extent=row.extent,
         when=row.created,
+        others=row.others,
     )

@@ -33,6 +33,7 @@ class Overview:
         winner: who won the final comparison; None where there was none yet.
         baselines: name to latency in microseconds, from that comparison.
         speedup: fastest baseline over ``best_us``; None without a final comparison.
+        busy: whether other processes disturbed that comparison too much to trust it.
         when: time of the newest schedule or measurement, in seconds since the epoch.
     """
 
@@ -47,6 +48,7 @@ class Overview:
     winner: str | None = None
     baselines: dict[str, float] = field(default_factory=dict)
     speedup: float | None = None
+    busy: bool = False
     when: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -187,13 +189,17 @@ class Store(Measurements, Schedules, Runs):
                     winner=schedule.winner if schedule else None,
                     baselines=dict(schedule.baselines) if schedule else {},
                     speedup=_speedup(schedule) if schedule else None,
+                    busy=schedule.busy if schedule else False,
                     when=newest[pair],
                 )
             )
         return out
 
     def stats(self) -> dict[str, Any]:
-        """Sizes and results as JSON: rows by table, bytes on disk, measurements by status, speedups of schedules."""
+        """Sizes and results as JSON: rows by table, bytes on disk, measurements by status, speedups of schedules.
+
+        Speedups leave out ``busy`` schedules, whose comparison other processes disturbed too much to be trusted.
+        """
         tables = Base.metadata.sorted_tables
         m = MeasurementRow
         with self.reading() as c:
@@ -201,7 +207,8 @@ class Store(Measurements, Schedules, Runs):
             statuses = {str(s): int(n) for s, n in c.execute(sa.select(m.status, sa.func.count()).group_by(m.status))}
             live = c.scalar(sa.select(sa.func.count()).where(ClaimRow.expires > time.time()))
             size = self._size(c, [t.name for t in tables])
-        speedups = [o.speedup for o in self.overview() if o.speedup]
+        compared = [o for o in self.overview() if o.speedup]
+        speedups = [o.speedup for o in compared if o.speedup and not o.busy]
         return {
             "database": self.name,
             "revision": SCHEMA_REVISION,
@@ -209,7 +216,8 @@ class Store(Measurements, Schedules, Runs):
             "rows": rows,
             "measurements": statuses,
             "claims": int(live or 0),
-            "schedules": len(speedups),
+            "schedules": len(compared),
+            "busy": len(compared) - len(speedups),
             "speedup_geomean": exp(sum(map(log, speedups)) / len(speedups)) if speedups else None,
             "speedup_best": max(speedups, default=None),
         }

@@ -60,7 +60,7 @@ def compare(s: Session, default: Config) -> Final:
 
     The comparison is interleaved, and its candidates are verified anew on inputs of another seed. A baseline that is as
     fast wins: then the schedule has no configuration, and the region runs as the user had it. A comparison that was
-    made before with the same finalists is not repeated.
+    made before with the same finalists is not repeated, unless the machine was too busy then for it to be trusted.
     """
     stored = next((x for x in s.store.schedules(s.key.device) if x.key == s.key), None)
     while True:
@@ -70,7 +70,7 @@ def compare(s: Session, default: Config) -> Final:
         if stored is not None and _decided(s, stored, finalists):
             return _from_store(s, stored, default)
         s.tell("final", f"{len(finalists)} candidates against the baselines")
-        outcomes = _run(s, finalists)
+        outcomes = _run(s, finalists, again=stored is not None and stored.busy)
         if any(outcomes[config_key(m.config)].ok for m in finalists if config_key(m.config) in outcomes):
             return _decide(s, finalists, outcomes, default, stored)
         # All finalists failed now (wrong on other inputs, say). They are marked as such: the next best have their turn.
@@ -85,11 +85,15 @@ def _finalists(s: Session, default: Config, stored: Schedule | None) -> list[Mea
 
 
 def _decided(s: Session, stored: Schedule, finalists: Sequence[Measurement]) -> bool:
+    """Whether the stored decision was made among these finalists, on a machine that was quiet enough."""
+    if stored.busy:
+        return False
     finals = [s.store.get_measurement(s.key, m.config, "final") for m in finalists]
     return all(m is not None and m.status is Status.OK for m in finals)
 
 
-def _run(s: Session, finalists: Sequence[Measurement]) -> dict[str, Outcome]:
+def _run(s: Session, finalists: Sequence[Measurement], again: bool) -> dict[str, Outcome]:
+    """Compare, and store what came of it; ``again`` replaces the measurements of an earlier comparison."""
     contenders, outcomes = [], {}
     for m in finalists:
         key, built = config_key(m.config), s.artifact(m.config)
@@ -102,7 +106,8 @@ def _run(s: Session, finalists: Sequence[Measurement]) -> dict[str, Outcome]:
     for m in finalists:
         key = config_key(m.config)
         final = s.measurement(m.config, outcomes[key].status, "final", outcomes[key])
-        s.store.add_measurement(final)  # an earlier final measurement stays: the schedule has the newer number
+        # Otherwise an earlier final measurement stays: the schedule has the newer number.
+        s.store.add_measurement(final, replace=again)
         s.learn(final)
     return outcomes
 
@@ -133,6 +138,7 @@ def _decide(
         winner=WINNER if won else fastest,
         family=s.task.workload.family,
         extent=s.task.workload.extent,
+        others=s.worker.others,
     )
     # The stored winner, if it still works, was among the finalists, so the new decision is the better informed one.
     s.store.put_schedule(schedule, replace=True)

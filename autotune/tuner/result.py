@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune.store.records import BUSY
 from autotune.task import Config
+
+
+class BusyMachine(UserWarning):
+    """Other processes disturbed a final comparison: its latencies and its winner are not to be trusted."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,11 @@ class Result:
     error: str = ""
 
     @property
+    def busy(self) -> bool:
+        """Whether other processes disturbed the final comparison too much for it to be trusted."""
+        return self.others is not None and self.others > BUSY
+
+    @property
     def ok(self) -> bool:
         """Whether any candidate could be measured, now or before. False is exit code 1."""
         return self.best is not None
@@ -127,3 +137,14 @@ class Result:
             "interrupted": self.interrupted,
             "error": self.error,
         }
+
+
+def busy_note(results: Sequence[Result]) -> str:
+    """One line that says how busy the machine was, or "" if every final comparison was quiet enough."""
+    busy = max((r.others or 0.0 for r in results if r.busy), default=0.0)
+    if not busy:
+        return ""
+    return (
+        f"other processes kept {busy:.1f} processors busy during the final comparison: search again on a quiet machine"
+        " before you trust these latencies"
+    )

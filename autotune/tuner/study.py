@@ -212,7 +212,7 @@ def _search(s: Session, space: Space, history: History, budget: Budget, polish: 
         restarts=s.worker.restarts - restarts,
         restart_s=s.worker.restart_s - restart_s,
         bytes_moved=s.worker.bytes_moved,
-        others=s.worker.others if final.schedule else None,
+        others=final.schedule.others if final.schedule else None,
         interrupted=s.interrupt.requested,
         error=error,
     )

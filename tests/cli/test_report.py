@@ -90,3 +90,13 @@ def test_numbers_stay_whole_in_a_narrow_terminal(
     for whole in ("speedup", "1 ms", "20 ms", "10 us", "layer_norm", "autotune"):
         assert whole in text
     assert "…" not in text
+
+
+def test_a_busy_comparison_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
+    quiet = region("a", 1, 10.0, 30.0, 20.0, others_busy=0.2)
+    print_table(total("t", "cpu", [quiet]))
+    assert "busy" not in capsys.readouterr().out
+    print_table(total("t", "cpu", [quiet, region("b", 1, 10.0, 30.0, 20.0, others_busy=0.9)]))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines if "(busy)" in line] == ["b"]
+    assert any("search again on a quiet machine" in line for line in lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from pathlib import Path
 
@@ -87,6 +88,24 @@ def test_show(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (tuned["measured"], tuned["failed"], tuned["best_us"]) == (2, {"wrong_result": 1}, 10.0)
     assert tuned["speedup"] == pytest.approx(1.5)
     assert (missed["label"], missed["count"]) == ("layer_norm f32 99x8", 1)
+
+
+def test_what_a_busy_machine_decided_is_marked(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("show", "--db", filled) == 0
+    assert "(busy)" not in capsys.readouterr().out
+    with Store.open(filled) as store:
+        (s,) = store.schedules(artifacts=True)
+        store.put_schedule(dataclasses.replace(s, others=1.25), replace=True)
+    assert run("show", "--db", filled) == 0
+    text = capsys.readouterr().out
+    assert "(busy)" in text
+    assert "search again on a quiet machine" in text
+    assert run("show", "--db", filled, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["tuned"][0]["busy"] is True
+    assert run("db", "stats", "--db", filled) == 0
+    text = capsys.readouterr().out
+    assert "busy          1 compared while" in text
+    assert "geometric mean" not in text
 
 
 def test_show_of_an_empty_database_and_of_none(sqlite_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

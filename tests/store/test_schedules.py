@@ -46,6 +46,19 @@ def test_a_schedule_comes_back_as_it_was(store: Store, key: Key, artifact: Artif
     assert store.get_schedule(key.workload, "0" * 64) is store.get_schedule("0" * 64, key.device) is None
 
 
+def test_a_busy_machine_is_known_with_the_schedule(store: Store, key: Key) -> None:
+    s = schedule(key, others=0.26)
+    store.put_schedule(s)
+    assert store.get_schedule(key.workload, key.device) == s
+    assert s.busy
+    assert not schedule(key, others=0.25).busy
+    assert not schedule(key, others=None).busy
+    store.put_schedule(schedule(put_key(store, workload(128)), 20.0, others=0.1, extent=128))
+    stats = store.stats()
+    assert (stats["schedules"], stats["busy"]) == (2, 1)
+    assert stats["speedup_geomean"] == stats["speedup_best"] == pytest.approx(15 / 20)  # without the busy one's 1.5
+
+
 def test_a_baseline_may_win(store: Store, key: Key) -> None:
     s = schedule(key, 15.0, config=None, artifact=None, winner="inductor")
     store.put_schedule(s)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from autotune import task
+from autotune.measure.outcome import Outcome
 from autotune.measure.policy import Policy
+from autotune.measure.worker import Contender, Worker
 from autotune.store import Store
 
 from . import toy_domain
@@ -38,6 +40,26 @@ QUICK = Policy(
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Register the toy domain; children are told by whoever spawns them."""
     monkeypatch.setitem(task.DOMAINS, toy_domain.KIND, toy_domain.__name__)
+
+
+class Busy:
+    """How many processors others keep busy, as far as final comparisons are told."""
+
+    others: float | None = 0.0
+
+
+@pytest.fixture(autouse=True)
+def busy(monkeypatch: pytest.MonkeyPatch) -> Busy:
+    """A machine that calls itself quiet whatever else runs on it, until a test sets ``busy.others``."""
+    state, compare = Busy(), Worker.compare
+
+    def told(self: Worker, contenders: Sequence[Contender], *, seed: int) -> dict[str, Outcome]:
+        outcomes = compare(self, contenders, seed=seed)
+        self.others = state.others
+        return outcomes
+
+    monkeypatch.setattr(Worker, "compare", told)
+    return state
 
 
 @pytest.fixture

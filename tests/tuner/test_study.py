@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +18,10 @@ from autotune.measure.policy import Policy
 from autotune.store import Store
 from autotune.task import Status, config_key, open_task
 from autotune.tuner import seeds
-from autotune.tuner.result import Progress, Result
+from autotune.tuner.result import BusyMachine, Progress, Result
 from autotune.tuner.samplers import make_sampler
 
+from .conftest import Busy
 from .toy_domain import BAD, BLOCKS, GOOD, ToyTask, workload
 
 Search = Callable[..., Result]
@@ -56,6 +58,37 @@ def test_whole_space_then_again_without_measuring(tune: Search, store: Store) ->
     assert again.deployed_us == result.deployed_us  # the same decision, not another comparison
     assert len(store.measurements(stage="screen")) == 12
     assert [r.state for r in store.runs()] == ["done", "done"]
+
+
+def test_a_decision_of_a_busy_machine_is_made_again(tune: Search, store: Store, busy: Busy) -> None:
+    spec = {"slow_us": 200}
+    busy.others = 1.5
+    with pytest.warns(BusyMachine, match=r"kept 1\.5 processors busy .* search again") as told:
+        first = tune(spec, trials=100, patience=0, sampler="brute")
+    assert len(told) == 1
+    assert (first.busy, first.to_json()["others_busy"]) == (True, 1.5)
+    (schedule,) = store.schedules()
+    assert (schedule.others, schedule.busy) == (1.5, True)
+    (row,) = store.overview()
+    assert row.busy
+    assert (store.stats()["busy"], store.stats()["speedup_geomean"]) == (1, None)
+    before = {config_key(m.config): m.when for m in store.measurements(stage="final")}
+
+    busy.others = 0.25  # as much as is tolerated
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BusyMachine)
+        again = tune(spec, trials=100, patience=0)
+    assert again.measured == 0  # only the comparison is repeated
+    (schedule,) = store.schedules()
+    assert (schedule.others, schedule.busy, again.busy) == (0.25, False, False)
+    after = {config_key(m.config): m.when for m in store.measurements(stage="final")}
+    assert all(after[key] > when for key, when in before.items())
+    assert (store.stats()["busy"], store.stats()["schedules"]) == (0, 1)
+    assert store.stats()["speedup_geomean"] >= 1
+
+    busy.others = 3.0
+    last = tune(spec, trials=100, patience=0)
+    assert last.others == 0.25  # nothing new to compare: the quiet decision stays
 
 
 def test_every_bad_candidate_is_survived_and_named(tune: Search, store: Store) -> None:
