@@ -144,6 +144,7 @@ def _members(store: Store, schedules: Iterable[Schedule]) -> dict[str, bytes]:
             "extent": s.extent,
             "when": s.when,
             "others": s.others,
+            "space": s.space,
         }
     tables = {
         f"{name}.jsonl": "".join(canonical_json(dict(table[k])) + "\n" for k in sorted(table)).encode()
@@ -200,4 +201,5 @@ def _schedule(row: Mapping[str, Any], artifacts: Mapping[str, Any]) -> Schedule:
         extent=int(row["extent"]),
         when=float(row["when"]),
         others=None if others is None else float(others),
+        space=str(row.get("space", "")),
     )

@@ -165,6 +165,7 @@ class ScheduleRow(Base):
     family: Mapped[str] = mapped_column(_Fingerprint)
     extent: Mapped[int] = mapped_column(BigInteger)
     others: Mapped[float | None]
+    space: Mapped[str] = mapped_column(_Fingerprint)
     created: Mapped[float]
 
 

@@ -70,6 +70,8 @@ class Schedule:
     extent: int = 0
     when: float = 0.0
     others: float | None = None
+    space: str = ""
+    """Fingerprint of the user's narrowed space that the candidates were confined to; empty for the shipped space."""
 
     @property
     def busy(self) -> bool:

@@ -116,6 +116,7 @@ class Schedules(Database):
                     "family": schedule.family,
                     "extent": schedule.extent,
                     "others": schedule.others,
+                    "space": schedule.space,
                     "created": schedule.when or time.time(),
                 }
                 insert = self.insert(_S).values(**key_values(schedule.key), **news)
@@ -256,4 +257,5 @@ def _schedule(row: Any, artifact: Artifact | None) -> Schedule:
         extent=row.extent,
         when=row.created,
         others=row.others,
+        space=row.space,
     )

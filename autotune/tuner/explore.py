@@ -103,7 +103,7 @@ class Explorer:
     def _enough(self) -> str:
         if self.s.interrupt.requested:
             return "interrupted"
-        if self._until_s is not None and self.s.elapsed >= self._until_s and self.s.known:
+        if self._until_s is not None and self.s.elapsed >= self._until_s and self.s.tried:
             return "the time is up"
         if self._attempts >= self.s.trials:
             return _TRIALS
@@ -248,6 +248,8 @@ class Explorer:
 
     def _count(self, m: Measurement) -> None:
         """How long nothing was gained."""
+        if not self.s.allows(m.config):
+            return
         if m.latency_us is not None and (self._mark is None or m.latency_us < self._mark * (1 - _GAIN)):
             self._mark, self._since_gain = m.latency_us, 0
         else:

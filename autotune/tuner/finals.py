@@ -71,22 +71,29 @@ def compare(s: Session, default: Config) -> Final:
             return _from_store(s, stored, default)
         s.tell("final", f"{len(finalists)} candidates against the baselines")
         outcomes = _run(s, finalists, again=stored is not None and stored.busy)
-        if any(outcomes[config_key(m.config)].ok for m in finalists if config_key(m.config) in outcomes):
+        if any(outcomes[config_key(m.config)].ok for m in finalists if s.allows(m.config)):
             return _decide(s, finalists, outcomes, default, stored)
         # All finalists failed now (wrong on other inputs, say). They are marked as such: the next best have their turn.
 
 
 def _finalists(s: Session, default: Config, stored: Schedule | None) -> list[Measurement]:
-    """The best few, the default, and the winner of an earlier comparison."""
-    ranking = s.ranking()
-    chosen = ranking[: s.policy.final_top]
-    keep = {config_key(default)} | ({config_key(stored.config)} if stored and stored.config else set())
-    return chosen + [m for m in ranking[len(chosen) :] if config_key(m.config) in keep]
+    """The best few, the default, and the winner of an earlier comparison.
+
+    The latter two are compared even where the user's space leaves them out, if there is anything to compare with.
+    """
+    chosen = s.ranking()[: s.policy.final_top]
+    have = {config_key(m.config) for m in chosen}
+    keep = dict.fromkeys(config_key(c) for c in (default, stored.config if stored else None) if c)
+    more = [s.known[key] for key in keep if key in s.known and key not in have]
+    return chosen + [m for m in more if m.status is Status.OK] if chosen else []
 
 
 def _decided(s: Session, stored: Schedule, finalists: Sequence[Measurement]) -> bool:
-    """Whether the stored decision was made among these finalists, on a machine that was quiet enough."""
-    if stored.busy:
+    """Whether the stored decision was made among these finalists, on a machine that was quiet enough.
+
+    One among the candidates of the shipped space holds in a narrower one if its winner is in there.
+    """
+    if stored.busy or stored.space not in ("", _space(s)) or (stored.config and not s.allows(stored.config)):
         return False
     finals = [s.store.get_measurement(s.key, m.config, "final") for m in finalists]
     return all(m is not None and m.status is Status.OK for m in finals)
@@ -121,7 +128,7 @@ def _decide(
 ) -> Final:
     names = {config_key(m.config): m.config for m in finalists}
     times = {key: o.latency_us for key, o in outcomes.items() if o.ok and o.latency_us is not None}
-    best = min((k for k in names if k in times), key=lambda k: times[k])
+    best = min((k for k, config in names.items() if k in times and s.allows(config)), key=lambda k: times[k])
     baselines = {name: times.get(name) for name in outcomes if name not in names}
     errors = {name: outcomes[name].reason for name in baselines if not outcomes[name].ok}
     rivals = {name: us for name, us in baselines.items() if us is not None}
@@ -139,6 +146,7 @@ def _decide(
         family=s.task.workload.family,
         extent=s.task.workload.extent,
         others=s.worker.others,
+        space=_space(s),
     )
     # The stored winner, if it still works, was among the finalists, so the new decision is the better informed one.
     s.store.put_schedule(schedule, replace=True)
@@ -153,6 +161,10 @@ def _decide(
     )
 
 
+def _space(s: Session) -> str:
+    return s.narrowed.fingerprint if s.narrowed else ""
+
+
 def _beats(candidate: Outcome, baseline: Outcome) -> bool:
     """Faster in the median, and in most rounds: samples of one round were taken side by side."""
     a, b = candidate.latency_us, baseline.latency_us
@@ -164,11 +176,11 @@ def _beats(candidate: Outcome, baseline: Outcome) -> bool:
 def _from_store(s: Session, stored: Schedule, default: Config) -> Final:
     """The decision of an earlier search, with the numbers it was made on."""
     finals = {}
-    for m in s.ranking():
+    for m in s.known.values():
         final = s.store.get_measurement(s.key, m.config, "final")
         if final is not None and final.latency_us is not None:
             finals[config_key(m.config)] = final
-    best = min(finals.values(), key=lambda m: m.latency_us or 0.0)
+    best = min((m for m in finals.values() if s.allows(m.config)), key=lambda m: m.latency_us or 0.0)
     if stored.config is not None:
         best = finals.get(config_key(stored.config), best)
     at_default = finals.get(config_key(default))

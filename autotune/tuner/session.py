@@ -19,6 +19,7 @@ from autotune.store.store import Store
 from autotune.task import Artifact, Config, Status, Task, config_key
 from autotune.tuner.interrupt import Interrupt
 from autotune.tuner.result import Progress
+from autotune.tuner.space import Space, holds
 
 LEASE_S = 30.0
 """How long a claim outlives a search on another host that was killed; on this host its death is seen at once."""
@@ -68,6 +69,8 @@ class Session:
     timeout: float | None
     seed: int
     report: Callable[[Progress], None] | None = None
+    narrowed: Space | None = None
+    """The user's own space, to which what is deployed is confined; None for the shipped one."""
     started: float = field(default_factory=time.monotonic)
     known: dict[str, Measurement] = field(default_factory=dict)
     """Candidate (its key) to what it is ranked by: its repeated timing, else its first; or why it failed.
@@ -81,6 +84,7 @@ class Session:
     failed: Counter[str] = field(default_factory=Counter)
     final_us: float | None = None
     """Latency of the best candidate in the final comparison, once there was one."""
+    _allowed: dict[str, bool] = field(default_factory=dict)
 
     @property
     def elapsed(self) -> float:
@@ -91,14 +95,32 @@ class Session:
         """Seconds of the time budget left; None without one."""
         return None if self.timeout is None else max(0.0, self.timeout - self.elapsed)
 
+    def allows(self, config: Config) -> bool:
+        """Whether a candidate may be deployed: always, unless the user's narrowed space leaves it out.
+
+        The default and what is stored from wider searches may be outside.
+        """
+        if self.narrowed is None:
+            return True
+        key = config_key(config)
+        if key not in self._allowed:
+            self._allowed[key] = holds(self.narrowed, config, self.task.normalize)
+        return self._allowed[key]
+
+    @property
+    def tried(self) -> bool:
+        """Whether any candidate that may be deployed has been tried."""
+        return any(self.allows(m.config) for m in self.known.values())
+
     def ranking(self) -> list[Measurement]:
-        """Candidates that work, fastest first."""
+        """Candidates that work and may be deployed, fastest first."""
         good = [m for m in self.known.values() if m.status is Status.OK and m.latency_us is not None]
-        return sorted(good, key=lambda m: m.latency_us or 0.0)
+        return sorted((m for m in good if self.allows(m.config)), key=lambda m: m.latency_us or 0.0)
 
     @property
     def best_us(self) -> float | None:
-        return min((m.latency_us for m in self.known.values() if m.latency_us is not None), default=None)
+        ranking = self.ranking()
+        return ranking[0].latency_us if ranking else None
 
     def build(self, config: Config) -> Future[Built]:
         return self.pool.submit(self.task.workload, self.task.device, config)

@@ -10,7 +10,7 @@ import difflib
 import math
 import random
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -147,6 +147,25 @@ class Space:
             else:
                 out[p.name] = p.choices[index]
         return out
+
+
+def holds(space: Space, config: Config, normalize: Callable[[Config], Config]) -> bool:
+    """Whether ``config``, as a task has normalised it, is what some configuration of ``space`` comes to.
+
+    A value that the space lacks is no matter where the parameter has no effect: where one of the space's own values is
+    normalised to it.
+    """
+    member = dict(config)
+    if member.keys() != {p.name for p in space}:
+        return False
+    for p in space:
+        if p.index(member[p.name]) is None:
+            same = (c for c in p.choices if normalize({**member, p.name: c}) == config)
+            choice = next(same, None)
+            if choice is None:
+                return False
+            member[p.name] = choice
+    return True
 
 
 def load_space(domain: str, section: str, file: str | None = None) -> Space:

@@ -101,7 +101,8 @@ def tune(
         trials, timeout, patience: see :class:`Budget`.
         sampler: "tpe", "gp", "random" or "brute".
         seed: of the sampler and of the random inputs that candidates are verified on.
-        space_file: a user's narrowed copy of the domain's search space.
+        space_file: a user's narrowed copy of the domain's search space. The default and stored candidates that it
+            leaves out are compared with, but never deployed.
         policy: how to measure; part of the key under which everything is stored.
         progress: called after every candidate and at each change of phase.
         worker, pool: to share among several searches on one device; made, and closed, here otherwise.
@@ -147,6 +148,7 @@ def tune(
             timeout=timeout,
             seed=seed,
             report=progress,
+            narrowed=space if space_file and space.fingerprint != task.space().fingerprint else None,
         )
         # Random and exhaustive search stay what they are: they are what others are compared with.
         return _search(session, space, history, budget, polish=sampler in ("tpe", "gp"))
@@ -189,6 +191,8 @@ def _search(s: Session, space: Space, history: History, budget: Budget, polish: 
         final = finals.without_final(s)
     else:
         s.final_us = final.best_us
+    if final.best is None and not error and not s.interrupt.requested and s.narrowed is not None:
+        error = f"no candidate of {space.source} {'works' if s.tried else 'was tried'}"
     s.tell("done", stop)
     return Result(
         workload=s.key.workload,

@@ -151,6 +151,7 @@ def upgrade() -> None:
         sa.Column("family", sa.String(length=64), nullable=False),
         sa.Column("extent", sa.BigInteger(), nullable=False),
         sa.Column("others", sa.Double(), nullable=True),
+        sa.Column("space", sa.String(length=64), nullable=False),
         sa.Column("created", sa.Double(), nullable=False),
         sa.ForeignKeyConstraint(
             ["artifact"], ["autotune_artifacts.fingerprint"], name="fk_autotune_schedules_artifact"

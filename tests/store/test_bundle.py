@@ -22,7 +22,7 @@ def bundle(tmp_path: Path) -> Path:
     """Four schedules: a cubin, another environment, a CPU kernel, and a baseline that won."""
     with Store.open(tmp_path / "from.db") as store:
         store.put_schedule(schedule(put_key(store)))
-        store.put_schedule(schedule(put_key(store, env=NEAR), 11.0, others=0.5))
+        store.put_schedule(schedule(put_key(store, env=NEAR), 11.0, others=0.5, space="a" * 64))
         store.put_schedule(schedule(put_key(store, workload(2)), artifact=CPU_ARTIFACT))
         store.put_schedule(schedule(put_key(store, workload(3)), config=None, artifact=None, winner="eager"))
         assert export_bundle(store, tmp_path / "b.zip") == 4

@@ -11,12 +11,14 @@ import ctypes
 import os
 import resource
 import time
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from autotune.errors import BuildError
 from autotune.task import Artifact, Config, Kernel, Runnable, Verdict
-from autotune.tuner.space import Parameter, Space, load_space
+from autotune.tuner.space import Parameter, Space
 from autotune.workload import Workload, digest
 
 KIND = "toy"
@@ -36,10 +38,11 @@ class ToyTask:
         self.workload, self.device = workload, device
 
     def space(self, file: str | None = None) -> Space:
-        if file is not None:
-            return load_space(KIND, "cpu", file)
         how = GOOD + BAD if self.workload.spec["bad"] else GOOD
-        return Space((Parameter("how", how), Parameter("block", BLOCKS)), "toy.toml")
+        space = Space((Parameter("how", how), Parameter("block", BLOCKS)), file or "toy.toml")
+        for name, allowed in tomllib.loads(Path(file).read_text()).items() if file else ():
+            space = space.restrict(name, allowed)
+        return space
 
     def default(self) -> Config:
         return {"how": "rows", "block": 4}
