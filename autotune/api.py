@@ -48,10 +48,11 @@ def search(
     from autotune.store import Store
 
     where = resolve_device(device)
+    counted: Sequence[tuple[Workload, int]]
     if isinstance(target, Workload):
-        workloads: list[Workload] = [target]
+        counted = [(target, 1)]
     elif isinstance(target, Sequence) and not isinstance(target, str):
-        workloads = list(target)
+        counted = [(workload, 1) for workload in target]
     else:
         from autotune.fusion.target import fusion_workloads, workloads_of
 
@@ -64,10 +65,34 @@ def search(
                 inputs = ()
             args = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
             counted = workloads_of(target, args, dict(kwargs or {}))
-        workloads = [workload for workload, _ in counted]
-        options.setdefault("weights", {workload.fingerprint: float(count) for workload, count in counted})
+    options.setdefault("weights", time_weights(counted))
     with Store.open(db) as store:
-        return tune_workloads(workloads, where, store, **options)
+        return tune_workloads([workload for workload, _ in counted], where, store, **options)
+
+
+def time_weights(counted: Sequence[tuple[Workload, int]]) -> dict[str, float]:
+    """What each workload's share of a search's time should be: more where more time can be won.
+
+    A memory-intensive region costs time by the bytes it moves, but a candidate of a region ten times as large is not
+    worth ten times as much searching, and a small one needs a few candidates all the same. So the weight is how often
+    the region occurs, times the square root of its mebibytes where it has more than one. What is not a fusion region
+    counts as one mebibyte.
+
+    Args:
+        counted: workloads and how often each occurs.
+
+    Returns:
+        Fingerprint to weight, for :func:`tune_workloads`.
+    """
+    return {workload.fingerprint: count * max(1.0, (_bytes(workload) / 2**20) ** 0.5) for workload, count in counted}
+
+
+def _bytes(workload: Workload) -> int:
+    if workload.kind != "fusion":
+        return 0
+    from autotune.fusion.graph import Graph
+
+    return Graph.from_json(workload.spec).bytes_moved
 
 
 def tune_workloads(

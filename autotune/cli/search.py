@@ -121,7 +121,7 @@ def _missed(store: Store, device: str) -> list[tuple[Workload, int]]:
 
 
 def _tune(args: argparse.Namespace, device: str, store: Store, counted: Sequence[tuple[Workload, int]]) -> list[Result]:
-    from autotune.api import tune_workloads
+    from autotune.api import time_weights, tune_workloads
     from autotune.cli.progress import ProgressDisplay
     from autotune.tuner.result import BusyMachine
 
@@ -137,7 +137,7 @@ def _tune(args: argparse.Namespace, device: str, store: Store, counted: Sequence
             seed=args.seed,
             space_file=args.space,
             progress=display.show,
-            weights={workload.fingerprint: float(count) for workload, count in counted},
+            weights=time_weights(counted),
             command=_command(args),
         )
 
