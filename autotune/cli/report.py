@@ -82,7 +82,9 @@ def print_table(answer: Mapping[str, Any]) -> None:
     """The regions of an answer as a table on stdout, in the order given, and their sum.
 
     ``noise`` is the interquartile range over the median of the winner's samples; ``runs`` is what a deployment runs,
-    marked where other processes kept the machine too busy for that to be trusted.
+    marked where other processes kept the machine too busy for that to be trusted; in the sum it is the
+    latency of all that, to which ``speedup`` refers, whereas ``autotune`` is the best candidate even where a baseline
+    won.
     """
     from rich.table import Table
 
@@ -109,10 +111,25 @@ def print_table(answer: Mapping[str, Any]) -> None:
         sums = [microseconds(_latency(answer["baselines"].get(name))) for name in names]
         latency = microseconds(answer["best"]["latency_us"])
         table.add_section()
-        table.add_row("sum", "", answer["match"], *sums, latency, *("" for _ in noisy), ratio(answer["speedup"]), "")
+        table.add_row(
+            "sum",
+            "",
+            answer["match"],
+            *sums,
+            latency,
+            *("" for _ in noisy),
+            ratio(answer["speedup"]),
+            _deployed(answer),
+        )
     console().print(table)
     if any(_busy(region) for region in regions):
         console().print(BUSY_NOTE, highlight=False)
+
+
+def _deployed(answer: Mapping[str, Any]) -> str:
+    """What a deployment takes for all regions; where baselines won that is less than the sum of the candidates."""
+    latency = answer["deployed_us"]
+    return "" if latency is None else f"{microseconds(latency)} in all"
 
 
 def _busy(region: Region) -> bool:

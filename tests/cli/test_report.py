@@ -100,3 +100,11 @@ def test_a_busy_comparison_is_marked(capsys: pytest.CaptureFixture[str]) -> None
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines if "(busy)" in line] == ["b"]
     assert any("search again on a quiet machine" in line for line in lines)
+
+
+def test_the_sum_tells_what_is_deployed_beside_the_best_candidates(capsys: pytest.CaptureFixture[str]) -> None:
+    lost = region("a", 2, 100.0, 40.0, 60.0, deployed_us=40.0, winner="eager", speedup=1.0)
+    print_table(total("t", "cpu", [lost, region("b", 1, 10.0, 30.0, 20.0)]))
+    (last,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("sum")]
+    # eager 2 * 40 + 30, inductor 2 * 60 + 20, candidates 2 * 100 + 10, deployed 2 * 40 + 10
+    assert " ".join(last.split()) == "sum exact 110 us 140 us 210 us 1.22x 90 us in all"
