@@ -38,7 +38,8 @@ def parse_url(url: str | os.PathLike[str] | None) -> sa.URL:
     SQLite paths are made absolute, since other processes will open them too.
 
     Raises:
-        UserError: no URL, a database that is not supported, a driver that is not installed.
+        UserError: no URL, a database that is not supported, a driver that is not installed, options on an SQLite file
+            (they would be lost on the search's other processes).
     """
     text = os.fspath(url) if url is not None else os.environ.get(DATABASE_VARIABLE) or str(default_path())
     if "://" not in text:
@@ -51,6 +52,12 @@ def parse_url(url: str | os.PathLike[str] | None) -> sa.URL:
         raise UserError(f"{text!r} is not a database URL: {_EXAMPLES}") from None
     backend = parsed.get_backend_name()
     if backend == "sqlite":
+        if parsed.query:
+            given = "&".join(f"{k}={v}" for k, v in parsed.query.items())
+            raise UserError(
+                f"{parsed.database}: an SQLite URL takes no options ({given}): give only the file; take away its"
+                " write permission where it must not be written"
+            )
         if not parsed.database or parsed.database == ":memory:" or parsed.database.startswith("file:"):
             raise UserError("an in-memory database cannot be shared between the search's processes: give a file name")
         return _sqlite_url(parsed.database)

@@ -38,6 +38,8 @@ def one_line(error: pytest.ExceptionInfo[UserError]) -> str:
         ("sqlite://", "in-memory"),
         (":memory:", "names no database"),
         ("sqlite:///:memory:", "in-memory"),
+        ("sqlite:////x.db?mode=ro&uri=true", r"^/x.db: .* takes no options \(mode=ro&uri=true\)"),
+        ("sqlite:///file:x.db?mode=ro&uri=true", "takes no options"),
         ("postgresql://autotune@localhost:1/x", "cannot use the database"),
         ("postgresql://u:secret@localhost:1/x", "cannot use the database"),
         ("postgresql+psycopg2://localhost/x", "no driver"),
