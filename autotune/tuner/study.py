@@ -70,7 +70,7 @@ class Budget:
     def patience_now(self) -> int:
         if self.patience is not None:
             return self.patience
-        return _PATIENCE if self.trials is None else max(30, self.trials // 3)
+        return _PATIENCE if self.trials is None else max(40, self.trials // 2)
 
 
 def tune(
