@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from autotune.codegen.cuda import GENERATOR, NAMES, CudaSource
 from autotune.codegen.expr import LOG2E, accumulator, combine, identity
-from autotune.codegen.program import Online, Pass
+from autotune.codegen.program import Online, Pass, power_of_two
 from autotune.errors import Unsupported
 from autotune.fusion.graph import REDUCTIONS, STORAGE_BYTES
 
@@ -15,11 +15,6 @@ if TYPE_CHECKING:
 
 MAX_PACK_LANES = 4096
 """packs * elements * values that a thread's straight-line code may hold: beyond it compiling crawls."""
-
-
-def power_of_two(n: int) -> int:
-    """The smallest power of two that is at least ``n``."""
-    return 1 << max(0, n - 1).bit_length()
 
 
 class _Rows:

@@ -112,6 +112,11 @@ class Program:
         return stride_of(v, self.cols[-1]) if self.cols else 0
 
 
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least ``n``."""
+    return 1 << max(0, n - 1).bit_length()
+
+
 def stride_of(v: Value, axis: int) -> int:
     """Stride of a load or gather along ``axis``; 0 where it does not vary."""
     return v.strides[v.axes.index(axis)] if axis in v.axes else 0
@@ -232,7 +237,7 @@ def build_program(graph: Graph, *, keep: bool = True, online: bool = False) -> P
     vals = graph.values
     pairs = find_online(graph) if online else ()
     by_total = {o.total: o for o in pairs}
-    live = _live(graph)
+    live = graph.live
 
     level = [0] * len(vals)
     for i, v in enumerate(vals):
@@ -324,17 +329,6 @@ def build_program(graph: Graph, *, keep: bool = True, online: bool = False) -> P
 def _covers(graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], k: int) -> bool:
     axes = graph.outputs[k].axes
     return all(a in axes or graph.extents[a] <= 1 for a in rows)
-
-
-def _live(graph: Graph) -> list[int]:
-    seen: set[int] = set()
-    stack = [o.value for o in graph.outputs]
-    while stack:
-        i = stack.pop()
-        if i not in seen:
-            seen.add(i)
-            stack.extend(graph.values[i].args)
-    return sorted(seen)
 
 
 def _closure(

@@ -190,6 +190,18 @@ class Graph:
                 out[a].append(i)
         return tuple(tuple(u) for u in out)
 
+    @cached_property
+    def live(self) -> tuple[int, ...]:
+        """The values that some output needs, in order."""
+        needed: set[int] = set()
+        stack = [o.value for o in self.outputs]
+        while stack:
+            i = stack.pop()
+            if i not in needed:
+                needed.add(i)
+                stack.extend(self.values[i].args)
+        return tuple(sorted(needed))
+
     def input_numel(self, slot: int) -> int:
         """Elements from the slot's base pointer that the region may touch (1 + the largest reachable offset)."""
         top = 0

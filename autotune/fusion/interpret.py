@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from autotune.fusion.graph import Graph, Value
-from autotune.fusion.simplify import live_values
 
 _FLOAT_TYPES = ("float32", "float16", "bfloat16")
 _COMPUTE = {"float32": torch.float64, "int32": torch.int32, "int64": torch.int64, "bool": torch.bool}
@@ -205,7 +204,7 @@ def _limited(v: Value, t: Tensor) -> Tensor:
 
 def _evaluate(graph: Graph, inputs: Sequence[Tensor], device: torch.device, lo: int, hi: int) -> list[Tensor]:
     frame = _Frame(graph, inputs, device, lo, hi) if graph.extents else _Frame(graph, inputs, device, 0, 1)
-    order = live_values(graph)
+    order = graph.live
     last: dict[int, int] = {}
     for i in order:
         for a in graph.values[i].args:

@@ -58,7 +58,7 @@ def make_plan(graph: Graph) -> Plan:
         Unsupported: some group has no kernel in this version.
     """
     vals = graph.values
-    live = _live(graph)
+    live = graph.live
     drafts: list[_Draft] = []
     home: dict[int, int] = {}  # reduction -> group
 
@@ -133,17 +133,6 @@ def _fits(graph: Graph, d: _Draft, axes: frozenset[int], over: tuple[int, ...] |
         have = d.axes - set(d.over)
         return have <= axes <= d.axes
     return axes == d.axes
-
-
-def _live(graph: Graph) -> list[int]:
-    seen: set[int] = set()
-    stack = [o.value for o in graph.outputs]
-    while stack:
-        i = stack.pop()
-        if i not in seen:
-            seen.add(i)
-            stack.extend(graph.values[i].args)
-    return sorted(seen)
 
 
 def _finish(graph: Graph, drafts: list[_Draft], home: dict[int, int]) -> Plan:

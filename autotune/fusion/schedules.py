@@ -50,11 +50,6 @@ def has_online(program: Program) -> bool:
     return bool(find_online(program.graph))
 
 
-def power_of_two(n: int) -> int:
-    """The smallest power of two that is at least ``n``."""
-    return 1 << max(0, n - 1).bit_length()
-
-
 def narrow(space: Space, name: str, allowed: Iterable[Choice]) -> Space:
     """``space.restrict``, except that a user's own narrowing wins where nothing of ours is left in it."""
     legal = list(allowed)

@@ -10,18 +10,6 @@ from dataclasses import replace
 from autotune.fusion.graph import Graph, Output, Value
 
 
-def live_values(graph: Graph) -> list[int]:
-    """Indices of the values that some output needs, in order."""
-    needed: set[int] = set()
-    stack = [o.value for o in graph.outputs]
-    while stack:
-        i = stack.pop()
-        if i not in needed:
-            needed.add(i)
-            stack.extend(graph.values[i].args)
-    return sorted(needed)
-
-
 def remap(graph: Graph, values: list[int], axes: dict[int, int], extents: tuple[int, ...]) -> Graph:
     """The graph of ``values`` (in this order) with axes renumbered; axes not in ``axes`` are dropped."""
     where = {old: new for new, old in enumerate(values)}
@@ -58,7 +46,7 @@ def remap_output(o: Output, where: dict[int, int], axes: dict[int, int]) -> Outp
 
 def drop_dead(graph: Graph) -> Graph:
     """Without the values no output needs and the axes nothing runs over."""
-    values = live_values(graph)
+    values = list(graph.live)
     used = {a for i in values for a in (*graph.values[i].axes, *graph.values[i].over)}
     used.update(a for o in graph.outputs for a in o.axes)
     kept = sorted(used)

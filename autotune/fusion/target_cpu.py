@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from autotune.codegen.program import Program
-from autotune.fusion.schedules import has_online, narrow, power_of_two
+from autotune.codegen.program import Program, power_of_two
+from autotune.fusion.schedules import has_online, narrow
 from autotune.task import Config
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from autotune.codegen.cuda import CudaSchedule, emit, narrowest, vector_length
-from autotune.codegen.program import Program, build_program
+from autotune.codegen.program import Program, build_program, power_of_two
 from autotune.errors import Unsupported
 from autotune.fusion.graph import Graph
-from autotune.fusion.schedules import has_online, narrow, power_of_two
+from autotune.fusion.schedules import has_online, narrow
 from autotune.task import Config
 
 if TYPE_CHECKING:
