@@ -115,7 +115,7 @@ def compile_ptx(source: CudaSource, target: str) -> tuple[str, str]:
         # ptxas ignores its own register option where the kernel states its block size, so the kernel states both.
         text = re.sub(r"(\.maxntid[^\n]*\n)", rf"\1.maxnreg {source.max_registers}\n", text, count=1)
     text = _UNUSED.sub("", text)
-    # A short, stable entry name, for the same reason: equal candidates are equal cubins, and stored once.
+    # A short, stable entry name, as the environment pointers go: equal candidates are equal cubins, and stored once.
     return text.replace(found.group(1), "autotune_kernel"), "autotune_kernel"
 
 

@@ -129,8 +129,6 @@ class CudaEmitter:
         self.vec = vector_length(program, schedule.vector_bytes)
         if self.vec == 0:
             raise Unsupported(f"vectors of {schedule.vector_bytes} bytes do not divide a row")
-        self.lines: list[str] = []
-        self.row_axes_used: set[int] = set()
         n_in = len(self.g.inputs)
         self.out_ptr = [f"p{n_in + k}" for k in range(len(self.g.outputs))]
         self.access: dict[int, _Access] = {}
@@ -138,8 +136,7 @@ class CudaEmitter:
             if v.op in ("load", "gather"):
                 self.access[i] = _Access(program, v.axes, v.strides, v.offset, self.vec)
         self.out_access = [_Access(program, o.axes, o.strides, o.offset, self.vec) for o in self.g.outputs]
-        self.flat = program.pointwise
-        self.ok_needed = not self.flat and schedule.rows_per_block > 1
+        self.ok_needed = not program.pointwise and schedule.rows_per_block > 1
         self.kept_of: dict[int, list[int]] = {}  # pass -> values it keeps
         self.where_kept: dict[int, int] = {}
         for q, pas in enumerate(program.passes):
@@ -172,10 +169,37 @@ class CudaEmitter:
 
     def base_terms(self, acc: _Access) -> str:
         terms = [f"i{a} * {s}" if s != 1 else f"i{a}" for a, s in acc.rows]
-        self.row_axes_used |= {a for a, _ in acc.rows}
         if acc.offset:
             terms.append(str(acc.offset))
         return " + ".join(terms) if terms else "0"
+
+    def row_indices(self) -> list[str]:
+        """Lines that take the number ``row`` apart into the index ``i<axis>`` along each row axis."""
+        out = []
+        rem = "row"
+        for a in reversed(self.p.rows[1:]):
+            out.append(f"i{a} = int64(urem({rem}, {self.g.extents[a]}))")
+            out.append(f"q{a} = udiv({rem}, {self.g.extents[a]})")
+            rem = f"q{a}"
+        if self.p.rows:  # the outermost is what is left: its extent may be open
+            out.append(f"i{self.p.rows[0]} = int64({rem})")
+        return out
+
+    def bases(self) -> list[str]:
+        """Lines with the element offset of this row in every tensor that a walk touches."""
+        used = sorted({i for q in self.p.passes for i in q.compute if i in self.access})
+        out = [f"b{i} = int64({self.base_terms(self.access[i])})" for i in used]
+        for k in sorted({k for q in self.p.passes for k in q.stores}):
+            out.append(f"o{k} = int64({self.base_terms(self.out_access[k])})")
+        return out
+
+    def inner_rows(self) -> int:
+        """Rows for each step along the axis of open extent; all of them where no row axis is open."""
+        return self.g.size(a for a in self.p.rows if a != self.p.dynamic)
+
+    def params(self) -> tuple[str, ...]:
+        """Short type names of the kernel's pointers."""
+        return tuple(NAMES[d] for d in (*self.g.inputs, *(o.dtype for o in self.g.outputs)))
 
     def guard_text(self, v: Value, axes: tuple[int, ...], lane: str) -> str:
         """Condition under which a guarded load may touch memory, over the guards on ``axes``."""
@@ -185,8 +209,6 @@ class CudaEmitter:
             if a not in axes:
                 continue
             i = f"(j{a}{lane})" if a == inner else (f"j{a}" if a in self.p.cols else f"i{a}")
-            if a in self.p.rows:
-                self.row_axes_used.add(a)
             if lo > 0:
                 conds.append(f"{i} >= {lo}")
             if hi < self.g.extents[a] or a == 0:
@@ -218,10 +240,6 @@ class CudaEmitter:
 
         inner = self.p.cols[-1]
         rest = "c"
-        touched = {a for i in pas.compute if i in self.access for a, _ in self.access[i].outer}
-        touched |= {a for k in pas.stores for a, _ in self.out_access[k].outer}
-        touched |= {ga for i in pas.compute for ga, _, _ in g.values[i].guards}
-        touched |= {g.values[i].axes[0] for i in pas.compute if g.values[i].op == "index"}
         if len(self.p.cols) > 1:
             for a in reversed(self.p.cols):
                 if a == self.p.cols[0]:
@@ -256,7 +274,7 @@ class CudaEmitter:
         for i in pas.compute:
             v = g.values[i]
             if v.op == "load":
-                self.emit_load(i, v, q, body, need, address)
+                self.emit_load(i, v, body, need, address)
             elif v.op == "gather":
                 ptr, acc, short = need(f"p{v.slot}"), self.access[i], NAMES[g.inputs[v.slot]]
                 zero = literal(0, v.dtype)
@@ -325,7 +343,7 @@ class CudaEmitter:
             xs = nxt + ([xs[-1]] if len(xs) % 2 else [])
         return xs[0]
 
-    def emit_load(self, i: int, v: Value, q: int, body: list[str], need: Any, address: Any) -> None:
+    def emit_load(self, i: int, v: Value, body: list[str], need: Any, address: Any) -> None:
         vec, acc, short = self.vec, self.access[i], NAMES[self.g.inputs[v.slot]]
         ptr, hint = need(f"p{v.slot}"), self.load_hint(i)
         inner = self.p.cols[-1]
@@ -335,7 +353,7 @@ class CudaEmitter:
             if a in self.p.rows:
                 need(f"i{a}")
         zero = literal(0, v.dtype)
-        if acc.vector and (by_pack or not v.guards):
+        if acc.vector and by_pack:
             guard = self.guard_text(v, axes, "")
             at = address(acc, f"b{i}", 0)
             if self.packed(i):
@@ -420,7 +438,6 @@ class CudaEmitter:
                 return [f"v{i} = {literal(0, v.dtype)}", f"if {guard}:", f"    {load}"]
             return [load]
         if v.op == "index":
-            self.row_axes_used.add(v.axes[0])
             return [f"v{i} = {'float32' if v.dtype == 'float32' else v.dtype}(i{v.axes[0]} * {v.scale} + {v.shift})"]
         types = [self.g.values[a].dtype for a in v.args]
         return [f"v{i} = {pointwise(v, types, [self.name(a, 0) for a in v.args])}"]

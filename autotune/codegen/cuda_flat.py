@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from autotune.codegen.cuda import GENERATOR, NAMES, CudaSource
+from autotune.codegen.cuda import GENERATOR, CudaSource
 from autotune.codegen.cuda_rows import alignments
 from autotune.errors import Unsupported
 
@@ -27,10 +27,7 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
     dynamic = p.dynamic == 0
     open_cols = dynamic and not p.rows  # the one axis is the column axis, of open extent
     col_packs = 0 if open_cols else p.n_cols // vec
-    inner = 1
-    for a in p.rows:
-        if not (dynamic and a == 0):
-            inner *= g.extents[a]
+    inner = e.inner_rows()
     if not open_cols:
         inner *= col_packs
     total = (f"n0 // {vec}" if open_cols else f"n0 * {inner}") if dynamic else str(inner)
@@ -45,20 +42,10 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
                 out.append(f"c = int32((w - row * {col_packs}) * {vec})")
             else:
                 out.append(f"c = int32(w * {vec})")
-            rem = "row"
-            for n, a in enumerate(reversed(p.rows)):
-                if n == len(p.rows) - 1:
-                    out.append(f"i{a} = int64({rem})")
-                else:
-                    out.append(f"i{a} = int64(urem({rem}, {g.extents[a]}))")
-                    out.append(f"q{a} = udiv({rem}, {g.extents[a]})")
-                    rem = f"q{a}"
+            out += e.row_indices()
         for i in pas.row_values:
             out += e.row_value(i)
-        for i in sorted(j for j in pas.compute if j in e.access):
-            out.append(f"b{i} = int64({e.base_terms(e.access[i])})")
-        for k in pas.stores:
-            out.append(f"o{k} = int64({e.base_terms(e.out_access[k])})")
+        out += e.bases()
         out.append(f"f0({', '.join(params)})")
         return out
 
@@ -94,5 +81,4 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
         "multiple": vec if open_cols else 1,
         "generator": GENERATOR,
     }
-    params_out = tuple(NAMES[d] for d in (*g.inputs, *(o.dtype for o in g.outputs)))
-    return CudaSource("\n\n".join([text, "\n".join(kernel)]) + "\n", params_out, launch, block, s.max_registers)
+    return CudaSource("\n\n".join([text, "\n".join(kernel)]) + "\n", e.params(), launch, block, s.max_registers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from autotune.codegen.cuda import GENERATOR, NAMES, CudaSource
+from autotune.codegen.cuda import GENERATOR, CudaSource
 from autotune.codegen.expr import LOG2E, accumulator, combine, identity
 from autotune.codegen.program import Online, Pass, power_of_two
 from autotune.errors import Unsupported
@@ -259,22 +259,7 @@ class _Rows:
                 main += row_values(self.row_chain(o.shift))
                 main.append(f"sh = sel(abs(v{o.peak}) == float32(inf), float32(0), v{o.peak})")
                 main.append(f"v{o.total} = a{o.total} * ex2((sh - {e.name(o.shift, 0)}) * {LOG2E})")
-        bases = self.bases()
-        # Row axes are decomposed only where something needs them.
-        decompose = []
-        rem = "row"
-        for n, a in enumerate(reversed(p.rows)):
-            last = n == len(p.rows) - 1
-            if last:
-                decompose.append(f"i{a} = int64({rem})")
-            else:
-                decompose.append(f"i{a} = int64(urem({rem}, {g.extents[a]}))")
-                decompose.append(f"q{a} = udiv({rem}, {g.extents[a]})")
-                rem = f"q{a}"
-        inner_rows = 1
-        for a in p.rows:
-            if not (p.dynamic >= 0 and a == 0):
-                inner_rows *= g.extents[a]
+        inner_rows = e.inner_rows()
         dynamic = p.dynamic == 0
         persistent = self.s.blocks_per_sm > 0
         pre = ["tid = int32(cuda.threadIdx.x)"]
@@ -307,7 +292,7 @@ class _Rows:
         if self.R > 1:
             loop.append("ok = row < rows")
             loop.append("row = sel(ok, row, int32(rows - 1))")
-        loop += decompose + bases + main
+        loop += e.row_indices() + e.bases() + main
         if parity:
             loop.append(f"par = int32({span} - par)")
         text: list[str] = []
@@ -332,8 +317,7 @@ class _Rows:
             "multiple": 1,
             "generator": GENERATOR,
         }
-        params = tuple(NAMES[d] for d in (*g.inputs, *(o.dtype for o in g.outputs)))
-        return CudaSource(source, params, launch, self.s.block, self.s.max_registers)
+        return CudaSource(source, e.params(), launch, self.s.block, self.s.max_registers)
 
     def row_chain(self, i: int) -> list[int]:
         """Row values that value ``i`` is made from, in order, ``i`` included."""
@@ -346,15 +330,6 @@ class _Rows:
             seen.add(j)
             stack.extend(self.g.values[j].args)
         return sorted(seen)
-
-    def bases(self) -> list[str]:
-        """Element offsets of this row in every tensor that a walk touches."""
-        e, p = self.e, self.p
-        used = sorted({i for q in p.passes for i in q.compute if i in e.access})
-        out = [f"b{i} = int64({e.base_terms(e.access[i])})" for i in used]
-        for k in sorted({k for q in p.passes for k in q.stores}):
-            out.append(f"o{k} = int64({e.base_terms(e.out_access[k])})")
-        return out
 
 
 def alignments(e: CudaEmitter) -> list[int]:

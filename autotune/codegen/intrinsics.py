@@ -19,18 +19,6 @@ from numba.cuda.extending import intrinsic
 
 F32 = ir.FloatType()
 I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
-SHORT = {
-    "f32": "float32",
-    "f16": "float16",
-    "bf16": "bfloat16",
-    "i64": "int64",
-    "i32": "int32",
-    "i16": "int16",
-    "i8": "int8",
-    "u8": "uint8",
-    "b1": "bool",
-}
-NAMES = {v: k for k, v in SHORT.items()}
 SIZE = {"f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1, "b1": 1}
 LOAD_HINT = {
     "d": "ld.global.nc",

@@ -96,7 +96,7 @@ def make_plan(graph: Graph) -> Plan:
                 continue
             if any(k in reach(x) for x in deps - {k}):
                 continue  # what we need waits for this group: joining it would make a cycle
-            if _fits(graph, d, axes, over):
+            if _fits(d, axes, over):
                 d.needs |= deps - {k}
                 return k
         drafts.append(_Draft(over or (), axes, needs=set(deps)))
@@ -120,7 +120,7 @@ def make_plan(graph: Graph) -> Plan:
     return _finish(graph, drafts, home)
 
 
-def _fits(graph: Graph, d: _Draft, axes: frozenset[int], over: tuple[int, ...] | None) -> bool:
+def _fits(d: _Draft, axes: frozenset[int], over: tuple[int, ...] | None) -> bool:
     """Whether a root over ``axes`` belongs in draft ``d``: same rows, and columns that are the reduced axes."""
     if over is not None:
         rows = axes - set(over)
@@ -153,17 +153,13 @@ def _finish(graph: Graph, drafts: list[_Draft], home: dict[int, int]) -> Plan:
         for i in _cone(graph, drafts[k], home, k):
             if i in home and home[i] != k and i not in crossing:
                 crossing[i] = len(crossing)
-    scratch = tuple((_storage(vals[i]), vals[i].axes) for i in crossing)
+    scratch = tuple((vals[i].dtype, vals[i].axes) for i in crossing)
     groups = []
     for k in order:
         groups.append(_build_group(graph, drafts[k], home, k, crossing))
     for g in groups:
         build_program(g.graph)  # raises Unsupported where a group has no kernel
     return Plan(tuple(groups), scratch)
-
-
-def _storage(v: Value) -> str:
-    return {"float32": "float32", "int32": "int32", "int64": "int64", "bool": "bool"}[v.dtype]
 
 
 def _cone(graph: Graph, d: _Draft, home: dict[int, int], k: int) -> list[int]:
@@ -206,7 +202,7 @@ def _build_group(graph: Graph, d: _Draft, home: dict[int, int], k: int, crossing
     for i in cone:
         v = graph.values[i]
         if i in home and home[i] != k:
-            s = slot("scratch", crossing[i], _storage(v))
+            s = slot("scratch", crossing[i], v.dtype)
             v = Value("load", axes=v.axes, dtype=v.dtype, slot=s, strides=_dense(graph, v.axes))
         elif v.op in ("load", "gather"):
             s = slot("input", v.slot, graph.inputs[v.slot])
@@ -220,7 +216,7 @@ def _build_group(graph: Graph, d: _Draft, home: dict[int, int], k: int, crossing
     for r in d.roots:
         if r in crossing:
             axes = graph.values[r].axes
-            outputs.append(Output(new[r], axes, _dense(graph, axes), _storage(graph.values[r])))
+            outputs.append(Output(new[r], axes, _dense(graph, axes), graph.values[r].dtype))
             sinks.append(("scratch", crossing[r]))
     for o in d.stores:
         out = graph.outputs[o]

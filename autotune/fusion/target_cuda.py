@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from autotune.codegen.cubin import SmLimits
 from autotune.codegen.cuda import CudaSchedule, emit, narrowest, vector_length
 from autotune.codegen.program import Program, build_program, power_of_two
 from autotune.errors import Unsupported
@@ -202,7 +203,7 @@ def reject(graph: Graph, config: Config) -> str | None:
         source = emit(program, schedule)
     except Unsupported as error:
         return str(error)
-    if int(source.launch["shared"]) > 232448:
+    if int(source.launch["shared"]) > SmLimits().shared_block:
         return f"{source.launch['shared']} bytes of shared memory a block"
     why = crowded(program, config)
     if why:
