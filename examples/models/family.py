@@ -1,0 +1,103 @@
+"""What the models have in common: sizes by name, and targets for ``autotune search``."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+SIZES = ("gpu", "cpu")
+"""``gpu`` is the paper's size (what is measured), ``cpu`` the same model small enough for a test."""
+
+
+def default_size() -> str:
+    """``$EXAMPLE_SIZE``, or ``gpu`` where torch sees a GPU."""
+    return os.environ.get("EXAMPLE_SIZE") or ("gpu" if torch.cuda.is_available() else "cpu")
+
+
+@dataclass(frozen=True)
+class Family:
+    """One architecture.
+
+    Attributes:
+        sizes: a configuration for each of :data:`SIZES`.
+        build: (configuration, train) to a module; in training its forward returns the loss, a scalar.
+        batch: (configuration, train, device) to the module's positional arguments; random, the same every time.
+        kinds: "train", "infer" or both.
+    """
+
+    sizes: Mapping[str, Any]
+    build: Callable[[Any, bool], nn.Module]
+    batch: Callable[[Any, bool, str], tuple[Tensor, ...]]
+    kinds: tuple[str, ...]
+
+    def config(self, size: str | None = None) -> Any:
+        """The configuration called ``size`` (default: :func:`default_size`)."""
+        return self.sizes[size or default_size()]
+
+    def module(self, kind: str, config: Any, device: str = "cpu") -> nn.Module:
+        """The module in the configuration's type, in train or eval mode, with random but fixed weights.
+
+        Args:
+            kind: "train", or "infer" (then no parameter requires a gradient).
+        """
+        train = kind == "train"
+        cuda = [torch.device(device)] if device.startswith("cuda") else []
+        # The caller's random state is left alone.
+        with torch.random.fork_rng(devices=cuda), torch.device(device):
+            torch.manual_seed(0)
+            made = self.build(config, train)
+        return made.to(dtype=config.dtype).train(train).requires_grad_(train)
+
+    def target(self, name: str) -> Any:
+        """What ``package.module:name`` gives on a command line.
+
+        ``train`` and ``infer`` are modules and ``train_inputs`` and ``infer_inputs`` make their inputs; ``model`` and
+        ``inputs`` are those of the first kind there is.
+        """
+        kind, _, what = name.partition("_")
+        if name in ("model", "inputs"):
+            kind, what = self.kinds[0], "inputs" if name == "inputs" else ""
+        if kind not in self.kinds or what not in ("", "inputs"):
+            raise AttributeError(f"no attribute {name!r}")
+        config = self.config()
+        if not what:
+            return _cached(self, kind)
+
+        def inputs(device: str) -> tuple[Tensor, ...]:
+            return self.batch(config, kind == "train", device)
+
+        return inputs
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+@functools.cache
+def _cached(family: Family, kind: str) -> nn.Module:
+    return family.module(kind, family.config(), "cuda" if torch.cuda.is_available() else "cpu")
+
+
+def generator(device: str, seed: int = 0) -> torch.Generator:
+    """A generator on ``device``."""
+    return torch.Generator(device=device).manual_seed(seed)
+
+
+def tokens(device: str, shape: tuple[int, ...], high: int, seed: int = 0, low: int = 1) -> Tensor:
+    """Random whole numbers in ``[low, high)``."""
+    return torch.randint(low, high, shape, generator=generator(device, seed), device=device)
+
+
+def normal(device: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> Tensor:
+    """Standard normal numbers."""
+    return torch.randn(shape, generator=generator(device, seed), device=device).to(dtype)
+
+
+def lengths(device: str, batch: int, longest: int) -> Tensor:
+    """Lengths between half of ``longest`` and ``longest``, [batch]."""
+    return longest - torch.arange(batch, device=device) * longest // (2 * batch)
