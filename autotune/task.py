@@ -66,13 +66,14 @@ class Kernel:
 class Artifact:
     """What one configuration compiles to: kernels in launch order and the scratch tensors between them.
 
-    ``target`` is "sm_90" and the like, or "cpu". ``scratch`` holds (storage type, elements) of each global
-    intermediate.
+    ``target`` is "sm_90" and the like, or "cpu". ``scratch`` holds (storage type, elements, whether it
+    is state) of each global intermediate: first those of the plan, which scale with the open extent, then those that
+    belong to single groups. State is zero before every launch and left zero by it: counters of a grid barrier.
     """
 
     target: str
     kernels: tuple[Kernel, ...]
-    scratch: tuple[tuple[str, int], ...] = ()
+    scratch: tuple[tuple[str, int, bool], ...] = ()
     generator: str = ""
 
 

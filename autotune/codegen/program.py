@@ -326,6 +326,15 @@ def build_program(graph: Graph, *, keep: bool = True, online: bool = False) -> P
     return Program(graph, rows, cols, tuple(passes), dynamic)
 
 
+def once_a_row(program: Program) -> None:
+    """Raise Unsupported where a reduction would be computed again for rows that it does not vary over."""
+    g = program.graph
+    rows = {a for a in program.rows if g.extents[a] > 1}
+    for i in g.live:
+        if g.values[i].op in REDUCTIONS and not rows <= set(g.values[i].axes):
+            raise Unsupported("a reduction that is the same for several rows")
+
+
 def _covers(graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], k: int) -> bool:
     axes = graph.outputs[k].axes
     return all(a in axes or graph.extents[a] <= 1 for a in rows)

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from autotune.codegen.program import Program, build_program, find_online
-from autotune.fusion.plan import Plan
+from autotune.codegen.program import Program, find_online
 from autotune.task import Choice, Config
 
 if TYPE_CHECKING:
@@ -39,11 +38,6 @@ def join_spaces(spaces: Sequence[Space]) -> Space:
         return spaces[0]
     parameters = tuple(replace(p, name=f"g{k}.{p.name}") for k, s in enumerate(spaces) for p in s.parameters)
     return replace(spaces[0], parameters=parameters)
-
-
-def programs(plan: Plan) -> list[Program]:
-    """One program a group, with keeping and without online forms: what spaces and heuristics look at."""
-    return [build_program(g.graph) for g in plan.groups]
 
 
 def has_online(program: Program) -> bool:

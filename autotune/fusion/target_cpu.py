@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from autotune.codegen.program import Program, power_of_two
+from autotune.codegen.program import Program, build_program, power_of_two
 from autotune.fusion.schedules import has_online, narrow
 from autotune.task import Config
 
 if TYPE_CHECKING:
+    from autotune.codegen.kernels import GroupKernels
+    from autotune.fusion.graph import Graph
     from autotune.tuner.space import Space
 
 
@@ -78,3 +80,33 @@ def seeds(program: Program) -> list[Config]:
     if int(d["threads"]) > 1:
         out.append(d | {"threads": 1})
     return [normalize(program, c) for c in out]
+
+
+class CpuScheme:
+    """The same questions as the CUDA schemes answer, on the graph of one group."""
+
+    name = "cpu"
+
+    def check(self, graph: Graph) -> None:
+        build_program(graph)
+
+    def space_of(self, graph: Graph, space: Space) -> Space:
+        return space_of(build_program(graph), space)
+
+    def default(self, graph: Graph) -> Config:
+        return default(build_program(graph))
+
+    def seeds(self, graph: Graph) -> list[Config]:
+        return seeds(build_program(graph))
+
+    def normalize(self, graph: Graph, config: Config) -> Config:
+        return normalize(build_program(graph), config)
+
+    def reject(self, graph: Graph, config: Config) -> str | None:
+        return None
+
+    def emit(self, graph: Graph, config: Config, sms: int) -> GroupKernels:
+        raise NotImplementedError("CPU kernels are emitted when they are loaded: autotune.codegen.cpu")
+
+
+SCHEME = CpuScheme()

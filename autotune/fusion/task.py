@@ -11,12 +11,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from autotune.codegen.program import Program, build_program
 from autotune.errors import BuildError, Unsupported, UserError
-from autotune.fusion import target_cpu, target_cuda
+from autotune.fusion import target_cpu
 from autotune.fusion.graph import REDUCTIONS, Graph
-from autotune.fusion.plan import Plan, make_plan
+from autotune.fusion.plan import Group, Plan, make_plan
 from autotune.fusion.schedules import group_config, join_configs, join_spaces
+from autotune.fusion.schemes import Scheme, scheme_of
 from autotune.task import Artifact, Config, Kernel, Verdict
 from autotune.workload import Workload
 
@@ -43,13 +43,17 @@ class FusionTask:
     def __init__(self, workload: Workload, device: str, target: str | None = None, sms: int | None = None) -> None:
         self.workload, self.device = workload, device
         self.graph = Graph.from_json(workload.spec)
-        self.plan: Plan = make_plan(self.graph)
-        self.programs: list[Program] = [build_program(g.graph) for g in self.plan.groups]
         self._target, self._sms = target, sms
+        self.plan: Plan = make_plan(self.graph, self.side)
 
     @property
     def _cuda(self) -> bool:
         return self.device.startswith("cuda")
+
+    @property
+    def side(self) -> str:
+        """ "cuda" or "cpu"."""
+        return "cuda" if self._cuda else "cpu"
 
     def target(self) -> tuple[str, int]:
         """(architecture, streaming multiprocessors) of the device."""
@@ -59,38 +63,49 @@ class FusionTask:
             self._sms = self._sms or sms
         return self._target, self._sms
 
+    def plan_of(self, config: Config) -> Plan:
+        """The plan a configuration names; the greedy one where it names none."""
+        text = str(config.get("plan", ""))
+        return make_plan(self.graph, self.side, text) if text else self.plan
+
     def space(self, file: str | None = None) -> Space:
         from autotune.tuner.space import load_space
 
-        base = load_space("fusion", "cuda" if self._cuda else "cpu", file)
-        side = target_cuda if self._cuda else target_cpu
-        return join_spaces([side.space_of(p, base) for p in self.programs])
+        base = load_space("fusion", self.side, file)
+        return join_spaces([on.space_of(g.graph, base) for on, g in self._sides(self.plan)])
 
     def default(self) -> Config:
-        side = target_cuda if self._cuda else target_cpu
-        return join_configs([side.default(p) for p in self.programs])
+        return join_configs([on.default(g.graph) for on, g in self._sides(self.plan)])
 
     def seeds(self) -> Sequence[Config]:
-        side = target_cuda if self._cuda else target_cpu
-        found = [side.seeds(p) for p in self.programs]
-        base = [side.default(p) for p in self.programs]
+        sides = self._sides(self.plan)
+        found = [on.seeds(g.graph) for on, g in sides]
+        base = [on.default(g.graph) for on, g in sides]
         rows = itertools.zip_longest(*found)
         return [join_configs([c or b for c, b in zip(row, base, strict=True)]) for row in rows]
 
     def normalize(self, config: Config) -> Config:
         """The configuration that would in effect run."""
-        side = target_cuda if self._cuda else target_cpu
-        return join_configs([side.normalize(p, c) for p, c in zip(self.programs, self._parts(config), strict=True)])
+        plan = self.plan_of(config)
+        parts = self._parts(plan, config)
+        made = join_configs([on.normalize(g.graph, c) for (on, g), c in zip(self._sides(plan), parts, strict=True)])
+        return made | {"plan": config["plan"]} if "plan" in config else made
 
-    def _parts(self, config: Config) -> list[Config]:
-        n = len(self.plan.groups)
+    def _sides(self, plan: Plan) -> list[tuple[Scheme, Group]]:
+        """Each group with what knows how to schedule it on this target."""
+        return [(scheme_of(g.graph) if self._cuda else target_cpu.SCHEME, g) for g in plan.groups]
+
+    def _parts(self, plan: Plan, config: Config) -> list[Config]:
+        n = len(plan.groups)
         return [group_config(config, k, n) for k in range(n)]
 
     def reject(self, config: Config) -> str | None:
-        if not self._cuda:
-            return None
-        for group, part in zip(self.plan.groups, self._parts(config), strict=True):
-            why = target_cuda.reject(group.graph, part)
+        try:
+            plan = self.plan_of(config)
+        except Unsupported as error:
+            return str(error)
+        for (on, group), part in zip(self._sides(plan), self._parts(plan, config), strict=True):
+            why = on.reject(group.graph, part)
             if why:
                 return why
         return None
@@ -100,39 +115,25 @@ class FusionTask:
         return None if fitted is None else self.normalize(fitted)
 
     def build(self, config: Config) -> Artifact:
-        parts = self._parts(config)
-        scratch = self.plan.scratch_numel(self.graph)
+        plan = self.plan_of(config)
+        parts = self._parts(plan, config)
         if not self._cuda:
             kernels = tuple(Kernel(entry=f"cpu_{k}") for k in range(len(parts)))
-            self._compile_cpu(parts)
-            return Artifact("cpu", kernels, scratch, "cpu-1")
-        from autotune.codegen.compile import build
-        from autotune.codegen.cuda import GENERATOR, CudaSchedule, emit
+            self._compile_cpu(plan, parts)
+            return Artifact("cpu", kernels, plan.scratch_numel(self.graph), "cpu-1")
+        from autotune.codegen.assemble import build_artifact
 
         target, sms = self.target()
-        made = []
-        for group, part in zip(self.plan.groups, parts, strict=True):
-            try:
-                schedule = CudaSchedule.from_config(part)
-                program = build_program(group.graph, keep=schedule.keep != "reload", online=schedule.online)
-                kernel = build(emit(program, schedule), target)
-            except (Unsupported, KeyError) as error:
-                raise BuildError(str(error)) from error
-            if kernel.resources["stack"] > 512:
-                raise BuildError(f"spills {kernel.resources['stack']} bytes a thread")
-            per_sm = min(schedule.blocks_per_sm, kernel.resources["blocks_per_sm"])
-            launch = dict(kernel.launch) | {
-                "args": [list(a) for a in (*group.inputs, *group.outputs)],
-                "cap": per_sm * sms,
-            }
-            made.append(Kernel(kernel.entry, kernel.code, launch, kernel.resources))
-        return Artifact(target, tuple(made), scratch, GENERATOR)
+        try:
+            return build_artifact(self.graph, plan, parts, target, sms)
+        except (Unsupported, KeyError) as error:
+            raise BuildError(str(error)) from error
 
-    def _compile_cpu(self, parts: Sequence[Config]) -> None:
+    def _compile_cpu(self, plan: Plan, parts: Sequence[Config]) -> None:
         """Compile into the on-disk cache here, in the pool's process, so that the worker only loads."""
         from autotune.runtime.cpu_launch import make_launches
 
-        make_launches(self.plan, join_configs(parts))
+        make_launches(plan, join_configs(parts))
 
 
 def describe_cuda(device: str) -> tuple[str, int]:

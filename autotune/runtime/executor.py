@@ -19,6 +19,7 @@ from autotune.fusion.graph import Graph
 from autotune.fusion.plan import Plan, make_plan
 from autotune.runtime.counters import count
 from autotune.runtime.cuda_launch import REFUSED
+from autotune.runtime.state import state_for
 from autotune.store.records import Schedule
 from autotune.task import Kernel
 
@@ -78,11 +79,14 @@ def load_executor(
     config, artifact = schedule.config, schedule.artifact
     if config is None or artifact is None:
         raise BuildError("the schedule has no kernels: a baseline won")
-    plan = make_plan(graph)
-    if len(artifact.kernels) != len(plan.groups):
+    plan = make_plan(graph, "cpu" if device.type == "cpu" else "cuda", str(config.get("plan", "")))
+    if device.type == "cpu" and len(artifact.kernels) != len(plan.groups):
         raise BuildError(f"the artifact has {len(artifact.kernels)} kernels and the plan {len(plan.groups)} groups")
+    own = artifact.scratch[len(plan.scratch) :]
+    if len(artifact.scratch) < len(plan.scratch):
+        raise BuildError("the artifact is of another plan")
     _check_reach(graph, slots, results, inputs, outputs)
-    scratch = [(getattr(torch, dtype), graph.size(axes)) for dtype, axes in plan.scratch]
+    scratch = [(getattr(torch, dtype), n, state) for dtype, n, state in (*plan.scratch_numel(graph), *own)]
     steps: list[tuple[Launch, tuple[int, ...]]] = []
     aligned = [1] * len(graph.inputs)
     if not any(n == 0 for n in graph.extents):
@@ -90,7 +94,7 @@ def load_executor(
             steps = _cpu_steps(plan, config, len(graph.inputs), len(graph.outputs))
         else:
             number = device.index if device.index is not None else torch.cuda.current_device()
-            steps = _cuda_steps(graph, plan, artifact.kernels, number, aligned)
+            steps = _cuda_steps(graph, plan, len(scratch), artifact.kernels, number, aligned)
     elif any(spec.numel for spec in outputs):
         raise Unsupported("a reduction over no elements")
     return Executor(steps, slots, results, inputs, outputs, scratch, aligned, device)
@@ -136,14 +140,14 @@ def _cpu_steps(plan: Plan, config: Any, n_inputs: int, n_outputs: int) -> list[t
 
 
 def _cuda_steps(
-    graph: Graph, plan: Plan, kernels: Sequence[Kernel], device: int, aligned: list[int]
+    graph: Graph, plan: Plan, n_scratch: int, kernels: Sequence[Kernel], device: int, aligned: list[int]
 ) -> list[tuple[Launch, tuple[int, ...]]]:
     from autotune.runtime.cuda_launch import make_launch
 
     start = {"input": 0, "output": len(graph.inputs), "scratch": len(graph.inputs) + len(graph.outputs)}
-    limit = {"input": len(graph.inputs), "output": len(graph.outputs), "scratch": len(plan.scratch)}
+    limit = {"input": len(graph.inputs), "output": len(graph.outputs), "scratch": n_scratch}
     steps = []
-    for group, kernel in zip(plan.groups, kernels, strict=True):
+    for kernel in kernels:
         rule = kernel.launch
         pointers = []
         for (kind, k), align in zip(rule["args"], rule["align"], strict=True):
@@ -152,7 +156,9 @@ def _cuda_steps(
             pointers.append(start[kind] + k)
             if kind == "input":
                 aligned[k] = max(aligned[k], int(align))
-        extent0 = group.graph.extents[0] if group.graph.extents else 1
+        # A kernel that takes an extent takes that of its group's axis 0.
+        own = plan.groups[int(rule.get("group", 0))].graph
+        extent0 = own.extents[0] if own.extents else 1
         grid = grid_of(rule, extent0)
         if grid:
             steps.append((make_launch(kernel, device, grid, extent0), tuple(pointers)))
@@ -161,6 +167,8 @@ def _cuda_steps(
 
 def grid_of(rule: Any, extent0: int) -> int:
     """Blocks of a CUDA launch: work units over units a block, at most ``cap`` where the grid is persistent."""
+    if "grid" in rule:
+        return int(rule["grid"])
     units = (extent0 if rule.get("dynamic") else 1) * int(rule["inner"])
     grid = -(-units // int(rule["per_block"]))
     cap = int(rule.get("cap", 0))
@@ -189,7 +197,7 @@ class Executor:
         results: Sequence[int],
         inputs: Sequence[TensorSpec],
         outputs: Sequence[TensorSpec],
-        scratch: Sequence[tuple[torch.dtype, int]],
+        scratch: Sequence[tuple[torch.dtype, int, bool]],
         aligned: Sequence[int],
         device: torch.device,
     ) -> None:
@@ -202,7 +210,7 @@ class Executor:
         self._alloc = tuple((o.size, o.stride, o.dtype) for o in outputs)
         # Where the k-th output of the graph is among the region's; None where they are in order.
         self._result_of = None if list(results) == list(range(len(outputs))) else tuple(results)
-        self._scratch = tuple(((n,), (1,), dtype) for dtype, n in scratch)
+        self._scratch = tuple(((n,), (1,), dtype, state) for dtype, n, state in scratch)
         n_pointers = len(slots) + len(results) + len(scratch)
         self._steps = tuple(
             (launch, None if order == tuple(range(n_pointers)) else _pick(order)) for launch, order in steps
@@ -303,14 +311,17 @@ class Executor:
         steps = self._steps
         if not steps:
             return outputs
+        stream = self._stream(self._index)
         if self._result_of is None:
             pointers += [o.data_ptr() for o in outputs]
         else:
             pointers += [outputs[k].data_ptr() for k in self._result_of]
         if self._scratch:
-            scratch = [self._allocate(*spec) for spec in self._scratch]
+            scratch = [
+                state_for(self._device, stream, n[0] * dtype.itemsize) if state else self._allocate(n, one, dtype)
+                for n, one, dtype, state in self._scratch
+            ]
             pointers += [s.data_ptr() for s in scratch]
-        stream = self._stream(self._index)
         for launch, pick in steps:
             launch(stream, pointers if pick is None else pick(pointers))
         return outputs
@@ -349,5 +360,3 @@ def _realign(t: torch.Tensor) -> torch.Tensor:
     count("misaligned")
     span = _span(TensorSpec.of(t))
     return t.as_strided((span,), (1,)).clone()
-
-

@@ -126,8 +126,10 @@ def misfit(graph: Graph, tuned: Graph, schedule: Schedule) -> str:
         return unusable(schedule)
     assert schedule.artifact is not None
     try:
-        here, there = make_plan(graph), make_plan(tuned)
-        return _differ(here, there) or _launch_misfit(graph, tuned, here, schedule)
+        side = "cpu" if schedule.artifact.target == "cpu" else "cuda"
+        text = str(schedule.config.get("plan", ""))
+        here, there = make_plan(graph, side, text), make_plan(tuned, side, text)
+        return _differ(here, there) or _launch_misfit(graph, tuned, here, there, schedule)
     except Unsupported as e:
         return str(e)
 
@@ -145,24 +147,27 @@ def _differ(here: Plan, there: Plan) -> str:
     return ""
 
 
-def _launch_misfit(graph: Graph, tuned: Graph, plan: Plan, schedule: Schedule) -> str:
+def _launch_misfit(graph: Graph, tuned: Graph, plan: Plan, there: Plan, schedule: Schedule) -> str:
     assert schedule.artifact is not None
     assert schedule.config is not None
     kernels = schedule.artifact.kernels
-    if len(kernels) != len(plan.groups):
-        return "its artifact is of another plan"
-    for k, (group, kernel) in enumerate(zip(plan.groups, kernels, strict=True)):
-        if not _uses_axis0(group.graph):
+    open_ = [g.graph.extents != t.graph.extents for g, t in zip(plan.groups, there.groups, strict=True)]
+    if schedule.artifact.target == "cpu":
+        for k, meets in enumerate(open_):
+            if meets and group_program(plan, k, schedule.config).dynamic < 0:
+                return "a kernel is compiled for one number of rows"
+    elif len(kernels) != len(plan.groups) and not all(kernel.launch.get("dynamic") for kernel in kernels):
+        return "a kernel is compiled for one number of rows"  # which of them meet the rows is not written down
+    for k, kernel in enumerate(kernels):
+        if len(kernels) == len(open_) and not open_[k]:
             continue  # the kernel never meets the rows
-        if group_program(plan, k, schedule.config).dynamic < 0:
-            return "a kernel is compiled for one number of rows"
         if kernel.code and not kernel.launch.get("dynamic"):
             return "a kernel is compiled for one number of rows"
         multiple = int(kernel.launch.get("multiple", 1) or 1)
         if graph.extents[0] % multiple:
             return f"a kernel takes a multiple of {multiple} rows"
     # Kernels may count elements in 32 bits where that was enough for the workload they were made for.
-    if _largest(graph, plan) >= _INT32_LIMIT > _largest(tuned, make_plan(tuned)):
+    if _largest(graph, plan) >= _INT32_LIMIT > _largest(tuned, there):
         return "its tensors are too large for the kernel's 32-bit offsets"
     return ""
 
@@ -171,10 +176,6 @@ def group_program(plan: Plan, k: int, config: Config) -> Program:
     """The program of the ``k``-th group of a plan under a configuration of the region."""
     own = group_config(config, k, len(plan.groups))
     return build_program(plan.groups[k].graph, keep=own.get("keep") != "reload", online=bool(own.get("online", False)))
-
-
-def _uses_axis0(graph: Graph) -> bool:
-    return any(0 in v.axes or 0 in v.over for v in graph.values) or any(0 in o.axes for o in graph.outputs)
 
 
 def _largest(graph: Graph, plan: Plan) -> int:

@@ -30,7 +30,7 @@ def artifact_json(artifact: Artifact) -> dict[str, Any]:
             }
             for k in artifact.kernels
         ],
-        "scratch": [[storage, elements] for storage, elements in artifact.scratch],
+        "scratch": [[storage, elements, state] for storage, elements, state in artifact.scratch],
     }
 
 
@@ -65,7 +65,7 @@ def artifact_from(fingerprint: str, data: Mapping[str, Any], blobs: Mapping[str,
     return Artifact(
         target=data["target"],
         kernels=tuple(kernels),
-        scratch=tuple((str(storage), int(elements)) for storage, elements in data["scratch"]),
+        scratch=tuple((str(storage), int(n), bool(state)) for storage, n, state in data["scratch"]),
         generator=data["generator"],
     )
 

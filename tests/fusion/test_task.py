@@ -21,9 +21,9 @@ sys.path.append(str(Path(__file__).parents[1] / "codegen"))
 
 from zoo import ZOO, candidates, random_configs, workload, workloads
 
-from autotune.codegen.cuda import CudaSchedule, emit
-from autotune.codegen.program import build_program
 from autotune.errors import BuildError, UserError
+from autotune.fusion.schedules import group_config
+from autotune.fusion.schemes import scheme_of
 from autotune.fusion.task import FusionBench, FusionTask, describe_cuda, open_bench, open_task
 from autotune.task import Config
 from autotune.tuner import seeds
@@ -48,10 +48,12 @@ def cuda(work: Workload, sms: int = 132) -> FusionTask:
 def emitted(task: FusionTask, config: Config) -> list[str]:
     """The source of every kernel of ``config``, and how it is launched."""
     out = []
-    for group, part in zip(task.plan.groups, task._parts(config), strict=True):
-        schedule = CudaSchedule.from_config(part)
-        source = emit(build_program(group.graph, keep=schedule.keep != "reload", online=schedule.online), schedule)
-        out.append(f"{source.text}{sorted(source.launch.items())}{source.block}{source.max_registers}")
+    groups = task.plan.groups
+    for k, group in enumerate(groups):
+        made = scheme_of(group.graph).emit(group.graph, group_config(config, k, len(groups)), 132)
+        out.append("")
+        for source in made.sources:
+            out[-1] += f"{source.text}{sorted(source.launch.items())}{source.block}{source.max_registers}"
     return out
 
 

@@ -23,7 +23,7 @@ ARTIFACT = Artifact(
         Kernel("second", CODE, {"grid": [1]}),
         Kernel("third", CODE[::-1]),
     ),
-    scratch=(("float32", 4096),),
+    scratch=(("float32", 4096, False),),
     generator="autotune 0.1",
 )
 CPU_ARTIFACT = Artifact("cpu", (Kernel("rows", b"", {"threads": 2}),))
@@ -141,7 +141,7 @@ def test_a_schedule_needs_what_its_key_refers_to(store: Store, key: Key) -> None
 DAMAGE = {
     "code flipped": (sa.update(BlobRow).values(code=b"\x7fELF something else"), "fails its SHA-256"),
     "code gone": (sa.delete(BlobRow), "is missing"),
-    "launch data": (sa.update(ArtifactRow).values(scratch=[["float32", 1]]), "does not match its SHA-256"),
+    "launch data": (sa.update(ArtifactRow).values(scratch=[["float32", 1, False]]), "does not match its SHA-256"),
     "launch data of another type": (sa.update(ArtifactRow).values(kernels={"a": 1}), "does not match its SHA-256"),
     "configuration": (sa.update(ConfigRow).values(params={"threads": [1]}), "not a flat JSON object"),
 }

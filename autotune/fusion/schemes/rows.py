@@ -1,4 +1,7 @@
-"""Fusion on CUDA: the choices for a program, the default, the seeds, and building a candidate."""
+"""The row-wise and the flat scheme: the choices for a program, the default and the seeds.
+
+``flat`` is the same module with a program that has no reductions.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from autotune.codegen.cubin import SmLimits
 from autotune.codegen.cuda import CudaSchedule, emit, narrowest, vector_length
-from autotune.codegen.program import Program, build_program, power_of_two
+from autotune.codegen.kernels import GroupKernels
+from autotune.codegen.program import Program, build_program, once_a_row, power_of_two
 from autotune.errors import Unsupported
-from autotune.fusion.graph import Graph
+from autotune.fusion.graph import REDUCTIONS, Graph
 from autotune.fusion.schedules import has_online, narrow
 from autotune.task import Config
 
@@ -211,3 +215,38 @@ def reject(graph: Graph, config: Config) -> str | None:
     if schedule.max_registers and schedule.max_registers * schedule.block > 65536:
         return f"a cap of {schedule.max_registers} registers does not fit {schedule.block} threads"
     return None
+
+
+class RowsScheme:
+    """Schemes whose kernels are one pass or several over rows; see ``autotune.fusion.schemes.Scheme``."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def check(self, graph: Graph) -> None:
+        if (self.name == "flat") == any(graph.values[i].op in REDUCTIONS for i in graph.live):
+            raise Unsupported(f"not a group for the scheme {self.name}")
+        once_a_row(build_program(graph))
+
+    def space_of(self, graph: Graph, space: Space) -> Space:
+        return space_of(build_program(graph), space)
+
+    def default(self, graph: Graph) -> Config:
+        return default(build_program(graph))
+
+    def seeds(self, graph: Graph) -> list[Config]:
+        return seeds(build_program(graph))
+
+    def normalize(self, graph: Graph, config: Config) -> Config:
+        return normalize(build_program(graph), config)
+
+    def reject(self, graph: Graph, config: Config) -> str | None:
+        return reject(graph, config)
+
+    def emit(self, graph: Graph, config: Config, sms: int) -> GroupKernels:
+        schedule = CudaSchedule.from_config(config)
+        program = build_program(graph, keep=schedule.keep != "reload", online=schedule.online)
+        return GroupKernels.single(emit(program, schedule), len(graph.inputs), len(graph.outputs))
+
+
+SCHEME = RowsScheme("rows")

@@ -1,0 +1,105 @@
+"""Schemes: the forms of kernel a group of operators may become on CUDA.
+
+Which scheme a group has follows from its graph alone: the first of :data:`SCHEMES` that fits. So a plan is legal if
+each of its groups has a scheme, and deployment needs no more than the plan to know them.
+
+========  ============================================================================================================
+flat      no reductions: every element is independent
+rows      reductions over one set of axes, everything else row by row: thread, warp, block or cluster scope
+columns   as ``flat`` or ``rows``, with reductions over all the rows beside: per-block partials, finished by a second
+          kernel or behind a grid barrier
+outer     reductions over outer axes, results used again at full size: threads side by side on the axis that stays
+========  ============================================================================================================
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import lru_cache
+from typing import TYPE_CHECKING, Protocol
+
+from autotune.errors import Unsupported
+
+if TYPE_CHECKING:
+    from autotune.codegen.kernels import GroupKernels
+    from autotune.fusion.graph import Graph
+    from autotune.task import Config
+    from autotune.tuner.space import Space
+
+
+class Scheme(Protocol):
+    """One form of kernel. All functions take the graph of one group (canonical, see ``autotune.fusion.plan``)."""
+
+    name: str
+
+    def check(self, graph: Graph) -> None:
+        """Raise Unsupported unless this scheme can run the group."""
+        ...
+
+    def space_of(self, graph: Graph, space: Space) -> Space:
+        """``space`` narrowed to what can matter for the group."""
+        ...
+
+    def default(self, graph: Graph) -> Config:
+        """A schedule from rules of thumb."""
+        ...
+
+    def seeds(self, graph: Graph) -> list[Config]:
+        """Variations of the default along what usually matters most."""
+        ...
+
+    def normalize(self, graph: Graph, config: Config) -> Config:
+        """The configuration that would in effect run: parameters without effect at one value."""
+        ...
+
+    def reject(self, graph: Graph, config: Config) -> str | None:
+        """Why ``config`` cannot work, found in milliseconds, or None."""
+        ...
+
+    def emit(self, graph: Graph, config: Config, sms: int) -> GroupKernels:
+        """The group's kernels for a device of ``sms`` multiprocessors. Raises Unsupported."""
+        ...
+
+
+ORDER = ("flat", "rows")
+"""The CUDA schemes in the order in which they are tried."""
+
+
+@lru_cache(maxsize=1)
+def schemes() -> dict[str, Scheme]:
+    """Every scheme by its name."""
+    found: dict[str, Scheme] = {}
+    for name in ORDER:
+        found[name] = importlib.import_module(f"autotune.fusion.schemes.{name}").SCHEME
+    return found
+
+
+def scheme_of(graph: Graph) -> Scheme:
+    """The CUDA scheme of a group.
+
+    Raises:
+        Unsupported: no scheme fits; the message is that of the last one tried.
+    """
+    why = Unsupported("no scheme")
+    for scheme in schemes().values():
+        try:
+            scheme.check(graph)
+        except Unsupported as error:
+            why = error
+            continue
+        return scheme
+    raise why
+
+
+def legal(graph: Graph, target: str) -> bool:
+    """Whether a group has a kernel on ``target`` ("cuda" or "cpu")."""
+    try:
+        if target == "cuda":
+            scheme_of(graph)
+        else:
+            from autotune.codegen.program import build_program, once_a_row
+
+            once_a_row(build_program(graph))
+    except Unsupported:
+        return False
+    return True
