@@ -90,6 +90,24 @@ def _storable(t: torch.Tensor) -> bool:
     return all(type(n) is int for n in sizes) and 0 not in t.shape and not t.is_conj() and not t.is_neg()
 
 
+_ALIGNMENT = 16
+"""Bytes: the widest load of a kernel. A window that begins elsewhere would have to be copied before each launch."""
+
+
+def _is_window(node: fx.Node) -> bool:
+    """Whether a view leaves elements out: its result begins where its argument may not."""
+    if node.target is operator.getitem:
+        return True
+    return op_name(node) in ("select", "slice", "narrow", "diagonal")
+
+
+def _is_aligned(window: Any, source: Any) -> bool:
+    if not isinstance(window, torch.Tensor) or not isinstance(source, torch.Tensor):
+        return False
+    offset = (window.storage_offset() - source.storage_offset()) * window.element_size()
+    return type(offset) is int and offset % _ALIGNMENT == 0
+
+
 class Finder:
     """Regions of one graph. ``hard`` holds the nodes that turned out not to be translatable."""
 
@@ -155,6 +173,7 @@ class Finder:
                 if self.free(n) and n not in needed:
                     needed.add(n)
                     stack.append(n)
+        needed = self._without_windows(inside, needed)
         body = sorted(inside | needed, key=lambda n: self.place[n])
         inputs: dict[fx.Node, None] = {}
         for n in body:
@@ -172,6 +191,31 @@ class Finder:
             env[n].meta = {"val": meta(n), "origin": n}
         graph.output(tuple(env[n] for n in outputs))
         return list(inputs), outputs, fx.GraphModule(torch.nn.Module(), graph)
+
+    def _without_windows(self, inside: set[fx.Node], needed: set[fx.Node]) -> set[fx.Node]:
+        """``needed`` less the views that cut a window out of a tensor which the region reads in no other way.
+
+        The window is then the region's input, wherever it begins: the steps of an unrolled recurrence, each with its
+        slice of one projection, are one workload.
+        """
+        out = set(needed)
+        body = inside | needed
+        sources = dict.fromkeys(i for n in body for i in n.all_input_nodes if i not in body)
+        for source in sources:
+            chain: list[fx.Node] = []
+            window = 0
+            node = source
+            while True:
+                users = [u for u in node.users if u in body]
+                if len(users) != 1 or users[0] not in needed or users[0].all_input_nodes != [node]:
+                    break
+                node = users[0]
+                chain.append(node)
+                if _is_window(node):
+                    window = len(chain)
+            if window and _is_aligned(meta(chain[window - 1]), meta(source)):
+                out -= set(chain[:window])
+        return out
 
     def _used_outside(self, node: fx.Node, inside: set[fx.Node]) -> bool:
         """Whether a node that is not in the region reads it, as it is or through views."""

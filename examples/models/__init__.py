@@ -1,4 +1,4 @@
-"""Whole models in plain PyTorch: the five of FusionStitching (arXiv 2009.10924, table 2) at its batch sizes, and a Llama block.
+"""Whole models in plain PyTorch: the five of FusionStitching (arXiv 2009.10924) at its batch sizes, and a Llama block.
 
     autotune search fusion examples.models.bert:train --inputs examples.models.bert:train_inputs
 

@@ -97,8 +97,7 @@ class Pretraining(nn.Module):
         x, pooled = self.encoder(ids, segments, valid)
         masked = x.flatten(0, 1).index_select(0, where)
         logits = self.decoder(self.norm(F.gelu(self.transform(masked))))
-        loss = F.cross_entropy(logits.float(), labels) + F.cross_entropy(self.next_sentence(pooled).float(), follows)
-        return loss
+        return F.cross_entropy(logits.float(), labels) + F.cross_entropy(self.next_sentence(pooled).float(), follows)
 
 
 def build(c: Config, train: bool) -> nn.Module:

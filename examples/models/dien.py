@@ -1,12 +1,13 @@
 """DIEN, the deep interest evolution network for click-through rates: a training step and inference, batch 256.
 
-A GRU over the history, attention to the target item, a second GRU whose update gate the attention scales (AUGRU), and a
-small network with Dice. Both recurrences are loops over 32 steps in Python, which compilers unroll: each step is a small
-matrix product and a cell. Sizes (embeddings of 18, hidden size 36) are the authors'; they have 100 steps.
+A GRU over the history, attention to the target item, a second GRU whose update gate the attention scales (AUGRU), and
+a small network with Dice. Both recurrences are loops over 32 steps in Python, which compilers unroll: each step is a
+small matrix product and a cell. Sizes (embeddings of 18, hidden size 36) are the authors'; they have 100 steps.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -72,7 +73,7 @@ class Dice(nn.Module):
 def network(*widths: int) -> nn.Sequential:
     """Linear layers with Dice between them."""
     layers: list[nn.Module] = []
-    for k, (a, b) in enumerate(zip(widths[:-1], widths[1:], strict=True)):
+    for k, (a, b) in enumerate(itertools.pairwise(widths)):
         layers += ([Dice(a)] if k else []) + [nn.Linear(a, b)]
     return nn.Sequential(*layers)
 

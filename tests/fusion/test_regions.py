@@ -151,6 +151,33 @@ def test_views_at_the_border_are_read_through() -> None:
     check(region)
 
 
+def test_steps_of_a_recurrence_are_one_workload() -> None:
+    """Each step reads another slice of one projection: where the slice begins is not part of the workload."""
+
+    def f(x: Tensor, w: Tensor, u: Tensor) -> Tensor:
+        projected, h = x @ w, x[0]
+        for step in range(4):
+            a, b = (projected[step] + h @ u).chunk(2, 1)
+            h = torch.sigmoid(a) * torch.tanh(b)
+        return h
+
+    regions = regions_of(f, t(4, 3, 8), t(8, 16), t(8, 16))
+    assert len(regions) == 4
+    assert len({r.workload.fingerprint for r in regions if r.workload is not None}) == 1
+    for r in regions:
+        check(r)
+
+
+def test_a_window_that_is_not_aligned_or_not_alone_stays_inside() -> None:
+    (region,) = regions_of(lambda x: x[:, 1:].exp(), t(4, 7))
+    assert region.inputs[0].op == "placeholder"
+    (region,) = regions_of(lambda x: x[2:] * x[:2], t(4, 8))
+    assert len(region.inputs) == 1
+    (region,) = regions_of(lambda x: x[2:].exp(), t(4, 8))
+    assert op_name(region.inputs[0]) == "slice"
+    check(region)
+
+
 def test_random_numbers_and_mutation_are_opaque() -> None:
     def f(x: Tensor) -> Tensor:
         x.add_(1)
