@@ -68,16 +68,37 @@ class CudaSchedule:
 
 @dataclass(frozen=True)
 class CudaSource:
-    """Emitted source: ``text`` defines ``kernel`` and its device functions.
+    """An emitted kernel, in parts, so that several may become one.
 
-    ``params`` are the kernel's pointer types (short storage names), ``launch`` is the runtime's launch data.
+    Attributes:
+        functions: text of its device functions, named ``f<n>`` and ``e<n>``.
+        body: the kernel's lines. Block number and number of blocks are ``blk`` and ``nblk`` (int32) in them, never
+            ``cuda.blockIdx`` and ``cuda.gridDim``; they return nowhere early.
+        params: short storage names of its pointers ``p0``, ``p1``, ...; where ``launch["dynamic"]``, ``n0`` (int64)
+            follows them.
+        launch: the runtime's launch data.
+        block: threads a block.
+        max_registers: cap for ptxas; 0 for none.
+        cluster: blocks a cluster.
     """
 
-    text: str
+    functions: tuple[str, ...]
+    body: tuple[str, ...]
     params: tuple[str, ...]
     launch: Mapping[str, Any]
     block: int
     max_registers: int
+    cluster: int = 1
+
+    @property
+    def text(self) -> str:
+        """Numba source that defines ``kernel`` and its device functions."""
+        args = [f"p{k}" for k in range(len(self.params))] + (["n0"] if self.launch["dynamic"] else [])
+        head = ["blk = int32(cuda.blockIdx.x)"]
+        if any("nblk" in line for line in self.body):
+            head.append("nblk = int32(cuda.gridDim.x)")
+        kernel = [f"def kernel({', '.join(args)}):"] + ["    " + line for line in (*head, *self.body)]
+        return "\n\n".join([*self.functions, "\n".join(kernel)]) + "\n"
 
 
 def narrowest(program: Program) -> int:

@@ -63,13 +63,11 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
     loop.append("        if w < total:")
     loop += ["            " + x for x in pack("w")]
     if s.blocks_per_sm > 0:
-        body.append(f"for group in range({wide}(cuda.blockIdx.x), (total + {step - 1}) // {step}, cuda.gridDim.x):")
+        body.append(f"for group in range({wide}(blk), (total + {step - 1}) // {step}, nblk):")
         body += ["    " + x for x in loop]
     else:
-        body.append(f"group = {wide}(cuda.blockIdx.x)")
+        body.append(f"group = {wide}(blk)")
         body += loop
-    args = [f"p{k}" for k in range(len(g.inputs) + len(g.outputs))] + (["n0"] if dynamic else [])
-    kernel = [f"def kernel({', '.join(args)}):"] + ["    " + x for x in body]
     launch = {
         "dynamic": dynamic,
         "inner": 1 if open_cols else inner,
@@ -81,4 +79,4 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
         "multiple": vec if open_cols else 1,
         "generator": GENERATOR,
     }
-    return CudaSource("\n\n".join([text, "\n".join(kernel)]) + "\n", e.params(), launch, block, s.max_registers)
+    return CudaSource((text,), tuple(body), e.params(), launch, block, s.max_registers)

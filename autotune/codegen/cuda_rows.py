@@ -298,14 +298,11 @@ class _Rows:
         text: list[str] = []
         if persistent:
             sets = f"(rows + {self.R - 1}) // {self.R}"
-            text.append(f"for group in range(int32(cuda.blockIdx.x), {sets}, cuda.gridDim.x):")
+            text.append(f"for group in range(blk, {sets}, nblk):")
             text += ["    " + x for x in loop]
         else:
-            text.append("group = int32(cuda.blockIdx.x)")
+            text.append("group = blk")
             text += loop
-        args = [f"p{k}" for k in range(len(g.inputs) + len(g.outputs))] + (["n0"] if dynamic else [])
-        kernel = [f"def kernel({', '.join(args)}):"] + ["    " + x for x in [*pre, *text]]
-        source = "\n\n".join([*self.functions, "\n".join(kernel)]) + "\n"
         launch = {
             "dynamic": dynamic,
             "inner": inner_rows,
@@ -317,7 +314,7 @@ class _Rows:
             "multiple": 1,
             "generator": GENERATOR,
         }
-        return CudaSource(source, e.params(), launch, self.s.block, self.s.max_registers)
+        return CudaSource(tuple(self.functions), (*pre, *text), e.params(), launch, self.s.block, self.s.max_registers)
 
     def row_chain(self, i: int) -> list[int]:
         """Row values that value ``i`` is made from, in order, ``i`` included."""
