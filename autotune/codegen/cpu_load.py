@@ -98,9 +98,21 @@ def _source_file(name: str, text: str) -> Path:
     return path
 
 
+@cache
+def _intrinsics() -> str:
+    """What the machine code depends on besides the source: the intrinsics that it calls, as they are in this version.
+
+    Numba's cache sees only the source file, and would go on with what an older autotune compiled.
+    """
+    from autotune.codegen import cpu_math, cpu_memory, cpu_ops
+
+    code = b"".join(Path(str(m.__file__)).read_bytes() for m in (cpu_math, cpu_memory, cpu_ops))
+    return hashlib.sha256(code).hexdigest()
+
+
 def compile_source(text: str) -> Any:
     """The compiled kernel (a Numba ``CFunc``) of generated source, from this process, the disk cache or LLVM."""
-    digest = hashlib.sha256(text.encode()).hexdigest()
+    digest = hashlib.sha256(f"{_intrinsics()}\n{text}".encode()).hexdigest()
     with _lock:  # Numba compiles one function at a time anyway
         found = _compiled.get(digest)
         if found is None:

@@ -25,7 +25,9 @@ NUMBA_TYPES: dict[str, Any] = {
     "int64": types.int64,
     "bool": types.boolean,
 }
-_REASSOCIATE = ("reassoc", "nsz")
+_REASSOCIATE = ("reassoc",)
+"""Enough to vectorise a sum. With ``nsz`` LLVM also takes a common factor out, sum(x * s) = s * sum(x), which is
+something else where x or s is infinite."""
 Emit = Callable[..., Ir]
 
 

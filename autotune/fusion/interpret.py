@@ -72,12 +72,18 @@ _MAY_OVERFLOW = frozenset(
 )
 
 
-def interpret(graph: Graph, inputs: Sequence[Tensor]) -> list[Tensor]:
+Disturb = Callable[[Value, Tensor, Sequence[Tensor]], Tensor]
+"""Takes a float value of the graph, its elements and its arguments' elements; returns what to go on with."""
+
+
+def interpret(graph: Graph, inputs: Sequence[Tensor], disturb: Disturb | None = None) -> list[Tensor]:
     """Evaluate ``graph``.
 
     Args:
         inputs: for each slot a one-dimensional tensor of the slot's storage type with at least
             ``graph.input_numel(slot)`` elements. All on one device, where the evaluation runs.
+        disturb: called on every float value that is computed (not loaded): adding noise of the size of float32's
+            rounding shows how far correct kernels may part from one another.
 
     Returns:
         For each output ``k`` a contiguous tensor of shape ``[extents[a] for a in outputs[k].axes]``: float64 for float
@@ -88,11 +94,12 @@ def interpret(graph: Graph, inputs: Sequence[Tensor]) -> list[Tensor]:
     rows = graph.extents[0] if graph.extents else 1
     step = _rows_at_a_time(graph)
     if step >= rows:
-        return _evaluate(graph, flat, device, 0, rows)
+        return _evaluate(graph, flat, device, 0, rows, disturb)
     results: list[Tensor] = []
     for lo in range(0, rows, step):
         hi = min(lo + step, rows)
-        for k, (o, part) in enumerate(zip(graph.outputs, _evaluate(graph, flat, device, lo, hi), strict=True)):
+        parts = _evaluate(graph, flat, device, lo, hi, disturb)
+        for k, (o, part) in enumerate(zip(graph.outputs, parts, strict=True)):
             if lo == 0:
                 results.append(part.new_empty([graph.extents[a] for a in o.axes]) if 0 in o.axes else part)
             if 0 in o.axes:
@@ -202,7 +209,9 @@ def _limited(v: Value, t: Tensor) -> Tensor:
     return torch.where(size < _TINY, t * 0.0, t)
 
 
-def _evaluate(graph: Graph, inputs: Sequence[Tensor], device: torch.device, lo: int, hi: int) -> list[Tensor]:
+def _evaluate(
+    graph: Graph, inputs: Sequence[Tensor], device: torch.device, lo: int, hi: int, disturb: Disturb | None
+) -> list[Tensor]:
     frame = _Frame(graph, inputs, device, lo, hi) if graph.extents else _Frame(graph, inputs, device, 0, 1)
     order = graph.live
     last: dict[int, int] = {}
@@ -214,6 +223,8 @@ def _evaluate(graph: Graph, inputs: Sequence[Tensor], device: torch.device, lo: 
     for i in order:
         v = graph.values[i]
         values[i] = frame.value(v, values)
+        if disturb is not None and v.dtype == "float32" and v.op not in ("load", "gather"):
+            values[i] = disturb(v, values[i], [values[a] for a in v.args])
         for a in set(v.args):
             if last[a] == i and a not in stored:
                 del values[a]

@@ -112,6 +112,16 @@ def test_reductions_of_every_kind_and_type() -> None:
         check(b.graph(), CpuSchedule(column_tile=8), tolerance=1e-4)
 
 
+def test_a_common_factor_stays_in_the_sum() -> None:
+    """sum(x * s) with an infinite s is NaN where x has both signs, and s * sum(x) is not."""
+    b = Build(3, 8)
+    x, s = b.load("float32", 0, 1), b.load("float32")
+    b.out(b.reduce("sum", b.mul(x, s), 1), "float32")
+    x = torch.tensor([[1.0, -1.0, 3.0, 1.0, 1.0, 1.0, 1.0, 1.0], [2.0] * 8, [-1.0] * 8])
+    (got,) = run(b.graph(), [x.flatten(), torch.tensor([INF])], CpuSchedule())
+    torch.testing.assert_close(got, torch.tensor([NAN, INF, -INF]), equal_nan=True)
+
+
 def test_max_and_min_propagate_nan() -> None:
     x = torch.randn(4, 50)
     x[0, 0], x[1, 49], x[2, 20], x[3, 7] = NAN, NAN, INF, -INF

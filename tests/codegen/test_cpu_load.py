@@ -172,6 +172,20 @@ def test_a_damaged_source_is_written_again(fresh_cache: Path) -> None:
     assert source.read_text() == whole
 
 
+def test_kernels_of_another_version_are_not_taken_from_the_cache(
+    fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same source calls other intrinsics there."""
+    program, schedule = build_program(softmax(4, 20)), CpuSchedule()
+    load(program, schedule)
+    before = {p.name for p in fresh_cache.rglob("k*.py")}
+    load(program, schedule)
+    assert {p.name for p in fresh_cache.rglob("k*.py")} == before
+    monkeypatch.setattr(cpu_load, "_intrinsics", lambda: "of another version")
+    load(program, schedule)
+    assert len({p.name for p in fresh_cache.rglob("k*.py")} - before) == 1
+
+
 def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that the user named is their mistake; the default one is replaced by a private one."""
     (tmp_path / "file").write_text("")
