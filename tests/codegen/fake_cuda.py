@@ -1,0 +1,321 @@
+"""Runs the text of an emitted CUDA kernel in plain Python, to test what it means where there is no GPU.
+
+Every CUDA thread is a generator that gives way at barriers and shuffles, so thousands of threads need no real ones, and
+what a GPU would only do now and then is found every time:
+
+* a barrier or shuffle that some threads do not reach, or not the same one (an error names them);
+* a race: two threads touch one word of shared memory, one of them writing, with no barrier between;
+* an access outside a tensor, or a vector access that is not aligned; an output element that is written twice;
+* anything that depends on the order of threads: they take turns in a random order.
+
+Arithmetic is fp32 as NumPy has it; integers are Python's, wrapped where the source says ``int32(...)``. The functions
+that generated code calls are in :mod:`fake_intrinsics`.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import fake_intrinsics as names
+import numpy as np
+from fake_intrinsics import Pointer
+from torch import Tensor
+
+from autotune.codegen.cuda import CudaSource
+from autotune.codegen.kernels import GroupKernels
+from autotune.fusion.graph import REDUCTIONS, Graph
+from autotune.fusion.interpret import interpret, make_inputs
+from autotune.fusion.task import _from_float
+from autotune.measure.verify import compare
+
+WARP = 32
+_SYNC = {"syncthreads", "syncwarp", "shfl_xor_sync", "shfl_down_sync", "shfl_up_sync", "shfl_sync"}
+
+
+class KernelError(AssertionError):
+    """The kernel did something that would be wrong, or undefined, on a GPU."""
+
+
+class _Yields(ast.NodeTransformer):
+    """Calls that wait for other threads become ``yield``s, in device functions too."""
+
+    def __init__(self, waiting: set[str]) -> None:
+        self.waiting, self.found = waiting, False
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        if name in _SYNC or name in names.WAITING:
+            self.found = True
+            return ast.Yield(ast.Tuple([ast.Constant(name), *node.args], ast.Load()))
+        if name in self.waiting:
+            self.found = True
+            return ast.YieldFrom(node)
+        return node
+
+
+def _compile(text: str) -> dict[str, Any]:
+    tree = ast.parse(text)
+    waiting: set[str] = set()
+    for function in (n for n in tree.body if isinstance(n, ast.FunctionDef)):
+        turned = _Yields(waiting)
+        turned.visit(function)
+        if turned.found:
+            waiting.add(function.name)
+        elif function.name == "kernel":  # a generator all the same
+            function.body.append(ast.parse("if False:\n    yield").body[0])
+    space: dict[str, Any] = {}
+    exec(compile(ast.fix_missing_locations(tree), "<kernel>", "exec"), space)
+    return space
+
+
+class _Words:
+    """One view of a shared array, every access checked for bounds and races."""
+
+    def __init__(self, machine: Machine, block: _Block, key: int, dtype: Any, nbytes: int) -> None:
+        self.machine, self.block, self.key = machine, block, key
+        self.data = block.buffer(key, nbytes).view(dtype)
+        self.size = self.data.itemsize
+        self.float = self.data.dtype == np.float32
+
+    def _touch(self, k: int, write: bool) -> None:
+        if not 0 <= k < len(self.data):
+            raise KernelError(f"index {k} outside a shared array of {len(self.data)}")
+        for word in range(k * self.size // 4, (k * self.size + self.size + 3) // 4):
+            self.block.touch((self.key, word), self.machine.now, write)
+
+    def __getitem__(self, k: int) -> Any:
+        self._touch(k, False)
+        x = self.data[k]
+        return x if self.float else int(x)
+
+    def __setitem__(self, k: int, x: Any) -> None:
+        self._touch(k, True)
+        self.data[k] = x
+
+
+Word = tuple[int, int]
+
+
+class _Block:
+    """Shared memory of one block: dynamic (key -1) and static arrays (numbered in the order of the source)."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.epoch, self.cluster_epoch = number, 0, 0
+        self.buffers: dict[int, np.ndarray[Any, Any]] = {}
+        self.writer: dict[Word, tuple[Any, ...]] = {}
+        self.readers: dict[Word, list[tuple[Any, ...]]] = {}
+
+    def buffer(self, key: int, nbytes: int) -> np.ndarray[Any, Any]:
+        if key not in self.buffers:
+            self.buffers[key] = np.full(nbytes, 0xC7, np.uint8)  # not zeros: nobody may count on them
+        return self.buffers[key]
+
+    def touch(self, word: Word, who: _Thread, write: bool) -> None:
+        """Note an access, and raise where one by another thread is not ordered before it by a barrier."""
+        stamp = (who, who.block.number, who.block.epoch, who.block.cluster_epoch)
+
+        def ordered(before: tuple[Any, ...]) -> bool:
+            thread, block, epoch, cluster = before
+            if thread is who or cluster < stamp[3]:
+                return True
+            return bool(block == who.block.number and epoch < who.block.epoch)
+
+        last = self.writer.get(word)
+        clash = [last] if last and not ordered(last) else []
+        if write:
+            clash += [r for r in self.readers.get(word, ()) if not ordered(r)]
+            self.writer[word], self.readers[word] = stamp, []
+        else:
+            self.readers[word] = [*[r for r in self.readers.get(word, ()) if not ordered(r)][:3], stamp]
+        if clash:
+            raise KernelError(f"threads {clash[0][0].name} and {who.name} race for word {word[1]} of shared memory")
+
+
+class _Thread:
+    def __init__(self, block: _Block, tid: int) -> None:
+        self.block, self.tid = block, tid
+        self.arrays = 0
+        self.run: Iterator[Any] = iter(())
+        self.waits: tuple[Any, ...] | None = None
+        self.answer: Any = None
+        self.done = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.block.number}:{self.tid}"
+
+
+class Machine:
+    """Runs one launch. ``now`` is the thread whose turn it is."""
+
+    def __init__(self, source: CudaSource, grid: int, seed: int = 0) -> None:
+        self.source, self.grid, self.rng = source, grid, random.Random(seed)
+        self.now: _Thread
+        self.code = _compile(source.text)
+        self.code.update(names.space(source.text))
+        self.code["cuda"] = SimpleNamespace(
+            threadIdx=_Index(lambda: self.now.tid),
+            blockIdx=_Index(lambda: self.now.block.number),
+            gridDim=_Index(lambda: grid),
+            blockDim=_Index(lambda: source.block),
+            shared=SimpleNamespace(array=self.shared_array),
+        )
+        self.blocks: dict[int, _Block] = {}
+
+    def shared_array(self, n: int, kind: Any) -> _Words:
+        thread, dtype = self.now, names.dtype_of(kind)
+        if n == 0:  # all of the dynamic shared memory
+            return _Words(self, thread.block, -1, dtype, int(self.source.launch["shared"]))
+        thread.arrays += 1
+        return _Words(self, thread.block, thread.arrays - 1, dtype, n * dtype.itemsize)
+
+    def run(self, pointers: Sequence[Pointer], extent0: int) -> None:
+        args = [*pointers, *([extent0] if self.source.launch["dynamic"] else [])]
+        together = self.source.cluster
+        if self.source.launch.get("cooperative"):
+            together = self.grid
+        if self.grid % together:
+            raise KernelError(f"{self.grid} blocks are not whole clusters of {together}")
+        with np.errstate(all="ignore"):
+            for first in range(0, self.grid, together):
+                self._run_blocks(list(range(first, first + together)), args)
+
+    def _run_blocks(self, numbers: list[int], args: Sequence[Any]) -> None:
+        self.blocks = {n: _Block(n) for n in numbers}
+        threads = [_Thread(b, t) for b in self.blocks.values() for t in range(self.source.block)]
+        for thread in threads:
+            thread.run = self.code["kernel"](*args)
+        while not all(t.done for t in threads):
+            ready = [t for t in threads if not t.done and t.waits is None]
+            if not ready:
+                waiting = sorted({str(t.waits[0]) for t in threads if t.waits})
+                few = ", ".join(t.name for t in [t for t in threads if t.waits][:4])
+                raise KernelError(f"threads wait for ever at {' and '.join(waiting)}, the first are {few}")
+            self.rng.shuffle(ready)
+            for thread in ready:
+                self._step(thread)
+            self._release(threads)
+
+    def _step(self, thread: _Thread) -> None:
+        self.now = thread
+        try:
+            thread.waits = thread.run.send(thread.answer) if thread.answer is not None else next(thread.run)
+        except StopIteration:
+            thread.done = True
+        thread.answer = None
+
+    def _release(self, threads: list[_Thread]) -> None:
+        for _, group in itertools.groupby(threads, lambda t: (t.block.number, t.tid // WARP)):
+            warp = list(group)
+            kinds = {t.waits[0] if t.waits else "" for t in warp}
+            if len(kinds) == 1 and (kind := kinds.pop()).startswith(("shfl", "syncwarp")):
+                self._shuffle(kind, warp)
+        for block in self.blocks.values():
+            own = [t for t in threads if t.block is block]
+            if all(t.waits and t.waits[0] == "syncthreads" for t in own):
+                block.epoch += 1
+                _go(own)
+        if all(t.waits and t.waits[0] == "cluster_sync" for t in threads) and not self._spans_clusters():
+            for block in self.blocks.values():
+                block.cluster_epoch += 1
+                block.epoch += 1
+            _go(threads)
+        for thread in threads:
+            if thread.waits and thread.waits[0] not in _SYNC and thread.waits[0] != "cluster_sync":
+                # A look at global memory that others write: give way once, then look.
+                self.now = thread
+                thread.answer = names.WAITING[thread.waits[0]](*thread.waits[1:])
+                thread.waits = None
+
+    def _spans_clusters(self) -> bool:
+        return len(self.blocks) != self.source.cluster
+
+    def _shuffle(self, kind: str, warp: list[_Thread]) -> None:
+        if kind != "syncwarp":
+            values = [t.waits[2] for t in warp if t.waits]
+            for lane, thread in enumerate(warp):
+                assert thread.waits is not None
+                by = int(thread.waits[3])
+                other = {"shfl_xor_sync": lane ^ by, "shfl_down_sync": lane + by, "shfl_up_sync": lane - by}.get(
+                    kind, by
+                )
+                if not 0 <= other < len(values):
+                    raise KernelError(f"thread {thread.name} shuffles with lane {other} of {len(values)}")
+                thread.answer = values[other]
+        for thread in warp:
+            thread.waits = None
+
+
+class _Index:
+    def __init__(self, get: Callable[[], int]) -> None:
+        self.get = get
+
+    @property
+    def x(self) -> int:
+        return self.get()
+
+
+def _go(threads: list[_Thread]) -> None:
+    for t in threads:
+        t.waits = None
+
+
+def grid_of(source: CudaSource, extent0: int, sms: int) -> int:
+    """Blocks of a launch, as ``runtime.executor.grid_of`` has it; a persistent grid is one block an SM."""
+    rule = source.launch
+    if "grid" in rule:
+        return int(rule["grid"])
+    units = (extent0 if rule["dynamic"] else 1) * int(rule["inner"])
+    grid = -(-units // int(rule["per_block"]))
+    return min(grid, sms) if int(rule["blocks_per_sm"]) else grid
+
+
+def run_group(graph: Graph, made: GroupKernels, inputs: Sequence[Tensor], sms: int = 3, seed: int = 0) -> list[Tensor]:
+    """A group's kernels on the CPU, one after the other; its outputs as flat tensors.
+
+    Raises:
+        KernelError: see the module.
+    """
+    outputs = [Pointer.poisoned(o.dtype, graph.output_numel(k), once=True) for k, o in enumerate(graph.outputs)]
+    private = [
+        Pointer.zeros(p.storage, p.numel) if p.state else Pointer.poisoned(p.storage, p.numel) for p in made.private
+    ]
+    memory = {
+        "input": [Pointer.reading(t, graph.inputs[k]) for k, t in enumerate(inputs)],
+        "output": outputs,
+        "private": private,
+    }
+    extent0 = graph.extents[0] if graph.extents else 1
+    for source, refs in zip(made.sources, made.args, strict=True):
+        assert len(refs) == len(source.params) == len(source.launch["align"])
+        pointers = [memory[kind][n] for kind, n in refs]
+        for p, short, need in zip(pointers, source.params, source.launch["align"], strict=True):
+            p.check(short, int(need))
+        Machine(source, grid_of(source, extent0, sms), seed).run(pointers, extent0)
+    for p, q in zip(private, made.private, strict=True):
+        if q.state and p.data.any():
+            raise KernelError("a kernel left its state words other than zero")
+    return [p.tensor() for p in outputs]
+
+
+def check_group(graph: Graph, made: GroupKernels, seed: int = 0, special: bool = False, sms: int = 3) -> None:
+    """Run a group's kernels on random inputs and compare every output with the oracle.
+
+    Raises:
+        KernelError: an output is wrong, or see the module.
+    """
+    inputs = make_inputs(graph, seed=seed, special=special)
+    outputs = run_group(graph, made, inputs, sms, seed)
+    length = max((graph.size(v.over) for v in graph.values if v.op in REDUCTIONS), default=1)
+    for k, (o, want) in enumerate(zip(graph.outputs, interpret(graph, inputs), strict=True)):
+        got = outputs[k].as_strided([graph.extents[a] for a in o.axes], o.strides, o.offset)
+        floats = o.dtype in ("float32", "float16", "bfloat16")
+        verdict = compare(got, want, o.dtype, length, off_by_one=not floats and _from_float(graph, k))
+        if not verdict.ok:
+            raise KernelError(f"output {k}: {verdict.detail}")

@@ -1,0 +1,241 @@
+"""The functions that generated CUDA code calls, in NumPy; see :mod:`fake_cuda`."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from autotune.codegen.cuda import NAMES
+
+F = np.float32
+STORAGE = {
+    "f32": np.float32,
+    "f16": np.float16,
+    "bf16": np.uint16,
+    "i64": np.int64,
+    "i32": np.int32,
+    "i16": np.int16,
+    "i8": np.int8,
+    "u8": np.uint8,
+    "b1": np.uint8,
+}
+TORCH = {NAMES[name]: getattr(torch, name) for name in NAMES}
+
+
+class Pointer:
+    """A tensor in global memory: bounds and alignment are checked, and so is that it is read, or written once."""
+
+    def __init__(self, short: str, data: np.ndarray[Any, Any], once: bool = False, readonly: bool = False) -> None:
+        self.short, self.data, self.readonly = short, data, readonly
+        self.written = np.zeros(len(data), bool) if once else None
+
+    @classmethod
+    def reading(cls, t: Tensor, storage: str) -> Pointer:
+        short = NAMES[storage]
+        flat = t.detach().contiguous().reshape(-1)
+        if short == "bf16":
+            flat = flat.view(torch.int16)
+        elif short == "b1":
+            flat = flat.view(torch.uint8)
+        return cls(short, flat.numpy().view(STORAGE[short]).copy(), readonly=True)
+
+    @classmethod
+    def poisoned(cls, storage: str, n: int, once: bool = False) -> Pointer:
+        short = NAMES[storage]
+        size = np.dtype(STORAGE[short]).itemsize
+        return cls(short, np.full(n * size, 0xC7, np.uint8).view(STORAGE[short]), once)
+
+    @classmethod
+    def zeros(cls, storage: str, n: int) -> Pointer:
+        return cls(NAMES[storage], np.zeros(n, STORAGE[NAMES[storage]]))
+
+    def check(self, short: str, align: int) -> None:
+        """Against a kernel's parameter: the same type, and an alignment that any tensor of ours has."""
+        assert short == self.short, f"a pointer to {self.short} for a parameter of {short}"
+        size = self.data.dtype.itemsize
+        assert align % size == 0, f"alignment of {align} bytes for elements of {size}"
+
+    def tensor(self) -> Tensor:
+        if self.written is not None and self.short == "b1" and not self.written.all():
+            self.data[~self.written] = 0  # torch knows no other booleans; the comparison shows what is missing
+        raw = torch.from_numpy(self.data.view(np.int16) if self.short == "bf16" else self.data)
+        return raw.view(TORCH[self.short]) if self.short in ("bf16", "b1") else raw
+
+    def span(self, at: int, n: int) -> slice:
+        from fake_cuda import KernelError
+
+        if at < 0 or at + n > len(self.data):
+            raise KernelError(f"elements {at}..{at + n - 1} of a tensor of {len(self.data)}")
+        if at * self.data.dtype.itemsize % min(16, n * self.data.dtype.itemsize):
+            raise KernelError(f"{n} elements at {at} are not aligned")
+        return slice(at, at + n)
+
+    def load(self, at: int, n: int) -> np.ndarray[Any, Any]:
+        return self.data[self.span(int(at), n)]
+
+    def store(self, at: int, values: list[Any]) -> None:
+        from fake_cuda import KernelError
+
+        where = self.span(int(at), len(values))
+        if self.readonly:
+            raise KernelError("a kernel writes to an input")
+        if self.written is not None:
+            if self.written[where].any():
+                raise KernelError(f"element {at} is written twice")
+            self.written[where] = True
+        self.data[where] = encode(self.short, values)
+
+
+def decode(short: str, raw: np.ndarray[Any, Any]) -> list[Any]:
+    """Stored elements as arithmetic values."""
+    if short == "bf16":
+        return list((raw.astype(np.uint32) << 16).view(np.float32))
+    if short in ("f32", "f16"):
+        return list(raw.astype(np.float32))
+    if short == "b1":
+        return [bool(x) for x in raw]
+    return [int(x) for x in raw]
+
+
+def encode(short: str, values: list[Any]) -> Any:
+    """Arithmetic values as stored elements."""
+    if short == "bf16":
+        t = torch.tensor([float(F(x)) for x in values], dtype=torch.float64).float()
+        return t.bfloat16().view(torch.int16).numpy().view(np.uint16)
+    if short in ("f32", "f16"):
+        return np.array([F(x) for x in values], np.float32).astype(STORAGE[short])
+    bits = 8 * np.dtype(STORAGE[short]).itemsize
+    return np.array([int(x) & ((1 << bits) - 1) for x in values], np.uint64).astype(f"uint{bits}").view(STORAGE[short])
+
+
+class Integer:
+    """``int32(x)`` and the like: Python's integer, wrapped to the type."""
+
+    def __init__(self, bits: int, signed: bool = True) -> None:
+        self.bits, self.signed = bits, signed
+        self.dtype = np.dtype(f"{'' if signed else 'u'}int{bits}")
+
+    def __call__(self, x: Any) -> int:
+        if isinstance(x, (float, np.floating)) and not np.isfinite(x):
+            return 0 if np.isnan(x) else (1 << (self.bits - 1)) - (1 if x > 0 else 0)
+        n = int(x) & ((1 << self.bits) - 1)
+        return n - (1 << self.bits) if self.signed and n >> (self.bits - 1) else n
+
+
+int32, uint32, int64 = Integer(32), Integer(32, signed=False), Integer(64)
+
+
+def dtype_of(kind: Any) -> Any:
+    """NumPy's type of a shared array's elements."""
+    if isinstance(kind, Integer):
+        return kind.dtype
+    if kind is F:
+        return np.dtype(np.float32)
+    raise TypeError(f"no shared arrays of {kind}")
+
+
+def _divide(a: int, b: int) -> tuple[int, int]:
+    assert min(a, b) >= 0, f"unsigned division of {a} by {b}"
+    return divmod(int(a), int(b))
+
+
+def _one(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda x: F(f(F(x)))
+
+
+def _trunc(x: Any) -> Any:
+    return F(np.trunc(F(x)))
+
+
+PLAIN: dict[str, Callable[..., Any]] = {
+    "ex2": _one(np.exp2),
+    "rcp": lambda x: F(1) / F(x),
+    "fma": lambda a, b, c: F(np.float64(a) * np.float64(b) + np.float64(c)),
+    "sel": lambda c, a, b: a if c else b,
+    "fmax": lambda a, b: np.maximum(F(a), F(b)),
+    "fmin": lambda a, b: np.minimum(F(a), F(b)),
+    "rsqrt": lambda x: F(1) / np.sqrt(F(x)),
+    "sqrt": _one(np.sqrt),
+    "rint": _one(np.rint),
+    "udiv": lambda a, b: _divide(a, b)[0],
+    "urem": lambda a, b: _divide(a, b)[1],
+    "tanh_": _one(np.tanh),
+    "sigmoid_": lambda x: F(1) / (F(1) + np.exp(-F(x))),
+    "erf_": lambda x: F(math.erf(float(x))),
+}
+LIBDEVICE = {
+    "log1pf": _one(np.log1p),
+    "expm1f": _one(np.expm1),
+    "sinf": _one(np.sin),
+    "cosf": _one(np.cos),
+    "powf": lambda a, b: F(np.power(F(a), F(b))),
+    "floorf": _one(np.floor),
+    "ceilf": _one(np.ceil),
+    "truncf": _trunc,
+}
+MATH = {"log": _one(np.log), "log2": _one(np.log2), "copysign": lambda a, b: F(np.copysign(a, b))}
+WAITING: dict[str, Callable[..., Any]] = {}
+"""Functions at which a thread gives way to the others before they run: looks at memory that others write, and barriers
+wider than a block. ``cluster_sync`` is the machine's own."""
+WAITING["cluster_sync"] = lambda: None
+
+_MEMORY = re.compile(r"\b(ld|lr|st|un)_([a-z]+\d+)_(\d+)(?:_[a-z])?\b")
+
+
+def _load(short: str, n: int) -> Callable[..., Any]:
+    def load(p: Pointer, at: int) -> Any:
+        assert p.short == short, f"a load of {short} from a tensor of {p.short}"
+        out = decode(short, p.load(at, n))
+        return out[0] if n == 1 else tuple(out)
+
+    return load
+
+
+def _raw(short: str, n: int) -> Callable[..., Any]:
+    def load(p: Pointer, at: int) -> Any:
+        assert p.short == short
+        data = p.load(at, n).tobytes()
+        return tuple(int(w) for w in np.frombuffer(data.ljust(4, b"\0"), np.uint32))
+
+    return load
+
+
+def _unpack(short: str, n: int) -> Callable[..., Any]:
+    def unpack(words: tuple[int, ...]) -> Any:
+        return tuple(decode(short, np.array(words, np.uint32).view(STORAGE[short])[:n]))
+
+    return unpack
+
+
+def _store(short: str, n: int) -> Callable[..., Any]:
+    def store(p: Pointer, at: int, values: Any) -> None:
+        assert p.short == short, f"a store of {short} to a tensor of {p.short}"
+        p.store(at, [values] if n == 1 else list(values))
+
+    return store
+
+
+def space(text: str) -> dict[str, Any]:
+    """What the kernel of that text finds under its names, besides ``cuda``."""
+    makers = {"ld": _load, "lr": _raw, "un": _unpack, "st": _store}
+    memory = {m.group(0): makers[m.group(1)](m.group(2), int(m.group(3))) for m in _MEMORY.finditer(text)}
+    return {
+        "math": SimpleNamespace(**MATH),
+        "libdevice": SimpleNamespace(**LIBDEVICE),
+        "inf": F(np.inf),
+        "nan": F(np.nan),
+        "float32": F,
+        "int32": int32,
+        "uint32": uint32,
+        "int64": int64,
+        "boolean": bool,
+        **PLAIN,
+        **memory,
+    }

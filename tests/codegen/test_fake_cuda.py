@@ -1,0 +1,100 @@
+"""Emitted kernels run in plain Python and compute what the oracle does; and the fake finds what it is there to find."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+
+import pytest
+from fake_cuda import KernelError, Machine, check_group
+from fake_intrinsics import Pointer
+from zoo import BY_NAME, random_configs, workloads
+
+from autotune.codegen.cuda import CudaSource
+from autotune.fusion.schemes import scheme_of
+from autotune.fusion.task import FusionTask
+
+SMALL = [
+    "ln_3", "ln_17", "ln_1001", "ln_1", "softmax_mask", "cross_entropy_f32", "lstm", "gelu_13", "transposed",
+    "rope_odd", "group_norm", "integers", "bits", "int16", "mean_cross_entropy", "expanded", "strided", "uint8",
+    "quantize", "scalars", "every_function", "minmax_prod", "embedding_ln", "log_softmax_backward",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_kernels_of_the_zoo_compute_what_the_oracle_does(name: str) -> None:
+    for work in workloads(name):
+        task = FusionTask(work, "cuda:0", target="sm_90", sms=3)
+        seed = zlib.crc32(name.encode())
+        for n, config in enumerate([task.default(), *random_configs(task, 1, seed)]):
+            for group, part in zip(task.plan.groups, task._parts(task.plan, config), strict=True):
+                made = scheme_of(group.graph).emit(group.graph, part, 3)
+                check_group(group.graph, made, seed=n, special=bool(n))
+
+
+def test_a_wrong_kernel_does_not_pass() -> None:
+    (work,) = workloads("ln_1001")
+    task = FusionTask(work, "cuda:0", target="sm_90", sms=3)
+    (group,) = task.plan.groups
+    config = {**task.default(), "threads_per_row": 64, "rows_per_block": 1, "keep": "reload"}
+    made = scheme_of(group.graph).emit(group.graph, config, 3)
+    check_group(group.graph, made)
+    (good,) = made.sources
+    without = tuple(line for line in good.body if "syncthreads" not in line)
+    for bad, words in (
+        (replace(good, body=without), "race"),
+        (replace(good, body=tuple(x.replace("c < 1001", "c < 1000") for x in good.body)), "output 0"),
+    ):
+        assert bad != good
+        with pytest.raises(KernelError, match=words):
+            check_group(group.graph, replace(made, sources=(bad,)))
+
+
+def source(*body: str, params: tuple[str, ...] = ("f32",), block: int = 32, shared: int = 0) -> CudaSource:
+    return CudaSource(
+        (), ("tid = int32(cuda.threadIdx.x)", *body), params, {"dynamic": False, "shared": shared}, block, 0
+    )
+
+
+def run(kernel: CudaSource, n: int = 64, once: bool = True) -> None:
+    Machine(kernel, 1).run([Pointer.poisoned("float32", n, once)], 0)
+
+
+def test_a_race_is_found() -> None:
+    lines = ("s = cuda.shared.array(32, float32)", "s[tid] = float32(1)")
+    read = "st_f32_1_d(p0, tid, s[tid ^ 1])"
+    run(source(*lines, "cuda.syncthreads()", read))
+    with pytest.raises(KernelError, match="race for word"):
+        run(source(*lines, read))
+    with pytest.raises(KernelError, match="race for word"):
+        run(source(*lines, "cuda.syncthreads()", "x = s[tid ^ 1]", "s[tid] = x"))
+
+
+def test_a_barrier_that_some_threads_miss_is_found() -> None:
+    with pytest.raises(KernelError, match="wait for ever at syncthreads"):
+        run(source("if tid < 16:", "    cuda.syncthreads()"))
+    with pytest.raises(KernelError, match="wait for ever at shfl_xor_sync"):
+        run(source("if tid < 16:", "    y = cuda.shfl_xor_sync(0xffffffff, tid, 1)"))
+
+
+def test_accesses_outside_and_unaligned_ones_are_found() -> None:
+    with pytest.raises(KernelError, match="of a tensor of 31"):
+        run(source("st_f32_1_d(p0, tid, float32(0))"), n=31)
+    with pytest.raises(KernelError, match="not aligned"):
+        run(source("if tid == 0:", "    st_f32_4_d(p0, 2, (float32(0), float32(0), float32(0), float32(0)))"))
+    with pytest.raises(KernelError, match="written twice"):
+        run(source("st_f32_1_d(p0, tid >> 1, float32(0))"))
+    with pytest.raises(KernelError, match="outside a shared array"):
+        run(source("s = cuda.shared.array(31, float32)", "s[tid] = float32(0)"))
+
+
+def test_shuffles_and_barriers_in_device_functions() -> None:
+    text = "def f0(a):\n    return a + cuda.shfl_xor_sync(0xffffffff, a, 1)"
+    kernel = source("st_f32_1_d(p0, tid, float32(f0(tid)))")
+    p = Pointer.poisoned("float32", 32, True)
+    Machine(CudaSource((text,), kernel.body, ("f32",), kernel.launch, 32, 0), 1).run([p], 0)
+    assert p.tensor().tolist() == [2 * (t // 2 * 2) + 1 for t in range(32)]
+
+
+def test_every_case_is_one_of_the_zoo() -> None:
+    assert set(SMALL) <= set(BY_NAME)
