@@ -155,6 +155,7 @@ _INT_BINARY: dict[str, Emit] = {
     "and": lambda b, x, y: b.and_(x, y),
     "or": lambda b, x, y: b.or_(x, y),
     "xor": lambda b, x, y: b.xor(x, y),
+    "shr": lambda b, x, y: b.ashr(x, y),
 }
 _FLOAT_UNARY: dict[str, Emit] = {**cpu_math.UNARY, "neg": lambda b, x: b.fneg(x)}
 _FLOAT_BINARY: dict[str, Emit] = {

@@ -1,13 +1,13 @@
 """Capture: the aten graphs of a callable, exactly as the deploying backend is handed them.
 
-Both go through :func:`aot_backend`: torch.compile's tracer, then AOTAutograd without decompositions (so that the graphs
-hold the operators that eager mode runs) and with the min-cut partitioner between forward and backward.
+Both go through :func:`aot_backend`: torch.compile's tracer, then AOTAutograd with the few decompositions of
+:mod:`autotune.fusion.decompose` (otherwise the graphs hold the operators that eager mode runs) and with the min-cut
+partitioner between forward and backward.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +18,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from autotune.errors import UserError, first_line
+from autotune.fusion.decompose import draw_seeds_at_once, table
 
 Compiled = Callable[..., Any]
 GraphCompiler = Callable[[fx.GraphModule, Sequence[Any], str], Compiled]
@@ -31,17 +32,23 @@ def aot_backend(compiler: GraphCompiler) -> Callable[[fx.GraphModule, Sequence[A
 
     def part(kind: str) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
         def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+            if kind == "inference":
+                draw_seeds_at_once(gm)
             compiled = compiler(gm, example_inputs, kind)
             return compiled if getattr(compiled, "_boxed_call", False) else make_boxed_func(compiled)
 
         return compile_graph
 
+    def partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        draw_seeds_at_once(joint)
+        return min_cut_rematerialization_partition(joint, *args, compiler="inductor", **kwargs)
+
     backend: Callable[[fx.GraphModule, Sequence[Any]], Compiled] = aot_autograd(
         fw_compiler=part("forward"),
         bw_compiler=part("backward"),
         inference_compiler=part("inference"),
-        partition_fn=functools.partial(min_cut_rematerialization_partition, compiler="inductor"),
-        decompositions={},
+        partition_fn=partition,
+        decompositions=table(),
     )
     return backend
 

@@ -66,6 +66,7 @@ _BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "and": torch.bitwise_and,
     "or": torch.bitwise_or,
     "xor": torch.bitwise_xor,
+    "shr": torch.bitwise_right_shift,
 }
 _MAY_OVERFLOW = frozenset(
     ["add", "sub", "mul", "div", "pow", "reciprocal", "exp", "exp2", "expm1", "sum", "prod", "sigmoid"]

@@ -28,6 +28,9 @@ def describe(gm: fx.GraphModule, graph: Graph) -> str:
         name = op_name(node)
         if name and name not in VIEWS and name not in GENERATORS and name != "getitem":
             names[name.removeprefix("native_").strip("_")] = None
+    if "bitwise_right_shift" in names:  # the hash of a dropout's mask
+        hidden = ("bitwise_right_shift", "bitwise_and", "bitwise_xor", "ge", "where")
+        names = dict.fromkeys(n for n in names if n not in hidden) | {"dropout": None}
     telling = [n for n in names if n not in _PLAIN] or list(names)
     shown = "+".join(telling[:_MOST]) + ("+..." if len(telling) > _MOST else "")
     largest = max(graph.outputs, key=lambda o: graph.size(o.axes))

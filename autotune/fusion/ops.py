@@ -63,6 +63,7 @@ POINTWISE: Mapping[str, Op] = {
     "or": Op(2, commutative=True),
     "xor": Op(2, commutative=True),
     "not": Op(1),
+    "shr": Op(2),  # integers; arithmetic shift to the right by a constant below the width
     "isnan": Op(1, result="bool"),
     "isinf": Op(1, result="bool"),
     "where": Op(3, result="where"),  # args: condition, then, else

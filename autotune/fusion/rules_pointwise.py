@@ -127,6 +127,14 @@ for _name in ("and", "or", "xor"):
     _arithmetic_rule(f"bitwise_{_name}", _name)
 
 
+@rule("bitwise_right_shift", "__rshift__")
+def _shift_right(region: Region, self: Lazy, other: Operand) -> Lazy:
+    width = {"int32": 32, "int64": 64}.get(self.kind, 0)
+    if isinstance(other, Lazy) or self.dtype in NARROW or not 0 <= other < width:
+        raise Unsupported("a shift by other than a number below the width of int32 or int64")
+    return pointwise("shr", self, int(other))
+
+
 def _logical_rule(name: str, op: str) -> None:
     def apply(region: Region, self: Lazy, other: Operand) -> Lazy:
         return pointwise(op, *same(self, other, dtype=torch.bool), dtype=torch.bool)

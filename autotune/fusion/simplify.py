@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from autotune.fusion.graph import Graph, Output, Value
 
@@ -53,8 +54,41 @@ def drop_dead(graph: Graph) -> Graph:
     return remap(graph, values, {a: k for k, a in enumerate(kept)}, tuple(graph.extents[a] for a in kept))
 
 
-def _mergeable(graph: Graph, outer: int, inner: int) -> bool:
+@dataclass(frozen=True)
+class _Place:
+    """A sum of indices and constants: a position along several axes. ``used``: by something that is no such sum."""
+
+    coefficients: dict[int, int]
+    constant: int
+    used: bool
+
+
+def _places(graph: Graph) -> dict[int, _Place]:
+    found: dict[int, tuple[dict[int, int], int]] = {}
+    for i, v in enumerate(graph.values):
+        if v.op == "index":
+            found[i] = ({v.axes[0]: v.scale}, v.shift)
+        elif v.op == "const" and v.dtype in ("int32", "int64"):
+            found[i] = ({}, int(v.number))
+        elif v.op == "add" and v.dtype in ("int32", "int64") and all(a in found for a in v.args):
+            total: dict[int, int] = {}
+            for a in v.args:
+                for axis, c in found[a][0].items():
+                    total[axis] = total.get(axis, 0) + c
+            found[i] = (total, sum(found[a][1] for a in v.args))
+    stored = {o.value for o in graph.outputs}
+    return {
+        i: _Place(terms, constant, i in stored or any(u not in found for u in graph.users[i]))
+        for i, (terms, constant) in found.items()
+    }
+
+
+def _mergeable(graph: Graph, outer: int, inner: int, places: Mapping[int, _Place]) -> bool:
     extent = graph.extents[inner]
+    for place in places.values():
+        c = place.coefficients
+        if place.used and (outer in c or inner in c) and c.get(outer) != c.get(inner, 0) * extent:
+            return False
 
     def walked_as_one(axes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
         if (outer in axes) != (inner in axes):
@@ -65,26 +99,22 @@ def _mergeable(graph: Graph, outer: int, inner: int) -> bool:
         if v.op in ("load", "gather"):
             if not walked_as_one(v.axes, v.strides) or any(a in (outer, inner) for a, _, _ in v.guards):
                 return False
-        elif (v.op == "index" and v.axes[0] in (outer, inner)) or (outer in v.over) != (inner in v.over):
+        elif (outer in v.over) != (inner in v.over):
             return False
     return all(walked_as_one(o.axes, o.strides) for o in graph.outputs)
 
 
 def merge_axes(graph: Graph) -> Graph:
-    """Merge every pair of axes that all loads, stores and reductions walk as one."""
+    """Merge every pair of axes that all loads, stores, reductions and positions walk as one."""
     while True:
-        pair = next(
-            (
-                (a, b)
-                for a in range(len(graph.extents))
-                for b in range(len(graph.extents))
-                if a != b and _mergeable(graph, a, b)
-            ),
-            None,
-        )
+        places, count = _places(graph), len(graph.extents)
+        pairs = ((a, b) for a in range(count) for b in range(count) if a != b and _mergeable(graph, a, b, places))
+        pair = next(pairs, None)
         if pair is None:
             return graph
         outer, inner = pair
+        if any(outer in place.coefficients for place in places.values()):
+            graph = _placed_by_inner(graph, outer, places)
         extents = list(graph.extents)
         extents[inner] *= extents[outer]
         del extents[outer]
@@ -92,6 +122,33 @@ def merge_axes(graph: Graph) -> Graph:
         graph = remap(graph, list(range(len(graph.values))), axes, tuple(extents))
 
 
+def _placed_by_inner(graph: Graph, outer: int, places: Mapping[int, _Place]) -> Graph:
+    """The graph with ``outer`` left out of every position, for the axis inside it to walk both."""
+    values: list[Value] = []
+    where: dict[int, int] = {}
+
+    def put(v: Value) -> int:
+        values.append(v)
+        return len(values) - 1
+
+    for i, v in enumerate(graph.values):
+        place = places.get(i)
+        if place is None or outer not in place.coefficients:
+            where[i] = put(replace(v, args=tuple(where[a] for a in v.args)))
+        elif place.used:
+            shift, total = place.constant, -1
+            for a, c in sorted(place.coefficients.items()):
+                if a == outer:
+                    continue
+                one = put(Value("index", axes=(a,), dtype=v.dtype, scale=c, shift=shift))
+                axes = tuple(sorted((*(values[total].axes if total >= 0 else ()), a)))
+                total = one if total < 0 else put(Value("add", (total, one), axes, v.dtype))
+                shift = 0
+            where[i] = total
+    outputs = tuple(replace(o, value=where[o.value]) for o in graph.outputs)
+    return Graph(graph.extents, tuple(values), graph.inputs, outputs, graph.meta)
+
+
 def simplify(graph: Graph) -> Graph:
     """All of it; the result computes the same outputs at the same addresses."""
-    return merge_axes(drop_dead(graph))
+    return drop_dead(merge_axes(drop_dead(graph)))
