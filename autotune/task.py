@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from autotune.workload import Workload, digest
 
@@ -119,6 +119,59 @@ class Task(Protocol):
 
     def adapt(self, config: Config) -> Config | None:
         """A configuration of a neighbour (same family or kind) fitted to this workload's space, or None."""
+        ...
+
+
+Ranked = tuple[Config, float]
+"""A configuration and its latency in microseconds."""
+
+
+@dataclass(frozen=True)
+class Composition:
+    """One way to put a workload together from parts that are workloads of their own, and are tuned as such.
+
+    Attributes:
+        name: how it is told apart from others; for fusion the plan's text.
+        parts: the workloads it is made of, each once.
+        weights: what each part costs of the whole, by the domain's cost model, in microseconds.
+        expected_us: what the whole costs by that model.
+        combine: from each part's candidates, fastest first, to configurations of the whole with the latency to expect
+            of them, best first. Empty where they do not go together.
+    """
+
+    name: str
+    parts: tuple[Workload, ...]
+    weights: tuple[float, ...]
+    expected_us: float
+    combine: Callable[[Sequence[Sequence[Ranked]]], Sequence[Ranked]]
+
+
+@runtime_checkable
+class ComposedTask(Protocol):
+    """What a task may offer beside :class:`Task`: parts that are shared with other workloads, and cost models."""
+
+    def under(self, method: str, figures: Mapping[str, float]) -> Task:
+        """This task confined to a method of the domain ("" is the whole), its cost models fed with ``figures``.
+
+        Args:
+            figures: what a calibration measured on the device; empty where there was none.
+
+        Raises:
+            UserError: there is no such method.
+        """
+        ...
+
+    def compositions(self, limit: int) -> Sequence[Composition]:
+        """Ways to compose the workload, the most promising first, at most ``limit``; empty where it is one part, and
+        there is no other way."""
+        ...
+
+    def space_for(self, config: Config, file: str | None = None) -> Space:
+        """The space that a configuration of some composition lies in; :meth:`Task.space` for the default one's."""
+        ...
+
+    def predict(self, config: Config) -> float | None:
+        """Microseconds by the cost model, in a millisecond or two and without compiling; None where it cannot tell."""
         ...
 
 

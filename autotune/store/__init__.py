@@ -8,14 +8,25 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from autotune.store.records import Key, Measurement, Miss, Run, Schedule
+from autotune.store.records import Calibration, Effort, Key, Measurement, Miss, Run, Schedule
 
 if TYPE_CHECKING:
     from autotune.store.claims import owner_name
     from autotune.store.store import Overview, Store
 
 _LAZY = {"Store": "autotune.store.store", "Overview": "autotune.store.store", "owner_name": "autotune.store.claims"}
-__all__ = ["Key", "Measurement", "Miss", "Overview", "Run", "Schedule", "Store", "owner_name"]
+__all__ = [
+    "Calibration",
+    "Effort",
+    "Key",
+    "Measurement",
+    "Miss",
+    "Overview",
+    "Run",
+    "Schedule",
+    "Store",
+    "owner_name",
+]
 
 
 def __getattr__(name: str) -> Any:

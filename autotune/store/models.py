@@ -195,6 +195,34 @@ class RunRow(Base):
     summary: Mapped[dict[str, Any]]
 
 
+class EffortRow(Base):
+    """How far a workload has been searched, within one ``scope`` (space file, method and version of the search)."""
+
+    __tablename__ = "autotune_efforts"
+
+    workload: Mapped[str] = _reference("workloads", primary_key=True)
+    device: Mapped[str] = _reference("devices", primary_key=True)
+    environment: Mapped[str] = _reference("environments", primary_key=True)
+    policy: Mapped[str] = mapped_column(_Fingerprint, primary_key=True)
+    scope: Mapped[str] = mapped_column(_Fingerprint, primary_key=True)
+    seconds: Mapped[float]
+    granted: Mapped[float]
+    settled: Mapped[bool]
+    stop: Mapped[str] = mapped_column(Text)
+    created: Mapped[float]
+
+
+class CalibrationRow(Base):
+    """What a short measured run found of a device, for a domain's cost models."""
+
+    __tablename__ = "autotune_calibrations"
+
+    device: Mapped[str] = _reference("devices", primary_key=True)
+    kind: Mapped[str] = mapped_column(String(32), primary_key=True)
+    figures: Mapped[dict[str, Any]]
+    created: Mapped[float]
+
+
 class ClaimRow(Base):
     """A lease on measuring one candidate. Short-lived, so nothing refers to it and it refers to nothing."""
 

@@ -91,6 +91,37 @@ class Miss:
 
 
 @dataclass(frozen=True)
+class Effort:
+    """How far a workload has been searched under one key.
+
+    Attributes:
+        scope: digest of what the search was confined to; efforts of different scopes say nothing of each other.
+        seconds: spent on it so far, all searches together.
+        granted: the largest share of time, in seconds, with which a search came to an end in good order; 0 before.
+        settled: it ended for lack of gain, or because every candidate was known, rather than for lack of time.
+        stop: why the last search ended.
+    """
+
+    key: Key
+    scope: str
+    seconds: float
+    granted: float
+    settled: bool
+    stop: str = ""
+    when: float = 0.0
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a short measured run found of a device: figure name to value, units in the names (``copy_gbs``, ...)."""
+
+    device: str
+    kind: str
+    figures: Mapping[str, float]
+    when: float = 0.0
+
+
+@dataclass(frozen=True)
 class Run:
     """One invocation of a search."""
 

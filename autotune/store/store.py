@@ -13,6 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from autotune.errors import UserError
+from autotune.store.efforts import Efforts
 from autotune.store.engine import create_engine, parse_url, revision, show_url
 from autotune.store.measurements import STAGE_RANK, Measurements, sound
 from autotune.store.models import SCHEMA_REVISION, Base, ClaimRow, DeviceRow, MeasurementRow, WorkloadRow
@@ -55,7 +56,7 @@ class Overview:
         return asdict(self)
 
 
-class Store(Measurements, Schedules, Runs):
+class Store(Measurements, Schedules, Runs, Efforts):
     """Everything learnt, in one SQL database. Open it with :meth:`open`; safe to share among threads.
 
     Every method raises UserError, in one line, when the database fails (locked for too long, disk full, server gone).

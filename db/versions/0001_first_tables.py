@@ -96,6 +96,34 @@ def upgrade() -> None:
     )
     op.create_index("ix_autotune_workloads_family", "autotune_workloads", ["family"])
     op.create_table(
+        "autotune_calibrations",
+        sa.Column("device", sa.String(length=64), nullable=False),
+        sa.Column("kind", sa.String(length=32), nullable=False),
+        sa.Column("figures", sa.JSON(), nullable=False),
+        sa.Column("created", sa.Double(), nullable=False),
+        sa.ForeignKeyConstraint(["device"], ["autotune_devices.fingerprint"], name="fk_autotune_calibrations_device"),
+        sa.PrimaryKeyConstraint("device", "kind", name="pk_autotune_calibrations"),
+    )
+    op.create_table(
+        "autotune_efforts",
+        sa.Column("workload", sa.String(length=64), nullable=False),
+        sa.Column("device", sa.String(length=64), nullable=False),
+        sa.Column("environment", sa.String(length=64), nullable=False),
+        sa.Column("policy", sa.String(length=64), nullable=False),
+        sa.Column("scope", sa.String(length=64), nullable=False),
+        sa.Column("seconds", sa.Double(), nullable=False),
+        sa.Column("granted", sa.Double(), nullable=False),
+        sa.Column("settled", sa.Boolean(), nullable=False),
+        sa.Column("stop", sa.Text(), nullable=False),
+        sa.Column("created", sa.Double(), nullable=False),
+        sa.ForeignKeyConstraint(["device"], ["autotune_devices.fingerprint"], name="fk_autotune_efforts_device"),
+        sa.ForeignKeyConstraint(
+            ["environment"], ["autotune_environments.fingerprint"], name="fk_autotune_efforts_environment"
+        ),
+        sa.ForeignKeyConstraint(["workload"], ["autotune_workloads.fingerprint"], name="fk_autotune_efforts_workload"),
+        sa.PrimaryKeyConstraint("workload", "device", "environment", "policy", "scope", name="pk_autotune_efforts"),
+    )
+    op.create_table(
         "autotune_measurements",
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
         sa.Column("workload", sa.String(length=64), nullable=False),
@@ -174,6 +202,8 @@ def downgrade() -> None:
     op.drop_table("autotune_schedules")
     op.drop_table("autotune_misses")
     op.drop_table("autotune_measurements")
+    op.drop_table("autotune_efforts")
+    op.drop_table("autotune_calibrations")
     op.drop_index("ix_autotune_workloads_family", table_name="autotune_workloads")
     op.drop_table("autotune_workloads")
     op.drop_table("autotune_runs")
