@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from autotune.bench.floor import copy_bandwidth
 from autotune.device import environment, identify
 from autotune.fusion.capture import capture
 from autotune.fusion.regions import find_regions
@@ -31,7 +32,6 @@ from autotune.store import Store
 from autotune.store.records import Key, Schedule
 from autotune.task import open_task
 from benchmarks import form
-from benchmarks.fusion_slice import copy_bandwidth
 
 ROWS, COLS = 64, 1024
 DEVICE = "cuda:0"

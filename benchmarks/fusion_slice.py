@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.bench.floor import copy_bandwidth
 from benchmarks import form
 
 BEST = (
@@ -54,20 +55,6 @@ def search(target: str, args: argparse.Namespace, db: str) -> float:
     if done.returncode:
         raise SystemExit(f"search of {target} failed:\n{done.stderr}")
     return seconds
-
-
-def copy_bandwidth(policy: Any, device: str) -> float:
-    """Bytes a microsecond of a 1 GiB device-to-device copy, reads and writes counted."""
-    import torch
-
-    from autotune.measure.timer import interleave
-
-    a = torch.randn(1 << 28, device=device)
-    b = torch.empty_like(a)
-    # A captured copy_ is a copy node, which copy engines may run, slower; an elementwise kernel moves as many bytes.
-    ways = {"copy": lambda: b.copy_(a), "kernel": lambda: torch.neg(a, out=b)}
-    fastest = min(statistics.median(s) for s in interleave(ways, policy, device).values())
-    return 2 * a.numel() * 4 / fastest
 
 
 def compiled(fn: Callable[..., Any], args: Any, **kw: Any) -> Callable[[], object]:

@@ -1,0 +1,256 @@
+"""The suite run: each case searched, measured and written down before the next one begins."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.bench import ablation, form, peers, report
+from autotune.bench.case import Case
+from autotune.bench.floor import copy_bandwidth
+from autotune.bench.instrument import CONTENDERS, Instrument
+from autotune.bench.measure import Figures, NotMeasured, forget, measure, to_case
+from autotune.bench.suite import choose
+from autotune.errors import UserError
+from autotune.measure.policy import Policy, default_policy
+
+SUITE = "fusion"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to run.
+
+    Attributes:
+        device: "cpu" or "cuda:N".
+        size: "gpu" or "cpu".
+        cases: names of cases or kinds; empty for all.
+        out: the JSON file; a Markdown table goes beside it.
+        command: how to do it again, noted in the file.
+        db: database to tune into and to deploy from; None for the default.
+        trials, timeout, seed: of each case's search.
+        peers: names as of ``autotune.bench.peers.wanted``; None for all.
+        ablations: names; the full search is always among what is run.
+        resume: go on with the cases that ``out`` does not have.
+        search, measure: False leaves that part out.
+    """
+
+    device: str
+    size: str
+    out: Path
+    command: str
+    cases: Sequence[str] = ()
+    db: str | None = None
+    trials: int | None = None
+    timeout: float | None = None
+    seed: int = 0
+    peers: Sequence[str] | None = None
+    ablations: Sequence[str] = ()
+    resume: bool = False
+    search: bool = True
+    measure: bool = True
+
+
+def run(settings: Settings) -> tuple[dict[str, Any] | None, list[str]]:
+    """Run the suite.
+
+    Returns:
+        The content of the result file as it is at the end, None where there is none, and a line for each case that
+        could not be measured.
+
+    Raises:
+        UserError: a mistake in the settings, or a result file that this run does not continue.
+    """
+    from autotune.device import identify
+
+    cases = choose(settings.cases)
+    names = ablation.choose(settings.ablations)
+    databases = {name: ablation.database(settings.db, name) for name in names}
+    groups, sets = peers.wanted(list(settings.peers) if settings.peers is not None else None, settings.device)
+    device = identify(settings.device).label
+    done = _finished(settings, device) if settings.resume else {}
+    data: dict[str, Any] | None = None
+    missing: list[str] = []
+    policy, bandwidth = _prepare(settings) if settings.measure else (None, 0.0)
+    with Instrument(settings.device, settings.db) as instrument:
+        for k, case in enumerate(cases, 1):
+            label = case.label(settings.size)
+            if label in done:
+                continue
+            _say(f"[{k}/{len(cases)}] {label}")
+            searched: dict[str, Any] = {}
+            if settings.search:
+                for name in names:
+                    searched[name] = search(case, settings, name, databases[name])
+            if policy is None:
+                continue
+            begin = time.monotonic()
+            try:
+                figures = measure(case, settings.size, settings.device, policy, groups, sets, databases)
+            except NotMeasured as error:
+                missing.append(f"{label}: {error}")
+                _say(f"  NOT MEASURED: {error}")
+                continue
+            entry = to_case(case, settings.size, figures, bandwidth)
+            if settings.device.startswith("cuda"):
+                entry |= _profile(instrument, case, settings.size, groups, entry, figures, sets)
+            if settings.search:
+                entry |= {"search_s": searched[ablation.FULL]["seconds"], "searches": searched}
+            entry["measure_s"] = round(time.monotonic() - begin, 1)
+            done[label] = entry
+            data = _write(settings, device, done)
+            _say(f"  {_line(entry)}")
+    if data is None and done:
+        data = form.read(settings.out)
+    return data, missing
+
+
+def _prepare(settings: Settings) -> tuple[Policy, float]:
+    import torch
+
+    policy = default_policy(settings.device)
+    if settings.device.startswith("cuda"):
+        torch.cuda.set_device(settings.device)
+        policy = dataclasses.replace(policy, final_rounds=100, final_s=30.0)
+    else:
+        from autotune.measure.timer import pin_cpu
+
+        pin_cpu()
+        policy = dataclasses.replace(policy, final_rounds=60, final_s=15.0)
+    bandwidth = copy_bandwidth(policy, settings.device)
+    _say(f"copy: {bandwidth / 1e6:.3g} TB/s")
+    return policy, bandwidth
+
+
+def search(case: Case, settings: Settings, name: str, db: str | None) -> dict[str, Any]:
+    """Search a case's regions, as ``autotune search`` would; returns seconds and a line of JSON for each region.
+
+    Args:
+        name: the ablation.
+        db: its database.
+    """
+    from autotune.api import time_weights, tune_workloads
+    from autotune.fusion.target import workloads_of
+    from autotune.store import Store
+    from autotune.tuner.result import BusyMachine
+
+    begin = time.monotonic()
+    counted = workloads_of(case.fn, case.arguments(settings.size, settings.device), label=case.name)
+    forget()
+    counts = {workload.fingerprint: count for workload, count in counted}
+    results = []
+    if counted:
+        with (
+            Store.open(db) as store,
+            ablation.search_options(name, settings.device) as options,
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore", BusyMachine)  # kept with each region, and measured again here
+            results = tune_workloads(
+                [workload for workload, _ in counted],
+                settings.device,
+                store,
+                trials=settings.trials,
+                timeout=settings.timeout,
+                seed=settings.seed,
+                weights=time_weights(counted),
+                command=f"autotune bench {SUITE} --cases {case.name} --ablation {name}",
+                **options,
+            )
+    if any(result.interrupted for result in results):
+        raise KeyboardInterrupt
+    seconds = round(time.monotonic() - begin, 1)
+    tried = sum(result.measured for result in results)
+    _say(f"  searched{'' if name == ablation.FULL else f' ({name})'}: {seconds} s, {tried} candidates measured")
+    kept = ("label", "measured", "reused", "failed", "winner", "deployed_us", "default_us", "stop", "error")
+    regions = [
+        {"count": counts[r.workload], **{key: value for key, value in r.to_json().items() if key in kept}}
+        for r in results
+    ]
+    return {"seconds": seconds, "regions": regions}
+
+
+def _profile(
+    instrument: Instrument,
+    case: Case,
+    size: str,
+    groups: set[str],
+    entry: Mapping[str, Any],
+    figures: Figures,
+    sets: Mapping[str, peers.Options],
+) -> dict[str, Any]:
+    """The fields that the profiling process adds to a case: XLA's time, kernel times and launches of all."""
+    best = entry["inductor_best"]
+    chosen = {"autotune"} | {name for name in ("eager", "inductor") if name in figures.us}
+    chosen |= {"xla"} & groups
+    if best is not None and best != "inductor":
+        chosen.add("inductor_best")
+    answer = instrument.ask(case.name, size, [n for n in CONTENDERS if n in chosen], sets.get(best or "", {}))
+    times = answer["times"]
+    for name, why in answer["errors"].items():
+        _say(f"  no kernel times of {name}: {why}")
+    found: dict[str, Any] = {f"{name}_kernels_us": times[name]["us"] for name in times if name != "xla"}
+    found["xla_us"] = times["xla"]["us"] if "xla" in times else None
+    found["kernels"] = {name: times[name]["kernels"] for name in times}
+    return found | {"not_profiled": answer["errors"], "instrument_versions": answer["versions"]}
+
+
+def _finished(settings: Settings, device: str) -> dict[str, dict[str, Any]]:
+    """The cases that the result file has, by label."""
+    if not settings.out.exists():
+        return {}
+    try:
+        data = form.read(settings.out)
+    except ValueError as error:
+        raise UserError(f"--resume: {error}") from None
+    if data.get("suite") != SUITE or data["device"] != device:
+        raise UserError(
+            f"--resume: {settings.out} is of {data['device']}, suite {data.get('suite')}; name another --out"
+        )
+    return {case["name"]: case for case in data["cases"]}
+
+
+def _write(settings: Settings, device: str, done: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Write the file and its table anew, the cases in the suite's order."""
+    from autotune.device import environment
+
+    order = [case.name for case in choose([])]
+    cases = sorted(done.values(), key=lambda c: order.index(c["case"]) if c["case"] in order else len(order))
+    env = environment(settings.device)
+    versions = {"cuda": str(env.cuda or ""), "driver": str(env.driver or "")}
+    for case in cases:
+        versions |= case.get("instrument_versions") or {}
+    data = form.write(
+        settings.out,
+        device,
+        cases,
+        {name: version for name, version in versions.items() if version},
+        command=settings.command,
+        extra={"suite": SUITE, "size": settings.size, "summary": report.summary(cases)},
+    )
+    table = report.render(data)
+    if any(case["ablations"] for case in cases):
+        table += "\n" + report.render_ablations(data, {n: a.about for n, a in ablation.ABLATIONS.items()})
+    settings.out.with_suffix(".md").write_text(table)
+    return data
+
+
+def _line(entry: Mapping[str, Any]) -> str:
+    ratios = [("Inductor's best", report.over_best(entry)), ("eager", report.over_eager(entry))]
+    ratios.append(("XLA", report.over_xla(entry)))
+    told = ", ".join(f"{report.times(ratio)} over {name}" for name, ratio in ratios if ratio is not None)
+    best = f" [{entry['inductor_best']}]" if entry["inductor_best"] else ""
+    return f"autotune {report.number(entry['autotune_us'])} us: {told}{best}; measured in {entry['measure_s']} s"
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+__all__ = ["SUITE", "Settings", "run", "search"]
