@@ -6,6 +6,8 @@ A document marks a table with the file it comes from, relative to ``benchmarks/r
     ...
     <!-- end results -->
 
+and one of the ablations in a file with ``ablations: h200/fusion.json`` in place of ``results: ...``.
+
 ``python -m benchmarks.table FILE...`` prints tables of result files, and ``--update README.md`` renders a document's
 marked tables anew. A test does the same and fails if a document differs.
 """
@@ -13,16 +15,18 @@ marked tables anew. A test does the same and fails if a document differs.
 from __future__ import annotations
 
 import argparse
-import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune.bench import report
+from autotune.bench.ablation import ABLATIONS
+from autotune.bench.report import geometric_mean
 from benchmarks.form import RESULTS, read
 
-MARKED = re.compile(r"(<!-- results: (\S+) -->\n)(.*?)(<!-- end results -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- (results|ablations): (\S+) -->\n)(.*?)(<!-- end \2 -->)", re.DOTALL)
 COLUMNS = (
     ("floor", "floor_us"),
     ("eager", "eager_us"),
@@ -37,8 +41,10 @@ def render(data: Mapping[str, Any]) -> str:
     """The table of a result file's content, times in microseconds; a column that no case ran is left out.
 
     The last columns are the speedup over the fastest peer that was run, and how near the floor autotune comes. The last
-    row is the geometric mean of both.
+    row is the geometric mean of both. A file of the fusion suite has a table of its own.
     """
+    if data.get("suite"):
+        return report.render(data)
     cases = data["cases"]
     columns = [(title, key) for title, key in COLUMNS if any(case[key] is not None for case in cases)]
     head = ["case", *(title for title, _ in columns), "over the fastest peer", "of the floor's speed"]
@@ -65,9 +71,9 @@ def over_peers(case: Mapping[str, Any]) -> float | None:
     return min(peers) / case["autotune_us"] if peers else None
 
 
-def geometric_mean(values: Sequence[float]) -> float:
-    """Of at least one positive number."""
-    return math.exp(sum(map(math.log, values)) / len(values))
+def render_ablations(data: Mapping[str, Any]) -> str:
+    """The table of what each part of the search buys; ValueError where the file has no ablations."""
+    return report.render_ablations(data, {name: ablation.about for name, ablation in ABLATIONS.items()})
 
 
 def refresh(text: str, results: Path = RESULTS) -> str:
@@ -77,9 +83,10 @@ def refresh(text: str, results: Path = RESULTS) -> str:
         ValueError: a marker has no end, or its file is not of the form.
         FileNotFoundError: a marker names a file that is not there.
     """
-    if text.count("<!-- results:") != len(MARKED.findall(text)):
-        raise ValueError("a `<!-- results: FILE -->` has no `<!-- end results -->`, or no file")
-    return MARKED.sub(lambda m: m[1] + render(read(results / m[2])) + m[4], text)
+    if text.count("<!-- results:") + text.count("<!-- ablations:") != len(MARKED.findall(text)):
+        raise ValueError("a `<!-- results: FILE -->` has no `<!-- end results -->`, or no file (or one of ablations)")
+    made = {"results": render, "ablations": render_ablations}
+    return MARKED.sub(lambda m: m[1] + made[m[2]](read(results / m[3])) + m[5], text)
 
 
 def _number(value: float | None) -> str:
@@ -93,6 +100,7 @@ def _row(cells: Sequence[str]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Render tables from result files.")
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="result files whose tables are printed")
+    parser.add_argument("--ablations", action="store_true", help="print the files' tables of ablations instead")
     parser.add_argument(
         "--update", action="append", default=[], type=Path, metavar="DOC", help="render DOC's tables anew"
     )
@@ -100,7 +108,7 @@ def main() -> int:
     if not args.files and not args.update:
         parser.error("name a result file, or --update a document")
     for path in args.files:
-        print(render(read(path)))
+        print((render_ablations if args.ablations else render)(read(path)))
     for path in args.update:
         path.write_text(refresh(path.read_text()))
     return 0

@@ -139,3 +139,17 @@ def test_the_cases_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
     listed = capsys.readouterr().out
     assert "adamw_odd" in listed
     assert "dual-axis 32-block amax scaling bf16 8192x8192" in listed
+
+
+def test_documents_take_the_suites_tables(tmp_path: Path) -> None:
+    from benchmarks.table import refresh
+
+    data = form.write(tmp_path / "f.json", "a GPU", CASES, command="c", extra={"suite": "fusion"})
+    text = (
+        "<!-- results: f.json -->\n<!-- end results -->\nand\n<!-- ablations: f.json -->\nold\n<!-- end ablations -->\n"
+    )
+    fresh = refresh(text, tmp_path)
+    assert report.render(data) in fresh
+    assert "| times as long, geometric mean | 1.00x | 1.50x |" in fresh
+    assert "old" not in fresh
+    assert refresh(fresh, tmp_path) == fresh
