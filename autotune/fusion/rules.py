@@ -202,7 +202,8 @@ def _repeat(region: Region, self: Lazy, repeats: Sequence[int]) -> Lazy:
     return views.repeat(self, numbers(repeats))
 
 
-def _pad(x: Lazy, dim: int, before: int, after: int, number: Number) -> Lazy:
+def padded(x: Lazy, dim: int, before: int, after: int, number: Number) -> Lazy:
+    """``x`` with ``before`` and ``after`` elements ``number`` put round it along ``dim``; negative ones cut off."""
     if before < 0 or after < 0:
         x = views.narrow(x, dim, max(-before, 0), x.shape[dim] - max(-after, 0))
         before, after = max(before, 0), max(after, 0)
@@ -217,7 +218,7 @@ def _pad(x: Lazy, dim: int, before: int, after: int, number: Number) -> Lazy:
 @rule("constant_pad_nd")
 def _constant_pad(region: Region, self: Lazy, pad: Sequence[int], value: Number = 0) -> Lazy:
     for k in range(len(pad) // 2):
-        self = _pad(self, self.ndim - 1 - k, pad[2 * k], pad[2 * k + 1], value)
+        self = padded(self, self.ndim - 1 - k, pad[2 * k], pad[2 * k + 1], value)
     return self
 
 
@@ -229,14 +230,14 @@ def _slice_backward(
         raise Unsupported("the backward of a slice with a step")
     d = dim % len(input_sizes)
     first, _, _ = slice(start, end).indices(input_sizes[d])
-    return _pad(grad_output, d, first, input_sizes[d] - first - grad_output.shape[d], 0)
+    return padded(grad_output, d, first, input_sizes[d] - first - grad_output.shape[d], 0)
 
 
 @rule("select_backward")
 def _select_backward(region: Region, grad_output: Lazy, input_sizes: Sequence[int], dim: int, index: int) -> Lazy:
     d = dim % len(input_sizes)
     first = index % input_sizes[d]
-    return _pad(views.unsqueeze(grad_output, d), d, first, input_sizes[d] - first - 1, 0)
+    return padded(views.unsqueeze(grad_output, d), d, first, input_sizes[d] - first - 1, 0)
 
 
 @rule("slice_scatter")
@@ -399,4 +400,4 @@ def _scatter(region: Region, self: Lazy, dim: int, index: Lazy, src: Lazy | Numb
     return pointwise("where", pointwise("eq", position, index, dtype=torch.bool), written, self, dtype=self.dtype)
 
 
-__all__ = ["GENERATORS", "RULES", "VIEWS", "kind", "numbers", "pick", "rule"]
+__all__ = ["GENERATORS", "RULES", "VIEWS", "kind", "numbers", "padded", "pick", "rule"]

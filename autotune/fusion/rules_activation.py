@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from autotune.fusion import views
 from autotune.fusion.lazy import Lazy, Number, Region, cast, pointwise
 from autotune.fusion.rules import rule
 from autotune.fusion.rules_pointwise import arithmetic, clamp, compare, select
@@ -95,13 +96,6 @@ def _softplus(region: Region, self: Lazy, beta: Number = 1, threshold: Number = 
     return select(compare("gt", scaled, threshold), self, low)
 
 
-@rule("log_sigmoid_forward")
-def _log_sigmoid(region: Region, self: Lazy) -> tuple[Lazy | None, ...]:
-    # The second result is a buffer of torch's CPU kernel (empty on CUDA); whoever reads it stays with torch.
-    low = pointwise("minimum", self, 0.0)
-    return low - pointwise("log1p", pointwise("exp", -pointwise("abs", self))), None
-
-
 @rule("hardsigmoid")
 def _hardsigmoid(region: Region, self: Lazy) -> Lazy:
     return clamp(self + 3.0, 0, 6) * (1 / 6)
@@ -110,6 +104,82 @@ def _hardsigmoid(region: Region, self: Lazy) -> Lazy:
 @rule("hardswish")
 def _hardswish(region: Region, self: Lazy) -> Lazy:
     return self * clamp(self + 3.0, 0, 6) * (1 / 6)
+
+
+@rule("glu")
+def _glu(region: Region, self: Lazy, dim: int = -1) -> Lazy:
+    a, b = views.split(self, self.shape[self.dim(dim)] // 2, dim)
+    return a * pointwise("sigmoid", b)
+
+
+@rule("glu_backward")
+def _glu_backward(region: Region, grad_output: Lazy, self: Lazy, dim: int) -> Lazy:
+    a, b = views.split(self, self.shape[self.dim(dim)] // 2, dim)
+    s = pointwise("sigmoid", b)
+    return views.cat([grad_output * s, grad_output * a * s * (1 - s)], self.dim(dim))
+
+
+@rule("hardtanh_backward")
+def _hardtanh_backward(region: Region, grad_output: Lazy, self: Lazy, min_val: Number, max_val: Number) -> Lazy:
+    outside = pointwise("or", compare("le", self, min_val), compare("ge", self, max_val), dtype=torch.bool)
+    return select(outside, 0, grad_output)
+
+
+@rule("elu_backward")
+def _elu_backward(
+    region: Region,
+    grad_output: Lazy,
+    alpha: Number,
+    scale: Number,
+    input_scale: Number,
+    is_result: bool,
+    self_or_result: Lazy,
+) -> Lazy:
+    x, factor = self_or_result, float(input_scale)
+    if is_result:
+        low = (x + float(alpha) * float(scale)) * factor
+    else:
+        low = pointwise("exp", x * factor) * (factor * float(alpha) * float(scale))
+    return grad_output * select(compare("le", x, 0), low, float(scale))
+
+
+@rule("softplus_backward")
+def _softplus_backward(region: Region, grad_output: Lazy, self: Lazy, beta: Number, threshold: Number) -> Lazy:
+    scaled = self * float(beta)
+    return select(compare("gt", scaled, threshold), grad_output, grad_output * pointwise("sigmoid", scaled))
+
+
+@rule("hardsigmoid_backward")
+def _hardsigmoid_backward(region: Region, grad_output: Lazy, self: Lazy) -> Lazy:
+    inside = pointwise("and", compare("gt", self, -3.0), compare("lt", self, 3.0), dtype=torch.bool)
+    return select(inside, grad_output * (1 / 6), 0)
+
+
+@rule("hardswish_backward")
+def _hardswish_backward(region: Region, grad_output: Lazy, self: Lazy) -> Lazy:
+    middle = select(compare("lt", self, 3.0), grad_output * (self * (1 / 3) + 0.5), grad_output)
+    return select(compare("le", self, -3.0), 0, middle)
+
+
+@rule("mish")
+def _mish(region: Region, self: Lazy) -> Lazy:
+    return self * pointwise("tanh", _softplus(region, self))
+
+
+@rule("_prelu_kernel")
+def _prelu(region: Region, self: Lazy, weight: Lazy) -> Lazy:
+    return select(compare("gt", self, 0), self, self * weight)
+
+
+@rule("_prelu_kernel_backward")
+def _prelu_backward(region: Region, grad_output: Lazy, self: Lazy, weight: Lazy) -> tuple[Lazy, ...]:
+    positive = compare("gt", self, 0)
+    return select(positive, grad_output, grad_output * weight), select(positive, 0, grad_output * self)
+
+
+@rule("threshold")
+def _threshold(region: Region, self: Lazy, threshold: Number, value: Number) -> Lazy:
+    return select(compare("gt", self, threshold), self, value)
 
 
 @rule("native_dropout_backward")

@@ -261,9 +261,3 @@ def _nll_loss_backward(
     hit = compare("eq", position, views.unsqueeze(safe, 1))
     hit = pointwise("and", hit, views.unsqueeze(keep, 1), dtype=torch.bool)
     return pointwise("where", hit, -grad, scalar(region, 0, self.dtype), dtype=self.dtype)
-
-
-@rule("mse_loss")
-def _mse_loss(region: Region, self: Lazy, target: Lazy, reduction: int = 1) -> Lazy:
-    d = self - target
-    return (lambda x: x, mean, total)[reduction](d * d)

@@ -17,7 +17,14 @@ import torch
 from torch import fx
 
 from autotune.errors import Unsupported
-from autotune.fusion import rules_activation, rules_composite, rules_norm, rules_pointwise  # noqa: F401  (registers)
+from autotune.fusion import (  # noqa: F401  (they register their rules)
+    rules_activation,
+    rules_composite,
+    rules_loss,
+    rules_norm,
+    rules_pointwise,
+    rules_spatial,
+)
 from autotune.fusion.graph import Graph, Output
 from autotune.fusion.lazy import Index, Lazy, Region, cast, source, storage_name
 from autotune.fusion.rules import RULES

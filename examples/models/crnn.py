@@ -73,8 +73,8 @@ class BiLSTM(nn.Module):
             c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
             h = torch.sigmoid(o) * torch.tanh(c)
             states.append(h)
-        both = torch.stack(states)
-        out: Tensor = self.out(torch.cat([both[:, 0], both[:, 1].flip(0)], 2))
+        ends = torch.stack([h[0] for h in states]), torch.stack([h[1] for h in reversed(states)])
+        out: Tensor = self.out(torch.cat(ends, 2))
         return out
 
 

@@ -144,6 +144,30 @@ FORWARD: dict[str, Case] = {
     ),
     "column_major": (lambda x: F.layer_norm(x, (6,)), (t(6, 5).t(),)),
     "channels_last": (lambda x: F.relu(x) * 2, (t(2, 3, 4, 5).to(memory_format=torch.channels_last),)),
+    "glu": (lambda x: F.glu(x * 2, 1), (t(3, 8, 5),)),
+    "prelu_threshold_mish": (
+        lambda x, w: F.prelu(x, w) + F.threshold(x, 0.1, 2.0) + F.mish(x) + F.selu(x),
+        (t(3, 8, 5), t(8)),
+    ),
+    "max_pool": (lambda x: F.max_pool2d(F.relu(x), 2, 2), (t(2, 3, 6, 9),)),
+    "max_pool_padded": (lambda x: F.max_pool2d(x, (2, 3), (2, 1), (0, 1)), (t(2, 3, 6, 9),)),
+    "max_pool_overlapping": (lambda x: F.max_pool2d(x, 3, 2, 1, ceil_mode=True) * 2, (t(2, 3, 7, 8),)),
+    "max_pool_dilated": (lambda x: F.max_pool2d(x, 2, 1, 0, 2), (t(2, 3, 7, 8),)),
+    "avg_pool": (lambda x: F.avg_pool2d(x, 3, 2, 1) + 1, (t(2, 3, 7, 8),)),
+    "adaptive_avg_pool": (lambda x: F.adaptive_avg_pool2d(x, 1), (t(2, 3, 7, 8),)),
+    "roll": (lambda x: torch.roll(x, (1, -2), (0, 1)) * 2, (t(5, 7),)),
+    "losses": (
+        lambda x, y: (
+            F.mse_loss(x, y)
+            + F.smooth_l1_loss(x, y, beta=0.5)
+            + F.huber_loss(x, y, delta=0.7)
+            + F.l1_loss(x, y)
+            + F.binary_cross_entropy_with_logits(x, y)
+        ),
+        (t(6, 7), t(7, 6).t()),
+    ),
+    "shift": (lambda i: (i >> 3) + (i.to(torch.int32) >> 1), (ints(64, low=-1000, high=1000),)),
+    "place": (lambda x: x * torch.arange(35).view(5, 7), (t(5, 7),)),
     "scalar": (lambda x, s: x * s + s, (t(4, 5), torch.tensor(1.5))),
     "constant_tensor": (lambda x: x * torch.tensor([1.0, 2.0, 3.0]), (t(4, 3),)),
 }
@@ -209,6 +233,21 @@ BACKWARD: dict[str, Case] = {
     "chunk_cat": (lambda x: torch.cat(x.chunk(2, 1)[::-1], 1) * x, (t(4, 6, grad=True),)),
     "tanh_sigmoid": (lambda x: torch.tanh(x) * torch.sigmoid(x), (t(4, 5, grad=True),)),
     "broadcast": (lambda x, b: (x + b) * b, (t(4, 5, grad=True), t(5, grad=True))),
+    "glu": (lambda x: F.glu(x, 1), (t(3, 8, 5, grad=True),)),
+    "piecewise": (
+        lambda x: F.hardtanh(x) + F.hardswish(x) + F.hardsigmoid(x * 2) + F.leaky_relu(x, 0.2) + F.relu6(x),
+        (t(4, 5, grad=True),),
+    ),
+    "smooth": (lambda x: F.elu(x, 0.7) + F.softplus(x, 2.0, 3.0) + F.logsigmoid(x), (t(4, 5, grad=True),)),
+    "prelu": (lambda x, w: F.prelu(x, w), (t(4, 3, 5, grad=True), t(3, grad=True))),
+    "losses": (
+        lambda x, y: F.mse_loss(x, y) + F.smooth_l1_loss(x, y, beta=0.5) + F.huber_loss(x, y, delta=0.7),
+        (t(6, 7, grad=True), t(7, 6).t()),
+    ),
+    "binary_cross_entropy": (
+        lambda x, y: F.binary_cross_entropy(torch.sigmoid(x), torch.sigmoid(y), reduction="sum"),
+        (t(6, 7, grad=True), t(7, 6).t()),
+    ),
 }
 
 
