@@ -8,6 +8,9 @@ operator commutes, or on Python's hash seed.
 
 The *row axis* becomes axis 0: of the axes that are never reduced over, the one with the largest stride in the largest
 output. The family of a workload is its digest with that axis's extent left open.
+
+A graph of several parts that have nothing to do with each other (``autotune.fusion.components``) is the canonical forms
+of its parts one after the other, equal ones and those of one family side by side. It has no row axis: its parts have.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from autotune.fusion.graph import Graph, Value
+from autotune.fusion.components import components, part
+from autotune.fusion.graph import Graph, Output, Value
 from autotune.fusion.ops import POINTWISE
 from autotune.fusion.simplify import remap_output, remap_value
 from autotune.workload import Workload, digest
@@ -191,6 +195,52 @@ def canonicalize(graph: Graph) -> tuple[Graph, tuple[int, ...], tuple[int, ...]]
         The canonical graph, the slot order (canonical input slot ``k`` is the given graph's slot ``order[k]``) and the
         output order (likewise).
     """
+    parts = components(graph)
+    return _connected(graph) if len(parts) < 2 else _side_by_side(graph, parts)
+
+
+def _side_by_side(graph: Graph, parts: Sequence[Sequence[int]]) -> tuple[Graph, tuple[int, ...], tuple[int, ...]]:
+    """The canonical forms of the parts with these outputs, concatenated in an order of what they are."""
+    made: list[tuple[Graph, tuple[int, ...], tuple[int, ...]]] = []
+    for outputs in parts:
+        own, used = part(graph, outputs)
+        form, slots, order = _connected(own)
+        made.append((form, tuple(used[s] for s in slots), tuple(outputs[k] for k in order)))
+    works = [to_workload(form) for form, _, _ in made]
+    # A slot that several parts read tells equal parts apart by who else reads it.
+    readers: dict[int, list[tuple[str, int]]] = {}
+    for (_, slots, _), work in zip(made, works, strict=True):
+        for k, s in enumerate(slots):
+            readers.setdefault(s, []).append((work.fingerprint, k))
+
+    def place(n: int) -> tuple[object, ...]:
+        work, (_, slots, _) = works[n], made[n]
+        return (work.family or work.fingerprint, -work.extent, work.fingerprint, [sorted(readers[s]) for s in slots])
+
+    extents: list[int] = []
+    values: list[Value] = []
+    inputs: dict[int, str] = {}
+    stores: list[Output] = []
+    order = []
+    for n in sorted(range(len(made)), key=place):
+        form, slots, outputs = made[n]
+        for k, s in enumerate(slots):
+            inputs.setdefault(s, form.inputs[k])
+        number = {s: k for k, s in enumerate(inputs)}
+        where = {i: i + len(values) for i in range(len(form.values))}
+        axes = {a: a + len(extents) for a in range(len(form.extents))}
+        stores += [remap_output(o, where, axes) for o in form.outputs]
+        moved = [remap_value(v, where, axes) for v in form.values]
+        values += [replace(v, slot=number[slots[v.slot]]) if v.slot >= 0 else v for v in moved]
+        extents += form.extents
+        order += outputs
+    result = Graph(tuple(extents), tuple(values), tuple(inputs.values()), tuple(stores), graph.meta)
+    result.check()
+    return result, tuple(inputs), tuple(order)
+
+
+def _connected(graph: Graph) -> tuple[Graph, tuple[int, ...], tuple[int, ...]]:
+    """The canonical form of a graph of one part."""
     rows = _order(graph, _Colours(graph))[2][:1]
     # Once more without the rows' extent, so that the members of a family are numbered alike.
     order, outputs, by_place = _order(graph, _Colours(graph, *rows))
@@ -221,8 +271,9 @@ def canonicalize(graph: Graph) -> tuple[Graph, tuple[int, ...], tuple[int, ...]]
 
 
 def row_extent(graph: Graph) -> int:
-    """The extent of the row axis of a canonical graph; 0 where it has none (every axis is reduced over)."""
-    if not graph.extents or any(0 in v.over for v in graph.values):
+    """The extent of the row axis of a canonical graph; 0 where it has none (every axis is reduced over, or the graph is
+    of several parts, each with rows of its own)."""
+    if not graph.extents or any(0 in v.over for v in graph.values) or len(components(graph)) > 1:
         return 0
     return graph.extents[0]
 

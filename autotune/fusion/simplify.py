@@ -104,12 +104,17 @@ def _mergeable(graph: Graph, outer: int, inner: int, places: Mapping[int, _Place
     return all(walked_as_one(o.axes, o.strides) for o in graph.outputs)
 
 
+def _neighbours(graph: Graph) -> list[tuple[int, int]]:
+    """Pairs of axes that something varies over together: only those can be one walk."""
+    walks = {v.axes for v in graph.values} | {o.axes for o in graph.outputs}
+    return sorted({(a, b) for axes in walks for a in axes for b in axes if a != b})
+
+
 def merge_axes(graph: Graph) -> Graph:
     """Merge every pair of axes that all loads, stores, reductions and positions walk as one."""
     while True:
-        places, count = _places(graph), len(graph.extents)
-        pairs = ((a, b) for a in range(count) for b in range(count) if a != b and _mergeable(graph, a, b, places))
-        pair = next(pairs, None)
+        places = _places(graph)
+        pair = next(((a, b) for a, b in _neighbours(graph) if _mergeable(graph, a, b, places)), None)
         if pair is None:
             return graph
         outer, inner = pair
