@@ -21,7 +21,7 @@ from autotune.task import Kernel
 
 _UNUSED = re.compile(r"^\.common \.global [^\n]*NumbaEnv[^\n]*;\n", re.MULTILINE)
 """Numba's environment pointers, which no kernel reads; their names hold a counter that differs between processes."""
-_NAME = re.compile(r"\b(?:ld|lr|st|un)_[a-z0-9_]+\b|\b[a-z][a-z0-9]*_?(?=\()")
+_NAME = re.compile(r"\b(?:ld|lr|st|un|rs)_[a-z0-9_]+\b|\b[a-z][a-z0-9_]*(?=\()")
 
 
 def _namespace(text: str) -> dict[str, Any]:
@@ -114,6 +114,11 @@ def compile_ptx(source: CudaSource, target: str) -> tuple[str, str]:
     if source.max_registers:
         # ptxas ignores its own register option where the kernel states its block size, so the kernel states both.
         text = re.sub(r"(\.maxntid[^\n]*\n)", rf"\1.maxnreg {source.max_registers}\n", text, count=1)
+    if source.cluster > 1:
+        if cc < (9, 0):
+            raise BuildError(f"{target} has no thread-block clusters")
+        directive = rf"\1.explicitcluster\n.reqnctapercluster {source.cluster}, 1, 1\n"
+        text = re.sub(r"(\.maxntid[^\n]*\n)", directive, text, count=1)
     text = _UNUSED.sub("", text)
     # A short, stable entry name, as the environment pointers go: equal candidates are equal cubins, and stored once.
     return text.replace(found.group(1), "autotune_kernel"), "autotune_kernel"

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.codegen.cuda_columns import add_columns, beginnings
 from autotune.codegen.expr import LOG2E, combine, literal, pointwise
 from autotune.codegen.program import Pass, Program, stride_of
 from autotune.errors import Unsupported
@@ -56,10 +57,13 @@ class CudaSchedule:
     load_hint: str
     store_hint: str
     blocks_per_sm: int
+    cluster: int = 1
+    finish: str = "kernel"
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> CudaSchedule:
-        return cls(**{name: config[name] for name in cls.__dataclass_fields__})
+        later = ("cluster", "finish")  # what configurations stored by earlier versions lack
+        return cls(**{name: config[name] for name in cls.__dataclass_fields__ if name in config or name not in later})
 
     @property
     def block(self) -> int:
@@ -157,7 +161,7 @@ class CudaEmitter:
             if v.op in ("load", "gather"):
                 self.access[i] = _Access(program, v.axes, v.strides, v.offset, self.vec)
         self.out_access = [_Access(program, o.axes, o.strides, o.offset, self.vec) for o in self.g.outputs]
-        self.ok_needed = not program.pointwise and schedule.rows_per_block > 1
+        self.ok_needed = (not program.pointwise or bool(program.columns)) and schedule.rows_per_block > 1
         self.kept_of: dict[int, list[int]] = {}  # pass -> values it keeps
         self.where_kept: dict[int, int] = {}
         for q, pas in enumerate(program.passes):
@@ -346,12 +350,14 @@ class CudaEmitter:
             body.append(f"{m} = m{o.peak}")
         for k in pas.stores:
             self.emit_store(k, body, need, address, use)
+        columns = add_columns(self, q, pas, body, need, use)
         returns = list(accs)
         for i in self.kept_of[q]:
             if self.packed(i):
                 returns += [f"u{i}[{w}]" for w in range(self.kept_words(i))]
             else:
                 returns += [f"v{i}_{e}" for e in range(vec)]
+        returns += columns
         if returns:
             body.append(f"return ({', '.join(returns)},)")
         need("c")
@@ -439,6 +445,7 @@ class CudaEmitter:
         for i in self.kept_of[q]:
             zero = "uint32(0)" if self.packed(i) else literal(0, self.g.values[i].dtype)
             zeros += [zero] * self.kept_words(i)
+        zeros += beginnings(self, q)
         return f"def e{q}({', '.join(accs)}):\n    return ({', '.join(accs + zeros)},)"
 
     # ---- row values -------------------------------------------------------------------------------------------------

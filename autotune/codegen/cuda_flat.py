@@ -18,7 +18,7 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
     Every full block runs without bounds checks, so that all its loads can be in flight at once; the last block checks
     each pack.
     """
-    p, s, g, vec = e.p, e.s, e.g, e.vec
+    p, s, vec = e.p, e.s, e.vec
     block, unroll = s.block, s.unroll
     if block > 1024 or block < 32 or block % 32:
         raise Unsupported("a flat kernel's block is a multiple of 32 up to 1024 threads")

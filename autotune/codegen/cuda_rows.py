@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from autotune.codegen.cuda import GENERATOR, CudaSource
+from autotune.codegen.cuda_cluster import join_cluster
+from autotune.codegen.cuda_columns import Accumulators, beginnings
 from autotune.codegen.expr import LOG2E, accumulator, combine, identity
 from autotune.codegen.program import Online, Pass, power_of_two
 from autotune.errors import Unsupported
@@ -17,15 +19,23 @@ MAX_PACK_LANES = 4096
 """packs * elements * values that a thread's straight-line code may hold: beyond it compiling crawls."""
 
 
-class _Rows:
+class Rows:
     def __init__(self, e: CudaEmitter) -> None:
         self.e, self.p, self.s, self.g, self.vec = e, e.p, e.s, e.g, e.vec
         self.T = self.s.threads_per_row
         self.R = self.s.rows_per_block
+        self.C = self.s.cluster
+        self.TT = self.T * self.C  # threads of a row in all blocks that share it
         cols = self.p.n_cols
-        self.per_step = self.T * self.vec
+        self.per_step = self.TT * self.vec
         self.packs = -(-cols // self.per_step)  # packs a thread has, the last of which may lie outside the row
         self.full = cols // self.per_step  # packs that every thread has
+        self.tiles = 1
+        if self.p.columns and self.p.pointwise:
+            # Nothing is reduced along the row, so that a block need not have all of it: unroll packs a thread.
+            self.packs = min(self.packs, self.s.unroll)
+            self.tiles = -(-cols // (self.per_step * self.packs))
+            self.full = self.packs if cols % (self.per_step * self.packs) == 0 else 0
         self.warps = max(1, self.T // 32)
         self.body: list[str] = []
         self.functions: list[str] = []
@@ -49,12 +59,18 @@ class _Rows:
             raise Unsupported("threads_per_row must be a power of two up to 32 or a multiple of 32")
         if s.block > 1024:
             raise Unsupported("more than 1024 threads a block")
+        if self.C > 1 and (self.R > 1 or s.blocks_per_sm or self.p.columns):
+            raise Unsupported("a cluster works on one row, and not on row after row")
+        if self.C > 1 and self.packs == 1 and self.per_step // self.C >= self.p.n_cols:
+            raise Unsupported("a row that one block holds needs no cluster")
         if s.block < 32:
             raise Unsupported("less than a warp a block")
         kept = {i for ks in self.e.kept_of.values() for i in ks}
         if s.keep == "shared" and any(self.g.values[i].dtype != "float32" for i in kept):
             raise Unsupported("keeping integers in shared memory")
-        if s.keep == "registers":
+        if s.keep == "shared" and self.p.columns:
+            raise Unsupported("keeping in shared memory beside accumulators over the rows")
+        if s.keep == "registers" or self.p.columns:
             lanes = self.packs * self.vec * max(1, max(len(q.compute) for q in self.p.passes))
             if lanes > MAX_PACK_LANES:
                 raise Unsupported(f"a row is too long for {self.T} threads to keep in registers")
@@ -65,7 +81,7 @@ class _Rows:
         """Lines of the walk of pass ``q``, its reductions not yet joined."""
         text, params, accs = self.e.pass_function(q, pas)
         self.functions.append(text)
-        if accs or self.e.kept_of[q]:
+        if accs or self.e.kept_of[q] or beginnings(self.e, q):
             self.functions.append(self.e.empty_function(q, accs))
         out = []
         for r in pas.reduce:
@@ -74,7 +90,7 @@ class _Rows:
         for o in pas.online:
             out.append(f"a{o.peak} = float32(-inf)")
             out.append(f"a{o.total} = float32(0)")
-        loop = self.s.keep != "registers"
+        loop = self.s.keep != "registers" and not self.p.columns
         unroll = self.s.unroll if loop else self.packs
         steps = self.full // unroll if loop else 0
         if loop and steps > 1:
@@ -92,9 +108,11 @@ class _Rows:
     def emit_pack(self, q: int, pas: Pass, params: list[str], accs: list[str], k: str, guarded: bool) -> list[str]:
         e = self.e
         out = []
-        c = f"int32(({k} * {self.T} + t) * {self.vec})"
+        offset = " + c0" if self.tiles > 1 else ""
+        c = f"int32(({k} * {self.TT} + tg) * {self.vec}{offset})"
         out.append(f"c = {c}")
-        suffix = k if k.isdigit() and self.s.keep == "registers" else "x"
+        unrolled = self.s.keep == "registers" or bool(self.p.columns)
+        suffix = k if k.isdigit() and unrolled else "x"
         shared = self.s.keep == "shared"
         pre: list[str] = []
         for name in params:
@@ -104,18 +122,24 @@ class _Rows:
         for name in params:
             if name.startswith("z") and name[1:].isdigit():
                 args.append(f"z{name[1:]}_{suffix}")
+            elif name.startswith("g") and name[1:].isdigit():
+                args.append(f"{name}_{suffix}")
             else:
                 args.append(name)
         call = f"f{q}({', '.join(args)})"
-        returns = bool(accs or e.kept_of[q])
+        held = beginnings(e, q)
+        returns = bool(accs or e.kept_of[q] or held)
         take = [f"{a} = z{q}_{suffix}[{n}]" for n, a in enumerate(accs)]
+        at = len(accs) + sum(e.kept_words(i) for i in e.kept_of[q])
+        taken = ", ".join(f"z{q}_{suffix}[{at + n}]" for n in range(len(held)))
+        hold = [f"g{q}_{suffix} = ({taken},)"] if held else []
         post = self.put_shared(q, k) if shared else []
         if not guarded:
-            out += pre + ([f"z{q}_{suffix} = {call}"] if returns else [call]) + take + post
+            out += pre + ([f"z{q}_{suffix} = {call}"] if returns else [call]) + take + hold + post
         elif returns:
             out.append(f"z{q}_{suffix} = e{q}({', '.join(accs)})")
             out.append(f"if c < {self.p.n_cols}:")
-            out += ["    " + x for x in [*pre, f"z{q}_{suffix} = {call}", *post]]
+            out += ["    " + x for x in [*pre, f"z{q}_{suffix} = {call}", *hold, *post]]
             out += take
         else:
             out.append(f"if c < {self.p.n_cols}:")
@@ -159,6 +183,8 @@ class _Rows:
             out += self.exchange(pas, o)
         if self.warps > 1:
             out += self.join_warps(pas)
+        if self.C > 1:
+            out += join_cluster(self, pas)
         for r in pas.reduce:
             v = self.g.values[r]
             out.append(f"v{r} = (a{r} != 0)" if v.dtype == "bool" else f"v{r} = a{r}")
@@ -220,6 +246,11 @@ class _Rows:
 
     slot_counts: dict[str, int]
 
+    @property
+    def first_tile(self) -> str:
+        """Condition that this block has the first columns of its rows."""
+        return "tile == 0" if self.tiles > 1 else "True"
+
     def slot(self, t: str) -> int:
         n = self.slot_counts.get(t, 0)
         self.slot_counts[t] = n + 1
@@ -233,8 +264,10 @@ class _Rows:
     def kernel(self) -> CudaSource:
         self.check()
         self.slot_counts = {}
+        self.cluster_slots: dict[str, int] = {}
         e, p, g = self.e, self.p, self.g
         main: list[str] = []
+        held = Accumulators(self) if p.columns else None
         done: set[int] = set()
 
         def row_values(ids: list[int]) -> list[str]:
@@ -249,6 +282,8 @@ class _Rows:
             main += row_values(list(pas.row_values))
             for k in pas.row_stores:
                 main += e.row_store(k)
+            if held:
+                main += held.add_row(pas)
             if not pas.walks:
                 continue
             main += self.emit_pass(q, pas)
@@ -261,10 +296,15 @@ class _Rows:
                 main.append(f"v{o.total} = a{o.total} * ex2((sh - {e.name(o.shift, 0)}) * {LOG2E})")
         inner_rows = e.inner_rows()
         dynamic = p.dynamic == 0
-        persistent = self.s.blocks_per_sm > 0
+        persistent = self.s.blocks_per_sm > 0 or held is not None
         pre = ["tid = int32(cuda.threadIdx.x)"]
         pre.append(f"rb = udiv(tid, {self.T})" if self.R > 1 else "rb = int32(0)")
         pre.append(f"t = int32(tid - rb * {self.T})" if self.R > 1 else "t = tid")
+        if self.C > 1:
+            pre.append("rank = cluster_rank()")
+            pre.append(f"tg = int32(rank * {self.T} + t)")
+        else:
+            pre.append("tg = t")
         pre.append("lane = int32(tid & 31)")
         pre.append("warp = int32(t >> 5)")
         if self.warps > 1:  # lanes that hold no warp's part read the first one's and ignore it
@@ -282,6 +322,9 @@ class _Rows:
         span = max((n * self.R * self.warps for n in self.slot_counts.values()), default=0)
         if self.slot_counts:
             pre.append("par = int32(0)")
+        for t, n in self.cluster_slots.items():
+            pre.append(f"q{t} = cuda.shared.array({n * self.C}, {t})")
+            self.shared_static += n * self.C * (8 if t == "int64" else 4)
         dynamic_shared = 0
         if self.s.keep == "shared" and self.shared_words():
             dynamic_shared = 4 * self.shared_words()
@@ -292,17 +335,32 @@ class _Rows:
         if self.R > 1:
             loop.append("ok = row < rows")
             loop.append("row = sel(ok, row, int32(rows - 1))")
+        loop += held.each_row() if held else []
         loop += e.row_indices() + e.bases() + main
         if parity:
             loop.append(f"par = int32({span} - par)")
         text: list[str] = []
-        if persistent:
-            sets = f"(rows + {self.R - 1}) // {self.R}"
+        sets = f"(rows + {self.R - 1}) // {self.R}"
+        if held:
+            text.append(f"chunk = udiv(blk, {self.tiles})" if self.tiles > 1 else "chunk = blk")
+            text.append(f"tile = int32(blk - chunk * {self.tiles})")
+            text.append(f"c0 = int32(tile * {self.per_step * self.packs})")
+            text.append(f"step = udiv(nblk, {self.tiles})" if self.tiles > 1 else "step = nblk")
+            text += held.begin()
+            text.append(f"for group in range(chunk, {sets}, step):")
+            text += ["    " + x for x in loop]
+            shared, after, size = held.end()
+            text += after
+            pre += shared
+            self.shared_static += size
+        elif persistent:
             text.append(f"for group in range(blk, {sets}, nblk):")
             text += ["    " + x for x in loop]
         else:
-            text.append("group = blk")
+            text.append(f"group = udiv(blk, {self.C})" if self.C > 1 else "group = blk")
             text += loop
+        if self.shared_static > 48 * 1024:
+            raise Unsupported(f"{self.shared_static} bytes of static shared memory")
         launch = {
             "dynamic": dynamic,
             "inner": inner_rows,
@@ -314,7 +372,16 @@ class _Rows:
             "multiple": 1,
             "generator": GENERATOR,
         }
-        return CudaSource(tuple(self.functions), (*pre, *text), e.params(), launch, self.s.block, self.s.max_registers)
+        if self.C > 1:
+            launch["cluster"] = self.C
+        params = e.params()
+        if held:
+            params += held.params()
+            launch["align"] += [16] * len(held.params())
+            launch["tiles"] = self.tiles
+        return CudaSource(
+            tuple(self.functions), (*pre, *text), params, launch, self.s.block, self.s.max_registers, self.C
+        )
 
     def row_chain(self, i: int) -> list[int]:
         """Row values that value ``i`` is made from, in order, ``i`` included."""
@@ -345,4 +412,4 @@ def alignments(e: CudaEmitter) -> list[int]:
 
 def emit_rows(e: CudaEmitter) -> CudaSource:
     """The row-wise kernel of ``e``'s program."""
-    return _Rows(e).kernel()
+    return Rows(e).kernel()

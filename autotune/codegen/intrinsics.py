@@ -17,6 +17,8 @@ import llvmlite.ir as ir
 from numba import cuda, types
 from numba.cuda.extending import intrinsic
 
+from autotune.codegen import intrinsics_cluster
+
 F32 = ir.FloatType()
 I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
 SIZE = {"f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1, "b1": 1}
@@ -379,6 +381,10 @@ def resolve(name: str) -> Any:
     """The object behind a name that generated code uses, or None if the name is not an intrinsic."""
     if name in PLAIN:
         return PLAIN[name]
+    if name in intrinsics_cluster.PLAIN:
+        return intrinsics_cluster.PLAIN[name]
+    if name in intrinsics_cluster.DEVICE:
+        return cuda.jit(device=True)(intrinsics_cluster.DEVICE[name])
     if name in DEVICE:
         return cuda.jit(device=True, fastmath=True)(DEVICE[name])
     m = _PATTERN.match(name)

@@ -19,10 +19,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from autotune.errors import Unsupported
 from autotune.fusion.graph import REDUCTIONS, STORAGE_BYTES, Graph, Value
 from autotune.fusion.ops import LIGHT, POINTWISE
+
+if TYPE_CHECKING:
+    from autotune.codegen.columns import Column
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,8 @@ class Pass:
         kept_out: full values computed here that later passes take.
         reduce: reductions that this walk contributes to (online pairs are listed in ``online`` only).
         stores: outputs stored element by element in this walk.
+        columns: accumulators over the rows (indices into ``Program.columns``) that this walk adds to.
+        row_columns: accumulators of one number a row, added to before the walk.
     """
 
     row_values: tuple[int, ...]
@@ -60,11 +66,13 @@ class Pass:
     reduce: tuple[int, ...]
     online: tuple[Online, ...]
     stores: tuple[int, ...]
+    columns: tuple[int, ...] = ()
+    row_columns: tuple[int, ...] = ()
 
     @property
     def walks(self) -> bool:
         """Whether the pass visits the columns at all (a last pass may only store row results)."""
-        return bool(self.reduce or self.online or self.stores)
+        return bool(self.reduce or self.online or self.stores or self.columns)
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,8 @@ class Program:
     cols: tuple[int, ...]
     passes: tuple[Pass, ...]
     dynamic: int
+    columns: tuple[Column, ...] = ()
+    """Accumulators over all the rows; see ``autotune.codegen.columns``."""
 
     @cached_property
     def n_rows(self) -> int:
@@ -222,22 +232,31 @@ def _made_from(graph: Graph, i: int, root: int) -> bool:
     return all(_made_from(graph, a, root) for a in v.args) and v.axes == graph.values[root].axes
 
 
-def build_program(graph: Graph, *, keep: bool = True, online: bool = False) -> Program:
+def build_program(
+    graph: Graph,
+    *,
+    keep: bool = True,
+    online: bool = False,
+    split: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
+    columns: tuple[Column, ...] = (),
+) -> Program:
     """Arrange a group into passes.
 
     Args:
         graph: the group. Every reduction must run over the same axes.
         keep: whether full values wait for later passes (False recomputes them from the inputs in each pass).
         online: whether softmax-like pairs are computed in one pass.
+        split: (rows, cols), where they do not follow from the reductions.
+        columns: accumulators over all the rows.
 
     Raises:
         Unsupported: the group is not row-wise.
     """
-    rows, cols = split_axes(graph)
+    rows, cols = split or split_axes(graph)
     vals = graph.values
     pairs = find_online(graph) if online else ()
     by_total = {o.total: o for o in pairs}
-    live = graph.live
+    live = graph.live if not columns else _live_with(graph, [c.value for c in columns])
 
     level = [0] * len(vals)
     for i, v in enumerate(vals):
@@ -261,6 +280,8 @@ def build_program(graph: Graph, *, keep: bool = True, online: bool = False) -> P
     onlines: list[list[Online]] = [[] for _ in range(n_passes)]
     stores: list[list[int]] = [[] for _ in range(n_passes)]
     row_stores: list[list[int]] = [[] for _ in range(n_passes)]
+    full_columns: list[list[int]] = [[] for _ in range(n_passes)]
+    row_columns: list[list[int]] = [[] for _ in range(n_passes)]
     fused = {o.peak for o in pairs} | {o.total for o in pairs}
     for o in pairs:
         onlines[level[o.score]].append(o)
@@ -277,6 +298,14 @@ def build_program(graph: Graph, *, keep: bool = True, online: bool = False) -> P
             roots[p].append(out.value)
         else:
             row_stores[p].append(k)
+
+    for n, c in enumerate(columns):
+        p = level[c.value]
+        if any(a in cols for a in graph.values[c.value].axes):
+            full_columns[p].append(n)
+            roots[p].append(c.value)
+        else:
+            row_columns[p].append(n)
 
     made_at: dict[int, int] = {}
     wanted: list[set[int]] = []  # values from earlier passes that each pass takes
@@ -306,7 +335,8 @@ def build_program(graph: Graph, *, keep: bool = True, online: bool = False) -> P
     computed_rows: set[int] = set()
     for p in range(n_passes):
         compute = _closure(graph, rows, cols, roots[p], wanted[p])
-        row_needed = _row_closure(graph, rows, cols, compute, [graph.outputs[k].value for k in row_stores[p]], roots[p])
+        row_read = [graph.outputs[k].value for k in row_stores[p]] + [columns[n].value for n in row_columns[p]]
+        row_needed = _row_closure(graph, rows, cols, compute, row_read, roots[p])
         row_now = [i for i in sorted(row_needed) if i not in computed_rows]
         computed_rows.update(row_now)
         kept_out = tuple(i for i in compute if i in kept and made_at.get(i) == p and kept[i] > p)
@@ -320,10 +350,12 @@ def build_program(graph: Graph, *, keep: bool = True, online: bool = False) -> P
                 reduce=tuple(reduce[p]),
                 online=tuple(onlines[p]),
                 stores=tuple(stores[p]),
+                columns=tuple(full_columns[p]),
+                row_columns=tuple(row_columns[p]),
             )
         )
     dynamic = 0 if (rows and rows[0] == 0) or (not rows and cols == (0,) and not any(reduce)) else -1
-    return Program(graph, rows, cols, tuple(passes), dynamic)
+    return Program(graph, rows, cols, tuple(passes), dynamic, columns)
 
 
 def once_a_row(program: Program) -> None:
@@ -338,6 +370,18 @@ def once_a_row(program: Program) -> None:
 def _covers(graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], k: int) -> bool:
     axes = graph.outputs[k].axes
     return all(a in axes or graph.extents[a] <= 1 for a in rows)
+
+
+def _live_with(graph: Graph, roots: Iterable[int]) -> tuple[int, ...]:
+    """The values that the outputs and ``roots`` need, in order."""
+    needed = set(graph.live)
+    stack = list(roots)
+    while stack:
+        i = stack.pop()
+        if i not in needed:
+            needed.add(i)
+            stack.extend(graph.values[i].args)
+    return tuple(sorted(needed))
 
 
 def _closure(

@@ -105,7 +105,7 @@ class CpuScheme:
     def reject(self, graph: Graph, config: Config) -> str | None:
         return None
 
-    def emit(self, graph: Graph, config: Config, sms: int) -> GroupKernels:
+    def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
         raise NotImplementedError("CPU kernels are emitted when they are loaded: autotune.codegen.cpu")
 
 

@@ -170,7 +170,7 @@ def grid_of(rule: Any, extent0: int) -> int:
     if "grid" in rule:
         return int(rule["grid"])
     units = (extent0 if rule.get("dynamic") else 1) * int(rule["inner"])
-    grid = -(-units // int(rule["per_block"]))
+    grid = -(-units // int(rule["per_block"])) * int(rule.get("cluster", 1))
     cap = int(rule.get("cap", 0))
     return min(grid, cap) if cap > 0 else grid
 

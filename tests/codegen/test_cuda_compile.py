@@ -211,7 +211,8 @@ def test_the_same_candidate_is_the_same_cubin() -> None:
 
 def test_what_does_not_compile_is_a_build_error() -> None:
     good = source_of(*one("ln_3"))
-    broken = CudaSource(good.text.replace("rsqrt(", "no_such_function("), good.params, good.launch, good.block, 0)
+    broken = replace(good, functions=tuple(f.replace("rsqrt(", "no_such_function(") for f in good.functions),
+                     body=tuple(x.replace("rsqrt(", "no_such_function(") for x in good.body))  # fmt: skip
     with pytest.raises(BuildError, match="numba: "):
         compile_ptx(broken, "sm_90")
     with pytest.raises(BuildError, match=r"numba: .*4\.1"):

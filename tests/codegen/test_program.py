@@ -18,7 +18,7 @@ def ops(program: Program, ids: tuple[int, ...]) -> list[str]:
 
 
 def groups() -> list[Graph]:
-    return [g.graph for c in ZOO for w in workloads(c.name) for g in make_plan(Graph.from_json(w.spec)).groups]
+    return [g.graph for c in ZOO for w in workloads(c.name) for g in make_plan(Graph.from_json(w.spec), "cpu").groups]
 
 
 def test_layer_norm_is_three_passes() -> None:

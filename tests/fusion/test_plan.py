@@ -14,10 +14,10 @@ sys.path.append(str(Path(__file__).parents[1] / "codegen"))
 from cpu_graphs import TORCH, Build, layer_norm
 from zoo import ZOO, workload, workloads
 
-from autotune.codegen.program import build_program
 from autotune.fusion.graph import REDUCTIONS, Graph
 from autotune.fusion.interpret import interpret, make_inputs
 from autotune.fusion.plan import Plan, make_plan
+from autotune.fusion.schemes import legal
 
 REGIONS = [(c, k) for c in ZOO for k in range(len(c.groups))]
 
@@ -58,26 +58,29 @@ def _wide(storage: str) -> torch.dtype:
 
 @pytest.mark.parametrize(("case", "k"), REGIONS, ids=lambda v: str(v))
 @pytest.mark.parametrize("special", [False, True])
-def test_groups_compute_the_region(case, k: int, special: bool) -> None:
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_groups_compute_the_region(case, k: int, special: bool, target: str) -> None:
     graph = graph_of(case.name, k)
-    plan = make_plan(graph)
-    assert len(plan.groups) == case.groups[k]
+    plan = make_plan(graph, target)
+    assert len(plan.groups) == ((target == "cuda" and case.on_cuda) or case.groups)[k]
     inputs = make_inputs(graph, seed=k + 1, special=special)
     for got, want in zip(run_groups(graph, plan, inputs), interpret(graph, inputs), strict=True):
         torch.testing.assert_close(got.to(want.dtype), want, rtol=1e-12, atol=1e-12, equal_nan=True)
 
 
 @pytest.mark.parametrize(("case", "k"), REGIONS, ids=lambda v: str(v))
-def test_groups_are_well_formed(case, k: int) -> None:
+@pytest.mark.parametrize("target", ["cpu", "cuda"])
+def test_groups_are_well_formed(case, k: int, target: str) -> None:
     graph = graph_of(case.name, k)
-    plan = make_plan(graph)
+    plan = make_plan(graph, target)
     stored: list[int] = []
     for group in plan.groups:
         group.graph.check()
-        build_program(group.graph)
+        assert legal(group.graph, target)
         assert len(group.inputs) == len(set(group.inputs)) == len(group.graph.inputs)
         assert len(group.outputs) == len(set(group.outputs)) == len(group.graph.outputs)
-        assert len({v.over for v in group.graph.values if v.op in REDUCTIONS}) <= 1
+        if target == "cpu":
+            assert len({v.over for v in group.graph.values if v.op in REDUCTIONS}) <= 1
         for (kind, n), dtype in zip(group.inputs, group.graph.inputs, strict=True):
             assert dtype == (graph.inputs[n] if kind == "input" else plan.scratch[n][0])
         for (kind, n), o in zip(group.outputs, group.graph.outputs, strict=True):
@@ -95,7 +98,7 @@ def test_plan_is_a_function_of_the_graph() -> None:
 
 def test_reduction_of_everything_goes_through_scratch() -> None:
     graph = graph_of("mean_cross_entropy")
-    plan = make_plan(graph)
+    plan = make_plan(graph, "cpu")
     first, second = plan.groups
     assert [kind for kind, _ in first.inputs] == ["input"]
     assert ("scratch", 0) in first.outputs
@@ -108,7 +111,7 @@ def test_reduction_of_everything_goes_through_scratch() -> None:
 
 def test_row_and_column_statistics_are_a_kernel_each() -> None:
     graph = graph_of("relu_statistics")
-    plan = make_plan(graph)
+    plan = make_plan(graph, "cpu")
     over = [{graph.values[int(r[1:])].over for r in g.roots if r[0] == "r"} for g in plan.groups]
     assert [len(o) for o in over] == [1, 1]
     assert over[0] != over[1]

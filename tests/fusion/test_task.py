@@ -164,7 +164,7 @@ def test_persistent_grid_is_no_larger_than_the_device(wanted: int, sms: int) -> 
 
 
 def test_groups_have_their_own_parameters() -> None:
-    task = cuda(workload("relu_statistics"))
+    task = cuda(workloads("expanded")[0])
     default = task.default()
     assert {n.partition(".")[0] for n in default} == {"g0", "g1"}
     changed = {**default, "g1.threads_per_row": 64, "g1.rows_per_block": 2}

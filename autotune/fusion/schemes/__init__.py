@@ -56,12 +56,15 @@ class Scheme(Protocol):
         """Why ``config`` cannot work, found in milliseconds, or None."""
         ...
 
-    def emit(self, graph: Graph, config: Config, sms: int) -> GroupKernels:
-        """The group's kernels for a device of ``sms`` multiprocessors. Raises Unsupported."""
+    def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
+        """The group's kernels for a device of ``sms`` multiprocessors.
+
+        ``fixed``: take no extent as an argument (``launch["dynamic"]`` is False). Raises Unsupported.
+        """
         ...
 
 
-ORDER = ("flat", "rows")
+ORDER = ("flat", "columns", "rows")
 """The CUDA schemes in the order in which they are tried."""
 
 

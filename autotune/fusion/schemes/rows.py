@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autotune.codegen.cubin import SmLimits
@@ -29,6 +30,11 @@ CAPS = (32, 40, 48, 56, 64, 80, 96, 128)
 def large(program: Program) -> bool:
     """Enough elements for cache policies of stores and for a persistent grid to matter."""
     return program.n_rows * program.n_cols >= 1 << 20
+
+
+def clustered(program: Program) -> bool:
+    """Whether a row is long enough for several blocks to share it."""
+    return not program.pointwise and program.n_cols >= 4096
 
 
 def vectors(program: Program) -> list[int]:
@@ -64,6 +70,7 @@ def crowded(program: Program, config: Config) -> str | None:
     threads, cap = int(config["threads_per_row"]), int(config["max_registers"])
     block = threads * int(config["rows_per_block"])
     vec = vector_length(program, int(config["vector_bytes"]))
+    threads *= int(config.get("cluster", 1))
     words = kept_words(program) * vec * -(-program.n_cols // (threads * vec))
     if words > REGISTERS_KEPT:
         return f"{words:.0f} registers a thread for kept values"
@@ -79,6 +86,9 @@ def space_of(program: Program, space: Space) -> Space:
     usable = vectors(program)
     wide = usable[:3]
     space = narrow(space, "vector_bytes", wide)
+    space = narrow(space, "finish", ["kernel"])
+    if not clustered(program):
+        space = narrow(space, "cluster", [1])
     if program.pointwise:
         space = narrow(space, "threads_per_row", [64, 128, 256, 512, 1024])
         for name, only in (("rows_per_block", [1]), ("keep", ["registers"]), ("online", [False])):
@@ -112,10 +122,10 @@ def normalize(program: Program, config: Config) -> Config:
 
     Many combinations mean the same kernel; measuring one of them is enough.
     """
-    c = dict(config)
+    c: Config = {"cluster": 1} | dict(config) | {"finish": "kernel"}
     t = int(c["threads_per_row"])
     if program.pointwise:
-        c.update(rows_per_block=1, keep="registers", online=False, threads_per_row=min(1024, max(64, t)))
+        c.update(cluster=1, rows_per_block=1, keep="registers", online=False, threads_per_row=min(1024, max(64, t)))
         return c
     rows = int(c["rows_per_block"])
     while rows * t > 1024:
@@ -123,12 +133,16 @@ def normalize(program: Program, config: Config) -> Config:
     while rows * t < 64:
         rows *= 2
     c["rows_per_block"] = max(1, rows)
+    vec = vector_length(program, int(c["vector_bytes"])) or 1
+    if c["rows_per_block"] > 1 or t * vec >= program.n_cols or not clustered(program):
+        c["cluster"] = 1
+    if int(c["cluster"]) > 1:
+        c["blocks_per_sm"] = 0
     if c["keep"] == "registers":
         c["unroll"] = 1
     else:
         # A loop cannot have more packs in flight than a thread has.
-        vec = vector_length(program, int(c["vector_bytes"])) or 1
-        packs = max(1, -(-program.n_cols // (t * vec)))
+        packs = max(1, -(-program.n_cols // (t * int(c["cluster"]) * vec)))
         while int(c["unroll"]) > packs:
             c["unroll"] = int(c["unroll"]) // 2
     return c
@@ -153,6 +167,8 @@ def default(program: Program) -> Config:
         "load_hint": "default",
         "store_hint": "default",
         "blocks_per_sm": 0,
+        "cluster": 1,
+        "finish": "kernel",
     }
     if program.pointwise:
         return base | {"unroll": 2}
@@ -187,6 +203,11 @@ def seeds(program: Program) -> list[Config]:
             out.append(even)
             if n > 256:  # one such block an SM loads, computes and stores in turn: a cap lets two overlap
                 out.append(even | {"max_registers": max(c for c in CAPS if c * 2 * n <= 65536)})
+    if clustered(program):
+        for cluster in (2, 4, 8):
+            share = program.n_cols // cluster
+            n = min(1024, max(128, power_of_two(-(-share // 16))))
+            out.append(d | {"cluster": cluster, "threads_per_row": n, "rows_per_block": 1, "keep": "registers"})
     if has_online(program):
         out.append(d | {"online": True})
         out.append(d | {"online": True, "keep": "reload", "unroll": 4})
@@ -243,9 +264,11 @@ class RowsScheme:
     def reject(self, graph: Graph, config: Config) -> str | None:
         return reject(graph, config)
 
-    def emit(self, graph: Graph, config: Config, sms: int) -> GroupKernels:
+    def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
         schedule = CudaSchedule.from_config(config)
         program = build_program(graph, keep=schedule.keep != "reload", online=schedule.online)
+        if fixed:
+            program = replace(program, dynamic=-1)
         return GroupKernels.single(emit(program, schedule), len(graph.inputs), len(graph.outputs))
 
 

@@ -1,0 +1,283 @@
+"""The columns scheme: reductions over all rows beside row-wise or pointwise work, finished from per-block partials.
+
+The main kernel walks the rows with a persistent grid; a finish reduces ``[blocks, columns]``. See
+``autotune.codegen.columns``.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from autotune.codegen.columns import Split, split_columns
+from autotune.codegen.cuda import CudaEmitter, CudaSchedule, CudaSource, vector_length
+from autotune.codegen.cuda_rows import emit_rows
+from autotune.codegen.kernels import GroupKernels, Private, Ref
+from autotune.codegen.program import Program, build_program, power_of_two
+from autotune.errors import Unsupported
+from autotune.fusion.canonical import canonicalize
+from autotune.fusion.graph import Graph
+from autotune.fusion.schedules import has_online, narrow
+from autotune.fusion.schemes import rows as row_wise
+from autotune.fusion.simplify import simplify
+from autotune.task import Config
+
+if TYPE_CHECKING:
+    from autotune.fusion.schemes import Scheme
+    from autotune.tuner.space import Space
+
+FEWEST_ROWS = 64
+"""Rows below which partials of many blocks gain nothing over one block that reads them all."""
+ACCUMULATORS_KEPT = 128
+"""32-bit accumulators a thread may hold; beyond it spilling is certain."""
+
+
+@lru_cache(maxsize=512)
+def _split(graph_key: Graph) -> Split:
+    return split_columns(graph_key)
+
+
+def main_program(split: Split, *, keep: bool = True, online: bool = False) -> Program:
+    """The program of the main kernel."""
+    program = build_program(split.main, keep=keep, online=online, split=(split.rows, split.cols), columns=split.columns)
+    for i in program.reductions:
+        if set(program.graph.values[i].axes) != {a for a in split.rows if split.main.extents[a] > 1 or a in split.rows}:
+            raise Unsupported("a reduction that is the same for several rows")
+    return program
+
+
+def accumulators(program: Program, vec: int, packs: int) -> int:
+    """32-bit registers a thread holds for its columns."""
+    words = 0
+    for c in program.columns:
+        if any(a in program.cols for a in program.graph.values[c.value].axes):
+            words += c.planes * (2 if c.dtype == "int64" else 1)
+    return words * vec * packs
+
+
+def _packs(program: Program, config: Config, vec: int) -> int:
+    packs = -(-program.n_cols // (int(config["threads_per_row"]) * vec))
+    return min(packs, int(config["unroll"])) if program.pointwise else packs
+
+
+class ColumnsScheme:
+    """See ``autotune.fusion.schemes.Scheme``."""
+
+    name = "columns"
+
+    def check(self, graph: Graph) -> None:
+        split = _split(graph)
+        if split.main.size(split.rows) < FEWEST_ROWS:
+            raise Unsupported("few rows")
+        if split.width < 8:
+            raise Unsupported("few columns")
+        main_program(split)
+        finish_scheme(finish_graph(split, 2)[0])
+
+    def space_of(self, graph: Graph, space: Space) -> Space:
+        program = main_program(_split(graph))
+        usable = row_wise.vectors(program)[:3]
+        space = narrow(space, "vector_bytes", usable)
+        space = narrow(space, "keep", ["registers", "reload"] if program.kept else ["registers"])
+        space = narrow(space, "cluster", [1])
+        space = narrow(space, "blocks_per_sm", [1, 2, 3, 4, 6, 8, 12, 16])
+        if not has_online(program):
+            space = narrow(space, "online", [False])
+        if not row_wise.large(program):
+            space = narrow(space, "store_hint", ["default"])
+        vec = max(1, vector_length(program, usable[0]))
+        cols = program.n_cols
+        most = min(1024, max(1, power_of_two(-(-cols // min(vec, 4)))))
+        if program.pointwise:
+            threads = [t for t in (8, 16, 32, 64, 128, 256, 512, 1024) if t <= most] or [most]
+            space = narrow(space, "unroll", [1, 2, 4])
+        else:
+            least = 1
+            while least < most and cols / least > 64 * vec:
+                least *= 2
+            threads = [t for t in (8, 16, 32, 64, 128, 256, 512, 1024) if least <= t <= most] or [most]
+            sizes = {vector_length(program, b) for b in usable}
+            odd = [t for t in (96, 160, 192, 224, 320, 384, 448, 640, 768, 896) if least <= t <= most]
+            threads += [t for t in odd if any(cols % (t * v) == 0 for v in sizes)]
+            space = narrow(space, "unroll", [1])
+        space = narrow(space, "threads_per_row", threads)
+        return narrow(space, "rows_per_block", [r for r in (1, 2, 4, 8, 16, 32) if r * min(threads) <= 1024])
+
+    def normalize(self, graph: Graph, config: Config) -> Config:
+        program = main_program(_split(graph))
+        c = {"cluster": 1, "finish": "kernel"} | dict(config)
+        t, r = int(c["threads_per_row"]), int(c["rows_per_block"])
+        while r * t > 1024:
+            r //= 2
+        while r * t < 64:
+            r *= 2
+        c.update(rows_per_block=max(1, r), cluster=1)
+        if c["keep"] == "shared":
+            c["keep"] = "registers"
+        if int(c["blocks_per_sm"]) == 0:
+            c["blocks_per_sm"] = 1
+        if not program.pointwise:
+            c["unroll"] = 1
+        else:
+            vec = vector_length(program, int(c["vector_bytes"])) or 1
+            packs = -(-program.n_cols // (t * vec))
+            while int(c["unroll"]) > packs:
+                c["unroll"] = int(c["unroll"]) // 2
+        return c
+
+    def default(self, graph: Graph) -> Config:
+        program = main_program(_split(graph))
+        usable = row_wise.vectors(program)
+        vb = 16 if 16 in usable else usable[0]
+        vec = vector_length(program, vb)
+        packs = 1 if program.n_cols <= 1024 * vec else 2
+        t = min(1024, max(8, power_of_two(-(-program.n_cols // (vec * packs)))))
+        if program.pointwise:
+            t = min(t, 128)
+        config: Config = {
+            "threads_per_row": t,
+            "rows_per_block": max(1, 256 // t),
+            "vector_bytes": vb,
+            "keep": "registers",
+            "online": False,
+            "unroll": 1,
+            "max_registers": 0,
+            "load_hint": "default",
+            "store_hint": "default",
+            "blocks_per_sm": 2 if t >= 512 else 4,
+            "cluster": 1,
+            "finish": "kernel",
+        }
+        return self.normalize(graph, config)
+
+    def seeds(self, graph: Graph) -> list[Config]:
+        program = main_program(_split(graph))
+        d = self.default(graph)
+        out: list[Config] = []
+        t = int(d["threads_per_row"])
+        for factor in (2, 0.5, 4, 0.25):
+            n = int(t * factor)
+            if 8 <= n <= 1024:
+                out.append(d | {"threads_per_row": n, "rows_per_block": max(1, 256 // n)})
+        out += [d | {"blocks_per_sm": b} for b in (1, 2, 4, 8) if b != d["blocks_per_sm"]]
+        out.append(d | {"rows_per_block": max(1, 512 // t)})
+        out.append(d | {"rows_per_block": 1})
+        out.append(d | {"finish": "barrier", "blocks_per_sm": min(2, int(d["blocks_per_sm"]))})
+        out.append(d | {"load_hint": "no_allocate"})
+        usable = row_wise.vectors(program)
+        out += [d | {"vector_bytes": b} for b in usable[:3] if b != d["vector_bytes"]]
+        if program.pointwise:
+            out += [d | {"unroll": u} for u in (2, 4)]
+        return [self.normalize(graph, c) for c in out]
+
+    def reject(self, graph: Graph, config: Config) -> str | None:
+        try:
+            split = _split(graph)
+            source, program = emit_main(split, config)
+        except Unsupported as error:
+            return str(error)
+        vec = vector_length(program, int(config["vector_bytes"]))
+        words = accumulators(program, vec, _packs(program, config, vec))
+        if words > ACCUMULATORS_KEPT:
+            return f"{words} accumulators a thread"
+        kept = row_wise.kept_words(program) * vec * _packs(program, config, vec) if config["keep"] == "registers" else 0
+        if (words + kept + 24) * source.block > 65536:
+            return f"{words + kept:.0f} registers a thread for accumulators and kept values do not fit {source.block}"
+        cap = int(config["max_registers"])
+        if cap and (words + kept + 16 > cap or cap * source.block > 65536):
+            return f"{words + kept:.0f} accumulators and kept values under a cap of {cap} registers"
+        return None
+
+    def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
+        split = _split(graph)
+        source, program = emit_main(split, config)
+        tiles = int(source.launch["tiles"])
+        sets = -(-program.n_rows // int(config["rows_per_block"]))
+        parts = max(1, min(int(config["blocks_per_sm"]) * sms // tiles, sets))
+        launch = dict(source.launch) | {"grid": parts * tiles}
+        main = CudaSource(
+            source.functions, source.body, source.params, launch, source.block, source.max_registers, source.cluster
+        )
+        private = [Private("float32", parts)] if split.counts else []
+        for c in split.columns:
+            private += [Private(c.storage, parts * (split.width if split.spans(c) else 1))] * c.planes
+        args: list[Ref] = [("input", k) for k in range(len(graph.inputs))]
+        args += [("output", k) for k in split.outputs]
+        args += [("private", k) for k in range(len(private))]
+        finish, slots, outputs = finish_graph(split, parts)
+        scheme = finish_scheme(finish)
+        made = finish_kernels(scheme, finish, config, source.block, sms)
+        refs: list[Ref] = [("private" if kind == "partial" else kind, n) for kind, n in slots]
+        first = len(private)
+
+        def place(ref: Ref) -> Ref:
+            kind, n = ref
+            if kind == "input":
+                return refs[n]
+            return ("output", outputs[n]) if kind == "output" else ("private", first + n)
+
+        after = [tuple(place(r) for r in a) for a in made.args]
+        if config.get("finish", "kernel") == "barrier":
+            from autotune.codegen.cuda_compose import behind_barrier
+
+            return behind_barrier(main, tuple(args), made, after, (*private, *made.private))
+        return GroupKernels((main, *made.sources), (tuple(args), *after), (*private, *made.private))
+
+
+def emit_main(split: Split, config: Config) -> tuple[CudaSource, Program]:
+    """The main kernel, its grid not yet known."""
+    schedule = CudaSchedule.from_config(config)
+    program = main_program(split, keep=schedule.keep != "reload", online=schedule.online)
+    return emit_rows(CudaEmitter(program, schedule)), program
+
+
+def finish_graph(split: Split, parts: int) -> tuple[Graph, list[Ref], list[int]]:
+    """The canonical graph that finishes ``parts`` partials, what its slots are, and the group's outputs it writes."""
+    raw, slots, outputs = split.finish(parts)
+    graph, order, at = canonicalize(simplify(raw))
+    return graph, [slots[s] for s in order], [outputs[k] for k in at]
+
+
+def finish_scheme(graph: Graph) -> Scheme:
+    """The scheme of a finish: over the outer axis where that has a kernel, row by row otherwise.
+
+    Raises:
+        Unsupported: neither fits.
+    """
+    from autotune.fusion.schemes import schemes
+
+    why = Unsupported("no scheme")
+    for name in ("outer", "rows"):
+        scheme = schemes().get(name)
+        if scheme is None:
+            continue
+        try:
+            scheme.check(graph)
+        except Unsupported as error:
+            why = error
+            continue
+        return scheme
+    raise why
+
+
+def finish_kernels(scheme: Scheme, graph: Graph, config: Config, block: int, sms: int) -> GroupKernels:
+    """The finish under its default schedule; of ``block`` threads where it runs behind a barrier."""
+    own = scheme.default(graph)
+    if config.get("finish", "kernel") == "barrier":
+        own = scheme.normalize(graph, own | _of_block(own, block))
+        schedule = CudaSchedule.from_config(own)
+        if schedule.block != block:
+            raise Unsupported(f"no finish with blocks of {block} threads")
+    return scheme.emit(graph, own, sms, fixed=True)
+
+
+def _of_block(config: Config, block: int) -> Config:
+    """``config`` with as many threads on the kept axis, and the rest of ``block`` on the other one."""
+    t = int(config["threads_per_row"])
+    while t > 1 and block % t:
+        t //= 2
+    t = min(t, block)
+    return {"threads_per_row": t, "rows_per_block": block // t, "blocks_per_sm": 1}
+
+
+SCHEME = ColumnsScheme()
