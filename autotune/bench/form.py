@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune import __version__
+from autotune.errors import UserError
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -42,6 +43,21 @@ ALWAYS = ("floor_us", "autotune_us")
 """Times a case cannot do without."""
 WHERE_RUN = ("eager_us", "inductor_us", "inductor_best_us", "xla_us")
 """Times that must be there and are null where the peer was not run."""
+
+
+_COMMIT = re.compile(r"[0-9a-f]{7,40}(-dirty)?|v\d+(\.\w+)+")
+
+
+def check_commit() -> None:
+    """Find out before anything is measured whether the result will say what was measured.
+
+    Raises:
+        UserError: nothing tells the commit.
+    """
+    if not _COMMIT.fullmatch(commit()):
+        raise UserError(
+            f"nothing tells which commit this is: make {_ROOT} a git checkout or write it to {_ROOT}/COMMIT"
+        )
 
 
 def problems(data: object) -> list[str]:
@@ -61,7 +77,7 @@ def problems(data: object) -> list[str]:
         found.append("versions does not map names to versions")
     else:
         found += [f"versions lacks {name}" for name in ("python", "torch") if name not in versions]
-    if not re.fullmatch(r"[0-9a-f]{7,40}(-dirty)?|v\d+(\.\w+)+", str(data["commit"])):
+    if not _COMMIT.fullmatch(str(data["commit"])):
         found.append("commit is neither a commit's hexadecimal name nor a version")
     if not _is_time(data["when"]):
         found.append("when is not an ISO 8601 time with a time zone")
@@ -146,7 +162,7 @@ def write(
     data = {
         "device": device,
         "versions": {"python": platform.python_version(), **_installed(packages), **(versions or {})},
-        "commit": _commit(),
+        "commit": commit(),
         "command": command or _command(),
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         **(extra or {}),
@@ -171,8 +187,8 @@ def _installed(names: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _commit() -> str:
-    """The checkout's commit; a copied tree without git has it in a file ``COMMIT`` at its root.
+def commit() -> str:
+    """The checkout's commit; a copied tree without git has it in a file ``COMMIT`` at its root, else "".
 
     An installed package may lie within some other checkout (an environment in a project's folder), so git is asked only
     where the package lies in its own.

@@ -17,7 +17,7 @@ from autotune.bench.floor import copy_bandwidth
 from autotune.bench.instrument import CONTENDERS, Instrument
 from autotune.bench.measure import Figures, NotMeasured, forget, measure, to_case
 from autotune.bench.suite import choose
-from autotune.errors import UserError
+from autotune.errors import UserError, first_line
 from autotune.measure.policy import Policy, default_policy
 
 SUITE = "fusion"
@@ -69,6 +69,8 @@ def run(settings: Settings) -> tuple[dict[str, Any] | None, list[str]]:
     """
     from autotune.device import identify
 
+    if settings.measure:
+        form.check_commit()
     cases = choose(settings.cases)
     names = ablation.choose(settings.ablations)
     databases = {name: ablation.database(settings.db, name) for name in names}
@@ -93,9 +95,10 @@ def run(settings: Settings) -> tuple[dict[str, Any] | None, list[str]]:
             begin = time.monotonic()
             try:
                 figures = measure(case, settings.size, settings.device, policy, groups, sets, databases)
-            except NotMeasured as error:
-                missing.append(f"{label}: {error}")
-                _say(f"  NOT MEASURED: {error}")
+            except (NotMeasured, RuntimeError) as error:  # RuntimeError: out of memory, or a device that gave up
+                why = str(error) if isinstance(error, NotMeasured) else first_line(error)
+                missing.append(f"{label}: {why}")
+                _say(f"  NOT MEASURED: {why}")
                 continue
             entry = to_case(case, settings.size, figures, bandwidth)
             if settings.device.startswith("cuda"):

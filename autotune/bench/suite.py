@@ -1,12 +1,14 @@
 """All cases by name, and each as a target of the other commands.
 
 ``autotune search fusion autotune.bench.suite:rope --inputs autotune.bench.suite:rope_inputs`` searches one of them, at
-the size that suits the device: every case is an attribute of this module, its inputs another.
+the size that suits the device or that $AUTOTUNE_SUITE_SIZE (gpu, cpu) names: every case is an attribute of this module,
+its inputs another.
 """
 
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -39,7 +41,8 @@ def choose(names: Sequence[str]) -> list[Case]:
 
 def _inputs(case: Case) -> Callable[[str], Arguments]:
     def make(device: str) -> Arguments:
-        return case.arguments("cpu" if device.startswith("cpu") else "gpu", device)
+        size = os.environ.get("AUTOTUNE_SUITE_SIZE") or ("cpu" if device.startswith("cpu") else "gpu")
+        return case.arguments("cpu" if size == "cpu" else "gpu", device)
 
     return make
 

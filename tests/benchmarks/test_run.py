@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from autotune import __version__
 from autotune.bench import form, report
 from autotune.bench.measure import NotMeasured
 from autotune.cli.app import main
@@ -132,6 +133,19 @@ def test_mistakes_are_one_line(
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_a_tree_without_a_commit_is_told_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(form, "_ROOT", tmp_path)
+    assert form.commit() == f"v{__version__}"  # an installed package
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert main(["bench", "fusion", "--device", "cpu", "--out", str(tmp_path / "x.json")]) == 2
+    assert "which commit" in capsys.readouterr().err
+    (tmp_path / "COMMIT").write_text("0123abcd\n")
+    form.check_commit()
 
 
 def test_the_cases_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
