@@ -53,6 +53,18 @@ def resolve(target: str, inputs: str | None, device: str) -> tuple[Callable[...,
         builtin = BUILTIN[target]
         size = builtin.size(device)
         return builtin.make(size, device), (builtin.inputs(size, device), {}), target
+    fn = load_callable(target, inputs)
+    if isinstance(fn, nn.Module):
+        fn = fn.to(device)
+    return fn, load_inputs(str(inputs), device), target
+
+
+def load_callable(target: str, inputs: str | None) -> Callable[..., Any]:
+    """The callable ``package.module:callable``, classes instantiated; refuses early where its inputs are not named.
+
+    Raises:
+        UserError: as :func:`resolve`.
+    """
     fn = _load(target, "target")
     if inputs is None:
         raise UserError(f"{target} needs --inputs package.module:callable, which returns its example inputs")
@@ -60,9 +72,7 @@ def resolve(target: str, inputs: str | None, device: str) -> tuple[Callable[...,
         fn = _call(fn, f"{target} could not be instantiated without arguments")
     if not callable(fn):
         raise UserError(f"{target} is a {type(fn).__name__}, which cannot be called")
-    if isinstance(fn, nn.Module):
-        fn = fn.to(device)
-    return fn, _inputs(inputs, device), target
+    return fn  # type: ignore[no-any-return]
 
 
 def fusion_workloads(target: str, inputs: str | None, device: str) -> list[tuple[Workload, int]]:
@@ -145,7 +155,8 @@ def _import(name: str, spec: str) -> ModuleType:
         raise UserError(f"importing {name} for {spec} failed: {first_line(error)}") from error
 
 
-def _inputs(spec: str, device: str) -> Call:
+def load_inputs(spec: str, device: str) -> Call:
+    """The arguments that ``package.module:callable`` gives, on ``device``; see :func:`resolve`."""
     made = _load(spec, "--inputs")
     if callable(made) and not isinstance(made, torch.Tensor):
         given = {"device": device} if _takes_device(made) else {}

@@ -35,7 +35,7 @@ def test_help_and_version_load_nothing_heavy(args: list[str]) -> None:
 
 def test_every_command_is_in_the_help() -> None:
     text = autotune("--help").stdout
-    for name in ("search", "lookup", "show", "workloads", "db"):
+    for name in ("search", "lookup", "plan", "show", "workloads", "db"):
         assert name in text
 
 

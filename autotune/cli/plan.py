@@ -1,0 +1,369 @@
+"""``autotune plan``: what would become of a target, without searching and without its device."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotune.cli.options import add_db, add_json, add_target
+from autotune.cli.output import TUNABLE, machine_output
+from autotune.errors import UserError
+
+if TYPE_CHECKING:
+    from autotune.fusion.anatomy import Anatomy, GroupAnatomy, Operator
+    from autotune.fusion.eager import EagerCost
+    from autotune.store import Store
+    from autotune.task import Config
+    from autotune.workload import Workload
+
+WIDTH = 100
+PLACES = {
+    "thread": "thread (registers)",
+    "warp": "warp (shuffles)",
+    "block": "block (shared memory)",
+    "cluster": "cluster (shared memory of several blocks)",
+    "grid": "grid (global memory)",
+    "again": "nowhere: made again",
+    "output": "global memory",
+}
+
+
+@dataclass(frozen=True)
+class RegionPlan:
+    """One region as it is shown.
+
+    Attributes:
+        label: short human name.
+        count: how often it occurs in the target.
+        schedule: "default", or whose stored schedule this is.
+        before: what it costs in eager mode.
+        after: what becomes of it; None where it has no kernels, and then ``reason`` says why.
+    """
+
+    label: str
+    count: int
+    workload: Workload | None
+    schedule: str
+    before: EagerCost
+    after: Anatomy | None
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "workload": self.workload.fingerprint if self.workload else None,
+            "label": self.label,
+            "count": self.count,
+            "schedule": self.schedule,
+            "before": self.before.to_json(),
+            "after": self.after.to_json() if self.after else None,
+            "reason": self.reason,
+        }
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "plan",
+        help="show how a target is cut into kernels, without searching",
+        description="Show the regions of a target, how each is cut into kernels and where values live between their "
+        "operators, and the kernels and bytes before (eager mode) and after. Nothing is compiled or run, and the "
+        "device need not be there. What is stored for a region is shown, else the default schedule.",
+    )
+    add_target(parser)
+    about = "what to plan for; the device need not be there (default: cuda)"
+    parser.add_argument("--device", default="cuda", metavar="cpu|cuda", help=about)
+    about = "plan the backward pass too, whether or not the inputs require a gradient"
+    parser.add_argument("--train", action="store_true", help=about)
+    parser.add_argument("--svg", metavar="FILE", help="draw the regions into FILE")
+    add_db(parser)
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan; returns 0."""
+    with machine_output(args.json) as emit:
+        from autotune.fusion.planning import side_of
+        from autotune.store import Store
+
+        side = side_of(args.device)
+        file = _writable(args.svg) if args.svg else None
+        store = Store.attach(args.db)
+        if store is None and args.db:
+            raise UserError(f"there is no database {args.db}; leave out --db for default schedules")
+        try:
+            regions = plan_target(args.target, args.inputs, args.device, store, train=args.train)
+        finally:
+            if store is not None:
+                store.close()
+        if not regions:
+            raise UserError(f"{args.target} has no memory-intensive region that this version can tune: {TUNABLE}")
+        if file:
+            _draw(file, args.target, args.device, regions)
+        emit(
+            {
+                "target": args.target,
+                "device": side,
+                **totals(regions),
+                "regions": [region.to_json() for region in regions],
+            }
+        )
+    if not args.json:
+        print("\n".join(text(args.target, side, regions)))
+        if file:
+            print(f"\ndrawn in {file}")
+    return 0
+
+
+def plan_target(
+    target: str, inputs: str | None, device: str, store: Store | None = None, *, train: bool = False
+) -> list[RegionPlan]:
+    """The regions of a target with their plans.
+
+    Args:
+        target, inputs: as ``autotune search`` takes them.
+        device: "cpu", "cuda" or "cuda:N"; need not be there.
+        store: where schedules are looked up; None for the defaults.
+        train: the backward pass too.
+
+    Raises:
+        UserError: what is wrong with the target or its inputs.
+    """
+    from autotune.errors import Unsupported
+    from autotune.fusion.anatomy import dissect
+    from autotune.fusion.eager import eager_cost
+    from autotune.fusion.planning import planned_regions, side_of
+    from autotune.fusion.task import FusionTask
+
+    side = side_of(device)
+    out = []
+    for planned in planned_regions(target, inputs, device, train=train):
+        region, workload = planned.region, planned.region.workload
+        before = eager_cost(region.submodule)
+        if workload is None:
+            out.append(RegionPlan(", ".join(before.operators), planned.count, None, "", before, None, region.reason))
+            continue
+        try:
+            task = FusionTask(workload, device, "sm_90", _SMS)
+            config, schedule = _stored(store, workload, side, device) or (task.default(), "default")
+            after = dissect(task.graph, config, side, _SMS)
+        except Unsupported as error:
+            out.append(RegionPlan(workload.label, planned.count, workload, "", before, None, str(error)))
+            continue
+        out.append(RegionPlan(workload.label, planned.count, workload, schedule, before, after))
+    return out
+
+
+_SMS = 132
+"""Multiprocessors assumed where grids depend on them: an H100's or H200's."""
+
+
+def _stored(store: Store | None, workload: Workload, side: str, device: str) -> tuple[Config, str] | None:
+    """(configuration, where it was tuned) of the newest schedule of ours for the workload; that of the machine's own
+    device if there is one."""
+    if store is None:
+        return None
+    from autotune.device import identify
+    from autotune.fusion.planning import here
+
+    own = identify(device).fingerprint if here(device) else ""
+    found = [s for s in store.schedules(own or None) if s.key.workload == workload.fingerprint and s.config]
+    for schedule in sorted(found, key=lambda s: -s.when):
+        where = store.get_device(schedule.key.device)
+        if where is not None and where.kind == side and schedule.config is not None:
+            return schedule.config, f"stored, {schedule.latency_us:.3g} us on {where.label}"
+    return None
+
+
+def totals(regions: Sequence[RegionPlan]) -> dict[str, Any]:
+    """Sums over the regions, each times its count; a region without kernels of ours costs after what it did before."""
+    before = {"kernels": 0, "bytes": 0}
+    after = {"kernels": 0, "bytes": 0, "scratch_bytes": 0, "cost": 0}
+    for r in regions:
+        before["kernels"] += r.count * r.before.kernels
+        before["bytes"] += r.count * r.before.bytes
+        after["kernels"] += r.count * (r.after.kernels if r.after else r.before.kernels)
+        after["bytes"] += r.count * (r.after.bytes if r.after else r.before.bytes)
+        if r.after:
+            after["scratch_bytes"] = max(after["scratch_bytes"], r.after.scratch_bytes)
+            after["cost"] += r.count * r.after.cost
+    return {"before": before, "after": after}
+
+
+def _writable(name: str) -> Path:
+    """The path, if a file can be made there: told before the target is captured, which takes seconds."""
+    path = Path(name)
+    if path.is_dir():
+        raise UserError(f"--svg {name}: is a folder; name a file")
+    if not path.parent.is_dir():
+        raise UserError(f"--svg {name}: there is no folder {path.parent}")
+    return path
+
+
+def _draw(file: Path, target: str, device: str, regions: Sequence[RegionPlan]) -> None:
+    from autotune.fusion.picture import Drawing, draw
+
+    drawings = [
+        Drawing(_title(r), _before(r), _after(r.after), r.after) for r in regions if r.after is not None
+    ]  # fmt: skip
+    try:
+        file.write_text(draw(f"{target} on {device}", drawings), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--svg {file}: {error.strerror}") from error
+
+
+# Text ---------------------------------------------------------------------------------------------
+
+
+def text(target: str, side: str, regions: Sequence[RegionPlan]) -> Iterator[str]:
+    """The plan as lines of at most :data:`WIDTH` columns."""
+    sums = totals(regions)
+    before, after = sums["before"], sums["after"]
+    yield f"{target} for {side}: {plural(len(regions), 'region')}"
+    yield f"in eager mode: {plural(before['kernels'], 'kernel')}, {size(before['bytes'])} moved"
+    yield f"with autotune: {plural(after['kernels'], 'kernel')}, {size(after['bytes'])} moved"
+    for n, region in enumerate(regions):
+        yield ""
+        yield _cut(f"{n + 1}. {_title(region)}")
+        yield from _wrapped(f"before: {_before(region)} ({_counts(region.before.operators)})", "   ")
+        if region.after is None:
+            yield from _wrapped(f"stays as it is: {region.reason}", "   ")
+            continue
+        yield from _wrapped(f"after:  {_after(region.after)}", "   ")
+        yield from _wrapped(f"plan:   {region.after.plan} ({region.schedule})", "   ")
+        for number, launch in enumerate(region.after.launches):
+            yield from _launch(number, launch)
+
+
+def _title(region: RegionPlan) -> str:
+    return region.label + (f", {region.count} times" if region.count > 1 else "")
+
+
+def _before(region: RegionPlan) -> str:
+    return f"{plural(region.before.kernels, 'kernel')}, {size(region.before.bytes)} moved"
+
+
+def _after(after: Anatomy | None) -> str:
+    assert after is not None
+    scratch = f", {size(after.scratch_bytes)} of scratch" if after.scratch_bytes else ""
+    return f"{plural(after.kernels, 'kernel')}, {size(after.bytes)} moved{scratch}, {quantity(after.cost)} operations"
+
+
+def _counts(operators: Any) -> str:
+    return ", ".join(f"{n} {name}" if n > 1 else name for name, n in operators.items())
+
+
+def _launch(number: int, phases: Sequence[Sequence[GroupAnatomy]]) -> Iterator[str]:
+    from autotune.fusion.picture import folded
+
+    groups = sum(len(phase) for phase in phases)
+    extra = f", {groups} groups" if groups > 1 else ""
+    extra += f" in {len(phases)} phases with a grid barrier between" if len(phases) > 1 else ""
+    yield f"   launch {number + 1}{extra}"
+    for phase in phases:
+        for group, many in folded(phase):
+            yield from _group(group, many)
+
+
+def _group(group: GroupAnatomy, many: int) -> Iterator[str]:
+    from autotune.fusion.anatomy import operator_counts
+
+    kernels = f", {group.kernels} kernels" if group.kernels > 1 else ""
+    times = f"{many} groups of this form, the first of " if many > 1 else ""
+    yield from _wrapped(f"{times}{group.shape}; scheme {group.scheme}{kernels}; {', '.join(group.roots)}", "     ")
+    yield from _wrapped(schedule_words(group), "       ")
+    stored = dict(group.stores)
+    for step in range(group.steps):
+        ops = [o for o in group.operators if o.step == step]
+        parts = []
+        reads = [o for o in ops if o.kind == "load"]
+        if reads:
+            parts.append("read " + ", ".join(dict.fromkeys(o.name.rpartition(" ")[0] for o in reads)))
+        point = [o for o in ops if o.kind in ("pointwise", "leaf")]
+        if point:
+            parts.append(operator_counts(point))
+        for home in dict.fromkeys(o.home for o in ops if o.kind == "reduction"):
+            reduced = [o for o in ops if o.kind == "reduction" and o.home == home]
+            parts.append(f"{operator_counts(reduced)} in {PLACES[home]}")
+        writes = [stored[o.value] for o in ops if o.value in stored and not _finished(o)]
+        if writes:
+            parts.append("write " + ", ".join(writes))
+        waits = [o for o in ops if o.kind != "reduction" and _waits(group, o.value, step)]
+        for home in dict.fromkeys(o.home for o in waits):
+            values = plural(sum(o.home == home for o in waits), "value")
+            parts.append(f"{values} made again later" if home == "again" else f"keep {values} in {PLACES[home]}")
+        label = f"pass {step + 1}: " if group.steps > 1 else ""
+        yield from _wrapped(label + "; ".join(parts), "       ")
+    if group.private_bytes:
+        late = [stored[o.value] for o in group.operators if o.value in stored and _finished(o)]
+        line = f"{size(group.private_bytes)} of partial results in global memory"
+        yield from _wrapped(line + (f"; from them {', '.join(late)}" if late else ""), "       ")
+
+
+def _finished(o: Operator) -> bool:
+    """Whether a result is known only when all blocks are done."""
+    return o.kind == "reduction" and o.home == "grid"
+
+
+def _waits(group: GroupAnatomy, value: int, step: int) -> bool:
+    return any(value in o.args and o.step > step for o in group.operators)
+
+
+def schedule_words(group: GroupAnatomy) -> str:
+    """A group's schedule in words."""
+    c = group.config
+    if group.scheme == "cpu":
+        return f"{c.get('threads', 1)} threads, {c.get('row_block', 1)} rows at a time"
+    words = []
+    if "threads_per_row" in c and group.scheme != "flat":
+        t, r = int(c["threads_per_row"]), int(c.get("rows_per_block", 1))
+        words.append(f"{plural(t, 'thread')} a row, {plural(r, 'row')} a block")
+    elif "threads_per_row" in c:
+        words.append(f"{c['threads_per_row']} threads a block")
+    if "vector_bytes" in c:
+        words.append(f"{c['vector_bytes']}-byte accesses")
+    if int(c.get("cluster", 1) or 1) > 1:
+        words.append(f"clusters of {c['cluster']} blocks")
+    if int(c.get("blocks_per_sm", 0) or 0):
+        words.append(f"a grid of {c['blocks_per_sm']} blocks an SM")
+    return ", ".join(words) or "its own schedule"
+
+
+def _wrapped(line: str, indent: str) -> list[str]:
+    return textwrap.wrap(
+        line, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False
+    )  # fmt: skip
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= WIDTH else line[: WIDTH - 3] + "..."
+
+
+def plural(n: int, what: str) -> str:
+    """Such as ``1 kernel`` and ``2 kernels``."""
+    return f"{n} {what}" + ("" if n == 1 else "s")
+
+
+def size(n: int) -> str:
+    """Bytes with three significant digits."""
+    value = float(n)
+    for unit in ("bytes", "KiB", "MiB"):
+        if value < 1024:
+            return f"{n} bytes" if unit == "bytes" else f"{value:.3g} {unit}"
+        value /= 1024
+    return f"{value:.3g} GiB" if value < 1024 else f"{value:.0f} GiB"
+
+
+def quantity(n: int) -> str:
+    """A large number with three significant digits."""
+    value = float(n)
+    for unit in ("", " thousand", " million", " billion"):
+        if value < 1000 or unit == " billion":
+            return f"{value:.3g}{unit}"
+        value /= 1000
+    return str(n)

@@ -1,0 +1,138 @@
+"""A target's regions without running it: captured over tensors that have shapes but no data, and no GPU.
+
+Where the device is there, the target is captured on it as a search would. Otherwise it is captured on the CPU, with the
+sizes meant for the device; operators that the CPU implements otherwise (attention, convolutions) are none of ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from autotune.errors import UserError
+from autotune.fusion.capture import Capture, capture_for_user
+from autotune.fusion.regions import Region, find_regions
+from autotune.fusion.target import Call, load_callable, load_inputs, resolve
+from autotune.fusion.workloads import BUILTIN
+
+
+@dataclass(frozen=True)
+class PlannedRegion:
+    """A distinct region of a target and how often it occurs; ``region.workload`` is None where it cannot be tuned."""
+
+    region: Region
+    count: int
+
+
+def side_of(device: str) -> str:
+    """ "cpu" or "cuda".
+
+    Raises:
+        UserError: another device.
+    """
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        kind = ""
+    if kind not in ("cpu", "cuda"):
+        raise UserError(f"unknown device {device!r}; give cpu, cuda or cuda:N")
+    return kind
+
+
+def here(device: str) -> bool:
+    """Whether this machine has the device."""
+    if side_of(device) == "cpu":
+        return True
+    return torch.cuda.is_available() and (torch.device(device).index or 0) < torch.cuda.device_count()
+
+
+def planned_regions(target: str, inputs: str | None, device: str, *, train: bool = False) -> list[PlannedRegion]:
+    """The distinct regions of a target in order of appearance, those that cannot be tuned last.
+
+    Args:
+        target, inputs: as ``autotune search`` takes them.
+        device: "cpu", "cuda" or "cuda:N"; need not be there.
+        train: also the backward pass, whatever the target says requires a gradient.
+
+    Raises:
+        UserError: as :func:`autotune.fusion.target.resolve`, or where the callable fails on its inputs.
+    """
+    if here(device):
+        fn, call, label = resolve(target, inputs, device)
+        return _regions(fn, *call, label, train)
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    # The callable itself is made outside: its weights are real, and may be what its module keeps.
+    builtin = BUILTIN.get(target) if inputs is None else None
+    if builtin is None and ":" not in target:
+        resolve(target, inputs, "cpu")  # says what is wrong
+    size = builtin.size(device) if builtin else None
+    fn = builtin.make(size, "cpu") if builtin and size else load_callable(target, inputs)
+
+    def arguments() -> Call:
+        return (builtin.inputs(size, "cpu"), {}) if builtin and size else load_inputs(str(inputs), "cpu")
+
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            return _regions(fn, *arguments(), target, train)
+    except UserError:
+        if builtin:
+            raise
+    # Inputs or a program that look at data cannot do without.
+    return _regions(fn, *arguments(), target, train)
+
+
+def _regions(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], label: str, train: bool
+) -> list[PlannedRegion]:
+    from autotune.fusion.target import _requires_grad
+
+    if train:
+        fn, args = _training(fn, args)
+    counts: Counter[str] = Counter()
+    found: dict[str, Region] = {}
+    modes = (True,) if train else (False, True) if _requires_grad(fn, args, kwargs) else (False,)
+    for grad in modes:
+        once: Counter[str] = Counter()
+        for region in _captured(capture_for_user(fn, args, kwargs, label=label, grad=grad)):
+            key = region.workload.fingerprint if region.workload else f"none {region.reason} {region.nodes}"
+            found.setdefault(key, region)
+            once[key] += 1
+        counts |= once
+    if label in BUILTIN and len(found) == 1:
+        found = {k: _named(r, label) for k, r in found.items()}
+    return sorted(
+        (PlannedRegion(region, counts[key]) for key, region in found.items()), key=lambda p: p.region.workload is None
+    )
+
+
+def _captured(captured: Capture) -> Iterator[Region]:
+    for graph in captured.graphs:
+        yield from find_regions(graph.module)
+
+
+def _named(region: Region, name: str) -> Region:
+    """A built-in target of one region: its own name says more than its operators'."""
+    workload = region.workload
+    if workload is None:
+        return region
+    return replace(region, workload=replace(workload, label=f"{name} {workload.label.partition(' ')[2]}"))
+
+
+def _training(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The callable and its arguments such that a backward pass is captured: floating inputs are leaves that require
+    grad, unless something does already."""
+    from autotune.fusion.target import _requires_grad
+
+    if _requires_grad(fn, args, None):
+        return fn, args
+    with contextlib.suppress(RuntimeError):
+        args = tuple(
+            a.detach().requires_grad_() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args
+        )
+    return fn, args
