@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Mapping
@@ -37,8 +38,11 @@ class Family:
     kinds: tuple[str, ...]
 
     def config(self, size: str | None = None) -> Any:
-        """The configuration called ``size`` (default: :func:`default_size`)."""
-        return self.sizes[size or default_size()]
+        """The configuration called ``size``; by default :func:`default_size` with ``$EXAMPLE_LAYERS`` layers."""
+        if size is not None:
+            return self.sizes[size]
+        config, layers = self.sizes[default_size()], os.environ.get("EXAMPLE_LAYERS")
+        return dataclasses.replace(config, layers=int(layers)) if layers and hasattr(config, "layers") else config
 
     def module(self, kind: str, config: Any, device: str = "cpu") -> nn.Module:
         """The module in the configuration's type, in train or eval mode, with random but fixed weights.

@@ -1,0 +1,368 @@
+"""Whole models: torch.compile at its best against the same with tuned regions, both as one CUDA graph a step.
+
+    python -m benchmarks.fusion_models --device cuda:0 --db models.db --out benchmarks/results/h200/models.json
+
+For each model of ``examples.models``: a search of ``--search`` seconds as a user would run it, then a process of its
+own measures a step (forward, or forward and backward) of eager, ``torch.compile(mode=...)`` and
+``torch.compile(mode=..., backend="autotune")``, captured, interleaved, medians. The same process counts the kernels
+that each launches for memory-intensive operators: all but those of libraries for matrix products, convolutions and
+attention, and copies. Times of a case are those of a step; ``floor_us`` is what its regions' bytes take at the copy
+bandwidth, without the library calls.
+
+A model that exceeds ``--timeout`` is stopped and left out (exit code 1). The file is written after every model;
+``--resume`` keeps those that are in it. ``--layers 2`` shortens the deep models: layers repeat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import form
+from examples.models import NAMES, SIZES
+
+if TYPE_CHECKING:
+    from examples.models import Example
+
+CONTENDERS = ("eager", "inductor", "autotune")
+
+
+# In the measuring process
+
+
+def step_of(run: Callable[..., Any], example: Example) -> Callable[[], object]:
+    """One step: the forward, or the loss and its gradients by parameters and inputs."""
+    import torch
+
+    if not example.train:
+
+        def infer() -> object:
+            with torch.no_grad():
+                return run(*example.inputs)
+
+        return infer
+    wanted = [t for t in (*example.module.parameters(), *example.inputs) if t.requires_grad]
+
+    def train() -> object:
+        loss = run(*example.inputs)
+        return loss.detach(), torch.autograd.grad(loss, wanted, allow_unused=True)
+
+    return train
+
+
+class Watched:
+    """A step that remembers whether it could be captured in a CUDA graph."""
+
+    def __init__(self, step: Callable[[], object]) -> None:
+        self.step, self.refused = step, False
+
+    def __call__(self) -> object:
+        import torch
+
+        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        try:
+            return self.step()
+        except Exception:
+            self.refused = self.refused or capturing
+            raise
+
+
+def largest(result: object) -> float:
+    """Largest magnitude of the first tensor in a step's result: the loss in training."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    first = next(t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor))
+    return float(first.abs().max())
+
+
+def difference(got: object, want: object) -> float:
+    """Root mean square of the difference of the first tensors over that of ``want``'s."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    a, b = (next(t for t in pytree.tree_leaves(r) if isinstance(t, torch.Tensor)).double() for r in (got, want))
+    return float((a - b).norm() / b.norm().clamp_min(1e-30))
+
+
+def regions_of(example: Example) -> dict[str, int]:
+    """Regions of a step: how many, how many different ones, and the bytes that perfect kernels for them move."""
+    from autotune.fusion.capture import capture
+    from autotune.fusion.graph import Graph
+    from autotune.fusion.regions import find_regions
+
+    captured = capture(example.module, example.inputs, grad=example.train)
+    found = [r.workload for g in captured.graphs for r in find_regions(g.module) if r.workload is not None]
+    moved = sum(Graph.from_json(w.spec).bytes_moved for w in found)
+    return {"regions": len(found), "different_regions": len({w.fingerprint for w in found}), "bytes": moved}
+
+
+def kernels_of(steps: Mapping[str, Callable[[], object]]) -> dict[str, dict[str, Any]]:
+    """Kernels of one uncaptured step by contender: memory-intensive ones, library ones, and the time of the former."""
+    import torch
+
+    from autotune.bench.kernels import _record
+    from benchmarks.kernel_names import is_library
+
+    found = {}
+    for name, step in steps.items():
+        spans: list[Any] = []
+        for _ in range(3):  # a process's first trace may come out empty
+
+            def work(step: Callable[[], object] = step) -> None:
+                step()
+                torch.cuda.synchronize()
+
+            spans = [s for s in _record(work) if s[2]]
+            if spans:
+                break
+        own = [s for s in spans if not is_library(s[3])]
+        names: dict[str, int] = {}
+        for s in own:
+            names[s[3]] = names.get(s[3], 0) + 1
+        found[name] = {
+            "memory_intensive": len(own),
+            "library": len(spans) - len(own),
+            "memory_intensive_us": round(sum(end - begin for begin, end, _, _ in own), 1),
+            "names": dict(sorted(names.items(), key=lambda item: -item[1])[:40]),
+        }
+    return found
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Everything about one model; runs in a process of its own."""
+    import dataclasses
+
+    import torch
+
+    import autotune
+    from autotune.bench.floor import copy_bandwidth
+    from autotune.measure.policy import default_policy
+    from autotune.measure.timer import interleave
+    from autotune.runtime.counters import reset_counters
+    from examples.models import make
+
+    name, cuda = args.measure, args.device.startswith("cuda")
+    if cuda:
+        torch.cuda.set_device(args.device)
+    seconds: dict[str, float] = {}
+    begin = time.monotonic()
+
+    def took(stage: str) -> None:
+        nonlocal begin
+        seconds[stage] = round(time.monotonic() - begin, 1)
+        begin = time.monotonic()
+        print(f"  {name}: {stage} {seconds[stage]:.1f} s", file=sys.stderr, flush=True)
+
+    changes = {"layers": args.layers} if args.layers else {}
+    example = make(name, args.device, args.size, **changes)
+    found = regions_of(example)
+    torch._dynamo.reset()
+    reset_counters()
+    took("capture")
+    options = {} if args.mode == "default" else {"mode": args.mode}
+    steps = {"eager": Watched(step_of(example.module, example))}
+    results = {"eager": steps["eager"]()}
+    for contender, run in (
+        ("inductor", torch.compile(example.module, dynamic=False, **options)),
+        ("autotune", autotune.compile(example.module, dynamic=False, **options)),
+    ):
+        steps[contender] = Watched(step_of(run, example))
+        results[contender] = steps[contender]()
+        took(f"compile_{contender}")
+    counted = {k: v for k, v in dict(autotune.counters()).items() if v}
+    checks = {
+        f"{contender}_{what}": value
+        for contender in ("inductor", "autotune")
+        for what, value in (
+            ("difference", difference(results[contender], results["eager"])),
+            ("largest", largest(results[contender])),
+        )
+    }
+    results.clear()
+    base = default_policy(args.device)
+    policy = dataclasses.replace(base, final_rounds=args.rounds, final_s=args.seconds)
+    samples = interleave(steps, policy, args.device)
+    took("timing")
+    kernels = kernels_of(steps) if cuda else None
+    bandwidth = copy_bandwidth(dataclasses.replace(base, final_rounds=10, final_s=5.0), args.device)
+    took("kernels")
+    us = {k: round(statistics.median(v), 3) for k, v in samples.items()}
+    return {
+        "name": name,
+        **found,
+        "floor_us": round(found["bytes"] / bandwidth, 3),
+        "eager_us": us["eager"],
+        "inductor_us": us["inductor"] if args.mode == "default" else None,
+        "inductor_best_us": us["inductor"],
+        "xla_us": None,
+        "autotune_us": us["autotune"],
+        "mode": args.mode,
+        "size": args.size,
+        "layers": args.layers,
+        "graph": {k: cuda and not s.refused for k, s in steps.items()},
+        "counters": counted,
+        "kernels": kernels,
+        "seconds": seconds,
+        **checks,
+    }
+
+
+# In the parent
+
+
+def environment(args: argparse.Namespace) -> dict[str, str]:
+    found = {**os.environ, "EXAMPLE_SIZE": args.size, "AUTOTUNE_DB": args.db}
+    found.pop("EXAMPLE_LAYERS", None)
+    return found | ({"EXAMPLE_LAYERS": str(args.layers)} if args.layers else {})
+
+
+def run(command: Sequence[str], args: argparse.Namespace, limit: float) -> tuple[int, str]:
+    """(exit code, stdout) of a command; its stderr is passed on. It is stopped after ``limit`` seconds (code 124)."""
+    process = subprocess.Popen(command, cwd=form.ROOT, env=environment(args), stdout=subprocess.PIPE, text=True)
+    try:
+        out, _ = process.communicate(timeout=max(limit, 1.0))
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        try:
+            process.communicate(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+        return 124, ""
+    return process.returncode, out
+
+
+def search(name: str, args: argparse.Namespace, limit: float) -> dict[str, Any]:
+    """Search as a user would; what it took and found."""
+    model, _, kind = name.rpartition("_")
+    target = f"examples.models.{model}:{kind}"
+    command = [sys.executable, "-m", "autotune", "search", "fusion", target, "--inputs", f"{target}_inputs"]
+    command += ["--device", args.device, "--db", args.db, "--timeout", str(args.search), "--json"]
+    command += ["--train"] if kind == "train" else []
+    command += ["--trials", str(args.trials)] if args.trials else []
+    begin = time.monotonic()
+    code, _ = run(command, args, limit)
+    took = round(time.monotonic() - begin, 1)
+    if code:
+        print(f"{name}: the search ended with {code} after {took} s; what it has stored is used", file=sys.stderr)
+    return {"search_s": took, "search_code": code}
+
+
+def one(name: str, args: argparse.Namespace) -> dict[str, Any] | None:
+    """A case of the result file; None if the model could not be measured in time."""
+    end = time.monotonic() + args.timeout
+    searched = search(name, args, args.timeout * 0.7) if args.search > 0 else {}
+    command = [sys.executable, "-m", "benchmarks.fusion_models", "--measure", name, "--device", args.device]
+    command += ["--size", args.size, "--mode", args.mode, "--rounds", str(args.rounds), "--seconds", str(args.seconds)]
+    command += ["--layers", str(args.layers)] if args.layers else []
+    code, out = run(command, args, end - time.monotonic())
+    if code:
+        why = f"took more than {args.timeout:.0f} s" if code == 124 else f"ended with {code}"
+        print(f"{name}: left out, {why}", file=sys.stderr)
+        return None
+    return {**json.loads(out.splitlines()[-1]), **searched}
+
+
+def ratio(case: Mapping[str, Any]) -> float:
+    return float(case["inductor_best_us"] / case["autotune_us"])
+
+
+def kernel_counts(case: Mapping[str, Any]) -> tuple[int, int] | None:
+    """(Inductor's, ours): kernels for memory-intensive operators."""
+    found = case.get("kernels")
+    return (found["inductor"]["memory_intensive"], found["autotune"]["memory_intensive"]) if found else None
+
+
+def table(cases: Sequence[Mapping[str, Any]]) -> str:
+    """A line a model, then the means."""
+    heads = f"{'eager us':>10s} {'inductor':>10s} {'autotune':>10s} {'speedup':>8s} {'kernels':>11s} {'hits':>7s}"
+    lines = [f"{'model':18s} {heads}"]
+    for c in cases:
+        counts = kernel_counts(c)
+        launched = f"{counts[0]} -> {counts[1]}" if counts else "-"
+        times = " ".join(f"{c[k]:10.1f}" for k in ("eager_us", "inductor_best_us", "autotune_us"))
+        hits = f"{c['counters'].get('hits', 0)}/{c['regions']}"
+        lines.append(f"{c['name']:18s} {times} {ratio(c):7.3f}x {launched:>11s} {hits:>7s}")
+    if cases:
+        mean = math.exp(sum(math.log(ratio(c)) for c in cases) / len(cases))
+        worst = min(cases, key=ratio)
+        lines.append(f"geometric mean {mean:.3f}x; slowest {worst['name']} {ratio(worst):.3f}x")
+        counted = [k for c in cases if (k := kernel_counts(c))]
+        if counted:
+            theirs, ours = (sum(k[i] for k in counted) for i in (0, 1))
+            lines.append(f"kernels for memory-intensive operators: {ours} of Inductor's {theirs}")
+    return "\n".join(lines)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--size", choices=SIZES, default="gpu")
+    parser.add_argument("--models", type=lambda text: text.split(","), default=list(NAMES), help="by comma")
+    parser.add_argument("--layers", type=int, default=0, help="layers of the deep models (default: the model's own)")
+    parser.add_argument("--search", type=float, default=60.0, help="seconds to search for each model; 0: no search")
+    parser.add_argument("--trials", type=int, default=0, help="candidates for each region at most")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for a model, search included")
+    parser.add_argument("--mode", help="of torch.compile (default: max-autotune-no-cudagraphs; on a CPU default)")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of interleaved timing")
+    parser.add_argument("--db", help="database (default: a new one, thrown away)")
+    parser.add_argument("--out", type=Path, help="result file to write")
+    parser.add_argument("--resume", action="store_true", help="keep the models that --out holds")
+    parser.add_argument("--measure", choices=NAMES, help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    # The step is captured as a whole here; Inductor's own CUDA graphs would be graphs within it.
+    args.mode = args.mode or ("max-autotune-no-cudagraphs" if args.device.startswith("cuda") else "default")
+    if unknown := [m for m in args.models if m not in NAMES]:
+        parser.error(f"unknown models {', '.join(unknown)}; there are {', '.join(NAMES)}")
+    return args
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parse(argv)
+    if args.measure:
+        print(json.dumps(measure(args)))
+        return 0
+    with tempfile.TemporaryDirectory(prefix="autotune-models-") as folder:
+        args.db = args.db or os.path.join(folder, "models.db")
+        return measure_all(args)
+
+
+def measure_all(args: argparse.Namespace) -> int:
+    from autotune.device import environment as software
+    from autotune.device import identify
+
+    identity, env = identify(args.device), software(args.device)
+    versions = {k: str(v) for k, v in (("cuda", env.cuda), ("driver", env.driver)) if v}
+    kept = form.read(args.out)["cases"] if args.resume and args.out and args.out.exists() else []
+    done: dict[str, Mapping[str, Any]] = {c["name"]: c for c in kept}
+    missing = []
+    for name in args.models:
+        if name in done:
+            continue
+        begin = time.monotonic()
+        case = one(name, args)
+        if case is None:
+            missing.append(name)
+            continue
+        done[name] = case
+        print(f"{name}: {ratio(case):.3f}x in {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+        if args.out:
+            form.write(args.out, identity.label, list(done.values()), versions)
+    print(table(list(done.values())))
+    return 1 if missing or not done else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
