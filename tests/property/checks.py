@@ -91,9 +91,10 @@ FUSED = frozenset(
         "_fused_rms_norm_backward",
         "_softmax_backward_data",
         "_log_softmax_backward_data",
+        "hardswish_backward",  # of NaN: on a GPU torch has what we have
     ]
 )
-"""Operators that torch computes by other formulas (x * scale + shift), which part from ours at infinities alone."""
+"""Operators that torch computes by other formulas (x * scale + shift), and which differ at infinities and NaN only."""
 
 
 def has_fused(region: Region) -> bool:

@@ -1,6 +1,6 @@
 """Paths to the other tests' helpers, a kernel cache of our own, and how many programs to try.
 
-``AUTOTUNE_PROPERTY_CASES=N`` tries N programs on the CPU (default 50), twice as many against eager, a third as many for
+``AUTOTUNE_PROPERTY_CASES=N`` tries N programs on the CPU (default 40), twice as many against eager, a third as many for
 CUDA; ``AUTOTUNE_PROPERTY_FIRST=K`` begins at seed K.
 """
 
@@ -39,5 +39,5 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     share = getattr(metafunc.function, "share", 1.0)
     first = int(os.environ.get("AUTOTUNE_PROPERTY_FIRST", "0"))
-    count = max(1, round(share * int(os.environ.get("AUTOTUNE_PROPERTY_CASES", "50"))))
+    count = max(1, round(share * int(os.environ.get("AUTOTUNE_PROPERTY_CASES", "40"))))
     metafunc.parametrize("seed", range(first, first + count))

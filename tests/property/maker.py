@@ -238,6 +238,9 @@ def shape_of(rng: random.Random, largest: int, ndim: int | None = None) -> tuple
                 shape[-1] = rng.choice(_LONGEST)
             if rng.random() < 0.2:
                 rng.shuffle(shape)
+        if largest > 100_000 and n > 1 and rng.random() < 0.5:  # large ones are rare otherwise
+            rest = max(1, math.prod(shape[1:]))
+            shape[0] = max(1, rng.randint(largest // 20, largest) // rest)
         if rng.random() < 0.02:
             shape[rng.randrange(n)] = 0
         if math.prod(shape) <= largest:

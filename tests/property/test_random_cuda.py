@@ -12,6 +12,11 @@ from autotune.errors import BuildError
 from autotune.fusion.task import FusionTask
 from autotune.task import Artifact, Config
 
+NO_KERNEL = (
+    "a group with a single element a row",
+    "an output without a column axis in a flat kernel",
+)
+"""Groups that the CUDA printers may refuse whatever the configuration; their regions run as they did."""
 BOUND = int(os.environ.get("AUTOTUNE_TEST_CONFIGS", "0"))
 
 
@@ -31,7 +36,10 @@ def test_kernels_compile(seed: int) -> None:
         assert r.workload is not None
         task = FusionTask(r.workload, "cuda:0", target="sm_90", sms=132)
         default = task.default()
-        assert task.reject(default) is None, f"{task.reject(default)}\n{p}"
+        refused = task.reject(default)
+        if refused:
+            assert refused in NO_KERNEL, f"{refused}\n{p}"
+            continue
         for config in [default, *random_configs(task, BOUND or int(seed % 4 == 0), seed)]:
             artifact, why = built(task, config)
             if artifact is None:

@@ -59,7 +59,7 @@ def test_almost_everything_is_in_a_region() -> None:
 
 
 def test_tensors_without_elements_are_left_to_torch() -> None:
-    programs = [p for p in map(program, range(600)) if any(0 in i.shape for i in p.inputs)]
+    programs = [p for p in map(program, range(300)) if any(0 in i.shape for i in p.inputs)]
     assert len(programs) >= 5
     for p in programs:
         for r in regions_of(p):
