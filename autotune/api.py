@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import UserError
-from autotune.task import open_task
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
@@ -109,18 +108,34 @@ def tune_workloads(
     policy: Policy | None = None,
     progress: Callable[[Progress], None] | None = None,
     weights: Mapping[str, float] | None = None,
+    plans: str = "measured",
+    ablation: str = "full",
     command: str = "",
 ) -> list[Result]:
     """Search several workloads on one device, one after the other, in one worker and one compile pool.
 
+    What an earlier search has come to the end of, with at least half of the time it would get now, is not searched
+    again, unless ``trials`` asks for so many more candidates. Where nothing is left to do nothing is started.
+
     Args:
         device: "cpu" or "cuda:N".
-        trials: candidates for each workload; None for as long as there is gain.
+        trials: candidates for each workload, its parts included (but not the few compositions that are measured as a
+            whole); None for as long as there is gain.
         timeout: seconds for all of them together. Each gets what is left by its weight, so that time one does not need
             goes to those after it.
+        patience: candidates measured without a gain of 1% before a workload is left; see
+            :class:`autotune.tuner.budget.Budget`.
+        sampler: "tpe", "gp", "random" or "brute".
+        seed: of the sampler and of the random inputs that candidates are verified on.
+        space_file: a user's narrowed copy of the domain's search space. The default and stored candidates that it
+            leaves out are compared with, but never deployed.
+        policy: how to measure; part of the key under which everything is stored.
+        progress: called after every candidate and at each change of phase.
         weights: fingerprint to share of the time; 1 where it is missing.
+        plans: which ways to cut a region into kernels are searched: "measured" (the most promising, chosen by what
+            they take), "model" (the one that the cost model likes best) or "greedy" (the largest groups).
+        ablation: a search without one of its parts, for comparison; see :mod:`autotune.fusion.ablation`.
         command: noted with the run in the database.
-        patience, sampler, seed, space_file, policy, progress: see :func:`autotune.tuner.study.tune`.
 
     Returns:
         One result for each workload that was begun; fewer than ``workloads`` where the user interrupted, and then the
@@ -132,47 +147,48 @@ def tune_workloads(
     Raises:
         UserError: a mistake in the arguments or in the search-space file.
     """
+    import contextlib
     import time
     import warnings
 
     from autotune.measure.policy import default_policy
-    from autotune.measure.pool import CompilePool
-    from autotune.measure.worker import Worker
-    from autotune.store.claims import owner_name
+    from autotune.tuner.budget import Budget
+    from autotune.tuner.context import Context
     from autotune.tuner.result import BusyMachine, busy_note
-    from autotune.tuner.study import Budget, tune
+    from autotune.tuner.samplers import check_sampler
+    from autotune.tuner.session import Lease
+    from autotune.tuner.study import tune
 
     if not workloads:
         raise UserError("there is nothing to search: no workload was given")
     Budget(trials, timeout, patience)  # mistakes are told before anything is started
-    policy = policy or default_policy(device)
+    method, sampler = _method(plans, ablation, sampler)
+    check_sampler(sampler)
     share = [(weights or {}).get(w.fingerprint, 1.0) for w in workloads]
     if min(share) <= 0:
         raise UserError("weights must be above 0")
     results: list[Result] = []
-    owner = owner_name()
-    run = store.start_run(command or _command(workloads, device), owner=owner)
+    context = Context(
+        store=store,
+        device=device,
+        policy=policy or default_policy(device),
+        sampler=sampler,
+        seed=seed,
+        space_file=space_file,
+        method=method,
+        report=progress,
+    )
+    run = store.start_run(command or _command(workloads, device), owner=context.owner)
+    context.run = run.id
     state, begin = "failed", time.monotonic()
     try:
-        with Worker(workloads[0], device, policy) as worker, CompilePool(timeout_s=policy.build_s) as pool:
+        with contextlib.closing(context), context.interrupt, Lease(store, context.owner):
             for i, workload in enumerate(workloads):
-                left = None if timeout is None else max(timeout - (time.monotonic() - begin), 1.0)
-                result = tune(
-                    open_task(workload, device),
-                    store,
-                    trials=trials,
-                    timeout=None if left is None else left * share[i] / sum(share[i:]),
-                    patience=patience,
-                    sampler=sampler,
-                    seed=seed,
-                    space_file=space_file,
-                    policy=policy,
-                    progress=progress,
-                    worker=worker,
-                    pool=pool,
-                    run=run.id,
-                    owner=owner,
-                )
+                left = granted = None
+                if timeout is not None:
+                    left = max(timeout - (time.monotonic() - begin), 1.0) * share[i] / sum(share[i:])
+                    granted = timeout * share[i] / sum(share)
+                result = tune(context, workload, Budget(trials, left, patience), granted)
                 results.append(result)
                 if result.interrupted:
                     break
@@ -188,6 +204,15 @@ def tune_workloads(
     if note := busy_note(results):
         warnings.warn(note, BusyMachine, stacklevel=2)
     return results
+
+
+def _method(plans: str, ablation: str, sampler: str) -> tuple[str, str]:
+    """The domain's method and the sampler that the user's words stand for."""
+    if (plans, ablation) == ("measured", "full"):
+        return "", sampler
+    from autotune.fusion.ablation import choose
+
+    return choose(plans, ablation, sampler)
 
 
 def _command(workloads: Sequence[Workload], device: str) -> str:

@@ -14,6 +14,7 @@ from autotune.measure.pool import Built
 from autotune.store.records import Measurement
 from autotune.task import Config, Status, config_key
 from autotune.tuner.history import History
+from autotune.tuner.pruning import Pruning
 from autotune.tuner.seeds import Seed
 from autotune.tuner.session import LEASE_S, Session
 from autotune.tuner.space import Space
@@ -24,6 +25,10 @@ _DRAWS = 2000  # of a larger one so many are drawn
 _POLL_S = 0.25  # between looks at what other searches have measured
 _QUIET_S = 5.0  # so long measuring on a CPU waits for the rest of a batch to be compiled
 _GAIN = 0.01
+NO_GAIN = "no gain"
+EXHAUSTED = ("every candidate of the space is known", "no untried candidate was found")
+SEEDS = "what was suggested is measured"
+TIME_UP = "the time is up"
 
 
 @dataclass
@@ -42,24 +47,28 @@ class Explorer:
     Args:
         until_s: seconds after the session's start when screening ends; None for no limit.
         patience: measured candidates without a gain of 1% after which screening ends; 0 for never.
+        history: the study that proposes; None for no proposals beside the seeds (and neighbours, with ``polish``).
         polish: whether every other proposal is a neighbour of the best so far rather than the sampler's. Kernels differ
             by a per cent or two near the optimum, which a sampler that models the whole space is slow to see.
+        prune: whether proposals that the cost model expects little of are not measured.
     """
 
     def __init__(
         self,
         session: Session,
         space: Space,
-        history: History,
+        history: History | None,
         seeds: list[Seed],
         *,
         until_s: float | None,
         patience: int,
         polish: bool = False,
+        prune: bool = False,
     ) -> None:
         self.s, self.space, self.history = session, space, history
         self._until_s, self._patience, self._polish = until_s, patience, polish
         self._listable = space.size <= _LISTABLE
+        self._names = {p.name for p in space}
         self._seeds = deque(seeds)
         self._flying: dict[str, _Candidate] = {}
         self._awaited: dict[str, _Candidate] = {}
@@ -70,6 +79,8 @@ class Explorer:
         self._exhausted = False
         self._polished = False
         self._rng = random.Random(session.seed)
+        self._prune = Pruning(session) if prune else None
+        self._hopeless: set[str] = set()
         self._beside = session.task.device.startswith("cuda")
         self._depth = session.pool.processes + (2 if self._beside else 0)
 
@@ -94,9 +105,9 @@ class Explorer:
                 elif self._attempts >= self.s.trials:
                     return _TRIALS
                 elif self._exhausted:
-                    return (
-                        "every candidate of the space is known" if self._listable else "no untried candidate was found"
-                    )
+                    if self.history is None:
+                        return SEEDS
+                    return EXHAUSTED[0] if self._listable else EXHAUSTED[1]
         finally:
             self._abandon()
 
@@ -104,11 +115,11 @@ class Explorer:
         if self.s.interrupt.requested:
             return "interrupted"
         if self._until_s is not None and self.s.elapsed >= self._until_s and self.s.tried:
-            return "the time is up"
+            return TIME_UP
         if self._attempts >= self.s.trials:
             return _TRIALS
         if self._patience and self._since_gain >= self._patience and not self._seeds:
-            return f"no gain of {_GAIN:.0%} in {self._patience} candidates"
+            return f"{NO_GAIN} of {_GAIN:.0%} in {self._patience} candidates"
         return ""
 
     def _fill(self) -> None:
@@ -128,35 +139,45 @@ class Explorer:
     def _propose(self) -> _Candidate | None:
         """The next candidate that has to be measured and that is ours to measure."""
         while self._seeds:
-            if (found := self._admit(self._seeds.popleft().config)) is not None:
+            seed = self._seeds.popleft()
+            if (found := self._admit(seed.config, spared=seed.origin == "default")) is not None:
                 return found
         self._polished = not self._polished
         if self._polish and self._polished and (found := self._neighbour()) is not None:
             return found
-        for _ in range(_ASKS):
-            if self.s.interrupt.requested:
-                return None
-            trial, config = self.history.ask()
-            if (found := self._admit(config, trial)) is not None:
-                return found
-        for config in self._fresh():
-            if (found := self._admit(config)) is not None:
-                return found
+        if self.history is not None:
+            for _ in range(_ASKS):
+                if self.s.interrupt.requested:
+                    return None
+                trial, config = self.history.ask()
+                if (found := self._admit(config, trial)) is not None:
+                    return found
+            for config in self._fresh():
+                if (found := self._admit(config)) is not None:
+                    return found
         self._exhausted = True
         return None
 
     def _neighbour(self) -> _Candidate | None:
         """An unknown candidate one step from one of the best two, if there is one left."""
-        for m in self.s.ranking()[:2]:
+        for m in self._inside()[:2]:
             steps = self.space.neighbours(m.config)
             self._rng.shuffle(steps)
             for config in map(self.s.task.normalize, steps):
                 key = config_key(config)
-                if key in self.s.known or key in self._flying or key in self._awaited:
+                if self._met(key):
                     continue
                 if (found := self._admit(config)) is not None:
                     return found
         return None
+
+    def _met(self, key: str) -> bool:
+        """Whether a candidate is known, under way or left out."""
+        return key in self.s.known or key in self._flying or key in self._awaited or key in self._hopeless
+
+    def _inside(self) -> list[Measurement]:
+        """The candidates of this space that work, fastest first; what is known may be of other compositions too."""
+        return [m for m in self.s.ranking() if m.config.keys() == self._names]
 
     def _fresh(self) -> list[Config]:
         """Candidates nobody has looked at, found without the sampler: beside the best, or anywhere."""
@@ -164,20 +185,24 @@ class Explorer:
             pool = [self.space.at(i) for i in range(self.space.size)]
             self._rng.shuffle(pool)
         else:
-            pool = [c for m in self.s.ranking()[:3] for c in self.space.neighbours(m.config)]
+            pool = [c for m in self._inside()[:3] for c in self.space.neighbours(m.config)]
             pool += [self.space.sample(self._rng) for _ in range(_DRAWS)]
         fresh = []
         for config in map(self.s.task.normalize, pool):
             key = config_key(config)
-            if key in self.s.known or key in self._flying or key in self._awaited or self.s.task.reject(config):
+            if self._met(key) or self.s.task.reject(config):
                 continue
             fresh.append(config)
             if len(fresh) == 4:
                 break
         return fresh
 
-    def _admit(self, config: Config, trial: Trial | None = None) -> _Candidate | None:
-        """The candidate if it has to be measured by us; otherwise its proposal is answered, or will be."""
+    def _admit(self, config: Config, trial: Trial | None = None, spared: bool = False) -> _Candidate | None:
+        """The candidate if it has to be measured by us; otherwise its proposal is answered, or will be.
+
+        Args:
+            spared: it is measured whatever the cost model says.
+        """
         config = self.s.task.normalize(config)
         key = config_key(config)
         for busy in (self._flying.get(key), self._awaited.get(key)):
@@ -195,6 +220,11 @@ class Explorer:
             self.s.failed[str(Status.INVALID)] += 1
         if known is not None:
             self._answer(candidate, known)
+            return None
+        if self._prune and not spared and (expected := self._prune.hopeless(config)) is not None:
+            self._hopeless.add(key)
+            if trial is not None and self.history is not None:
+                self.history.skip(trial, config, expected)
             return None
         if not self.s.store.claim(self.s.key, config, "screen", self.s.owner, LEASE_S):
             self._awaited[key] = candidate
@@ -256,6 +286,8 @@ class Explorer:
             self._since_gain += 1
 
     def _answer(self, candidate: _Candidate, m: Measurement) -> None:
+        if self.history is None:
+            return
         if not candidate.trials:
             self.history.add([m])
         for trial in candidate.trials:
@@ -267,8 +299,9 @@ class Explorer:
             if candidate.future is not None:
                 candidate.future.cancel()
             self.s.store.release(self.s.key, candidate.config, "screen", self.s.owner)
-            for trial in candidate.trials:
-                self.history.drop(trial)
+            if self.history is not None:
+                for trial in candidate.trials:
+                    self.history.drop(trial)
 
 
 _TRIALS = "the trials are used up"

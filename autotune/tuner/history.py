@@ -110,6 +110,17 @@ class History:
         self._told.add(config_key(m.config))
         self._try(once)
 
+    def skip(self, trial: Trial, config: Config, expected_us: float) -> None:
+        """A proposal that is not worth measuring; the sampler is told what the cost model expects of it."""
+        self._told.add(config_key(config))
+
+        def once() -> None:
+            trial.set_constraint(_CONSTRAINT, 0.0)
+            trial.set_user_attr("status", "predicted")
+            self.study.tell(trial.number, expected_us, skip_if_finished=True)
+
+        self._try(once)
+
     def drop(self, trial: Trial) -> None:
         """A proposal that came to nothing through no fault of its own."""
         self._try(lambda: self.study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True))

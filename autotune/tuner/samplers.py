@@ -57,3 +57,9 @@ def make_sampler(name: str, seed: int | None) -> BaseSampler:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return SAMPLERS[name](seed)
+
+
+def check_sampler(name: str) -> None:
+    """Raise UserError where there is no sampler of this name; "model" stands for none."""
+    if name != "model":
+        make_sampler(name, 0)

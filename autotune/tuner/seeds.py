@@ -1,24 +1,31 @@
-"""Where a search begins: the default, what heuristics suggest, and what was best for a neighbouring workload."""
+"""Where a search begins: the default, what heuristics suggest, what was best for a neighbouring workload, and what the
+domain's cost model likes."""
 
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from autotune.task import Config, Task, config_key
+from autotune.task import ComposedTask, Config, Task, config_key
 from autotune.tuner.space import Space
+
+PICKS = 6
+"""Candidates that the cost model may suggest."""
+_DRAWS = 200
 
 
 @dataclass(frozen=True)
 class Seed:
-    """A configuration to measure before the sampler is asked; ``origin`` is "default", "heuristic" or "neighbour"."""
+    """A configuration to measure before the sampler is asked; ``origin`` is "default", "heuristic", "neighbour",
+    "model" or "composed"."""
 
     config: Config
     origin: str
 
 
-def plan(task: Task, space: Space, neighbours: Iterable[Config]) -> list[Seed]:
+def plan(task: Task, space: Space, neighbours: Iterable[Config], seed: int = 0) -> list[Seed]:
     """The configurations to begin with, in order, each once.
 
     The default comes first and is kept even where a user's narrowed space leaves it out, since everything is compared
@@ -27,15 +34,38 @@ def plan(task: Task, space: Space, neighbours: Iterable[Config]) -> list[Seed]:
 
     Args:
         neighbours: configurations that were best for other workloads of the family, nearest first.
+        seed: of the candidates drawn for the cost model to choose from.
     """
     seeds = [Seed(task.default(), "default")]
     seen = {config_key(seeds[0].config)}
     adapted = (task.adapt(config) for config in neighbours)
     suggested = itertools.chain([seeds[0].config], task.seeds())
-    for origin, configs in (("heuristic", suggested), ("neighbour", adapted)):
+    picked = (config for config in picks(task, space, seed))
+    for origin, configs in (("heuristic", suggested), ("neighbour", adapted), ("model", picked)):
         for config in configs:
             fitted = None if config is None else space.project(config)
             if fitted is not None and config_key(fitted) not in seen:
                 seen.add(config_key(fitted))
                 seeds.append(Seed(fitted, origin))
     return seeds
+
+
+def picks(task: Task, space: Space, seed: int, n: int = PICKS) -> list[Config]:
+    """What the cost model likes best of the default, the heuristics and candidates drawn from ``space``; fastest first.
+
+    Empty where the domain has no cost model, or it cannot tell.
+    """
+    if not isinstance(task, ComposedTask):
+        return []
+    if task.predict(task.default()) is None:
+        return []
+    rng = random.Random(seed)
+    drawn = [task.normalize(space.sample(rng)) for _ in range(min(_DRAWS, 2 * space.size))]
+    different = {config_key(c): c for c in (task.default(), *task.seeds(), *drawn)}
+    found: list[tuple[float, int, Config]] = []
+    for k, config in enumerate(different.values()):
+        expected = task.predict(config)
+        if expected is not None:
+            found.append((expected, k, config))
+    fitting = (config for _, _, config in sorted(found, key=lambda f: f[:2]) if task.reject(config) is None)
+    return list(itertools.islice(fitting, n))

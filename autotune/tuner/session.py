@@ -16,7 +16,7 @@ from autotune.measure.pool import Built, CompilePool
 from autotune.measure.worker import Measurer, WorkerFault
 from autotune.store.records import Key, Measurement
 from autotune.store.store import Store
-from autotune.task import Artifact, Config, Status, Task, config_key
+from autotune.task import Artifact, ComposedTask, Config, Status, Task, config_key
 from autotune.tuner.interrupt import Interrupt
 from autotune.tuner.result import Progress
 from autotune.tuner.space import Space, holds
@@ -71,6 +71,11 @@ class Session:
     report: Callable[[Progress], None] | None = None
     narrowed: Space | None = None
     """The user's own space, to which what is deployed is confined; None for the shipped one."""
+    space_file: str | None = None
+    label: str = ""
+    """What progress is told of: the workload, or the larger one that it is a part of."""
+    done: int = 0
+    """Candidates that the searches of other parts have measured, for progress."""
     started: float = field(default_factory=time.monotonic)
     known: dict[str, Measurement] = field(default_factory=dict)
     """Candidate (its key) to what it is ranked by: its repeated timing, else its first; or why it failed.
@@ -104,7 +109,10 @@ class Session:
             return True
         key = config_key(config)
         if key not in self._allowed:
-            self._allowed[key] = holds(self.narrowed, config, self.task.normalize)
+            space = self.narrowed
+            if isinstance(self.task, ComposedTask):
+                space = self.task.space_for(config, self.space_file)
+            self._allowed[key] = holds(space, config, self.task.normalize)
         return self._allowed[key]
 
     @property
@@ -195,9 +203,9 @@ class Session:
         if self.report is not None:
             self.report(
                 Progress(
-                    workload=self.task.workload.label or self.task.workload.fingerprint[:12],
+                    workload=self.label,
                     phase=phase,
-                    measured=self.measured,
+                    measured=self.done + self.measured,
                     trials=self.trials,
                     reused=self.reused,
                     failed=sum(n for status, n in self.failed.items() if status != Status.INVALID),

@@ -1,0 +1,82 @@
+"""Methods of the fusion search: the whole, and what is left of it without one of its parts.
+
+They are named here and nowhere else: ``autotune search --plans`` and ``--ablation``, ``autotune.search(plans=...,
+ablation=...)`` and the benchmarks' table of what each part buys take these names.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from autotune.errors import UserError
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to search a region.
+
+    Attributes:
+        about: one line for people.
+        plans: "measured": the most promising plans' groups are tuned, and what they take decides; "model": only the
+            plan that the cost model likes best; "greedy": only the largest groups; "any": plans drawn without a model.
+        search: whether schedules are searched; otherwise the latency model chooses them.
+        model: whether the latency model suggests schedules and keeps hopeless ones from being measured.
+        grid: whether stages of a kernel may be joined by grid barriers.
+        packing: whether independent groups may share a launch.
+    """
+
+    about: str
+    plans: str = "measured"
+    search: bool = True
+    model: bool = True
+    grid: bool = True
+    packing: bool = True
+
+
+FULL = "full"
+METHODS: Mapping[str, Method] = {
+    FULL: Method("everything"),
+    "greedy": Method("the largest groups only, their schedules searched", plans="greedy"),
+    "model-plan": Method("the plan the cost model likes best, its schedules searched", plans="model"),
+    "model": Method("plan and schedules by the cost models, nothing searched", plans="model", search=False),
+    "no-model": Method("plans and schedules searched without the cost models", plans="any", model=False),
+    "no-grid": Method("without grid barriers", grid=False),
+    "no-pack": Method("without packing of independent groups", packing=False),
+}
+ABLATIONS = (FULL, "greedy", "model", "no-model", "no-grid", "no-pack")
+"""The methods of the table of what each part buys."""
+PLANS: Mapping[str, str] = {"measured": FULL, "model": "model-plan", "greedy": "greedy"}
+"""What ``plans`` may be, and the method it stands for."""
+
+
+def method(name: str) -> Method:
+    """The method of a name; "" is the whole.
+
+    Raises:
+        UserError: there is none.
+    """
+    return METHODS[_known(name or FULL, METHODS, "method")]
+
+
+def choose(plans: str, ablation: str, sampler: str) -> tuple[str, str]:
+    """The method and the sampler for a search.
+
+    Raises:
+        UserError: a name is unknown, or both take something away.
+    """
+    _known(plans, PLANS, "way to choose plans")
+    _known(ablation, ABLATIONS, "ablation")
+    if ablation != FULL and plans != "measured":
+        raise UserError(f"plans={plans!r} and ablation={ablation!r} exclude each other: give one of them")
+    name = ablation if ablation != FULL else PLANS[plans]
+    return ("" if name == FULL else name), ("model" if not METHODS[name].search else sampler)
+
+
+def _known(name: str, names: Iterable[str], what: str) -> str:
+    if name in names:
+        return name
+    close = difflib.get_close_matches(name, list(names), 1)
+    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
+    raise UserError(f"there is no {what} {name!r}; {hint}")

@@ -1,0 +1,153 @@
+"""A region put together of its groups: each group is a workload of its own, tuned once wherever it occurs.
+
+A group's graph is canonical, so equal groups of different plans, regions, models and runs have one fingerprint. A
+composition is a plan; combining the groups' best schedules gives a configuration of the region.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from autotune.errors import Unsupported
+from autotune.fusion.canonical import to_workload
+from autotune.fusion.cost import Costs, Figures, GroupCost, plan_us
+from autotune.fusion.graph import REDUCTIONS, Graph
+from autotune.fusion.plan import Group, Plan, make_plan, write_text
+from autotune.task import Composition, Ranked
+from autotune.workload import Workload
+
+if TYPE_CHECKING:
+    from autotune.fusion.task import FusionTask
+
+_TRIES = 48  # ways to combine the groups' candidates that are looked at
+_SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+
+
+def compositions(task: FusionTask, limit: int) -> list[Composition]:
+    """Plans of the task's region under its method, the most promising first.
+
+    Empty where the only plan is one group: the region itself.
+    """
+    from autotune.fusion.beam import shapes
+
+    figures = Figures.of(task.side, task.figures)
+    out = []
+    for shape in shapes(task.graph, task.side, task.method, figures, limit):
+        text = write_text(shape)
+        try:
+            plan = make_plan(task.graph, task.side, text)
+        except Unsupported:
+            continue
+        if all(_alone(g, task.side) for g in plan.groups):
+            out.append(composition(task, plan, figures))
+    if len(out) == 1 and len(out[0].parts) == 1 and out[0].parts[0] == task.workload:
+        return []
+    return out
+
+
+def composition(task: FusionTask, plan: Plan, figures: Figures) -> Composition:
+    """One plan as a composition of its groups' workloads; groups of one family are tuned as their leader is."""
+    leaders = sorted(set(plan.leaders))
+    workloads = {k: group_workload(plan.groups[k].graph) for k in leaders}
+    parts = list(dict.fromkeys(workloads.values()))
+    which = tuple(parts.index(workloads[k]) for k in plan.leaders)
+    costs = tuple(group_cost(g, figures) for g in plan.groups)
+    own = [c.us(figures) for c in costs]
+    scale = tuple(us / max(own[k], 1e-3) for us, k in zip(own, plan.leaders, strict=True))
+    weights = [figures.next_us + sum(us for us, p in zip(own, which, strict=True) if p == n) for n in range(len(parts))]
+    made = Combined(task, plan, figures, which, scale, costs)
+    expected = made.whole_us([us + figures.first_us for us in own])
+    return Composition(plan.text, tuple(parts), tuple(weights), expected, made)
+
+
+@dataclass(frozen=True)
+class Combined:
+    """``Composition.combine`` of one plan.
+
+    Attributes:
+        which: each group's part.
+        scale: each group's time over that of its part.
+    """
+
+    task: FusionTask
+    plan: Plan
+    figures: Figures
+    which: tuple[int, ...]
+    scale: tuple[float, ...]
+    costs: tuple[GroupCost, ...]
+
+    def __call__(self, choices: Sequence[Sequence[Ranked]]) -> list[Ranked]:
+        found: list[Ranked] = []
+        # In the order of how far down the rankings they reach: the best of each part comes first.
+        depth = [range(min(len(c), 8)) for c in choices]
+        ways = sorted(itertools.islice(itertools.product(*depth), 4096), key=sum)[:_TRIES]
+        for way in ways:
+            picked = [choices[p][n] for p, n in enumerate(way)]
+            config = self.task.joined(self.plan, [picked[p][0] for p in self.which])
+            if self.task.reject(config) is not None:
+                continue
+            times = [picked[p][1] * scale for p, scale in zip(self.which, self.scale, strict=True)]
+            found.append((config, self.whole_us(times)))
+            if len(found) == 3:
+                break
+        return sorted(found, key=lambda r: r[1])
+
+    def whole_us(self, times: Sequence[float]) -> float:
+        """What the whole should take where its groups, each timed alone with cold caches, take ``times``.
+
+        A launch by itself costs more than one among others, and scratch that fits the cache is not read from memory.
+        """
+        f = self.figures
+        inner = []
+        for us, cost in zip(times, self.costs, strict=True):
+            cached = cost.scratch if cost.scratch < f.l2_mib * 2**20 / 2 else 0.0
+            saved = cached / 1e3 * (1 / f.copy_gbs - 1 / f.l2_gbs)
+            inner.append(max(us - f.first_us - max(saved, 0.0), 0.1))
+        launches = [[[inner[g] for g in phase] for phase in launch] for launch in self.plan.launches]
+        return plan_us(launches, f)
+
+
+def group_cost(group: Group, figures: Figures) -> GroupCost:
+    """The cost of a group of a plan, from its own graph."""
+    graph = group.graph
+    costs = Costs(graph, figures)
+    cost = costs.group(graph.live, (), (), range(len(graph.outputs)))
+    scratch = sum(costs._loads[i] for i, v in enumerate(graph.values)
+                  if v.op == "load" and group.inputs[v.slot][0] == "scratch")  # fmt: skip
+    for (kind, _), o in zip(group.outputs, graph.outputs, strict=True):
+        if kind == "scratch":
+            scratch += costs.stored(o.value)
+    return GroupCost(cost.bytes, scratch, cost.light, cost.heavy, cost.lanes, cost.row_words)
+
+
+def group_workload(graph: Graph) -> Workload:
+    """The workload of a group's (canonical) graph, under a label of its operators."""
+    return to_workload(graph, f"part {describe_graph(graph)}")
+
+
+def describe_graph(graph: Graph) -> str:
+    """The telling operators of a graph, the type of its largest output and the extents of its largest value."""
+    from autotune.fusion.ops import LIGHT, POINTWISE
+
+    telling = [v.op for v in graph.values if v.op in REDUCTIONS or (v.op in POINTWISE and POINTWISE[v.op].cost > LIGHT)]
+    names = list(dict.fromkeys(telling or [v.op for v in graph.values if v.op in POINTWISE] or ["copy"]))
+    largest = max(graph.outputs, key=lambda o: graph.size(o.axes))
+    widest = max([v.axes for v in graph.values] + [o.axes for o in graph.outputs], key=graph.size)
+    extents = "x".join(str(graph.extents[a]) for a in widest) or "1"
+    return (
+        f"{'+'.join(names[:3])}{'+...' if len(names) > 3 else ''} {_SHORT.get(largest.dtype, largest.dtype)} {extents}"
+    )
+
+
+def _alone(group: Group, side: str) -> bool:
+    """Whether a group's own graph plans to that one group again, so that it can be tuned by itself."""
+    try:
+        return len(make_plan(group.graph, side).groups) == 1
+    except Unsupported:
+        return False
+
+
+__all__ = ["composition", "compositions", "describe_graph", "group_cost", "group_workload"]

@@ -1,0 +1,228 @@
+"""The delta-evaluator: what a plan costs, by a formula that takes microseconds.
+
+FusionStitching (arXiv 2009.10924, section 5.4) scores a fusion by ``f = T_saved_memory + T_saved_launches -
+T_penalty``. What is saved is the difference to a kernel for every operator, so comparing scores of plans of one region
+is comparing the plans' own times: bytes over bandwidth, launches, and as penalties what fusing costs: operators
+computed again in several groups, reductions that leave too few threads busy, and more values between passes than an SM
+can hold.
+
+Everything here works on the region's graph and sets of its values; no group's graph is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+from autotune.fusion.graph import REDUCTIONS, STORAGE_BYTES, Graph
+from autotune.fusion.ops import POINTWISE
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a device can do; measured by ``autotune calibrate fusion``, else the values here, which are of a class.
+
+    Attributes:
+        copy_gbs: bytes read and written by a large copy, in 10^9 a second, caches cold.
+        l2_gbs: the same for what lies in the last-level cache; ``l2_mib`` is its size.
+        first_us: what a launch takes before its first byte, timed by itself.
+        next_us: what another kernel after it adds.
+        barrier_us: a barrier over the whole grid.
+        ops_gs: light operators (as fused multiply-adds) in 10^9 a second; ``units`` compute units share them.
+        heavy_gs: operators of special functions, in the same unit (their cost in ``autotune.fusion.ops`` over time).
+    """
+
+    copy_gbs: float = 4100.0
+    l2_gbs: float = 7000.0
+    l2_mib: float = 50.0
+    first_us: float = 2.5
+    next_us: float = 1.3
+    barrier_us: float = 1.6
+    ops_gs: float = 12000.0
+    heavy_gs: float = 9000.0
+    units: float = 132.0
+    calibrated: bool = False
+
+    @classmethod
+    def of(cls, side: str, found: Mapping[str, float]) -> Figures:
+        """The figures of a device: those of its class ("cuda" or "cpu"), where ``found`` has no measured ones."""
+        names = {f.name for f in fields(cls)} - {"calibrated"}
+        known = {k: float(v) for k, v in found.items() if k in names and v > 0}
+        return cls(**{**CLASSES[side], **known}, calibrated=bool(known))
+
+
+CLASSES: Mapping[str, Mapping[str, float]] = {
+    "cuda": {},
+    "cpu": {
+        "copy_gbs": 20.0,
+        "l2_gbs": 60.0,
+        "l2_mib": 16.0,
+        "first_us": 10.0,
+        "next_us": 8.0,
+        "barrier_us": 5.0,
+        "ops_gs": 20.0,
+        "heavy_gs": 8.0,
+        "units": 2.0,
+    },
+}
+"""Figures of an H200-like GPU and of a small CPU."""
+
+HEAVY = 4
+"""Operators dearer than this count as special functions."""
+KEPT_WORDS = 40_000.0
+"""32-bit words of values between passes that an SM can hold."""
+
+
+@dataclass(frozen=True)
+class GroupCost:
+    """What one group does.
+
+    Attributes:
+        bytes: moved to and from memory, scratch included; ``scratch`` of them are of scratch.
+        light, heavy: operations, in units of a fused multiply-add.
+        lanes: elements that its narrowest loop can work on at the same time.
+        row_words: 32-bit words of the longest row it may have to hold, times how many values.
+    """
+
+    bytes: float
+    scratch: float
+    light: float
+    heavy: float
+    lanes: float
+    row_words: float
+
+    def us(self, f: Figures) -> float:
+        """Microseconds without the launch."""
+        cached = self.scratch if self.scratch < f.l2_mib * 2**20 / 2 else 0.0
+        memory = (self.bytes - cached) / f.copy_gbs / 1e3 + cached / f.l2_gbs / 1e3
+        compute = self.light / f.ops_gs / 1e3 + self.heavy / f.heavy_gs / 1e3
+        # Too few independent rows leave units idle: the penalty of fusing into one row-wise kernel.
+        busy = min(1.0, max(self.lanes, 1.0) / (f.units * 512.0))
+        crowded = 1.5 if self.row_words > KEPT_WORDS * 4 else 1.0
+        return max(memory * crowded, compute) / max(busy, 1.0 / f.units) ** 0.5 + 0.15 * min(memory, compute)
+
+
+class Costs:
+    """Costs of sets of values of one region."""
+
+    def __init__(self, graph: Graph, figures: Figures) -> None:
+        self.graph, self.figures = graph, figures
+        self.size = [float(graph.size(v.axes)) for v in graph.values]
+
+    @cached_property
+    def _loads(self) -> list[float]:
+        """Bytes that reading each load or gather once moves."""
+        out = []
+        for v in self.graph.values:
+            n = 0.0
+            if v.op in ("load", "gather"):
+                moving = {a for a, s in zip(v.axes, v.strides, strict=True) if s}
+                if v.op == "gather":
+                    moving |= set(self.graph.values[v.args[0]].axes)
+                n = min(float(self.graph.size(moving)), float(self.graph.input_numel(v.slot)))
+                n *= STORAGE_BYTES[self.graph.inputs[v.slot]]
+            out.append(n)
+        return out
+
+    @cached_property
+    def _ops(self) -> list[tuple[float, float]]:
+        """(light, heavy) operations of computing each value once; a reduction goes over what it reduces."""
+        out = []
+        for i, v in enumerate(self.graph.values):
+            light = heavy = 0.0
+            if v.op in REDUCTIONS:
+                light = self.size[v.args[0]]
+            elif v.op in POINTWISE:
+                cost = POINTWISE[v.op].cost * self.size[i]
+                light, heavy = (cost, 0.0) if POINTWISE[v.op].cost <= HEAVY else (0.0, cost)
+            out.append((light, heavy))
+        return out
+
+    def stored(self, i: int) -> float:
+        """Bytes of value ``i`` in scratch."""
+        v = self.graph.values[i]
+        return self.size[i] * float(STORAGE_BYTES[v.dtype])
+
+    def group(
+        self, inside: Iterable[int], taken: Iterable[int], left: Iterable[int], outputs: Sequence[int]
+    ) -> GroupCost:
+        """A group's cost.
+
+        Args:
+            inside: values it computes (loads included).
+            taken: values it reads from scratch; ``left``: values it writes there.
+            outputs: numbers of the region's outputs that it writes.
+        """
+        g = self.graph
+        slots: dict[int, float] = {}
+        light = heavy = 0.0
+        lanes, row_words = float("inf"), 0.0
+        most = 1.0
+        for i in inside:
+            v = g.values[i]
+            light += self._ops[i][0]
+            heavy += self._ops[i][1]
+            most = max(most, self.size[i])
+            if v.op in ("load", "gather"):
+                slots[v.slot] = max(slots.get(v.slot, 0.0), self._loads[i])
+            elif v.op in REDUCTIONS and self.size[v.args[0]] > 1:
+                row = self.size[v.args[0]] / max(self.size[i], 1.0)
+                # Up to a thousand threads share a row; what varies over nothing is reduced by one block.
+                lanes = min(lanes, self.size[i] * min(row, 1024.0))
+                row_words = max(row_words, row)
+        scratch = sum(map(self.stored, taken)) + sum(map(self.stored, left))
+        written = sum(g.size(g.outputs[k].axes) * STORAGE_BYTES[g.outputs[k].dtype] for k in outputs)
+        total = sum(slots.values()) + scratch + written
+        return GroupCost(total, scratch, light, heavy, min(lanes, most), row_words)
+
+
+@dataclass(frozen=True)
+class Score:
+    """The delta-evaluator's view of a plan, in microseconds.
+
+    Attributes:
+        memory, launches: saved against a kernel for every operator.
+        penalty: what fusing costs: recomputation, idle units, crowded registers.
+        us: what the plan takes.
+    """
+
+    memory: float
+    launches: float
+    penalty: float
+    us: float
+
+    @property
+    def f(self) -> float:
+        """``T_saved_memory + T_saved_launches - T_penalty``."""
+        return self.memory + self.launches - self.penalty
+
+
+def unfused(costs: Costs) -> tuple[float, float, int]:
+    """(memory time, compute time, kernels) of a kernel for every operator, in microseconds."""
+    g, f = costs.graph, costs.figures
+    memory = compute = 0.0
+    kernels = 0
+    results = {o.value for o in g.outputs}
+    for i in g.live:
+        v = g.values[i]
+        if v.op in ("load", "const", "index"):
+            continue
+        kernels += 1
+        read = sum(costs._loads[a] if g.values[a].op == "load" else costs.stored(a) for a in dict.fromkeys(v.args))
+        write = costs.stored(i) if i not in results else 0.0
+        light, heavy = costs._ops[i]
+        memory += (read + write) / f.copy_gbs / 1e3
+        compute += light / f.ops_gs / 1e3 + heavy / f.heavy_gs / 1e3
+    memory += sum(g.size(o.axes) * STORAGE_BYTES[o.dtype] for o in g.outputs) / f.copy_gbs / 1e3
+    return memory, compute, kernels
+
+
+def launch_us(phases: Sequence[Sequence[float]], f: Figures) -> float:
+    """One launch: phases one after the other behind barriers, each with groups side by side that share the device."""
+    return sum(sum(phase) for phase in phases) + f.barrier_us * (len(phases) - 1)
+
+
+def plan_us(launches: Sequence[Sequence[Sequence[float]]], f: Figures) -> float:
+    """A plan of launches of phases of groups' times (without launches), in microseconds."""
+    return sum(launch_us(phases, f) for phases in launches) + f.first_us + f.next_us * (len(launches) - 1)

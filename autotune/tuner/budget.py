@@ -1,0 +1,69 @@
+"""How much a search may spend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from autotune.errors import UserError
+
+_FINAL_SHARE, _FINAL_MOST_S = 0.25, 30.0
+_MOST_TRIALS, _PATIENCE = 256, 48
+_LEAST_PATIENCE = 12
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much a search may spend; whichever runs out first ends it.
+
+    Attributes:
+        trials: new candidates measured at most; repeats and rejected ones cost none. None for as long as there is gain,
+            and 256 at most.
+        timeout: seconds, the final comparison included, for which a quarter (at most 30 s) is kept; None for no limit.
+        patience: candidates measured without a gain of 1% before giving up; None for a third of ``trials`` and at least
+            30 (48 where ``trials`` is None), 0 for never.
+    """
+
+    trials: int | None = None
+    timeout: float | None = None
+    patience: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.trials is not None and self.trials < 1:
+            raise UserError(f"--trials {self.trials}: at least one candidate has to be measured")
+        if self.timeout is not None and not self.timeout > 0:
+            raise UserError(f"--timeout {self.timeout}: give a number of seconds above 0")
+        if self.patience is not None and self.patience < 0:
+            raise UserError(f"patience {self.patience}: give a number of candidates, or 0 for no limit")
+
+    @property
+    def until_s(self) -> float | None:
+        """Seconds after which no further candidate is begun."""
+        if self.timeout is None:
+            return None
+        return self.timeout - min(_FINAL_MOST_S, _FINAL_SHARE * self.timeout)
+
+    @property
+    def most(self) -> int:
+        """``trials``, or the limit where there is none."""
+        return _MOST_TRIALS if self.trials is None else self.trials
+
+    @property
+    def patience_now(self) -> int:
+        if self.patience is not None:
+            return self.patience
+        return _PATIENCE if self.trials is None else max(40, self.trials // 2)
+
+    def part(self, share: float, seconds: float | None) -> Budget:
+        """The budget of a part that is ``share`` (0 to 1) of the whole.
+
+        A part gets its share of the candidates, at least one. Its patience shrinks with the root of its share, since
+        what a small part can gain is little of the whole.
+
+        Args:
+            seconds: for the part alone; None for no limit.
+        """
+        trials = None if self.trials is None else max(1, round(self.trials * share))
+        patience = self.patience
+        if patience is None:
+            patience = max(_LEAST_PATIENCE, round(self.patience_now * share**0.5))
+        return replace(self, trials=trials, timeout=seconds, patience=patience)

@@ -1,0 +1,190 @@
+"""What the searches of one run share: the database, the machine, the method, and when the user wants an end."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from autotune import __version__
+from autotune import device as devices
+from autotune.measure.policy import Policy
+from autotune.measure.pool import CompilePool
+from autotune.measure.worker import Measurer, Worker
+from autotune.store.claims import owner_name
+from autotune.store.records import Effort, Key
+from autotune.store.store import Store
+from autotune.task import ComposedTask, Task, open_task
+from autotune.tuner.budget import Budget
+from autotune.tuner.history import History
+from autotune.tuner.interrupt import Interrupt
+from autotune.tuner.result import Progress
+from autotune.tuner.session import Session
+from autotune.tuner.space import Space
+from autotune.workload import Workload, digest
+
+_ENOUGH = 0.5  # what was searched with half of the time it would get now is not searched again
+
+
+@dataclass
+class Context:
+    """One run's means. The worker and the compile pool are started when first needed, and closed by :meth:`close`.
+
+    Attributes:
+        device: "cpu" or "cuda:N".
+        sampler: "tpe", "gp", "random", "brute", or "model" for what the domain's cost model likes best, unsearched.
+        seed: of the sampler and of the random inputs that candidates are verified on.
+        space_file: a user's narrowed copy of the domain's search space.
+        method: of the domain, "" for its whole; see ``autotune.task.ComposedTask.under``.
+        plans: compositions of a workload that are considered at most.
+    """
+
+    store: Store
+    device: str
+    policy: Policy
+    sampler: str = "tpe"
+    seed: int = 0
+    space_file: str | None = None
+    method: str = ""
+    plans: int = 6
+    report: Callable[[Progress], None] | None = None
+    run: str = field(default_factory=lambda: uuid.uuid4().hex)
+    owner: str = field(default_factory=owner_name)
+    interrupt: Interrupt = field(default_factory=Interrupt)
+    _worker: Measurer | None = None
+    _pool: CompilePool | None = None
+
+    def close(self) -> None:
+        """End the worker and the compile pool."""
+        with contextlib.ExitStack() as stack:
+            if self._worker is not None:
+                stack.callback(self._worker.close)
+            if self._pool is not None:
+                stack.callback(self._pool.close)
+
+    def worker(self, workload: Workload) -> Measurer:
+        """The measuring worker, turned to ``workload``."""
+        if self._worker is None:
+            self._worker = Worker(workload, self.device, self.policy)
+        self._worker.open(workload)
+        return self._worker
+
+    @property
+    def pool(self) -> CompilePool:
+        if self._pool is None:
+            self._pool = CompilePool(timeout_s=self.policy.build_s)
+        return self._pool
+
+    @cached_property
+    def _place(self) -> tuple[str, str]:
+        identity, environment = devices.identify(self.device), devices.environment(self.device)
+        return self.store.put_device(identity), self.store.put_environment(environment)
+
+    def key(self, workload: Workload) -> Key:
+        """The key of a workload, which is stored if it is new."""
+        if not workload.source and self.store.get_workload(workload.fingerprint) is not None:
+            fingerprint = workload.fingerprint  # a part that is known as a workload keeps its name and its program
+        else:
+            fingerprint = self.store.put_workload(workload)
+        device, environment = self._place
+        return Key(fingerprint, device, environment, self.policy.key)
+
+    @cached_property
+    def _figures(self) -> dict[str, Mapping[str, float]]:
+        return {}
+
+    def task(self, workload: Workload) -> Task:
+        """The workload's task; under this run's method, and with the device's calibration, where it takes such.
+
+        Raises:
+            UserError: the domain has no such method.
+        """
+        task = open_task(workload, self.device)
+        if not isinstance(task, ComposedTask):
+            return task
+        kind = workload.kind
+        if kind not in self._figures:
+            found = self.store.get_calibration(self._place[0], kind)
+            self._figures[kind] = found.figures if found else {}
+        return task.under(self.method, self._figures[kind])
+
+    def session(self, task: Task, budget: Budget, *, label: str = "") -> Session:
+        """A search's state, with the worker turned to its workload.
+
+        Args:
+            label: under which progress is shown; the workload's own if empty.
+        """
+        space = task.space(self.space_file)
+        narrowed = space if self.space_file and space.fingerprint != task.space().fingerprint else None
+        return Session(
+            task=task,
+            store=self.store,
+            key=self.key(task.workload),
+            policy=self.policy,
+            worker=self.worker(task.workload),
+            pool=self.pool,
+            interrupt=self.interrupt,
+            owner=self.owner,
+            run=self.run,
+            trials=budget.most,
+            timeout=budget.timeout,
+            seed=self.seed,
+            report=self.report,
+            narrowed=narrowed,
+            space_file=self.space_file,
+            label=label or task.workload.label or task.workload.fingerprint[:12],
+        )
+
+    def history(self, s: Session, space: Space) -> History | None:
+        """The study of a session's search in ``space``; None where the sampler proposes nothing."""
+        if self.sampler == "model":
+            return None
+        key = s.key
+        history = History(
+            self.store.optuna_url,
+            study_name(s.task, key, space),
+            sampler=self.sampler,
+            seed=self.seed,
+            space=space,
+            owner=self.owner,
+            about={"label": s.task.workload.label, "workload": key.workload, "device": key.device,
+                   "policy": key.policy, "environment": key.environment, "space": space.fingerprint},
+        )  # fmt: skip
+        history.sweep()
+        return history
+
+    @cached_property
+    def scope(self) -> str:
+        """Digest of what this run's searches are confined to: under it, efforts can be told from each other."""
+        file = Path(self.space_file).read_text() if self.space_file else ""
+        return digest({"space": file, "method": self.method, "sampler": self.sampler, "autotune": __version__})
+
+    def searched(self, key: Key, budget: Budget, granted: float | None) -> Effort | None:
+        """The effort that makes another search of ``key`` needless, or None.
+
+        A search that is asked for a number of candidates is never needless.
+
+        Args:
+            granted: seconds that the search would get now; None for no limit.
+        """
+        if budget.trials is not None:
+            return None
+        effort = self.store.get_effort(key, self.scope)
+        if effort is None:
+            return None
+        timed = granted is not None and effort.granted >= _ENOUGH * granted
+        return effort if effort.settled or timed else None
+
+    def note(self, s: Session, stop: str, settled: bool, granted: float | None) -> None:
+        """Remember how a session's search ended, unless it was cut short."""
+        if not self.interrupt.requested:
+            self.store.add_effort(Effort(s.key, self.scope, s.elapsed, granted or 0.0, settled, stop))
+
+
+def study_name(task: Task, key: Key, space: Space) -> str:
+    """The Optuna study of a search: what fixes its choices, and what its numbers depend on, is in the name."""
+    parts = (key.workload, key.device, key.environment, key.policy, space.fingerprint)
+    return f"{task.workload.kind} {task.workload.label} [{'.'.join(p[:10] for p in parts)}]"[-500:]

@@ -1,0 +1,88 @@
+"""A search's result: from its session, or from what an earlier search left in the database."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autotune.errors import Unsupported
+from autotune.store.records import Key
+from autotune.task import config_key
+from autotune.tuner.budget import Budget
+from autotune.tuner.context import Context
+from autotune.tuner.finals import WINNER, Final
+from autotune.tuner.result import Result
+from autotune.tuner.session import Session
+from autotune.workload import Workload
+
+
+def result(s: Session, final: Final, stop: str, error: str) -> Result:
+    """The result of a session that has come to its end."""
+    schedule = final.schedule
+    return Result(
+        workload=s.key.workload,
+        label=s.task.workload.label,
+        kind=s.task.workload.kind,
+        device=s.task.device,
+        policy=s.key.policy,
+        measured=s.done + s.measured,
+        reused=s.reused,
+        failed=dict(s.failed),
+        best=final.best,
+        best_us=final.best_us,
+        default_us=final.default_us,
+        baselines=final.baselines,
+        baseline_errors=final.errors,
+        winner=schedule.winner if schedule else "",
+        deployed_us=schedule.latency_us if schedule else None,
+        noise=final.noise,
+        stop=stop,
+        seconds=s.elapsed,
+        bytes_moved=s.worker.bytes_moved,
+        others=schedule.others if schedule else None,
+        interrupted=s.interrupt.requested,
+        error=error,
+    )
+
+
+def recalled(context: Context, workload: Workload, key: Key, budget: Budget, granted: float | None) -> Result | None:
+    """The result that an earlier search left, where another one has nothing left to do; None otherwise.
+
+    It starts neither the worker nor the compile pool. A decision made on a busy machine, or among the candidates of a
+    narrowed space, is none.
+    """
+    effort = context.searched(key, budget, granted)
+    if effort is None or context.space_file is not None:
+        return None
+    schedule = next((x for x in context.store.schedules(key.device) if x.key == key), None)
+    if schedule is None or schedule.busy or schedule.space:
+        return None
+    measured = context.store.measurements(key.workload, key.device, key.environment, key.policy)
+    finals = {config_key(m.config): m for m in measured if m.stage == "final" and m.latency_us is not None}
+    if not finals:
+        return None
+    best = min(finals.values(), key=lambda m: m.latency_us or 0.0)
+    if schedule.config is not None:
+        best = finals.get(config_key(schedule.config), best)
+    ours = schedule.winner == WINNER
+    found = Result(
+        workload=key.workload,
+        label=workload.label,
+        kind=workload.kind,
+        device=context.device,
+        policy=key.policy,
+        reused=sum(m.stage == "screen" for m in measured),
+        best=best.config,
+        best_us=schedule.latency_us if ours else best.latency_us,
+        baselines=dict(schedule.baselines),
+        winner=schedule.winner,
+        deployed_us=schedule.latency_us,
+        noise=best.noise,
+        stop=f"nothing left to do: {effort.stop}",
+        others=schedule.others,
+    )
+    try:
+        task = context.task(workload)
+    except Unsupported:
+        return found
+    default = finals.get(config_key(task.normalize(task.default())))
+    return replace(found, default_us=default.latency_us if default else None)

@@ -1,0 +1,131 @@
+"""Searching by parts: each is tuned once for all workloads that have it, and the whole is decided by measuring it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from autotune import api, task
+from autotune.errors import UserError
+from autotune.measure.policy import Policy
+from autotune.measure.worker import Worker
+from autotune.store import Store
+from autotune.tuner.result import Progress, Result
+
+from . import pair_domain
+from .pair_domain import workload
+from .toy_domain import workload as toy
+
+A, B, C = {"rows": 64, "slow_us": 900}, {"rows": 32, "slow_us": 500}, {"rows": 16, "slow_us": 500}
+ALL = {"patience": 0, "sampler": "brute"}
+Tune = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(task.DOMAINS, pair_domain.KIND, pair_domain.__name__)
+
+
+@pytest.fixture
+def tune(store: Store, policy: Policy) -> Tune:
+    def run(a: dict[str, int], b: dict[str, int], **options: object) -> Result:
+        return api.tune_workloads([workload(a, b)], "cpu", store, **{"policy": policy, **ALL, **options})[0]  # type: ignore[arg-type]
+
+    return run
+
+
+def screened(store: Store, fingerprint: str) -> int:
+    return len(store.measurements(workload=fingerprint, stage="screen"))
+
+
+def test_parts_are_tuned_once_and_the_whole_is_measured(tune: Tune, store: Store) -> None:
+    seen: list[Progress] = []
+    first = tune(A, B, progress=seen.append)
+    assert first.ok
+    assert first.best is not None
+    assert (first.best["g0.block"], first.best["g1.block"]) == (8, 8)  # each part's best, found in its own search
+    assert first.winner == "autotune"
+    assert (screened(store, toy(**A).fingerprint), screened(store, toy(**B).fingerprint)) == (12, 12)
+    wholes = store.measurements(workload=first.workload, stage="screen")
+    assert {m.config.get("plan", "apart") for m in wholes} == {"apart", "swapped"}
+    assert len(wholes) == 3  # the default, and the best of both compositions; the hopeless one was not followed up
+    assert screened(store, toy(rows=48, slow_us=1).fingerprint) == 0
+    assert first.measured == 27
+    assert first.default_us is not None
+    assert first.deployed_us is not None
+    assert first.deployed_us < first.default_us
+    assert {p.workload for p in seen} == {"pair 64 32"}
+    counts = [p.measured for p in seen]
+    assert counts == sorted(counts)
+
+    second = tune(A, C)  # shares a part
+    assert second.ok
+    assert second.measured == 10 + 3  # a block of 32 has more rows than the new part
+    assert screened(store, toy(**A).fingerprint) == 12
+
+
+def test_nothing_left_to_do_starts_nothing(tune: Tune, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = tune(A, B)
+
+    def started(*args: object) -> None:
+        raise AssertionError("a worker was started")
+
+    monkeypatch.setattr(Worker, "__init__", started)
+    again = tune(A, B)
+    assert again.measured == 0
+    assert again.stop.startswith("nothing left to do: no gain")
+    same = ("best", "deployed_us", "default_us", "winner", "baselines", "workload", "label")
+    assert {n: getattr(again, n) for n in same} == {n: getattr(first, n) for n in same}
+    with pytest.raises(AssertionError, match="worker was started"):
+        tune(A, B, sampler="random")  # another scope: nothing is known of it
+    with pytest.raises(AssertionError, match="worker was started"):
+        tune(A, B, trials=1)  # so many more, in any case
+
+
+def test_a_search_with_much_more_time_goes_on(tune: Tune, store: Store) -> None:
+    slow = {"rows": 64, "slow_us": 20_000, "eager_us": 0}
+    first = tune(slow, B, timeout=2.0, sampler="tpe", patience=None)
+    assert first.stop == "the time is up"
+    again = tune(slow, B, timeout=3.0, sampler="tpe", patience=None)
+    assert (again.measured, again.stop) == (0, "nothing left to do: the time is up")
+    more = tune(slow, B, timeout=12.0, sampler="tpe", patience=None)
+    assert more.measured > 0
+
+
+def test_trials_are_shared_by_the_parts(tune: Tune, store: Store) -> None:
+    result = tune(A, B, trials=6, sampler="tpe")
+    parts = [screened(store, toy(**spec).fingerprint) for spec in (A, B)]
+    assert sum(parts) == 6
+    assert parts[0] > parts[1] > 0  # by what the model says that they take
+    assert result.measured <= 6 + 3
+
+
+def test_methods_go_to_the_domain(tune: Tune, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "_method", lambda plans, ablation, sampler: ("short", sampler))
+    result = tune(A, B)
+    assert {m.config.get("plan", "apart") for m in store.measurements(workload=result.workload)} == {"apart"}
+
+
+def test_unknown_methods_are_told(tune: Tune) -> None:
+    with pytest.raises(UserError, match="no way to choose plans 'measure'; did you mean 'measured'"):
+        tune(A, B, plans="measure")
+    with pytest.raises(UserError, match="no ablation 'nothing'"):
+        tune(A, B, ablation="nothing")
+    with pytest.raises(UserError, match="exclude each other"):
+        tune(A, B, plans="greedy", ablation="no-grid")
+    with pytest.raises(UserError, match="no method 'greedy'"):
+        tune(A, B, plans="greedy")
+
+
+def test_a_narrowed_space_holds_for_parts_too(tune: Tune, store: Store, tmp_path: Path) -> None:
+    wide = tune(A, B)
+    assert wide.best is not None
+    mine = tmp_path / "mine.toml"
+    mine.write_text("block = [1, 2]")
+    narrow = tune(A, B, space_file=str(mine))
+    assert narrow.best is not None
+    assert (narrow.best["g0.block"], narrow.best["g1.block"]) == (2, 2)
+    (schedule,) = store.schedules()
+    assert schedule.config == narrow.best
