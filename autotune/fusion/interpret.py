@@ -250,8 +250,9 @@ def index_bounds(graph: Graph) -> dict[int, int]:
         if (i, bound) in seen or u.dtype not in ("int32", "int64") or u.op in ("index", "const"):
             return
         seen.add((i, bound))
-        if u.op == "load":
+        if u.op in ("load", "gather"):
             bounds[u.slot] = min(bounds.get(u.slot, bound), bound)
+            return  # where a gather picks from has a bound of its own
         for a in u.args[1:] if u.op == "where" else u.args:
             limit(a, bound)
 

@@ -179,3 +179,20 @@ def test_integer_inputs(storage: str, lowest: int) -> None:
     (got,) = interpret(g, [x])
     assert got.dtype == x.dtype
     assert torch.equal(got, x)
+
+
+def test_an_index_that_is_gathered_is_within_its_bound() -> None:
+    """x[outer[inner]]: positions into ``outer``, and what ``outer`` holds, each below their own extent."""
+    values = [
+        Value("load", axes=(0,), slot=0, strides=(1,), dtype="int64"),
+        Value("gather", (0,), (0,), "int64", slot=1, strides=(0,), index_stride=1, bound=4),
+        Value("gather", (1,), (0,), slot=2, strides=(0,), index_stride=1, bound=100),
+    ]
+    g = graph((50,), values, ("int64", "int64", "float32"), Output(2, (0,), (1,), "float32"))
+    inner, outer, x = make_inputs(g, 0)
+    assert (int(inner.min()), int(inner.max())) == (0, 3)
+    assert (outer.numel(), x.numel()) == (4, 100)
+    assert bool(((outer >= 0) & (outer < 100)).all())
+    assert int(outer.max()) > 8
+    (got,) = interpret(g, [inner, outer, x])
+    assert torch.equal(got, x[outer[inner]].double())
