@@ -8,26 +8,32 @@ from typing import TypeVar
 N = TypeVar("N", bound=Hashable)
 
 
-def merge_groups(order: Sequence[N], before: Mapping[N, Sequence[N]], members: set[N]) -> list[list[N]]:
+def merge_groups(
+    order: Sequence[N], before: Mapping[N, Sequence[N]], members: set[N], late: Mapping[N, int] | None = None
+) -> list[list[N]]:
     """Connected sets of ``members``, as large as can be without a cycle.
 
     Args:
         order: all nodes, topologically.
         before: what each node reads.
         members: the nodes that may be grouped; every other node stays by itself.
+        late: the level at which a node should run, where that is above its own (``autotune.fusion.delay``).
 
     Returns:
         The groups, each in ``order``, by their first node. Deterministic.
     """
-    group = _by_level(order, before, members)
+    group = _by_level(order, before, members, late or {})
     return _merge_neighbours(order, before, members, group)
 
 
-def levels(order: Sequence[N], before: Mapping[N, Sequence[N]], members: set[N]) -> dict[N, int]:
-    """For each node the most nodes other than ``members`` that lie on a way to it."""
+def levels(
+    order: Sequence[N], before: Mapping[N, Sequence[N]], members: set[N], late: Mapping[N, int] | None = None
+) -> dict[N, int]:
+    """For each node the most nodes other than ``members`` that lie on a way to it, or its level in ``late``."""
+    least = late or {}
     level: dict[N, int] = {}
     for n in order:
-        level[n] = max([level[p] + (p not in members) for p in before[n]], default=0)
+        level[n] = max([least.get(n, 0), *(level[p] + (p not in members) for p in before[n])])
     return level
 
 
@@ -82,9 +88,11 @@ def bundle_groups(
     return list(bundles.values())
 
 
-def _by_level(order: Sequence[N], before: Mapping[N, Sequence[N]], members: set[N]) -> dict[N, N]:
-    """Union nodes that touch and have as many opaque nodes before them; the representative of each node."""
-    level = levels(order, before, members)
+def _by_level(
+    order: Sequence[N], before: Mapping[N, Sequence[N]], members: set[N], late: Mapping[N, int]
+) -> dict[N, N]:
+    """Union nodes that touch and are of one level; the representative of each node."""
+    level = levels(order, before, members, late)
     parent: dict[N, N] = {n: n for n in order}
 
     def find(n: N) -> N:
