@@ -22,6 +22,7 @@ def search(
     kwargs: Mapping[str, Any] | None = None,
     device: str = "auto",
     db: str | os.PathLike[str] | None = None,
+    train: bool = False,
     **options: Any,
 ) -> list[Result]:
     """Search a target's workloads on this machine and store what was learnt.
@@ -35,6 +36,7 @@ def search(
         kwargs: keyword example inputs of a program given as a callable.
         device: "auto", "cpu", "cuda" or "cuda:N".
         db: database; None for $AUTOTUNE_DB or the default file.
+        train: search a program's forward and backward pass, whether or not something of it requires grad.
         options: as of :func:`tune_workloads`.
 
     Returns:
@@ -58,12 +60,12 @@ def search(
         if isinstance(target, str):
             if kwargs:
                 raise UserError("kwargs go with a callable; a program given by name takes its inputs from `inputs`")
-            counted = fusion_workloads(target, inputs, where)
+            counted = fusion_workloads(target, inputs, where, train=train)
         else:
             if inputs is None:
                 inputs = ()
             args = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
-            counted = workloads_of(target, args, dict(kwargs or {}))
+            counted = workloads_of(target, args, dict(kwargs or {}), train=train)
     options.setdefault("weights", time_weights(counted))
     with Store.open(db) as store:
         return tune_workloads([workload for workload, _ in counted], where, store, **options)

@@ -14,6 +14,7 @@ from autotune.cli.options import add_db, add_device, add_json, add_target, natur
 from autotune.cli.output import TUNABLE, machine_output
 from autotune.cli.report import print_table, total
 from autotune.errors import UserError
+from autotune.fusion.ablation import ABLATIONS, PLANS
 
 if TYPE_CHECKING:
     from autotune.store import Store
@@ -44,14 +45,23 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--space", metavar="FILE", help=about)
     about = "search the workloads that deployments missed, as the database has recorded them, instead of a target"
     parser.add_argument("--missed", action="store_true", help=about)
+    about = "search the forward and the backward pass of TARGET, whether or not something of it requires a gradient"
+    parser.add_argument("--train", action="store_true", help=about)
+    about = (
+        "which ways to cut a region into kernels are searched: the most promising by what they take (measured, the"
+        " default), the one that the cost model likes best (model), the largest groups (greedy)"
+    )
+    parser.add_argument("--plans", choices=PLANS, default="measured", help=about)
+    about = "search without one of its parts, for comparison: %(choices)s"
+    parser.add_argument("--ablation", choices=ABLATIONS, default="full", metavar="NAME", help=about)
     add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Search; returns 0, 1 if nothing could be measured, or 130 if it was interrupted."""
-    if args.missed and (args.target or args.inputs):
-        raise UserError("--missed takes its workloads from the database: leave out TARGET and --inputs")
+    if args.missed and (args.target or args.inputs or args.train):
+        raise UserError("--missed takes its workloads from the database: leave out TARGET, --inputs and --train")
     if not args.missed and not args.target:
         raise UserError("name what to search: autotune search DOMAIN TARGET (`autotune workloads` lists built-in ones)")
     with machine_output(args.json) as emit:
@@ -102,7 +112,7 @@ def _reason(store: Store, result: Result) -> str:
 def _captured(args: argparse.Namespace, device: str) -> list[tuple[Workload, int]]:
     from autotune.fusion.target import fusion_workloads
 
-    counted = fusion_workloads(args.target, args.inputs, device)
+    counted = fusion_workloads(args.target, args.inputs, device, train=args.train)
     if not counted:
         raise UserError(f"{args.target} has no memory-intensive region that this version can tune: {TUNABLE}")
     return counted
@@ -138,6 +148,8 @@ def _tune(args: argparse.Namespace, device: str, store: Store, counted: Sequence
             space_file=args.space,
             progress=display.show,
             weights=time_weights(counted),
+            plans=args.plans,
+            ablation=args.ablation,
             command=_command(args),
         )
 
@@ -149,6 +161,9 @@ def _command(args: argparse.Namespace) -> str:
         value = getattr(args, name)
         if value is not None:
             words += [f"--{name}", str(value)]
+    words += ["--train"] if args.train else []
+    words += ["--plans", args.plans] if args.plans != "measured" else []
+    words += ["--ablation", args.ablation] if args.ablation != "full" else []
     return shlex.join(words)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import inspect
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -75,17 +76,23 @@ def load_callable(target: str, inputs: str | None) -> Callable[..., Any]:
     return fn  # type: ignore[no-any-return]
 
 
-def fusion_workloads(target: str, inputs: str | None, device: str) -> list[tuple[Workload, int]]:
+def fusion_workloads(
+    target: str, inputs: str | None, device: str, *, train: bool = False
+) -> list[tuple[Workload, int]]:
     """The distinct workloads of a target, in order of appearance, with how often each occurs.
 
     Where results require grad, both ways to run it are captured, with and without autograd: their regions store
     different results. A workload that occurs in both is counted where it occurs more often.
 
+    Args:
+        train: only the way with autograd, forward and backward, whatever the target says requires grad; see
+            :func:`training`.
+
     Raises:
         UserError: as :func:`resolve`, or where the callable fails on the inputs.
     """
     fn, (args, kwargs), label = resolve(target, inputs, device)
-    found = workloads_of(fn, args, kwargs, label)
+    found = workloads_of(fn, args, kwargs, label, train=train)
     if target in BUILTIN and len(found) == 1:  # its own name says more than its operators'
         workload, count = found[0]
         return [(replace(workload, label=f"{target} {workload.label.partition(' ')[2]}"), count)]
@@ -93,16 +100,66 @@ def fusion_workloads(target: str, inputs: str | None, device: str) -> list[tuple
 
 
 def workloads_of(
-    fn: Callable[..., Any], args: Iterable[Any], kwargs: dict[str, Any] | None = None, label: str = "the target"
+    fn: Callable[..., Any],
+    args: Iterable[Any],
+    kwargs: dict[str, Any] | None = None,
+    label: str = "the target",
+    *,
+    train: bool = False,
 ) -> list[tuple[Workload, int]]:
     """As :func:`fusion_workloads`, for a callable and its inputs."""
     arguments = tuple(args)
     counts: Counter[Workload] = Counter()
-    for grad in (False, True) if _requires_grad(fn, arguments, kwargs) else (False,):
-        captured = capture_for_user(fn, arguments, kwargs, label=label, grad=grad)
-        found = Counter(r.workload for g in captured.graphs for r in find_regions(g.module) if r.workload is not None)
-        counts |= found
+    with training(fn, arguments, kwargs, label) if train else contextlib.nullcontext((arguments, kwargs)) as given:
+        arguments, kwargs = given
+        modes = (True,) if train else (False, True) if _requires_grad(fn, arguments, kwargs) else (False,)
+        for grad in modes:
+            captured = capture_for_user(fn, arguments, kwargs, label=label, grad=grad)
+            regions = (r for g in captured.graphs for r in find_regions(g.module))
+            counts |= Counter(r.workload for r in regions if r.workload is not None)
     return list(counts.items())
+
+
+@contextlib.contextmanager
+def training(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None, label: str = "the target"
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any] | None]]:
+    """The arguments with which ``fn`` has a backward pass, while the context lasts.
+
+    Nothing is changed where something requires grad already. Otherwise a module's floating parameters do meanwhile, or
+    the floating inputs where it has none. The backward pass starts from the gradients of all results, as that of a
+    larger model would.
+
+    Raises:
+        UserError: nothing could require grad.
+    """
+    if _requires_grad(fn, args, kwargs):
+        yield args, kwargs
+        return
+    owner = getattr(fn, "__self__", fn)
+    parameters = [p for p in owner.parameters() if p.is_floating_point()] if isinstance(owner, nn.Module) else []
+    if parameters:
+        try:
+            for p in parameters:
+                p.requires_grad_(True)
+            yield args, kwargs
+        finally:
+            for p in parameters:
+                p.requires_grad_(False)
+        return
+    leaves = pytree.tree_leaves((args, kwargs or {}))
+    if not any(isinstance(t, torch.Tensor) and t.is_floating_point() for t in leaves):
+        raise UserError(
+            f"{label} cannot be trained: neither parameters nor inputs are floating point; leave out --train"
+        )
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            return value.detach().requires_grad_(True)
+        return value
+
+    with torch.inference_mode(False):
+        yield pytree.tree_map(leaf, (args, kwargs))
 
 
 def _requires_grad(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:

@@ -42,7 +42,17 @@ def test_both_ways_to_start_a_search_share_so(monkeypatch: pytest.MonkeyPatch, u
     api.search(lambda x: torch.softmax(x, -1), torch.zeros(8192, 1024), device="cpu", db=url)
     api.search([large], device="cpu", db=url, weights={"mine": 2.0})
     args = argparse.Namespace(
-        trials=1, timeout=None, sampler="tpe", seed=0, space=None, missed=True, inputs=None, device="cpu"
+        trials=1,
+        timeout=None,
+        sampler="tpe",
+        seed=0,
+        space=None,
+        missed=True,
+        inputs=None,
+        device="cpu",
+        train=False,
+        plans="measured",
+        ablation="full",
     )
     search._tune(args, "cpu", None, [(large, 2), (tiny, 1)])  # type: ignore[arg-type]
     assert [options["weights"] for options in seen] == [
