@@ -167,6 +167,16 @@ class Machine:
             shared=SimpleNamespace(array=self.shared_array),
         )
         self.blocks: dict[int, _Block] = {}
+        self.code["cluster_rank"] = lambda: self.now.block.number % source.cluster
+        self.code.update({f"rs_{t}": self.remote_store for t in ("float32", "int32", "int64")})
+
+    def remote_store(self, array: _Words, index: int, rank: int, value: Any) -> None:
+        """Write to the array of the same number in another block of the cluster."""
+        here = self.now.block
+        if not here.cluster_epoch:
+            raise KernelError(f"thread {self.now.name} writes to a block that may not have begun")
+        there = self.blocks[here.number // self.source.cluster * self.source.cluster + rank]
+        _Words(self, there, array.key, array.data.dtype, array.data.nbytes)[index] = value
 
     def shared_array(self, n: int, kind: Any) -> _Words:
         thread, dtype = self.now, names.dtype_of(kind)
@@ -272,7 +282,7 @@ def grid_of(source: CudaSource, extent0: int, sms: int) -> int:
     if "grid" in rule:
         return int(rule["grid"])
     units = (extent0 if rule["dynamic"] else 1) * int(rule["inner"])
-    grid = -(-units // int(rule["per_block"]))
+    grid = -(-units // int(rule["per_block"])) * int(rule.get("cluster", 1))
     return min(grid, sms) if int(rule["blocks_per_sm"]) else grid
 
 

@@ -64,7 +64,7 @@ class Scheme(Protocol):
         ...
 
 
-ORDER = ("flat", "columns", "rows")
+ORDER = ("flat", "columns", "outer", "rows")
 """The CUDA schemes in the order in which they are tried."""
 
 

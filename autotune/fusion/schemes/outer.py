@@ -1,0 +1,261 @@
+"""The outer scheme: reductions over axes other than the unit-stride one, threads side by side on the axis that is kept.
+
+Parameters have their names from the row-wise scheme with these meanings: ``threads_per_row`` threads lie along the kept
+axes, each taking a vector of neighbours, and ``rows_per_block`` threads (on each of ``cluster`` blocks) share the
+reduced ones; ``unroll`` is how many places of the reduced axes a thread has in flight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from autotune.codegen.cubin import SmLimits
+from autotune.codegen.cuda import CudaSchedule, CudaSource
+from autotune.codegen.cuda_lanes import unit_axis, vector_length
+from autotune.codegen.cuda_outer import emit_outer
+from autotune.codegen.kernels import GroupKernels
+from autotune.codegen.program import Program, build_program, power_of_two
+from autotune.errors import Unsupported
+from autotune.fusion.graph import REDUCTIONS, Graph
+from autotune.fusion.schedules import has_online, narrow
+from autotune.fusion.schemes.rows import REGISTERS_KEPT
+from autotune.task import Config
+
+if TYPE_CHECKING:
+    from autotune.tuner.space import Space
+
+NARROWEST = 8
+"""Elements of the kept axis below which a warp's accesses fall apart into sectors of other rows."""
+IDLE: Config = {"finish": "kernel", "prefetch": False}
+"""Parameters that mean nothing here, at the value they are given."""
+SMS = 132
+"""Multiprocessors that a default schedule wants to give work to; a search finds out for others."""
+
+
+@lru_cache(maxsize=256)
+def _program(graph: Graph, keep: bool = True, online: bool = False) -> Program:
+    program = build_program(graph, keep=keep, online=online)
+    x = unit_axis(graph)
+    if program.pointwise:
+        raise Unsupported("a group without reductions")
+    if x < 0 or x not in program.rows:
+        raise Unsupported("reductions over the axis whose elements are neighbours in memory")
+    if graph.extents[x] < NARROWEST:
+        raise Unsupported(f"fewer than {NARROWEST} elements on the axis that is kept")
+    wide = {a for a in program.rows if graph.extents[a] > 1}
+    for i in graph.live:
+        v = graph.values[i]
+        if v.op in REDUCTIONS and not wide - {x} <= set(v.axes):
+            raise Unsupported("a reduction that is the same for several rows")
+    return program
+
+
+def kept_words(program: Program, vec: int) -> float:
+    """32-bit registers a place of the reduced axes takes in values that wait for a later pass, where they are most."""
+    x, widest = unit_axis(program.graph), 0.0
+    last = {i: q for q, pas in enumerate(program.passes) for i in pas.kept_in}
+    live: set[int] = set()
+    for q, pas in enumerate(program.passes):
+        live = {i for i in live | set(pas.kept_out) if last.get(i, q) > q}
+        words = 0.0
+        for i in live:
+            v = program.graph.values[i]
+            half = v.op == "load" and vec > 1 and program.graph.inputs[v.slot] in ("float16", "bfloat16")
+            words += (vec if x in v.axes else 1) * (0.5 if half else 1.0)
+        widest = max(widest, words)
+    return widest
+
+
+def _lines(program: Program, vec: int) -> int:
+    """Packs along the kept axes, all of them together."""
+    return program.n_rows // vec
+
+
+def _deepest(program: Program) -> int:
+    """The most threads along the reduced axes; a block of one thread along the kept ones has 64."""
+    return min(256, max(64, power_of_two(program.n_cols)))
+
+
+def _vectors(graph: Graph) -> list[int]:
+    """Vector sizes in bytes that divide the kept axis, widest first."""
+    x = unit_axis(graph)
+    return [b for b in (32, 16, 8, 4, 2, 1) if vector_length(graph, x, b)]
+
+
+def _registers(program: Program, config: Config) -> float:
+    """Registers a thread needs for values that wait for a later pass."""
+    if config["keep"] != "registers":
+        return 0.0
+    vec = vector_length(program.graph, unit_axis(program.graph), int(config["vector_bytes"]))
+    places = int(config["rows_per_block"]) * int(config.get("cluster", 1))
+    return kept_words(program, vec) * -(-program.n_cols // places)
+
+
+def _held(program: Program, config: Config) -> bool:
+    """Whether a block's registers hold what it keeps, with room for what is computed from it."""
+    words, block = _registers(program, config), int(config["threads_per_row"]) * int(config["rows_per_block"])
+    return words <= 64 and (1.25 * words + 28) * block <= 65536
+
+
+class OuterScheme:
+    """See ``autotune.fusion.schemes.Scheme``."""
+
+    name = "outer"
+
+    def check(self, graph: Graph) -> None:
+        _program(graph)
+
+    def space_of(self, graph: Graph, space: Space) -> Space:
+        program, usable = _program(graph), _vectors(graph)
+        vec = vector_length(graph, unit_axis(graph), usable[-1])
+        space = narrow(space, "vector_bytes", usable[:4])
+        most = min(256, power_of_two(_lines(program, vec)))
+        space = narrow(space, "threads_per_row", [t for t in (1, 2, 4, 8, 16, 32, 64, 128, 256) if t <= most])
+        deepest = _deepest(program)
+        space = narrow(space, "rows_per_block", [r for r in (1, 2, 4, 8, 16, 32, 64, 128, 256) if r <= deepest])
+        if not program.kept:
+            space = narrow(space, "keep", ["registers", "reload"])
+        if not has_online(program):
+            space = narrow(space, "online", [False])
+        space = narrow(space, "cluster", [c for c in (1, 2, 4, 8, 16) if c == 1 or c * 32 <= program.n_cols])
+        for name in {p.name for p in space} & set(IDLE):
+            space = narrow(space, name, [IDLE[name]])
+        if program.n_rows * program.n_cols < 1 << 20:
+            space = narrow(space, "blocks_per_sm", [0])
+            space = narrow(space, "store_hint", ["default"])
+        return space
+
+    def normalize(self, graph: Graph, config: Config) -> Config:
+        program = _program(graph)
+        c: Config = {"cluster": 1}
+        c.update(config)
+        t = 1 << (int(c["threads_per_row"]).bit_length() - 1)
+        t = min(t, 256)
+        r, cluster = int(c["rows_per_block"]), int(c["cluster"])
+        while r * t > 1024:
+            r -= r // 2
+        while r * t < 64:
+            r *= 2
+        while cluster > 1 and (r < cluster or r * cluster >= program.n_cols):
+            cluster //= 2
+        c.update(threads_per_row=t, rows_per_block=max(1, r), cluster=cluster)
+        c.update(IDLE)
+        if cluster > 1:
+            c["blocks_per_sm"] = 0
+        if not any(pas.kept_out for pas in program.passes) and c["keep"] == "shared":
+            c["keep"] = "registers"
+        packs = -(-program.n_cols // (r * cluster))
+        if not program.kept and packs <= int(c["unroll"]):
+            c["keep"] = "registers"  # straight-line either way
+        if c["keep"] == "registers":
+            c["unroll"] = 1
+        while int(c["unroll"]) > packs:
+            c["unroll"] = int(c["unroll"]) // 2
+        return c
+
+    def default(self, graph: Graph) -> Config:
+        program, usable = _program(graph), _vectors(graph)
+        x = unit_axis(graph)
+        # The widest vectors of up to 16 bytes that leave enough strips of a 32-byte sector for all multiprocessors.
+        fits = [b for b in usable if b <= 16] or usable[-1:]
+        bytes_ = next((b for b in fits if program.n_rows * b >= vector_length(graph, x, b) * 32 * SMS), fits[-1])
+        vec = vector_length(graph, x, bytes_)
+        lines = _lines(program, vec)
+        config: Config = {
+            "threads_per_row": 1,
+            "rows_per_block": 1,
+            "vector_bytes": bytes_,
+            "keep": "registers",
+            "online": False,
+            "unroll": 1,
+            "max_registers": 0,
+            "load_hint": "default",
+            "store_hint": "default",
+            "blocks_per_sm": 0,
+            "cluster": 1,
+            **IDLE,
+        }
+        least = max(1, 32 // bytes_)  # a sector
+        t = least
+        while t < 32 and lines >= 2 * t * SMS * 2:
+            t *= 2
+        best = self._shape(program, config, t)
+        while not _held(program, best) and t > least:
+            t //= 2
+            best = self._shape(program, config, t)
+        if not _held(program, best):
+            best |= {"keep": "reload", "unroll": 4, "online": has_online(program)}
+        return self.normalize(graph, best)
+
+    def _shape(self, program: Program, config: Config, t: int) -> Config:
+        """``t`` threads along the kept axes, and along the reduced ones enough for four to eight places each."""
+        room, need = max(1, 1024 // t), power_of_two(-(-program.n_cols // 8))
+        r = min(room, _deepest(program), max(need, 256 // t))
+        packs = -(-program.n_cols // r)
+        loop = not program.kept and packs > 16
+        return config | {
+            "threads_per_row": t,
+            "rows_per_block": r,
+            "keep": "reload" if loop else "registers",
+            "unroll": 8 if loop else 1,
+        }
+
+    def seeds(self, graph: Graph) -> list[Config]:
+        program, d = _program(graph), self.default(graph)
+        t, r = int(d["threads_per_row"]), int(d["rows_per_block"])
+        out: list[Config] = []
+        for a, b in ((1, 2.0), (1, 0.5), (2, 0.5), (0.5, 2), (2, 1), (0.5, 1), (4, 0.25)):
+            n, m = int(t * a), int(r * b)
+            if 1 <= n <= 256 and 1 <= m <= _deepest(program) and 64 <= n * m <= 1024:
+                out.append(d | {"threads_per_row": n, "rows_per_block": m})
+        for b in _vectors(graph):
+            if b <= 16 and b != d["vector_bytes"]:
+                scale = int(d["vector_bytes"]) / b
+                out.append(d | {"vector_bytes": b, "threads_per_row": max(1, min(256, int(t * scale)))})
+        if program.n_cols >= 128:
+            out += [d | {"cluster": c, "rows_per_block": max(c, r // c)} for c in (2, 4, 8)]
+        if program.kept:
+            out.append(d | {"keep": "reload", "unroll": 4, "online": has_online(program)})
+            out.append(d | {"keep": "shared", "unroll": 4})
+            for c in (2, 4, 8):
+                wide = max(t, 32 * 4 // int(d["vector_bytes"]) // 4)
+                held = d | {"keep": "registers", "cluster": c, "threads_per_row": wide, "unroll": 1, "online": False}
+                out.append(held | {"rows_per_block": max(1, 512 // wide)})
+        if program.n_rows * program.n_cols >= 1 << 20:
+            out += [d | {"load_hint": "no_allocate"}, d | {"store_hint": "evict_last"}, d | {"blocks_per_sm": 2}]
+        made = [self.normalize(graph, c) for c in out]
+        return [c for c in made if self.reject(graph, c) is None]
+
+    def reject(self, graph: Graph, config: Config) -> str | None:
+        try:
+            program, source = self._emit(graph, config)
+        except Unsupported as error:
+            return str(error)
+        if int(source.launch["shared"]) > SmLimits().shared_block:
+            return f"{source.launch['shared']} bytes of shared memory a block"
+        schedule = CudaSchedule.from_config(config)
+        words = _registers(program, config)
+        if words > REGISTERS_KEPT:
+            return f"{words:.0f} registers a thread for kept values"
+        if (words + 24) * source.block > 65536:
+            return f"{words:.0f} registers a thread for kept values do not fit {source.block} threads"
+        cap = schedule.max_registers
+        if cap and (words + 16 > cap or cap * source.block > 65536):
+            return f"{words:.0f} kept registers of {source.block} threads under a cap of {cap}"
+        return None
+
+    def _emit(self, graph: Graph, config: Config, fixed: bool = False) -> tuple[Program, CudaSource]:
+        schedule = CudaSchedule.from_config(config)
+        program = _program(graph, schedule.keep != "reload", schedule.online)
+        if fixed:
+            program = replace(program, dynamic=-1)
+        return program, emit_outer(program, schedule)
+
+    def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
+        _, source = self._emit(graph, config, fixed)
+        return GroupKernels.single(source, len(graph.inputs), len(graph.outputs))
+
+
+SCHEME = OuterScheme()
