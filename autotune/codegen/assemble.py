@@ -6,10 +6,13 @@ from collections.abc import Sequence
 
 from autotune.codegen.compile import build
 from autotune.codegen.cuda import GENERATOR, CudaSource
+from autotune.codegen.cuda_pack import Body, Run, pack_bodies
 from autotune.codegen.kernels import GroupKernels, Private, Ref
 from autotune.errors import BuildError, Unsupported
+from autotune.fusion.families import family_of, single
 from autotune.fusion.graph import Graph
-from autotune.fusion.plan import Plan
+from autotune.fusion.plan import Group, Plan
+from autotune.fusion.schedules import one_block
 from autotune.fusion.schemes import scheme_of
 from autotune.task import Artifact, Config, Kernel
 
@@ -32,8 +35,11 @@ def build_artifact(graph: Graph, plan: Plan, parts: Sequence[Config], target: st
     scratch = list(plan.scratch_numel(graph))
     kernels: list[Kernel] = []
     for launch in plan.launches:
-        if len(launch) != 1 or len(launch[0]) != 1:
-            raise Unsupported("several groups in one launch")
+        if len(launch) != 1:
+            raise Unsupported("several phases in one launch")
+        if len(launch[0]) > 1:
+            kernels.append(compile_source(*packed(plan, launch[0], parts, sms), target, sms, launch[0][0]))
+            continue
         (k,) = launch[0]
         group = plan.groups[k]
         made = scheme_of(group.graph).emit(group.graph, parts[k], sms)
@@ -43,6 +49,54 @@ def build_artifact(graph: Graph, plan: Plan, parts: Sequence[Config], target: st
             refs = [_place(group.inputs, group.outputs, first, ref) for ref in args]
             kernels.append(compile_source(source, refs, target, sms, k))
     return Artifact(target, tuple(kernels), tuple(scratch), GENERATOR)
+
+
+def packed(plan: Plan, numbers: Sequence[int], parts: Sequence[Config], sms: int) -> tuple[CudaSource, tuple[Ref, ...]]:
+    """The kernel of groups side by side, and the region's tensors behind its pointers.
+
+    Groups of one family are runs of one body, emitted for the largest of them.
+
+    Raises:
+        Unsupported: a configuration does not fit its group, or a group's kernels cannot share a launch.
+    """
+    families = [family_of(plan.groups[k].graph) for k in numbers]
+    agreed = one_block([plan.groups[k].graph for k in numbers], [parts[k] for k in numbers])
+    order = sorted(range(len(numbers)), key=lambda n: (-plan.groups[numbers[n]].graph.bytes_moved, n))
+    bodies: list[Body] = []
+    leads: list[int] = []
+
+    def runs(body: int, n: int) -> bool:
+        lead = leads[body]
+        whole = bool(bodies[body].source.launch["dynamic"])
+        same = plan.groups[numbers[lead]].graph.extents == plan.groups[numbers[n]].graph.extents
+        return families[lead].has(families[n]) and (whole or same)
+
+    for n in order:
+        group = plan.groups[numbers[n]]
+        body = next((b for b in range(len(bodies)) if runs(b, n)), len(bodies))
+        if body == len(bodies):
+            made = scheme_of(group.graph).emit(group.graph, agreed[n], sms)
+            if len(made.sources) != 1 or made.private:
+                raise Unsupported(f"the group {','.join(group.roots)} takes several kernels and shares no launch")
+            bodies.append(Body(made.sources[0], ()))
+            leads.append(n)
+        lead = plan.groups[numbers[leads[body]]]
+        run = Run(_refs(lead, group), group.graph.extents[0] if group.graph.extents else 1, group.graph.bytes_moved)
+        bodies[body] = Body(bodies[body].source, (*bodies[body].runs, run))
+    return pack_bodies(bodies, sms)
+
+
+def _refs(lead: Group, group: Group) -> tuple[Ref, ...]:
+    """The region's tensors of a group in the order of the pointers of its family's lead: inputs, then outputs."""
+    if group.graph.extents or not lead.graph.extents:
+        return (*group.inputs, *group.outputs)
+    at_one = single(lead.graph)  # a single element among rows of them: its canonical order is another
+    assert at_one is not None
+    _, slots, outputs = at_one
+    return (
+        *(group.inputs[slots.index(s)] for s in range(len(slots))),
+        *(group.outputs[outputs.index(k)] for k in range(len(outputs))),
+    )
 
 
 def _place(inputs: Sequence[Ref], outputs: Sequence[Ref], first: int, ref: Ref) -> Ref:

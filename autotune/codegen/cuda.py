@@ -125,9 +125,15 @@ def vector_length(program: Program, vector_bytes: int) -> int:
     n = vector_bytes // size
     if n == 1:
         return 1
-    if not program.cols or program.graph.extents[program.cols[-1]] % n:
+    if not program.cols or n > 16:
         return 0
-    return n if n <= 16 else 0
+    # A row of elements of any length is walked in vectors, and what is left over one by one.
+    return n if open_row(program) or program.graph.extents[program.cols[-1]] % n == 0 else 0
+
+
+def open_row(program: Program) -> bool:
+    """Whether a group is one row of independent elements, their number an argument of the kernel."""
+    return program.pointwise and not program.rows and program.dynamic == 0
 
 
 class _Access:

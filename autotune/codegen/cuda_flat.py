@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
-from autotune.codegen.cuda import GENERATOR, CudaSource
+from autotune.codegen.cuda import GENERATOR, CudaEmitter, CudaSource, narrowest, open_row
 from autotune.codegen.cuda_rows import alignments
 from autotune.errors import Unsupported
-
-if TYPE_CHECKING:
-    from autotune.codegen.cuda import CudaEmitter
 
 
 def emit_flat(e: CudaEmitter) -> CudaSource:
     """The flat kernel of ``e``'s program.
 
     Every full block runs without bounds checks, so that all its loads can be in flight at once; the last block checks
-    each pack.
+    each pack. Elements that do not fill a pack, where their number is open, go one by one to its first threads.
     """
     p, s, vec = e.p, e.s, e.vec
     block, unroll = s.block, s.unroll
@@ -25,7 +22,7 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
     (pas,) = p.passes
     text, params, _ = e.pass_function(0, pas)
     dynamic = p.dynamic == 0
-    open_cols = dynamic and not p.rows  # the one axis is the column axis, of open extent
+    open_cols = open_row(p)
     col_packs = 0 if open_cols else p.n_cols // vec
     inner = e.inner_rows()
     if not open_cols:
@@ -68,6 +65,11 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
     else:
         body.append(f"group = {wide}(blk)")
         body += loop
+    functions = [text]
+    if open_cols and vec > 1:
+        lines, function = _rest(e)
+        body += lines
+        functions.append(function)
     launch = {
         "dynamic": dynamic,
         "inner": 1 if open_cols else inner,
@@ -76,7 +78,20 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
         "block": block,
         "shared": 0,
         "align": alignments(e),
-        "multiple": vec if open_cols else 1,
+        "multiple": 1,
         "generator": GENERATOR,
     }
-    return CudaSource((text,), tuple(body), e.params(), launch, block, s.max_registers)
+    return CudaSource(tuple(functions), tuple(body), e.params(), launch, block, s.max_registers)
+
+
+def _rest(e: CudaEmitter) -> tuple[list[str], str]:
+    """Lines for the elements after the last whole pack, and the device function ``f1`` for one of them."""
+    single = CudaEmitter(e.p, replace(e.s, vector_bytes=narrowest(e.p)))
+    (pas,) = single.p.passes
+    text, params, _ = single.pass_function(0, pas)
+    lines = [f"c = total * {e.vec} + tid", "if blk == nblk - 1 and c < n0:"]
+    for i in pas.row_values:
+        lines += ["    " + x for x in single.row_value(i)]
+    lines += ["    " + x for x in single.bases()]
+    lines.append(f"    f1({', '.join(params)})")
+    return lines, text.replace("def f0(", "def f1(", 1)

@@ -17,7 +17,7 @@ The program knows nothing of threads: ``codegen.cuda`` and ``codegen.cpu`` print
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -252,6 +252,8 @@ def build_program(
     Raises:
         Unsupported: the group is not row-wise.
     """
+    if not any(o.axes for o in graph.outputs) and not any(v.axes for v in graph.values):
+        graph = _as_row(graph)
     rows, cols = split or split_axes(graph)
     vals = graph.values
     pairs = find_online(graph) if online else ()
@@ -356,6 +358,19 @@ def build_program(
         )
     dynamic = 0 if (rows and rows[0] == 0) or (not rows and cols == (0,) and not any(reduce)) else -1
     return Program(graph, rows, cols, tuple(passes), dynamic, columns)
+
+
+def _as_row(graph: Graph) -> Graph:
+    """A group of single numbers as a row of one element."""
+    values: list[Value] = []
+    for v in graph.values:
+        if v.op in ("load", "gather"):
+            v = replace(v, axes=(0,), strides=(1,))
+        elif any(values[a].axes for a in v.args):
+            v = replace(v, axes=(0,))
+        values.append(v)
+    stored = tuple(replace(o, axes=(0,), strides=(1,)) for o in graph.outputs)
+    return replace(graph, extents=(1,), values=tuple(values), outputs=stored)
 
 
 def once_a_row(program: Program) -> None:

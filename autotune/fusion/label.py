@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
+from autotune.fusion.components import components
 from autotune.fusion.graph import Graph
 from autotune.fusion.rules import GENERATORS, VIEWS
 from autotune.fusion.translate import op_name
@@ -22,7 +23,8 @@ _MOST = 4
 
 
 def describe(gm: fx.GraphModule, graph: Graph) -> str:
-    """The operators that characterise a region, the type of its largest output and the extents of its largest value."""
+    """The operators that characterise a region, the type of its largest output and the extents of its largest value;
+    how many parts it is of, where they have nothing to do with each other."""
     names: dict[str, None] = {}
     for node in gm.graph.nodes:
         name = op_name(node)
@@ -36,4 +38,6 @@ def describe(gm: fx.GraphModule, graph: Graph) -> str:
     largest = max(graph.outputs, key=lambda o: graph.size(o.axes))
     widest = max([v.axes for v in graph.values] + [o.axes for o in graph.outputs], key=graph.size)
     extents = "x".join(str(graph.extents[a]) for a in widest) or "1"
-    return f"{shown} {_SHORT.get(largest.dtype, largest.dtype)} {extents}"
+    parts = len(components(graph))
+    among = f" of {parts} parts" if parts > 1 else ""
+    return f"{shown} {_SHORT.get(largest.dtype, largest.dtype)} {extents}{among}"

@@ -17,9 +17,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from autotune.errors import Unsupported
+from autotune.fusion.components import components
 from autotune.fusion.graph import REDUCTIONS, Graph, Output, Value
 from autotune.fusion.schemes import legal
 
@@ -56,6 +57,19 @@ class Plan:
     scratch: tuple[tuple[str, tuple[int, ...]], ...]
     launches: tuple[tuple[tuple[int, ...], ...], ...]
     text: str
+
+    @cached_property
+    def leaders(self) -> tuple[int, ...]:
+        """For each group the one whose parameters it takes: the largest of those that one kernel can run."""
+        from autotune.fusion.families import family_of
+
+        families = [family_of(g.graph) for g in self.groups]
+        order = sorted(range(len(self.groups)), key=lambda k: (-self.groups[k].graph.bytes_moved, k))
+        found: list[int] = []
+        for k in order:
+            if not any(families[n].has(families[k]) for n in found):
+                found.append(k)
+        return tuple(next(n for n in found if families[n].has(f)) for f in families)
 
     def scratch_numel(self, graph: Graph) -> tuple[tuple[str, int, bool], ...]:
         """(storage type, elements, False: no state) of each scratch tensor for the region ``graph``."""
@@ -160,11 +174,16 @@ def _planned(key: str, text: str, target: str) -> Plan:
             return build_plan(graph, read_text(text), target)
         except ValueError as error:
             raise Unsupported(f"the plan {text!r}: {error}") from error
-    return build_plan(graph, greedy(graph, target), target)
+    shape = greedy(graph, target)
+    if target == "cuda":
+        from autotune.fusion.packing import pack
+
+        shape = pack(graph, shape)
+    return build_plan(graph, shape, target)
 
 
 def make_plan(graph: Graph, target: str = "cuda", text: str = "") -> Plan:
-    """The plan of a region: the one ``text`` describes, or :func:`greedy`'s. Remembered.
+    """The plan of a region: the one ``text`` describes, or :func:`greedy`'s, packed for "cuda". Remembered.
 
     Raises:
         Unsupported: some group has no kernel in this version, or the text does not fit the graph.
@@ -176,6 +195,9 @@ def make_plan(graph: Graph, target: str = "cuda", text: str = "") -> Plan:
 
 def greedy(graph: Graph, target: str = "cuda") -> Shape:
     """The largest groups, one launch each: every root, in order, joins the latest group that it can join.
+
+    Parts of the graph that have nothing to do with each other get groups of their own; their launches may be joined by
+    ``autotune.fusion.packing.pack``.
 
     Raises:
         Unsupported: a root has no kernel even alone.
@@ -199,9 +221,12 @@ def greedy(graph: Graph, target: str = "cuda") -> Shape:
     def fits(roots: Sequence[str], homes: Mapping[int, int], k: int) -> bool:
         return legal(sketch(graph, roots, homes, k), target)
 
+    part_of = _parts(graph)
     for root in all_roots(graph):
         number = int(root[1:])
         for k in reversed(range(len(groups))):
+            if part_of[groups[k][0]] != part_of[root]:
+                continue
             trial = [*groups[k], root]
             homes = home | ({number: k} if root[0] == "r" else {})
             wanted = needs(k, trial, homes)
@@ -229,6 +254,16 @@ def greedy(graph: Graph, target: str = "cuda") -> Shape:
     for k in range(len(groups)):
         visit(k)
     return tuple(((tuple(groups[k]),),) for k in order)
+
+
+def _parts(graph: Graph) -> dict[str, int]:
+    """The connected part that each root belongs to."""
+    found: dict[str, int] = {}
+    for n, outputs in enumerate(components(graph)):
+        found |= {f"o{k}": n for k in outputs}
+        inside = cone(graph, [f"o{k}" for k in outputs], {}, 0)
+        found |= {f"r{i}": n for i in inside if graph.values[i].op in REDUCTIONS}
+    return found
 
 
 def cone(graph: Graph, roots: Iterable[str], home: Mapping[int, int], k: int) -> list[int]:

@@ -3,8 +3,10 @@
 A node is *memory-intensive* if a rule translates it, and *opaque* otherwise (mm, attention, random numbers, what the
 rules do not know). Regions are connected sets of memory-intensive nodes that can be contracted to one node without a
 cycle. They are found in two steps: nodes get levels (the number of opaque nodes that must run before them), and equal
-levels that touch are one region, which can make no cycle; then regions that touch are merged while no path between them
-leads through anything else.
+levels that touch are one region, which can make no cycle (a node that is cheaper to compute where it is read waits for
+the level of its readers: ``autotune.fusion.delay``); then regions that touch are merged while no path between them
+leads through anything else. Then regions that have nothing to do with each other may become one all the same, so that
+their kernels can share launches: see ``autotune.fusion.remote``.
 
 Views and generators belong to no region: those that a region needs are copied into its submodule, where they are free,
 and those that others need stay where they are.
@@ -23,9 +25,11 @@ from torch import fx
 from autotune.errors import Unsupported
 from autotune.fusion import aten
 from autotune.fusion.canonical import canonicalize, to_workload
-from autotune.fusion.contraction import merge_groups
+from autotune.fusion.contraction import bundle_groups, levels, merge_groups
+from autotune.fusion.delay import delays
 from autotune.fusion.graph import STORAGE_BYTES
 from autotune.fusion.label import describe
+from autotune.fusion.remote import Candidate, candidate, may_join
 from autotune.fusion.rules import GENERATORS, RULES, VIEWS
 from autotune.fusion.translate import meta, op_name, translate
 from autotune.workload import Workload
@@ -101,6 +105,16 @@ def _is_window(node: fx.Node) -> bool:
     return op_name(node) in ("select", "slice", "narrow", "diagonal")
 
 
+def _bytes(value: Any) -> int:
+    """Size of a node's tensors; huge where it is not known."""
+    total = 0
+    for t in tensors_of(value):
+        if not all(type(n) is int for n in t.shape):
+            return 1 << 62
+        total += t.numel() * t.element_size()
+    return total
+
+
 def _is_aligned(window: Any, source: Any) -> bool:
     if not isinstance(window, torch.Tensor) or not isinstance(source, torch.Tensor):
         return False
@@ -157,11 +171,23 @@ class Finder:
                 out[n] = None
         return list(out)
 
+    def condensed(self) -> tuple[list[fx.Node], dict[fx.Node, list[fx.Node]], set[fx.Node]]:
+        """The nodes that compute, what each reads through views, and those that may be in regions."""
+        real = [n for n in self.nodes if not self.free(n) and n.op != "output"]
+        return real, {n: self.producers(n) for n in real}, {n for n in real if self.sort(n) == "compute"}
+
     def groups(self) -> list[list[fx.Node]]:
         """The sets of nodes to become regions, in graph order."""
-        real = [n for n in self.nodes if not self.free(n) and n.op != "output"]
-        before = {n: self.producers(n) for n in real}
-        return merge_groups(real, before, {n for n in real if self.sort(n) == "compute"})
+        order, before, members = self.condensed()
+        movable = {n for n in members if self._may_wait(n, members)}
+        size = {n: _bytes(meta(n)) for n in order}
+        late = delays(order, before, levels(order, before, members), movable, size)
+        return merge_groups(order, before, members, late)
+
+    def _may_wait(self, node: fx.Node, members: set[fx.Node]) -> bool:
+        """Whether nothing but nodes of regions reads a tensor. (A tuple's elements do not leave it.)"""
+        alone = isinstance(meta(node), torch.Tensor) and node.target is not operator.getitem
+        return alone and not self._used_outside(node, members)
 
     def submodule(self, nodes: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node], fx.GraphModule]:
         """(inputs, outputs, module) of a group; free nodes between are copied in."""
@@ -282,7 +308,37 @@ def find_regions(gm: fx.GraphModule) -> list[Region]:
                     continue
             regions.append(done[key])
         if not failed:
-            return regions
+            return _side_by_side(finder, regions)
+
+
+def _side_by_side(finder: Finder, regions: list[Region]) -> list[Region]:
+    """Regions with those joined that remote fusion joins (``autotune.fusion.remote``), in graph order."""
+    order, before, members = finder.condensed()
+    level = levels(order, before, members)
+    known: list[Candidate | None] = []
+    for r in regions:
+        devices = {str(t.device) for n in r.nodes for t in tensors_of(meta(n))}
+        place = (*sorted(devices), max(level[n] for n in r.nodes))
+        reads = {n: sum(t.numel() * t.element_size() for t in tensors_of(meta(n))) for n in r.inputs}
+        known.append(None if r.workload is None else candidate(r.workload, place, reads))
+
+    def joins(bundle: Sequence[int], k: int) -> bool:
+        return may_join([known[n] for n in bundle], known[k])
+
+    out: list[Region] = []
+    for bundle in bundle_groups(order, before, [r.nodes for r in regions], joins):
+        alone = [regions[k] for k in bundle]
+        out += alone if len(bundle) == 1 else _joined(finder, alone)
+    return sorted(out, key=lambda r: finder.place[r.nodes[0]])
+
+
+def _joined(finder: Finder, regions: list[Region]) -> list[Region]:
+    """One region of several, or the several where together they have no workload."""
+    try:
+        made = finder.region(sorted((n for r in regions for n in r.nodes), key=finder.place.__getitem__))
+    except Unsupported:
+        return regions
+    return regions if made.workload is None else [made]
 
 
 def _harden(finder: Finder, culprit: fx.Node, reason: str) -> None:

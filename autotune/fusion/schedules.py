@@ -1,7 +1,9 @@
 """From a region's plan to configurations: which choices make sense for it, where to begin, and what a choice means.
 
 A region of one group uses the names of ``search_spaces/fusion.toml`` as they are. With several groups each has its own
-copy, ``g0.threads_per_row`` and so on; parameters of the machine (``threads``) would still be one a group.
+copy, ``g0.threads_per_row`` and so on; parameters of the machine (``threads``) would still be one a group. Groups that
+differ in the number of rows only share one copy, that of their leader (``Plan.leaders``): an optimizer step over 37
+tensors has the parameters of one kernel.
 """
 
 from __future__ import annotations
@@ -11,33 +13,80 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autotune.codegen.program import Program, find_online
+from autotune.fusion.graph import REDUCTIONS, Graph
 from autotune.task import Choice, Config
 
 if TYPE_CHECKING:
+    from autotune.fusion.plan import Plan
     from autotune.tuner.space import Space
 
 
-def group_config(config: Mapping[str, Choice], group: int, groups: int) -> Config:
-    """The part of a region's configuration that is for one of its groups, under plain names."""
+def group_config(config: Mapping[str, Choice], group: int, groups: int, leader: int | None = None) -> Config:
+    """The part of a region's configuration that is for one of its groups, under plain names.
+
+    ``leader`` is the group whose parameters it shares; where the configuration has none for that one, its own count.
+    """
     if groups == 1:
-        return dict(config)
-    prefix = f"g{group}."
-    return {k.removeprefix(prefix): v for k, v in config.items() if k.startswith(prefix)}
+        return {k: v for k, v in config.items() if k != "plan"}
+    for number in (group if leader is None else leader, group):
+        prefix = f"g{number}."
+        found = {k.removeprefix(prefix): v for k, v in config.items() if k.startswith(prefix)}
+        if found:
+            return found
+    return {}
 
 
-def join_configs(parts: Sequence[Mapping[str, Choice]]) -> Config:
-    """The region's configuration made of its groups'."""
+def group_configs(plan: Plan, config: Mapping[str, Choice]) -> list[Config]:
+    """The configuration of each group of a plan, those of one family alike."""
+    n = len(plan.groups)
+    return [group_config(config, k, n, leader) for k, leader in enumerate(plan.leaders)]
+
+
+def join_configs(parts: Sequence[Mapping[str, Choice]], leaders: Sequence[int] | None = None) -> Config:
+    """The region's configuration made of its groups'; with ``Plan.leaders`` only theirs are written down."""
     if len(parts) == 1:
         return dict(parts[0])
-    return {f"g{k}.{name}": value for k, part in enumerate(parts) for name, value in part.items()}
+    kept = range(len(parts)) if leaders is None else sorted(set(leaders))
+    return {f"g{k}.{name}": value for k in kept for name, value in parts[k].items()}
 
 
-def join_spaces(spaces: Sequence[Space]) -> Space:
-    """The region's space made of its groups'."""
+def join_spaces(spaces: Sequence[Space], leaders: Sequence[int] | None = None) -> Space:
+    """The region's space made of its groups', or of its leaders' alone."""
     if len(spaces) == 1:
         return spaces[0]
-    parameters = tuple(replace(p, name=f"g{k}.{p.name}") for k, s in enumerate(spaces) for p in s.parameters)
+    kept = range(len(spaces)) if leaders is None else sorted(set(leaders))
+    parameters = tuple(replace(p, name=f"g{k}.{p.name}") for k in kept for p in spaces[k].parameters)
     return replace(spaces[0], parameters=parameters)
+
+
+def agree(plan: Plan, parts: Sequence[Config]) -> list[Config]:
+    """The configurations with one block size within each phase of a launch."""
+    out = list(parts)
+    for phase in (phase for launch in plan.launches for phase in launch if len(phase) > 1):
+        for k, config in zip(
+            phase, one_block([plan.groups[k].graph for k in phase], [out[k] for k in phase]), strict=True
+        ):
+            out[k] = config
+    return out
+
+
+def one_block(graphs: Sequence[Graph], parts: Sequence[Config]) -> list[Config]:
+    """Configurations of groups that share a launch, with one block size: that of the first group with reductions.
+
+    Where threads share a row, as many still do if that divides the block, and the next smaller number otherwise.
+    """
+    whole = [all(v.op not in REDUCTIONS for v in g.values) for g in graphs]
+    lead = parts[whole.index(False) if False in whole else 0]
+    block = int(lead["threads_per_row"]) * int(lead["rows_per_block"])
+    return [_with_block(c, block, w) for c, w in zip(parts, whole, strict=True)]
+
+
+def _with_block(config: Config, block: int, whole: bool) -> Config:
+    if whole:
+        return config | {"threads_per_row": block, "rows_per_block": 1}
+    most = min(int(config["threads_per_row"]), block)
+    fits = [t for t in range(1, most + 1) if block % t == 0 and (t % 32 == 0 or t in (1, 2, 4, 8, 16))]
+    return config | {"threads_per_row": fits[-1], "rows_per_block": block // fits[-1]}
 
 
 def has_online(program: Program) -> bool:

@@ -15,7 +15,7 @@ from autotune.errors import BuildError, Unsupported, UserError
 from autotune.fusion import target_cpu
 from autotune.fusion.graph import REDUCTIONS, Graph
 from autotune.fusion.plan import Group, Plan, make_plan
-from autotune.fusion.schedules import group_config, join_configs, join_spaces
+from autotune.fusion.schedules import agree, group_configs, join_configs, join_spaces
 from autotune.fusion.schemes import Scheme, scheme_of
 from autotune.task import Artifact, Config, Kernel, Verdict
 from autotune.workload import Workload
@@ -72,23 +72,24 @@ class FusionTask:
         from autotune.tuner.space import load_space
 
         base = load_space("fusion", self.side, file)
-        return join_spaces([on.space_of(g.graph, base) for on, g in self._sides(self.plan)])
+        return join_spaces([on.space_of(g.graph, base) for on, g in self._sides(self.plan)], self.plan.leaders)
 
     def default(self) -> Config:
-        return join_configs([on.default(g.graph) for on, g in self._sides(self.plan)])
+        return self._joined(self.plan, [on.default(g.graph) for on, g in self._sides(self.plan)])
 
     def seeds(self) -> Sequence[Config]:
         sides = self._sides(self.plan)
         found = [on.seeds(g.graph) for on, g in sides]
         base = [on.default(g.graph) for on, g in sides]
         rows = itertools.zip_longest(*found)
-        return [join_configs([c or b for c, b in zip(row, base, strict=True)]) for row in rows]
+        return [self._joined(self.plan, [c or b for c, b in zip(row, base, strict=True)]) for row in rows]
 
     def normalize(self, config: Config) -> Config:
         """The configuration that would in effect run."""
         plan = self.plan_of(config)
         parts = self._parts(plan, config)
-        made = join_configs([on.normalize(g.graph, c) for (on, g), c in zip(self._sides(plan), parts, strict=True)])
+        sides = self._sides(plan)
+        made = self._joined(plan, [on.normalize(g.graph, c) for (on, g), c in zip(sides, parts, strict=True)])
         return made | {"plan": config["plan"]} if "plan" in config else made
 
     def _sides(self, plan: Plan) -> list[tuple[Scheme, Group]]:
@@ -96,8 +97,11 @@ class FusionTask:
         return [(scheme_of(g.graph) if self._cuda else target_cpu.SCHEME, g) for g in plan.groups]
 
     def _parts(self, plan: Plan, config: Config) -> list[Config]:
-        n = len(plan.groups)
-        return [group_config(config, k, n) for k in range(n)]
+        return group_configs(plan, config)
+
+    def _joined(self, plan: Plan, parts: Sequence[Config]) -> Config:
+        """The region's configuration: one copy for each family of groups, block sizes agreed within each launch."""
+        return join_configs(agree(plan, parts) if self._cuda else parts, plan.leaders)
 
     def reject(self, config: Config) -> str | None:
         try:

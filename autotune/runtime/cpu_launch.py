@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from autotune.fusion.plan import Plan
-from autotune.fusion.schedules import group_config
+from autotune.fusion.schedules import group_configs
 from autotune.runtime.match import group_program
 from autotune.task import Config
 
@@ -23,8 +23,8 @@ def make_launches(plan: Plan, config: Config) -> list[Callable[[int, Sequence[in
     from autotune.codegen.cpu import CpuSchedule, load
 
     out = []
-    for k, group in enumerate(plan.groups):
-        schedule = CpuSchedule.from_config(group_config(config, k, len(plan.groups)))
+    for k, (group, own) in enumerate(zip(plan.groups, group_configs(plan, config), strict=True)):
+        schedule = CpuSchedule.from_config(own)
         kernel = load(group_program(plan, k, config), schedule)
         extent0 = group.graph.extents[0] if group.graph.extents else 1
         out.append(_bind(kernel, extent0))

@@ -18,7 +18,7 @@ from autotune.device import DeviceIdentity, Environment
 from autotune.errors import Unsupported
 from autotune.fusion.graph import Graph
 from autotune.fusion.plan import Plan, make_plan
-from autotune.fusion.schedules import group_config
+from autotune.fusion.schedules import group_configs
 from autotune.store.records import Schedule
 from autotune.task import Config
 from autotune.workload import Workload
@@ -174,7 +174,7 @@ def _launch_misfit(graph: Graph, tuned: Graph, plan: Plan, there: Plan, schedule
 
 def group_program(plan: Plan, k: int, config: Config) -> Program:
     """The program of the ``k``-th group of a plan under a configuration of the region."""
-    own = group_config(config, k, len(plan.groups))
+    own = group_configs(plan, config)[k]
     return build_program(plan.groups[k].graph, keep=own.get("keep") != "reload", online=bool(own.get("online", False)))
 
 
