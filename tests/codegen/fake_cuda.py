@@ -231,20 +231,13 @@ class Machine:
             if all(t.waits and t.waits[0] == "syncthreads" for t in own):
                 block.epoch += 1
                 _go(own)
-        if all(t.waits and t.waits[0] == "cluster_sync" for t in threads) and not self._spans_clusters():
-            for block in self.blocks.values():
-                block.cluster_epoch += 1
-                block.epoch += 1
-            _go(threads)
-        for thread in threads:
-            if thread.waits and thread.waits[0] not in _SYNC and thread.waits[0] != "cluster_sync":
-                # A look at global memory that others write: give way once, then look.
-                self.now = thread
-                thread.answer = names.WAITING[thread.waits[0]](*thread.waits[1:])
-                thread.waits = None
-
-    def _spans_clusters(self) -> bool:
-        return len(self.blocks) != self.source.cluster
+        # Beyond a block: cluster and grid are never in one kernel, so all blocks at hand are the cluster, or the grid.
+        for wide in ("cluster_sync", "grid_barrier"):
+            if all(t.waits and t.waits[0] == wide for t in threads):
+                for block in self.blocks.values():
+                    block.cluster_epoch += 1
+                    block.epoch += 1
+                _go(threads)
 
     def _shuffle(self, kind: str, warp: list[_Thread]) -> None:
         if kind != "syncwarp":

@@ -181,10 +181,8 @@ LIBDEVICE = {
     "truncf": _trunc,
 }
 MATH = {"log": _one(np.log), "log2": _one(np.log2), "copysign": lambda a, b: F(np.copysign(a, b))}
-WAITING: dict[str, Callable[..., Any]] = {}
-"""Functions at which a thread gives way to the others before they run: looks at memory that others write, and barriers
-wider than a block. ``cluster_sync`` is the machine's own."""
-WAITING["cluster_sync"] = lambda: None
+WAITING = frozenset(["cluster_sync", "grid_barrier"])
+"""Functions at which a thread waits for those of other blocks."""
 
 _MEMORY = re.compile(r"\b(ld|lr|st|un)_([a-z]+\d+)_(\d+)(?:_[a-z])?\b")
 

@@ -32,6 +32,19 @@ def test_kernels_of_the_zoo_compute_what_the_oracle_does(name: str) -> None:
                 check_group(group.graph, made, seed=n, special=bool(n))
 
 
+@pytest.mark.parametrize("finish", ["kernel", "barrier"])
+def test_columns_and_their_finish(finish: str) -> None:
+    """Two kernels, or one with a barrier over the whole grid."""
+    task = FusionTask(workloads("layer_norm_backward")[0], "cuda:0", target="sm_90", sms=3)
+    group = task.plan.groups[0]
+    scheme = scheme_of(group.graph)
+    assert scheme.name == "columns"
+    config = scheme.default(group.graph) | {"finish": finish, "blocks_per_sm": 1}
+    made = scheme.emit(group.graph, config, 3)
+    assert len(made.sources) == (1 if finish == "barrier" else 2)
+    check_group(group.graph, made, special=True)
+
+
 def test_a_wrong_kernel_does_not_pass() -> None:
     (work,) = workloads("ln_1001")
     task = FusionTask(work, "cuda:0", target="sm_90", sms=3)
