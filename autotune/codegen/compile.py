@@ -67,6 +67,11 @@ def _without_device(cc: tuple[int, int]) -> Iterator[None]:
         dispatcher.get_current_device = real
 
 
+def last_line(error: BaseException) -> str:
+    """The last line of what an error says, where compilers put the reason."""
+    return (str(error).strip().splitlines() or ["without a reason"])[-1][:300]
+
+
 def capability(target: str) -> tuple[int, int]:
     """ "sm_90" -> (9, 0)."""
     n = int(target.removeprefix("sm_"))
@@ -88,7 +93,7 @@ def compile_ptx(source: CudaSource, target: str) -> tuple[str, str]:
     linecache.cache[filename] = (len(source.text), None, source.text.splitlines(True), filename)
     exec(compile(source.text, filename, "exec"), space)
     for name, obj in list(space.items()):
-        if re.fullmatch(r"[fe]\d+", name):
+        if re.fullmatch(r"[fel]\d+", name):
             space[name] = cuda.jit(device=True, fastmath=True)(obj)
     extent0 = [types.int64] if source.launch["dynamic"] else []
     sig = types.void(*(types.CPointer(POINTER[s]) for s in source.params), *extent0)
@@ -106,7 +111,7 @@ def compile_ptx(source: CudaSource, target: str) -> tuple[str, str]:
                 launch_bounds=source.block,
             )
     except Exception as error:  # numba raises many types; all mean this candidate does not compile
-        raise BuildError(f"numba: {type(error).__name__}: {str(error).strip().splitlines()[-1][:300]}") from error
+        raise BuildError(f"numba: {type(error).__name__}: {last_line(error)}") from error
     text = ptx.decode() if isinstance(ptx, bytes) else str(ptx)
     found = re.search(r"\.entry\s+(\S+)\s*\(", text)
     if not found:
@@ -137,7 +142,7 @@ def build(source: CudaSource, target: str = "sm_90") -> Kernel:
     try:
         cubin = bytes(Linker(ObjectCode.from_ptx(ptx.encode()), options=options).link("cubin").code)
     except Exception as error:
-        raise BuildError(f"ptxas: {type(error).__name__}: {str(error).strip().splitlines()[-1][:300]}") from error
+        raise BuildError(f"ptxas: {type(error).__name__}: {last_line(error)}") from error
     used = resources(cubin, entry)
     if capability(target) >= (9, 0) and used["shared"] >= 1024:
         used["shared"] -= 1024  # the linker counts what the system reserves; blocks_per_sm adds it itself

@@ -14,31 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.codegen.cuda_columns import add_columns, beginnings
+from autotune.codegen.cuda_names import HINTS, NAMES, tuple_of
 from autotune.codegen.expr import LOG2E, combine, literal, pointwise
 from autotune.codegen.program import Pass, Program, stride_of
 from autotune.errors import Unsupported
 from autotune.fusion.graph import STORAGE_BYTES, Value, compute_type
 from autotune.fusion.ops import POINTWISE
 
-NAMES = {
-    "float32": "f32",
-    "float16": "f16",
-    "bfloat16": "bf16",
-    "int64": "i64",
-    "int32": "i32",
-    "int16": "i16",
-    "int8": "i8",
-    "uint8": "u8",
-    "bool": "b1",
-}
-HINTS = {
-    "default": "d",
-    "streaming": "s",
-    "no_allocate": "n",
-    "prefetch": "p",
-    "evict_first": "e",
-    "evict_last": "l",
-}
 GENERATOR = "cuda-1"
 """Changes when emitted code changes meaning; part of an artifact."""
 
@@ -59,10 +41,11 @@ class CudaSchedule:
     blocks_per_sm: int
     cluster: int = 1
     finish: str = "kernel"
+    prefetch: bool = False
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> CudaSchedule:
-        later = ("cluster", "finish")  # what configurations stored by earlier versions lack
+        later = ("cluster", "finish", "prefetch")  # what configurations stored by earlier versions lack
         return cls(**{name: config[name] for name in cls.__dataclass_fields__ if name in config or name not in later})
 
     @property
@@ -170,10 +153,21 @@ class CudaEmitter:
         self.ok_needed = (not program.pointwise or bool(program.columns)) and schedule.rows_per_block > 1
         self.kept_of: dict[int, list[int]] = {}  # pass -> values it keeps
         self.where_kept: dict[int, int] = {}
+        self.ahead: tuple[int, ...] = ()  # loads that pass ``ahead_pass`` finds done: issued while the row before was at work
+        self.ahead_pass = -1
         for q, pas in enumerate(program.passes):
             self.kept_of[q] = list(pas.kept_out)
             for i in pas.kept_out:
                 self.where_kept[i] = q
+
+    def ahead_words(self, i: int, x: str) -> str:
+        """The words of load ``i`` in the tuple ``x`` of what was loaded a row ahead."""
+        at = sum(self.raw_words(k) for k in self.ahead[: self.ahead.index(i)])
+        return ", ".join(f"{x}[{at + w}]" for w in range(self.raw_words(i)))
+
+    def raw_words(self, i: int) -> int:
+        """32-bit words of one pack of load ``i`` as it lies in memory."""
+        return max(1, self.vec * STORAGE_BYTES[self.g.inputs[self.g.values[i].slot]] // 4)
 
     # ---- names and small pieces -------------------------------------------------------------------------------------
 
@@ -246,6 +240,28 @@ class CudaEmitter:
                 conds.append(f"{i} < {hi}")
         return " and ".join(conds)
 
+    def column_indices(self) -> list[str]:
+        """Lines that take the column number ``c`` apart into the index ``j<axis>`` along each column axis."""
+        out = []
+        rest = "c"
+        for a in reversed(self.p.cols[1:]):
+            out.append(f"j{a} = urem({rest}, {self.g.extents[a]})")
+            out.append(f"n{a} = udiv({rest}, {self.g.extents[a]})")
+            rest = f"n{a}"
+        out.append(f"j{self.p.cols[0]} = {rest}")
+        return out
+
+    def address(self, acc: _Access, base: str, e: int) -> str:
+        """Element of lane ``e`` of the pack at hand, ``base`` being the row's offset."""
+        inner = self.p.cols[-1]
+        terms = [base]
+        terms += [f"j{a} * {s}" if s != 1 else f"j{a}" for a, s in acc.outer]
+        if acc.inner:
+            terms.append(f"j{inner}" if acc.inner == 1 else f"j{inner} * {acc.inner}")
+            if e:
+                terms.append(str(e * acc.inner))
+        return " + ".join(terms)
+
     # ---- a pass over one pack ---------------------------------------------------------------------------------------
 
     def pass_function(self, q: int, pas: Pass) -> tuple[str, list[str], list[str]]:
@@ -270,26 +286,10 @@ class CudaEmitter:
             return n
 
         inner = self.p.cols[-1]
-        rest = "c"
-        if len(self.p.cols) > 1:
-            for a in reversed(self.p.cols):
-                if a == self.p.cols[0]:
-                    body.append(f"j{a} = {rest}")
-                else:
-                    body.append(f"j{a} = urem({rest}, {g.extents[a]})")
-                    body.append(f"n{a} = udiv({rest}, {g.extents[a]})")
-                    rest = f"n{a}"
-        else:
-            body.append(f"j{inner} = c")
+        body += self.column_indices()
 
         def address(acc: _Access, base: str, e: int) -> str:
-            terms = [need(base)]
-            terms += [f"j{a} * {s}" if s != 1 else f"j{a}" for a, s in acc.outer]
-            if acc.inner:
-                terms.append(f"j{inner}" if acc.inner == 1 else f"j{inner} * {acc.inner}")
-                if e:
-                    terms.append(str(e * acc.inner))
-            return " + ".join(terms)
+            return self.address(acc, need(base), e)
 
         for i in pas.kept_in:
             src = self.where_kept[i]
@@ -305,7 +305,7 @@ class CudaEmitter:
         for i in pas.compute:
             v = g.values[i]
             if v.op == "load":
-                self.emit_load(i, v, body, need, address)
+                self.emit_load(i, v, body, need, address, q)
             elif v.op == "gather":
                 ptr, acc, short = need(f"p{v.slot}"), self.access[i], NAMES[g.inputs[v.slot]]
                 zero = literal(0, v.dtype)
@@ -365,7 +365,7 @@ class CudaEmitter:
                 returns += [f"v{i}_{e}" for e in range(vec)]
         returns += columns
         if returns:
-            body.append(f"return ({', '.join(returns)},)")
+            body.append(f"return {tuple_of(returns)}")
         need("c")
         text = [f"def f{q}({', '.join(params)}):"] + [f"    {x}" for x in body]
         return "\n".join(text), params, accs
@@ -376,9 +376,11 @@ class CudaEmitter:
             xs = nxt + ([xs[-1]] if len(xs) % 2 else [])
         return xs[0]
 
-    def emit_load(self, i: int, v: Value, body: list[str], need: Any, address: Any) -> None:
+    def emit_load(self, i: int, v: Value, body: list[str], need: Any, address: Any, now: int) -> None:
         vec, acc, short = self.vec, self.access[i], NAMES[self.g.inputs[v.slot]]
-        ptr, hint = need(f"p{v.slot}"), self.load_hint(i)
+        ptr, hint = f"p{v.slot}", self.load_hint(i)
+        if i not in self.ahead or now != self.ahead_pass:
+            need(ptr)
         inner = self.p.cols[-1]
         by_pack = not any(a == inner and (lo % vec or hi % vec) for a, lo, hi in v.guards)
         axes = (*self.p.cols, *self.p.rows)
@@ -387,6 +389,11 @@ class CudaEmitter:
                 need(f"i{a}")
         zero = literal(0, v.dtype)
         if acc.vector and by_pack:
+            if i in self.ahead and now == self.ahead_pass:
+                body.append(f"u{i} = ({self.ahead_words(i, need('x'))},)")
+                body.append(f"w{i} = un_{short}_{vec}(u{i})")
+                body.extend(f"v{i}_{e} = w{i}[{e}]" for e in range(vec))
+                return
             guard = self.guard_text(v, axes, "")
             at = address(acc, f"b{i}", 0)
             if self.packed(i):
@@ -452,7 +459,7 @@ class CudaEmitter:
             zero = "uint32(0)" if self.packed(i) else literal(0, self.g.values[i].dtype)
             zeros += [zero] * self.kept_words(i)
         zeros += beginnings(self, q)
-        return f"def e{q}({', '.join(accs)}):\n    return ({', '.join(accs + zeros)},)"
+        return f"def e{q}({', '.join(accs)}):\n    return {tuple_of(accs + zeros)}"
 
     # ---- row values -------------------------------------------------------------------------------------------------
 

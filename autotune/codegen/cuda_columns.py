@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from autotune.codegen.cuda_names import tuple_of
 from autotune.codegen.expr import accumulator, combine, identity
 from autotune.codegen.program import Pass
 
@@ -94,7 +95,7 @@ class Accumulators:
         for q, pas in enumerate(self.p.passes):
             values = beginnings(self.e, q)
             if values:
-                out += [f"g{q}_{k} = ({', '.join(values)},)" for k in range(self.r.packs)]
+                out += [f"g{q}_{k} = {tuple_of(values)}" for k in range(self.r.packs)]
             for n in pas.row_columns:
                 out += [f"{name} = {beginning(self.p.columns[n])}" for name in self.row_names(n)]
         return out

@@ -14,7 +14,7 @@ from autotune.codegen.intrinsics_cluster import STATE_WORDS
 from autotune.codegen.kernels import GroupKernels, Private, Ref
 from autotune.errors import Unsupported
 
-_FUNCTION = re.compile(r"\b([fe])(\d+)\(")
+_FUNCTION = re.compile(r"\b([fel])(\d+)\(")
 _POINTER = re.compile(r"\bp(\d+)\b")
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from autotune.codegen.cuda import GENERATOR, CudaSource
 from autotune.codegen.cuda_cluster import join_cluster
 from autotune.codegen.cuda_columns import Accumulators, beginnings
+from autotune.codegen.cuda_names import tuple_of
+from autotune.codegen.cuda_prefetch import Ahead
 from autotune.codegen.expr import LOG2E, accumulator, combine, identity
 from autotune.codegen.program import Online, Pass, power_of_two
 from autotune.errors import Unsupported
@@ -105,12 +107,22 @@ class Rows:
             out += self.emit_pack(q, pas, params, accs, str(k), guarded=k >= self.full)
         return out
 
+    def column(self, k: str) -> str:
+        """The first column of a thread's pack number ``k``."""
+        offset = " + c0" if self.tiles > 1 else ""
+        return f"int32(({k} * {self.TT} + tg) * {self.vec}{offset})"
+
+    def row_of(self, group: str) -> str:
+        """The row of this thread in row set ``group``; the last one where there are no more."""
+        if self.R == 1:
+            return f"int32({group})"
+        at = f"int32({group} * {self.R} + rb)"
+        return f"sel({at} < rows, {at}, int32(rows - 1))"
+
     def emit_pack(self, q: int, pas: Pass, params: list[str], accs: list[str], k: str, guarded: bool) -> list[str]:
         e = self.e
         out = []
-        offset = " + c0" if self.tiles > 1 else ""
-        c = f"int32(({k} * {self.TT} + tg) * {self.vec}{offset})"
-        out.append(f"c = {c}")
+        out.append(f"c = {self.column(k)}")
         unrolled = self.s.keep == "registers" or bool(self.p.columns)
         suffix = k if k.isdigit() and unrolled else "x"
         shared = self.s.keep == "shared"
@@ -122,6 +134,8 @@ class Rows:
         for name in params:
             if name.startswith("z") and name[1:].isdigit():
                 args.append(f"z{name[1:]}_{suffix}")
+            elif name == "x":
+                args.append(f"x_{suffix}")
             elif name.startswith("g") and name[1:].isdigit():
                 args.append(f"{name}_{suffix}")
             else:
@@ -131,8 +145,8 @@ class Rows:
         returns = bool(accs or e.kept_of[q] or held)
         take = [f"{a} = z{q}_{suffix}[{n}]" for n, a in enumerate(accs)]
         at = len(accs) + sum(e.kept_words(i) for i in e.kept_of[q])
-        taken = ", ".join(f"z{q}_{suffix}[{at + n}]" for n in range(len(held)))
-        hold = [f"g{q}_{suffix} = ({taken},)"] if held else []
+        taken = [f"z{q}_{suffix}[{at + n}]" for n in range(len(held))]
+        hold = [f"g{q}_{suffix} = {tuple_of(taken)}"] if held else []
         post = self.put_shared(q, k) if shared else []
         if not guarded:
             out += pre + ([f"z{q}_{suffix} = {call}"] if returns else [call]) + take + hold + post
@@ -268,6 +282,12 @@ class Rows:
         e, p, g = self.e, self.p, self.g
         main: list[str] = []
         held = Accumulators(self) if p.columns else None
+        ahead: Ahead | None = None
+        if self.s.prefetch:
+            if not held and (self.s.blocks_per_sm == 0 or self.s.keep != "registers"):
+                raise Unsupported("loading ahead is for persistent kernels that keep rows in registers")
+            ahead = Ahead(self)
+            self.functions.append(ahead.function())
         done: set[int] = set()
 
         def row_values(ids: list[int]) -> list[str]:
@@ -287,6 +307,8 @@ class Rows:
             if not pas.walks:
                 continue
             main += self.emit_pass(q, pas)
+            if ahead and q == ahead.pass_number:
+                main.append("#ahead")
             if pas.reduce or pas.online:
                 main += self.join(pas)
             for o in pas.online:
@@ -340,13 +362,18 @@ class Rows:
         if parity:
             loop.append(f"par = int32({span} - par)")
         text: list[str] = []
-        sets = f"(rows + {self.R - 1}) // {self.R}"
+        pre.append(f"sets = int32((rows + {self.R - 1}) // {self.R})")
+        sets, first, step = "sets", "chunk" if held else "blk", "step" if held else "nblk"
+        if ahead:
+            at = loop.index("#ahead")
+            loop[at : at + 1] = ahead.next_row(step, sets)
         if held:
             text.append(f"chunk = udiv(blk, {self.tiles})" if self.tiles > 1 else "chunk = blk")
             text.append(f"tile = int32(blk - chunk * {self.tiles})")
             text.append(f"c0 = int32(tile * {self.per_step * self.packs})")
             text.append(f"step = udiv(nblk, {self.tiles})" if self.tiles > 1 else "step = nblk")
             text += held.begin()
+            text += ahead.begin(first, sets) if ahead else []
             text.append(f"for group in range(chunk, {sets}, step):")
             text += ["    " + x for x in loop]
             shared, after, size = held.end()
@@ -354,6 +381,7 @@ class Rows:
             pre += shared
             self.shared_static += size
         elif persistent:
+            text += ahead.begin(first, sets) if ahead else []
             text.append(f"for group in range(blk, {sets}, nblk):")
             text += ["    " + x for x in loop]
         else:

@@ -43,6 +43,7 @@ def compare(
     reduction_length: int = 1,
     *,
     off_by_one: bool = False,
+    slack: torch.Tensor | None = None,
 ) -> Verdict:
     """Compare a candidate's output with the oracle's.
 
@@ -56,6 +57,7 @@ def compare(
         reduction_length: the largest number of terms that one element depends on through reductions.
         off_by_one: for integers made from floats (quantisation): one in a thousand elements may differ by one, since a
             tie or a truncation can fall either way in fp32.
+        slack: for floats, by how much each element may be off beyond its tolerance.
 
     Returns:
         ``error`` is the largest error over its tolerance; infinite where NaN, infinities or shapes do not match.
@@ -78,7 +80,10 @@ def compare(
         stored = e.to(dtype).to(torch.float64)  # what a perfect kernel would have stored: may overflow to infinity
         overflow_ok = (e.abs() >= 0.99 * torch.finfo(dtype).max) & torch.isinf(a) & (torch.sign(a) == torch.sign(e))
         same = (a == stored) | (torch.isnan(a) & torch.isnan(e)) | overflow_ok
-        ratio = (a - e).abs() / (rtol * e.abs() + atol)
+        allowed = rtol * e.abs() + atol
+        if slack is not None:
+            allowed += slack.reshape(-1)[lo : lo + _CHUNK].to(a.device)
+        ratio = (a - e).abs() / allowed
         # A NaN or an infinity on one side only, or infinities of opposite sign, have come out as NaN or infinity.
         ratio = torch.where(torch.isnan(ratio), math.inf, ratio)
         ratio = torch.where(same, 0.0, ratio)

@@ -100,9 +100,9 @@ def legal(graph: Graph, target: str) -> bool:
         if target == "cuda":
             scheme_of(graph)
         else:
-            from autotune.codegen.program import build_program, once_a_row
+            from autotune.codegen.cpu_columns import column_split, row_wise
 
-            once_a_row(build_program(graph))
+            return row_wise(graph) or column_split(graph) is not None
     except Unsupported:
         return False
     return True

@@ -105,7 +105,7 @@ class ColumnsScheme:
 
     def normalize(self, graph: Graph, config: Config) -> Config:
         program = main_program(_split(graph))
-        c = {"cluster": 1, "finish": "kernel"} | dict(config)
+        c = {"cluster": 1, "finish": "kernel", "prefetch": False} | dict(config)
         t, r = int(c["threads_per_row"]), int(c["rows_per_block"])
         while r * t > 1024:
             r //= 2
@@ -147,6 +147,7 @@ class ColumnsScheme:
             "blocks_per_sm": 2 if t >= 512 else 4,
             "cluster": 1,
             "finish": "kernel",
+            "prefetch": False,
         }
         return self.normalize(graph, config)
 
@@ -164,6 +165,7 @@ class ColumnsScheme:
         out.append(d | {"rows_per_block": 1})
         out.append(d | {"finish": "barrier", "blocks_per_sm": min(2, int(d["blocks_per_sm"]))})
         out.append(d | {"load_hint": "no_allocate"})
+        out += [d | {"prefetch": True, "blocks_per_sm": b} for b in (1, 2, 4)]
         usable = row_wise.vectors(program)
         out += [d | {"vector_bytes": b} for b in usable[:3] if b != d["vector_bytes"]]
         if program.pointwise:

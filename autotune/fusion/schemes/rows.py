@@ -91,7 +91,8 @@ def space_of(program: Program, space: Space) -> Space:
         space = narrow(space, "cluster", [1])
     if program.pointwise:
         space = narrow(space, "threads_per_row", [64, 128, 256, 512, 1024])
-        for name, only in (("rows_per_block", [1]), ("keep", ["registers"]), ("online", [False])):
+        only_one = (("rows_per_block", [1]), ("keep", ["registers"]), ("online", [False]), ("prefetch", [False]))
+        for name, only in only_one:
             space = narrow(space, name, only)
         return space
     cols = program.n_cols
@@ -122,10 +123,10 @@ def normalize(program: Program, config: Config) -> Config:
 
     Many combinations mean the same kernel; measuring one of them is enough.
     """
-    c: Config = {"cluster": 1} | dict(config) | {"finish": "kernel"}
+    c: Config = {"cluster": 1, "prefetch": False} | dict(config) | {"finish": "kernel"}
     t = int(c["threads_per_row"])
     if program.pointwise:
-        c.update(cluster=1, rows_per_block=1, keep="registers", online=False, threads_per_row=min(1024, max(64, t)))
+        c.update(cluster=1, prefetch=False, rows_per_block=1, keep="registers", online=False, threads_per_row=min(1024, max(64, t)))
         return c
     rows = int(c["rows_per_block"])
     while rows * t > 1024:
@@ -138,6 +139,8 @@ def normalize(program: Program, config: Config) -> Config:
         c["cluster"] = 1
     if int(c["cluster"]) > 1:
         c["blocks_per_sm"] = 0
+    if c["keep"] != "registers" or not int(c["blocks_per_sm"]):
+        c["prefetch"] = False
     if c["keep"] == "registers":
         c["unroll"] = 1
     else:
@@ -169,6 +172,7 @@ def default(program: Program) -> Config:
         "blocks_per_sm": 0,
         "cluster": 1,
         "finish": "kernel",
+        "prefetch": False,
     }
     if program.pointwise:
         return base | {"unroll": 2}
@@ -182,6 +186,24 @@ def default(program: Program) -> Config:
     if packs > 32 or crowded(program, base):
         base.update(keep="reload", unroll=4, online=has_online(program))
     return normalize(program, base)
+
+
+def _shared_rows(program: Program, d: Config) -> list[Config]:
+    """Clusters whose threads have 8 to 64 elements each, evenly where the row allows it."""
+    vec = vector_length(program, int(d["vector_bytes"]))
+    out: list[Config] = []
+    for cluster in (2, 4, 8):
+        found = []
+        for packs in range(1, 1 + 64 // vec):
+            n, rest = divmod(program.n_cols, vec * cluster * packs)
+            if not rest and 128 <= n <= 1024 and n % 32 == 0 and packs * vec >= 8:
+                found.append(n)
+        if not found:
+            found = [min(1024, max(128, power_of_two(-(-program.n_cols // (cluster * 16)))))]
+        # The most threads that leave room for two blocks, and the fewest.
+        out += [{"cluster": cluster, "threads_per_row": n} for n in {min(found), max(f for f in found if f <= 512)}
+                if found] if min(found) <= 512 else [{"cluster": cluster, "threads_per_row": min(found)}]  # fmt: skip
+    return out
 
 
 def seeds(program: Program) -> list[Config]:
@@ -204,10 +226,7 @@ def seeds(program: Program) -> list[Config]:
             if n > 256:  # one such block an SM loads, computes and stores in turn: a cap lets two overlap
                 out.append(even | {"max_registers": max(c for c in CAPS if c * 2 * n <= 65536)})
     if clustered(program):
-        for cluster in (2, 4, 8):
-            share = program.n_cols // cluster
-            n = min(1024, max(128, power_of_two(-(-share // 16))))
-            out.append(d | {"cluster": cluster, "threads_per_row": n, "rows_per_block": 1, "keep": "registers"})
+        out += [d | c | {"rows_per_block": 1, "keep": "registers"} for c in _shared_rows(program, d)]
     if has_online(program):
         out.append(d | {"online": True})
         out.append(d | {"online": True, "keep": "reload", "unroll": 4})
@@ -215,6 +234,8 @@ def seeds(program: Program) -> list[Config]:
         out.append(d | {"store_hint": "evict_last"})
         out.append(d | {"load_hint": "streaming", "store_hint": "streaming"})
         out.append(d | {"blocks_per_sm": 4})
+        if d["keep"] == "registers":
+            out += [d | {"blocks_per_sm": b, "prefetch": True} for b in (2, 4)]
     out.append(d | {"load_hint": "evict_first"})
     out.append(d | {"load_hint": "no_allocate"})
     return [normalize(program, c) for c in out]

@@ -1,0 +1,90 @@
+"""Loading a row ahead in a persistent row-wise kernel.
+
+A block that walks row after row loads, reduces, waits for its other threads and stores in turn, and the memory rests
+meanwhile. With ``prefetch`` the first pass's loads of the next row are issued right after those of the present row have
+been used, before its reductions are joined, so that they are in flight all the while; they wait as loaded, in registers.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from autotune.codegen.cuda_names import NAMES as SHORT
+from autotune.codegen.cuda_names import tuple_of
+from autotune.errors import Unsupported
+
+if TYPE_CHECKING:
+    from autotune.codegen.cuda import CudaEmitter
+    from autotune.codegen.cuda_rows import Rows
+
+MOST_WORDS = 64
+"""32-bit registers a thread may hold for what it loads ahead."""
+_NAMES = re.compile(r"\b(row|i\d+|q\d+|b\d+)\b")
+
+
+def loads_ahead(e: CudaEmitter) -> tuple[int, ...]:
+    """The loads that can be issued a row ahead: whole vectors that every row has its own of, without guards."""
+    first = next((p for p in e.p.passes if p.walks), None)
+    if first is None:
+        return ()
+    out = []
+    for i in first.compute:
+        v = e.g.values[i]
+        if v.op == "load" and e.p.domain(i) == "full" and e.access[i].vector and not v.guards:
+            out.append(i)
+    return tuple(out)
+
+
+class Ahead:
+    """The lines of one kernel that load a row ahead. Sets ``rows.e.ahead``, which pass functions look at."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.r, self.e = rows, rows.e
+        self.e.ahead = loads_ahead(self.e)
+        if not self.e.ahead:
+            raise Unsupported("no loads to issue ahead")
+        self.words = sum(self.e.raw_words(i) for i in self.e.ahead)
+        if self.words * rows.packs > MOST_WORDS:
+            raise Unsupported(f"{self.words * rows.packs} registers a thread for what is loaded ahead")
+        self.pass_number = self.e.ahead_pass = next(q for q, p in enumerate(self.e.p.passes) if p.walks)
+
+    def function(self) -> str:
+        """Text of device function ``l0``: the raw words of one pack."""
+        e = self.e
+        pointers = list(dict.fromkeys(f"p{e.g.values[i].slot}" for i in e.ahead))
+        body = e.column_indices()
+        for i in e.ahead:
+            v = e.g.values[i]
+            at = e.address(e.access[i], f"b{i}", 0)
+            short = SHORT[e.g.inputs[v.slot]]
+            body.append(f"u{i} = lr_{short}_{e.vec}_{e.load_hint(i)}(p{v.slot}, {at})")
+        words = [f"u{i}[{w}]" for i in e.ahead for w in range(e.raw_words(i))]
+        body.append(f"return {tuple_of(words)}")
+        params = ", ".join(["c", *pointers, *(f"b{i}" for i in e.ahead)])
+        return "\n".join([f"def l0({params}):", *(f"    {x}" for x in body)])
+
+    def loads(self, row: str) -> list[str]:
+        """Lines that load every pack of row number ``row``."""
+        e, r = self.e, self.r
+        own = [line for line in e.bases() if line.partition(" ")[0] in {f"b{i}" for i in e.ahead}]
+        lines = [_NAMES.sub(r"\1n", line) for line in [*e.row_indices(), *own]]
+        out = [f"rown = {row}", *lines]
+        pointers = list(dict.fromkeys(f"p{e.g.values[i].slot}" for i in e.ahead))
+        args = ", ".join(["cn", *pointers, *(f"b{i}n" for i in e.ahead)])
+        for k in range(r.packs):
+            out.append(f"cn = {r.column(str(k))}")
+            if k >= r.full:
+                out += [f"if cn < {r.p.n_cols}:", f"    x_{k} = l0({args})"]
+            else:
+                out.append(f"x_{k} = l0({args})")
+        return out
+
+    def begin(self, first: str, sets: str) -> list[str]:
+        """Before the row loop: nothing loaded yet, then the first row."""
+        out = [f"x_{k} = {tuple_of(['uint32(0)'] * self.words)}" for k in range(self.r.packs)]
+        return [*out, f"if {first} < {sets}:", *("    " + x for x in self.loads(self.r.row_of(first)))]
+
+    def next_row(self, step: str, sets: str) -> list[str]:
+        """In the row loop, once the present row's loads have been used."""
+        return [f"if group + {step} < {sets}:", *("    " + x for x in self.loads(self.r.row_of(f"(group + {step})")))]
