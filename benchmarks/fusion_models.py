@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,16 +96,29 @@ def difference(got: object, want: object) -> float:
     return float((a - b).norm() / b.norm().clamp_min(1e-30))
 
 
-def regions_of(example: Example) -> dict[str, int]:
-    """Regions of a step: how many, how many different ones, and the bytes that perfect kernels for them move."""
+def regions_of(example: Example) -> dict[str, Any]:
+    """Regions of a step: how many, how many different ones, the bytes that perfect kernels for them move, and what is
+    in no region: operators with how often each occurs.
+    """
     from autotune.fusion.capture import capture
     from autotune.fusion.graph import Graph
     from autotune.fusion.regions import find_regions
+    from autotune.fusion.rules import GENERATORS, VIEWS
+    from autotune.fusion.translate import op_name
 
     captured = capture(example.module, example.inputs, grad=example.train)
-    found = [r.workload for g in captured.graphs for r in find_regions(g.module) if r.workload is not None]
+    found, outside = [], Counter[str]()
+    for g in captured.graphs:
+        regions = [r for r in find_regions(g.module) if r.workload is not None]
+        found += [r.workload for r in regions]
+        inside = {n for r in regions for n in r.nodes}
+        names = [
+            op_name(n) or str(n.target) for n in g.module.graph.nodes if n.op == "call_function" and n not in inside
+        ]
+        outside.update(n for n in names if n not in VIEWS and n not in GENERATORS and n != "getitem")
     moved = sum(Graph.from_json(w.spec).bytes_moved for w in found)
-    return {"regions": len(found), "different_regions": len({w.fingerprint for w in found}), "bytes": moved}
+    different = len({w.fingerprint for w in found})
+    return {"regions": len(found), "different_regions": different, "bytes": moved, "outside": dict(outside)}
 
 
 def kernels_of(steps: Mapping[str, Callable[[], object]]) -> dict[str, dict[str, Any]]:

@@ -71,7 +71,7 @@ class Encoder(nn.Module):
         """
         positions = torch.arange(ids.shape[1], device=ids.device)
         x = self.dropout(self.norm(self.word(ids) + self.position(positions) + self.segment(segments)))
-        mask = (1.0 - valid[:, None, None, :].to(x.dtype)) * torch.finfo(x.dtype).min
+        mask = (1.0 - valid[:, None, None, :].to(x.dtype)) * -10000.0
         mask = mask.expand(-1, 1, ids.shape[1], -1)
         for layer in self.layers:
             x = layer(x, mask)

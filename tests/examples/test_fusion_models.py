@@ -1,0 +1,102 @@
+"""The benchmark of whole models, but for what takes a GPU and minutes."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import pytest
+import torch
+
+from benchmarks import fusion_models
+from benchmarks.kernel_names import is_library
+from examples.models import make
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT",
+        "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_32x32_128x2_tn_align8>(Params)",
+        "sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize64x64x32_cublas",
+        "void splitKreduce_kernel<32, 16, int, float, __nv_bfloat16>",
+        "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>>",
+        "fmha_cutlassF_bf16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel::Params)",
+        "triton_tem_fused_addmm_gelu_3",
+        "void cudnn::engines_precompiled::nchwToNhwcKernel<__half, __half, float, false, true>",
+        "void implicit_convolve_sgemm<float, float, 128, 5, 5, 3, 3, 3, 1>",
+        "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
+    ],
+)
+def test_library_kernels(name: str) -> None:
+    assert is_library(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "triton_poi_fused_convolution_relu_0",
+        "triton_per_fused_addmm_native_layer_norm_2",
+        "triton_red_fused__scaled_dot_product_efficient_attention_sum_5",
+        "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>",
+        "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<c10::BFloat16, float>",
+        "void cudnn::bn_fw_inf_1C11_kernel_NCHW<float, float, true, 1>",
+        "void cub::DeviceRadixSortSingleTileKernel<Policy600>",
+        "kernel_3f1c",
+    ],
+)
+def test_kernels_of_memory_intensive_operators(name: str) -> None:
+    assert not is_library(name)
+
+
+def case(name: str, best: float, ours: float, kernels: tuple[int, int] | None = None) -> dict[str, object]:
+    counted = None
+    if kernels:
+        both = zip(("inductor", "autotune"), kernels, strict=True)
+        counted = {who: {"memory_intensive": n} for who, n in both}
+    times = {"eager_us": 900.0, "inductor_best_us": best, "autotune_us": ours}
+    return {"name": name, **times, "kernels": counted, "counters": {"hits": 3}, "regions": 4}
+
+
+def test_table_tells_means_and_kernels() -> None:
+    text = fusion_models.table([case("a", 400.0, 200.0, (10, 4)), case("b", 100.0, 200.0, (6, 3))])
+    assert "2.000x" in text
+    assert "geometric mean 1.000x; slowest b 0.500x" in text
+    assert "10 -> 4" in text
+    assert "7 of Inductor's 16" in text
+    assert "-" in fusion_models.table([case("a", 400.0, 200.0)])
+
+
+def test_a_step_of_training_is_the_loss_and_all_gradients() -> None:
+    one = make("llama_train", "cpu", "cpu")
+    loss, grads = fusion_models.step_of(one.module, one)()  # type: ignore[misc]
+    wanted = sum(p.requires_grad for p in one.module.parameters()) + 1  # and the block's input
+    assert len(grads) == wanted
+    assert not loss.requires_grad
+    assert fusion_models.difference((loss,), (loss,)) == 0.0
+    assert fusion_models.difference((loss * 1.5,), (loss,)) == pytest.approx(0.5)
+    assert fusion_models.largest((torch.tensor([-3.0, 2.0]),)) == 3.0
+
+
+def test_regions_and_what_is_outside() -> None:
+    found = fusion_models.regions_of(make("llama_infer", "cpu", "cpu"))
+    assert found["regions"] >= found["different_regions"] > 0
+    assert found["bytes"] > 0
+    assert found["outside"]["mm"] == 6
+
+
+def test_what_takes_too_long_is_stopped() -> None:
+    args = fusion_models.parse(["--device", "cpu"])
+    args.db = "unused"
+    begin = time.monotonic()
+    code, _ = fusion_models.run([sys.executable, "-c", "import time; time.sleep(60)"], args, 1.0)
+    assert code == 124
+    assert time.monotonic() - begin < 30
+    assert fusion_models.run([sys.executable, "-c", "print(7)"], args, 30.0) == (0, "7\n")
+
+
+def test_unknown_models_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        fusion_models.parse(["--models", "bert_train,gpt"])
+    assert stop.value.code == 2
+    assert "unknown models gpt" in capsys.readouterr().err

@@ -1,0 +1,149 @@
+"""The example models: what they compute, that all of it is captured, and that they run with stored kernels."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+sys.path.append(str(Path(__file__).parents[1] / "fusion"))
+
+from capture_helpers import check
+
+import autotune
+from autotune.errors import UserError
+from autotune.fusion.capture import capture
+from autotune.fusion.regions import Region, find_regions
+from autotune.fusion.rules import GENERATORS, VIEWS
+from autotune.fusion.target import resolve
+from autotune.fusion.translate import op_name
+from examples.models import NAMES, Example, make
+from tests.runtime.conftest import Tune, db, fresh, kernel_cache, registered, tune  # noqa: F401
+
+OPAQUE = {
+    "mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention_for_cpu_backward",
+    "randint",  # the seeds of all dropouts
+    "embedding_dense_backward", "index_add",  # additions at places that only the data tell
+    "flip", "as_strided",
+}  # fmt: skip
+"""Operators of the models that are in no region; everything else must be."""
+
+
+@functools.cache
+def example(name: str) -> Example:
+    return make(name, "cpu", "cpu")
+
+
+@functools.cache
+def captured(name: str) -> tuple[tuple[torch.fx.GraphModule, tuple[Region, ...]], ...]:
+    one = example(name)
+    graphs = capture(one.module, one.inputs, grad=one.train).graphs
+    return tuple((g.module, tuple(find_regions(g.module))) for g in graphs)
+
+
+def result(one: Example) -> Tensor:
+    out = one.module(*one.inputs)
+    return out[0] if isinstance(out, tuple) else out
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_gives_finite_results_and_gradients(name: str) -> None:
+    one = example(name)
+    out = result(one)
+    assert torch.isfinite(out).all()
+    if not one.train:
+        assert not any(p.requires_grad for p in one.module.parameters())
+        return
+    assert out.ndim == 0
+    parameters = dict(one.module.named_parameters())
+    grads = torch.autograd.grad(out, list(parameters.values()), allow_unused=True)
+    for where, g in zip(parameters, grads, strict=True):
+        assert g is not None, where
+        assert torch.isfinite(g).all(), where
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_memory_intensive_operators_are_in_regions(name: str) -> None:
+    graphs = captured(name)
+    assert len(graphs) == (2 if example(name).train else 1)
+    for module, regions in graphs:
+        assert all(r.workload is not None for r in regions), [r.reason for r in regions]
+        inside = {n for r in regions for n in r.nodes}
+        names = {op_name(n) for n in module.graph.nodes if n.op == "call_function" and n not in inside}
+        assert names - VIEWS - GENERATORS - {"getitem"} <= OPAQUE
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_region_computes_what_its_operators_do(name: str) -> None:
+    done = set()
+    for _, regions in captured(name):
+        for region in regions:
+            assert region.workload is not None
+            if region.workload.fingerprint not in done:
+                done.add(region.workload.fingerprint)
+                check(region)
+
+
+def test_steps_of_recurrences_are_few_workloads() -> None:
+    """More steps are more regions, and no more to tune."""
+    different = []
+    for length in (6, 12):
+        one = make("dien_infer", "cpu", "cpu", length=length, batch=16)
+        (graph,) = capture(one.module, one.inputs, grad=False).graphs
+        regions = find_regions(graph.module)
+        assert len(regions) >= 2 * length
+        different.append(len({r.workload.fingerprint for r in regions if r.workload is not None}))
+    assert different[0] == different[1] < 14
+
+
+@pytest.mark.parametrize(("name", "changes"), [("llama_train", {}), ("dien_infer", {"length": 2})])
+def test_runs_with_stored_kernels(tune: Tune, name: str, changes: dict[str, object]) -> None:  # noqa: F811
+    one = make(name, "cpu", "cpu", **changes)
+    with torch.set_grad_enabled(one.train):
+        assert tune(one.module, one.inputs)
+        got = torch.compile(one.module, backend="autotune")(*one.inputs)
+        want = one.module(*one.inputs)
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+    counters = autotune.counters()
+    assert counters.hits
+    assert counters.misses == counters.fallbacks == 0
+    if one.train:
+        parameters = list(one.module.parameters())
+        mine, theirs = (torch.autograd.grad(loss, parameters) for loss in (got, want))
+        for a, b in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
+
+
+def test_models_and_inputs_are_always_the_same() -> None:
+    state = torch.get_rng_state()
+    one, two = (make("bert_infer", "cpu", "cpu") for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(a, b) for a, b in zip(one.inputs, two.inputs, strict=True))
+    torch.testing.assert_close(result(one), result(two))
+
+
+def test_names_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXAMPLE_SIZE", "cpu")
+    monkeypatch.setenv("EXAMPLE_LAYERS", "1")
+    fn, (args, kwargs), _ = resolve("examples.models.bert:infer", "examples.models.bert:infer_inputs", "cpu")
+    assert not kwargs
+    assert isinstance(fn, torch.nn.Module)
+    assert len(fn.layers) == 1
+    assert torch.isfinite(fn(*args)[1]).all()
+    fn, (args, _), _ = resolve("examples.models.llama:model", "examples.models.llama:inputs", "cpu")
+    assert fn(*args).ndim == 0  # of what trains, the model is the loss
+    with pytest.raises(UserError, match="no 'train'"):
+        resolve("examples.models.asr:train", "examples.models.asr:infer_inputs", "cpu")
+
+
+def test_unknown_names_are_told() -> None:
+    with pytest.raises(ValueError, match="unknown model 'bert'"):
+        make("bert", "cpu", "cpu")
+    with pytest.raises(ValueError, match="unknown size"):
+        make("bert_infer", "cpu", "huge")
+    assert len(make("bert_infer", "cpu", "cpu", layers=1, unknown=3).module.layers) == 1
