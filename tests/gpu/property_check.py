@@ -117,7 +117,7 @@ def prepare(seed: int, configs: int, device: str, target: str | None, sms: int |
 
 def check_all(pipe: Connection, device: str) -> None:
     """Receives candidates, sends (status, detail); ends when it is sent None, or after a lost context."""
-    from conditioning import verify
+    from judge import verify
     from kernels_check import Bench
 
     bench: Bench | None = None

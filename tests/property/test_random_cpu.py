@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import conditioning
+import judge
 from checks import regions_of
 from families import program
 from zoo import random_configs
@@ -18,5 +18,5 @@ def test_kernels_agree_with_the_oracle(seed: int) -> None:
             continue
         task, bench = FusionTask(r.workload, "cpu"), FusionBench(r.workload, "cpu")
         for config in [task.default(), *random_configs(task, int(seed % 3 == 0), seed)]:
-            status, detail = conditioning.verify(bench, bench.load(config, task.build(config)), seed)
+            status, detail = judge.verify(bench, bench.load(config, task.build(config)), seed)
             assert status != "wrong", f"{detail}\n{config}\n{p}\n{r.submodule.code}"

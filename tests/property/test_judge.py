@@ -1,4 +1,4 @@
-"""A wrong kernel is told from a program that magnifies rounding."""
+"""A wrong kernel is told from a program whose results jump with rounding."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from conditioning import sensitivity, verify
+from judge import jumps, verify
 from torch import Tensor
 
 from autotune.fusion.target import workloads_of
@@ -20,6 +20,10 @@ def loaded(fn: Callable[..., Any], *args: Tensor) -> tuple[FusionBench, Any]:
     return bench, bench.load(config, task.build(config))
 
 
+def small_difference(x: Tensor, y: Tensor) -> Tensor:
+    return (torch.exp(x) * 1e5 + y * 1e-3) - torch.exp(x) * 1e5
+
+
 def test_a_slightly_wrong_kernel_is_wrong() -> None:
     bench, run = loaded(lambda x: torch.softmax(torch.tanh(x), -1), torch.randn(20, 100))
     assert verify(bench, run, 1) == ("right", "")
@@ -28,7 +32,7 @@ def test_a_slightly_wrong_kernel_is_wrong() -> None:
     class Spoiled:
         def run_into(self, inputs: list[Tensor], outputs: list[Tensor]) -> None:
             real.run_into(inputs, outputs)
-            outputs[0].view(-1)[777] *= 1 + 1e-4
+            outputs[0].view(-1)[777] *= 1 + 1e-3
 
     run.executor = Spoiled()
     status, detail = verify(bench, run, 1)
@@ -36,13 +40,13 @@ def test_a_slightly_wrong_kernel_is_wrong() -> None:
     assert "output 0 on random inputs" in detail
 
 
-def test_cancellation_is_blurred() -> None:
-    bench, run = loaded(lambda x, y: (torch.exp(x) * 1e5 + y) - torch.exp(x) * 1e5, torch.randn(900), torch.randn(900))
-    status, detail = verify(bench, run, 1)
-    assert status == "blurred", detail
-    assert sensitivity(bench, 1, special=False) > 1
+def test_a_boolean_of_what_cancels_is_blurred() -> None:
+    bench, run = loaded(lambda x, y: small_difference(x, y) > 0, torch.randn(900), torch.randn(900))
+    assert verify(bench, run, 1)[0] == "blurred"
+    assert jumps(bench, 1, special=False)
 
 
-def test_noise_says_little_where_nothing_is_magnified() -> None:
-    bench, _ = loaded(lambda x: torch.sigmoid(x) * 3, torch.randn(900))
-    assert 0 < sensitivity(bench, 1, special=False) < 0.1
+def test_cancellation_itself_is_allowed_for() -> None:
+    bench, run = loaded(small_difference, torch.randn(900), torch.randn(900))
+    assert verify(bench, run, 1)[0] == "right"
+    assert not jumps(bench, 1, special=False)

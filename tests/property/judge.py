@@ -1,0 +1,40 @@
+"""Is a candidate wrong, or could nobody tell?
+
+Verification allows for what a program does to rounding, element by element (``autotune.fusion.conditioning``). What it
+cannot allow for are jumps: an integer or a boolean made of floats near a boundary, an infinity near the end of the
+range. Where the oracle's own results jump under rounding noise, a random program says nothing about a candidate.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from autotune.fusion.conditioning import DRAWS, noise
+from autotune.fusion.interpret import interpret, make_inputs
+from autotune.fusion.task import FusionBench
+from autotune.task import Runnable
+
+
+def jumps(bench: FusionBench, seed: int, special: bool) -> bool:
+    """Whether rounding noise alone changes an integer output of verification's inputs, or makes a number infinite or
+    NaN."""
+    inputs = make_inputs(bench.graph, seed=seed, device=bench.device, special=special)
+    base = interpret(bench.graph, inputs)
+    for draw in range(DRAWS):
+        for want, got in zip(base, interpret(bench.graph, inputs, noise(draw, bench.device)), strict=True):
+            if want.is_floating_point():
+                want, got = torch.isfinite(want), torch.isfinite(got)
+            if bool((want != got).any()):
+                return True
+    return False
+
+
+def verify(bench: FusionBench, run: Runnable, seed: int) -> tuple[str, str]:
+    """("right" | "wrong" | "blurred", detail); blurred: the program's results jump where kernels may round."""
+    verdict = bench.verify(run, seed)
+    if verdict.ok:
+        return "right", ""
+    blurred = math.isinf(verdict.error) and jumps(bench, seed, special="NaN and infinities" in verdict.detail)
+    return "blurred" if blurred else "wrong", verdict.detail
