@@ -198,7 +198,8 @@ class _Outer:
                 reads.append(f"{name} = q{f.type}[{first[f.name] + k * self.X} + tx]")
             if k:
                 reads += self.e.merge(pas, lambda name: f"y{name}")
-        return [f"if ty < {self.C}:", *sends, "cluster_sync()", *reads]
+        begun = ["cluster_wait()"] if pas is self.joins[0] else []
+        return [*begun, f"if ty < {self.C}:", *sends, "cluster_sync()", *reads]
 
     # ---- the kernel -------------------------------------------------------------------------------------------------
 
@@ -290,7 +291,7 @@ class _Outer:
             for t, n in self.cluster_words.items():
                 pre.append(f"q{t} = cuda.shared.array({n}, {t})")
                 static += n * (8 if t == "int64" else 4)
-            pre.append("cluster_sync()")  # no block may write to one that has not begun
+            pre.append("cluster_arrive()")  # no block may write to one that has not begun: see across()
         if static > MAX_STATIC:
             raise Unsupported(f"{static} bytes of static shared memory")
         kept = sum(self.e.pass_words(pas) for pas in self.p.passes) * self.packs

@@ -45,6 +45,19 @@ def _cluster_sync(typingctx):  # type: ignore[no-untyped-def]
     return types.void(), codegen
 
 
+def _half_barrier(text: str, doc: str) -> Any:
+    @intrinsic
+    def half(typingctx):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+            _call(builder, _VOID, [], text, "")
+            return context.get_dummy_value()
+
+        return types.void(), codegen
+
+    half.__doc__ = doc
+    return half
+
+
 _REMOTE = {"float32": ("f32", "f", _F32), "int32": ("u32", "r", _I32), "int64": ("u64", "l", _I64)}
 
 
@@ -126,6 +139,8 @@ def _grid_barrier(state, first, nblk):  # type: ignore[no-untyped-def]
 PLAIN: dict[str, Any] = {
     "cluster_rank": _cluster_rank,
     "cluster_sync": _cluster_sync,
+    "cluster_arrive": _half_barrier("barrier.cluster.arrive.relaxed.aligned;", "Say that this thread has begun."),
+    "cluster_wait": _half_barrier("barrier.cluster.wait.aligned;", "Wait until all threads of the cluster arrived."),
     "rs_float32": _make_remote_store("float32"),
     "rs_int32": _make_remote_store("int32"),
     "rs_int64": _make_remote_store("int64"),

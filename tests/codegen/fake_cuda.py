@@ -106,7 +106,7 @@ class _Block:
     """Shared memory of one block: dynamic (key -1) and static arrays (numbered in the order of the source)."""
 
     def __init__(self, number: int) -> None:
-        self.number, self.epoch, self.cluster_epoch = number, 0, 0
+        self.number, self.epoch, self.cluster_epoch, self.met = number, 0, 0, False
         self.buffers: dict[int, np.ndarray[Any, Any]] = {}
         self.writer: dict[Word, tuple[Any, ...]] = {}
         self.readers: dict[Word, list[tuple[Any, ...]]] = {}
@@ -173,7 +173,7 @@ class Machine:
     def remote_store(self, array: _Words, index: int, rank: int, value: Any) -> None:
         """Write to the array of the same number in another block of the cluster."""
         here = self.now.block
-        if not here.cluster_epoch:
+        if not here.met:
             raise KernelError(f"thread {self.now.name} writes to a block that may not have begun")
         there = self.blocks[here.number // self.source.cluster * self.source.cluster + rank]
         _Words(self, there, array.key, array.data.dtype, array.data.nbytes)[index] = value
@@ -232,11 +232,13 @@ class Machine:
                 block.epoch += 1
                 _go(own)
         # Beyond a block: cluster and grid are never in one kernel, so all blocks at hand are the cluster, or the grid.
-        for wide in ("cluster_sync", "grid_barrier"):
+        for wide in ("cluster_sync", "cluster_wait", "grid_barrier"):
             if all(t.waits and t.waits[0] == wide for t in threads):
                 for block in self.blocks.values():
-                    block.cluster_epoch += 1
-                    block.epoch += 1
+                    block.met = True
+                    if wide != "cluster_wait":  # which follows a relaxed arrival: it orders no memory
+                        block.cluster_epoch += 1
+                        block.epoch += 1
                 _go(threads)
 
     def _shuffle(self, kind: str, warp: list[_Thread]) -> None:

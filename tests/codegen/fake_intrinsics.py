@@ -181,7 +181,7 @@ LIBDEVICE = {
     "truncf": _trunc,
 }
 MATH = {"log": _one(np.log), "log2": _one(np.log2), "copysign": lambda a, b: F(np.copysign(a, b))}
-WAITING = frozenset(["cluster_sync", "grid_barrier"])
+WAITING = frozenset(["cluster_sync", "cluster_wait", "grid_barrier"])
 """Functions at which a thread waits for those of other blocks."""
 
 _MEMORY = re.compile(r"\b(ld|lr|st|un)_([a-z]+\d+)_(\d+)(?:_[a-z])?\b")
@@ -234,6 +234,7 @@ def space(text: str) -> dict[str, Any]:
         "uint32": uint32,
         "int64": int64,
         "boolean": bool,
+        "cluster_arrive": lambda: None,
         **PLAIN,
         **memory,
     }

@@ -147,7 +147,7 @@ def test_a_cluster_waits_until_all_its_blocks_have_begun() -> None:
     good = source(g, cluster=2, threads_per_row=8, rows_per_block=8)
     check_group(g, GroupKernels.single(good, len(g.inputs), len(g.outputs)))
     hasty = list(good.body)
-    hasty.remove("cluster_sync()")
+    hasty.remove("cluster_wait()")
     broken = CudaSource(good.functions, tuple(hasty), good.params, good.launch, good.block, 0, good.cluster)
     with pytest.raises(KernelError, match="may not have begun"):
         check_group(g, GroupKernels.single(broken, len(g.inputs), len(g.outputs)))
@@ -211,7 +211,8 @@ def test_a_cluster_is_in_the_kernels_text() -> None:
     text = compile_ptx(source(big("softmax"), cluster=4, keep="reload"), "sm_90")[0]
     assert ".reqnctapercluster 4" in text
     assert "st.shared::cluster" in text
-    assert text.count("barrier.cluster.arrive") == 3  # before the first exchange, and one for each reduction
+    assert text.count("barrier.cluster.arrive.relaxed") == 1  # at the beginning, waited for before the first exchange
+    assert text.count("barrier.cluster.arrive.release") == 2  # one for each reduction
 
 
 def test_the_last_step_of_a_finish_does_not_wait_for_a_branch() -> None:

@@ -185,8 +185,13 @@ class OuterScheme:
         while not _held(program, best) and t > least:
             t //= 2
             best = self._shape(program, config, t)
-        if not _held(program, best):
-            best |= {"keep": "reload", "unroll": 4, "online": has_online(program)}
+        for cluster in (2, 4, 8):  # what one block cannot hold, several may
+            if _held(program, best) or not program.kept:
+                break
+            wide = max(t, 128 // bytes_)
+            best = config | {"cluster": cluster, "threads_per_row": wide, "rows_per_block": max(1, 512 // wide)}
+        if program.kept and not _held(program, best):
+            best |= {"keep": "reload", "unroll": 4, "online": has_online(program), "cluster": 1}
         return self.normalize(graph, best)
 
     def _shape(self, program: Program, config: Config, t: int) -> Config:
@@ -220,9 +225,11 @@ class OuterScheme:
             out.append(d | {"keep": "reload", "unroll": 4, "online": has_online(program)})
             out.append(d | {"keep": "shared", "unroll": 4})
             for c in (2, 4, 8):
-                wide = max(t, 32 * 4 // int(d["vector_bytes"]) // 4)
+                wide = max(t, 128 // int(d["vector_bytes"]))  # whole lines of memory
                 held = d | {"keep": "registers", "cluster": c, "threads_per_row": wide, "unroll": 1, "online": False}
-                out.append(held | {"rows_per_block": max(1, 512 // wide)})
+                held |= {"rows_per_block": max(1, 512 // wide)}
+                # A cap that lets two blocks of an SM overlap, one loading while the other one stores.
+                out += [held, held | {"max_registers": 64}]
         if program.n_rows * program.n_cols >= 1 << 20:
             out += [d | {"load_hint": "no_allocate"}, d | {"store_hint": "evict_last"}, d | {"blocks_per_sm": 2}]
         made = [self.normalize(graph, c) for c in out]
