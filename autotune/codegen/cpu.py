@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from autotune.codegen.cpu_emit import emit_source
-from autotune.codegen.program import Program
+from autotune.codegen.columns import Split
+from autotune.codegen.cpu_columns import column_split, finish_graph, main_program, parts_of, plane_bytes, planes_of
+from autotune.codegen.cpu_emit import emit_columns, emit_source
+from autotune.codegen.program import Program, build_program, once_a_row
 from autotune.errors import UserError
+from autotune.fusion.graph import Graph
 from autotune.fusion.ops import POINTWISE
 
 _PARALLEL_WORK = 1 << 16  # element-operations worth waking another thread for: about 10 us of one core
@@ -27,12 +32,13 @@ class CpuSchedule:
     keep: str = "scratch"
     online: bool = False
     threads: int = 1
+    parts: int = 0
 
     def __post_init__(self) -> None:
-        if self.row_block < 1 or self.threads < 1 or self.column_tile < 0:
+        if self.row_block < 1 or self.threads < 1 or self.column_tile < 0 or self.parts < 0:
             raise UserError(
-                f"row_block={self.row_block}, threads={self.threads}, column_tile={self.column_tile}: "
-                "row_block and threads must be at least 1, column_tile at least 0"
+                f"row_block={self.row_block}, threads={self.threads}, column_tile={self.column_tile}, "
+                f"parts={self.parts}: row_block and threads must be at least 1, column_tile and parts at least 0"
             )
         if self.keep not in ("scratch", "reload"):
             raise UserError(f"keep={self.keep!r}: must be 'scratch' or 'reload'")
@@ -72,6 +78,50 @@ def load(program: Program, schedule: CpuSchedule) -> Callable[[Sequence[int], in
     from autotune.codegen.cpu_load import launcher
 
     return launcher(emit_source(program, schedule), schedule.threads, _serial_below(program), _rows(program))
+
+
+def load_group(graph: Graph, schedule: CpuSchedule) -> Callable[[Sequence[int], int], None]:
+    """As :func:`load`, for a group, whatever its form: with ``schedule.parts``, reductions over all rows leave partial
+    results that a second kernel finishes.
+
+    Raises:
+        Unsupported: the group has no kernel.
+    """
+    split = column_split(graph) if schedule.parts else None
+    if split is None:
+        program = build_program(graph, keep=schedule.keep == "scratch", online=schedule.online)
+        once_a_row(program)
+        return load(program, schedule)
+    return _load_columns(graph, split, schedule)
+
+
+def _load_columns(graph: Graph, split: Split, schedule: CpuSchedule) -> Callable[[Sequence[int], int], None]:
+    from autotune.codegen.cpu_load import launcher
+
+    source, pieces = emit_columns(split, schedule)
+    program = main_program(split)
+    main = launcher(source, schedule.threads, _serial_below(program), lambda n0: pieces)
+    parts = parts_of(split, schedule)
+    own, slots, results = finish_graph(split, parts)
+    threads = schedule.threads if own.bytes_moved >= 1 << 20 else 1
+    finish = load(build_program(own), CpuSchedule(row_block=256, threads=threads))
+    at = plane_bytes(planes_of(split, parts))
+    n_inputs, extent0 = len(graph.inputs), own.extents[0] if own.extents else 1
+    outputs = [n_inputs + k for k in split.outputs]
+    writes = [n_inputs + k for k in results]
+    local = threading.local()
+
+    def run(addresses: Sequence[int], n0: int) -> None:
+        # The buffer belongs to the calling thread, which is here until all is done.
+        buffer = getattr(local, "buffer", None)
+        if buffer is None:
+            buffer = local.buffer = (ctypes.c_char * (at[-1] + 64))()
+        base = (ctypes.addressof(buffer) + 63) & -64
+        main([*addresses[:n_inputs], *[addresses[k] for k in outputs], *[base + b for b in at[:-1]]], n0)
+        reads = [base + at[n] if kind == "partial" else addresses[n] for kind, n in slots]
+        finish([*reads, *[addresses[k] for k in writes]], extent0)
+
+    return run
 
 
 def _rows(program: Program) -> Callable[[int], int] | None:

@@ -69,6 +69,7 @@ class Printer:
         self.inverses: set[int] = set()  # row values y that d<y> holds the inverse of
         self.n_inputs = len(self.graph.inputs)
         self.n_outputs = len(self.graph.outputs)
+        self.n_planes = 0  # arrays of partial results, z0, z1, ..., after the outputs
 
     @property
     def inner(self) -> int:
@@ -230,7 +231,7 @@ class Printer:
 
     def kernel(self) -> list[str]:
         """The kernel's lines: arguments, scratch, and a loop that takes blocks of units of work until none is left."""
-        n = self.n_inputs + self.n_outputs
+        n = self.n_inputs + self.n_outputs + self.n_planes
         self.depth = 1
         self.units()
         self.put("while True:")
@@ -248,6 +249,8 @@ class Printer:
             self.put(f"x{j} = word(block, {j})")
         for k in range(self.n_outputs):
             self.put(f"y{k} = word(block, {self.n_inputs + k})")
+        for k in range(self.n_planes):
+            self.put(f"z{k} = word(block, {self.n_inputs + self.n_outputs + k})")
         self.put(f"n0 = word(block, {n})")
         self.put(f"threads = word(block, {n + 1})")
         if self.scratch.size:

@@ -44,9 +44,14 @@ def _cost(program: Program, i: int, have: set[int]) -> int:
 
 
 def _roots(program: Program, p: Pass) -> tuple[int, ...]:
-    """Values whose elements the pass needs: arguments of its reductions, scores, stored values."""
+    """Values whose elements the pass needs: arguments of its reductions, scores, stored and accumulated values."""
     values, outputs = program.graph.values, program.graph.outputs
-    return (*(values[i].args[0] for i in p.reduce), *(o.score for o in p.online), *(outputs[k].value for k in p.stores))
+    return (
+        *(values[i].args[0] for i in p.reduce),
+        *(o.score for o in p.online),
+        *(outputs[k].value for k in p.stores),
+        *(program.columns[n].value for n in p.columns),
+    )
 
 
 def thin(program: Program) -> Program:
@@ -77,6 +82,7 @@ def _with_row_values(program: Program) -> Program:
     for p in program.passes:
         stack = [a for i in p.compute for a in values[i].args]
         stack += [outputs[k].value for k in p.row_stores]
+        stack += [program.columns[n].value for n in p.row_columns]
         stack += _roots(program, p)
         seen: set[int] = set()
         while stack:

@@ -72,12 +72,7 @@ class RowPrinter(Printer):
         self.split_index("r", self.program.rows)
         self._offsets()
         for p in self.program.passes:
-            self.row_values(p.row_values)
-            for y in self.divisors(p.compute):
-                if y not in self.inverses:
-                    self.inverse(y)
-            for k in p.row_stores:
-                self.write(k, f"w{k}")
+            self.row_part(p)
             if not p.walks:
                 continue
             if self.flat:
@@ -89,6 +84,15 @@ class RowPrinter(Printer):
                 self.depth -= 1
             else:
                 self.walk(p)
+
+    def row_part(self, p: Pass) -> None:
+        """What a pass does once a row, before its walk."""
+        self.row_values(p.row_values)
+        for y in self.divisors(p.compute):
+            if y not in self.inverses:
+                self.inverse(y)
+        for k in p.row_stores:
+            self.write(k, f"w{k}")
 
     def _offsets(self) -> None:
         """Where the row starts in each input and output."""

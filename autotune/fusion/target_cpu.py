@@ -1,11 +1,14 @@
-"""Fusion on the CPU: the choices for a program, the default and the seeds."""
+"""Fusion on the CPU: the choices for a group, the default and the seeds."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
 
-from autotune.codegen.program import Program, build_program, power_of_two
+from autotune.codegen.cpu_columns import column_split, group_program, row_wise
+from autotune.codegen.cpu_lanes import lanes_suit
+from autotune.codegen.program import Program, power_of_two
+from autotune.errors import Unsupported
 from autotune.fusion.schedules import has_online, narrow
 from autotune.task import Config
 
@@ -14,30 +17,60 @@ if TYPE_CHECKING:
     from autotune.fusion.graph import Graph
     from autotune.tuner.space import Space
 
+PARTS = 4
+"""Parts a thread, by default."""
+LANES = 256
+"""Neighbouring rows that are taken together where they are neighbours in memory, by default."""
+_MANY_ROWS, _LARGE = 1024, 1 << 18
+"""Rows and elements from which partial results gain more than their finish costs."""
+
 
 def processors() -> int:
     """Processors this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def space_of(program: Program, space: Space) -> Space:
-    """``space`` narrowed to what can matter for ``program`` on this machine."""
+def forms(graph: Graph) -> tuple[bool, bool]:
+    """Whether the group has a kernel without parts, and one with."""
+    return row_wise(graph), column_split(graph) is not None
+
+
+def space_of(graph: Graph, space: Space) -> Space:
+    """``space`` narrowed to what can matter for a group on this machine."""
+    plain, split = forms(graph)
+    space = narrow(space, "parts", [p for p in (0, 1, 2, 4, 8) if (split if p else plain)])
+    program = group_program(graph, {"parts": 0 if plain else 1})
     cores = processors()
     space = narrow(space, "threads", [t for t in (1, 2, 4, 8, 16, 32, 64, 128) if t <= cores])
     if not has_online(program):
         space = narrow(space, "online", [False])
     if not program.kept:
         space = narrow(space, "keep", ["scratch"])
-    rows = power_of_two(max(1, program.n_rows))
-    blocks = [b for b in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if b <= max(1, rows // 2)]
-    space = narrow(space, "row_block", blocks or [1])
-    tiles = [t for t in (256, 512, 1024, 2048, 4096, 8192, 16384) if t < program.n_cols]
+    if not plain:
+        space = narrow(space, "row_block", [1])
+    else:
+        rows = power_of_two(max(1, program.n_rows))
+        least = 16 if lanes_suit(program) else 1
+        blocks = [b for b in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if least <= b <= max(1, rows // 2)]
+        space = narrow(space, "row_block", [*([1] if split and least > 1 else []), *(blocks or [least])])
+    cols = max(program.n_cols, group_program(graph, {"parts": 1}).n_cols if split else 0)
+    tiles = [t for t in (256, 512, 1024, 2048, 4096, 8192, 16384) if t < cols]
     return narrow(space, "column_tile", [0, *tiles])
 
 
-def normalize(program: Program, config: Config) -> Config:
+def normalize(graph: Graph, config: Config) -> Config:
     """The configuration that would in effect run: a tile at least as long as a row is no tile."""
-    c = dict(config)
+    c = {"parts": 0} | dict(config)
+    plain, split = forms(graph)
+    if not split:
+        c["parts"] = 0
+    elif not plain:
+        c["parts"] = max(1, int(c["parts"]))
+    program = group_program(graph, c)
+    if c["parts"]:
+        c["row_block"] = 1
+    elif lanes_suit(program):
+        c["row_block"] = max(16, int(c["row_block"]))
     if int(c["column_tile"]) >= program.n_cols:
         c["column_tile"] = 0
     if not program.kept:
@@ -47,31 +80,49 @@ def normalize(program: Program, config: Config) -> Config:
     return c
 
 
-def default(program: Program) -> Config:
-    """All processors, rows in blocks of some ten thousand elements, whole rows."""
+def default(graph: Graph) -> Config:
+    """All processors, rows in blocks of some ten thousand elements, whole rows; parts where they are many."""
     cores = processors()
     threads = 1 << (cores.bit_length() - 1)
+    config: Config = {
+        "row_block": 1,
+        "column_tile": 0,
+        "keep": "scratch",
+        "online": False,
+        "threads": min(128, threads),
+        "parts": 0,
+    }
+    plain, split = forms(graph)
+    if split:
+        program = group_program(graph, {"parts": PARTS})
+        if not plain or (program.n_rows >= _MANY_ROWS and program.n_rows * program.n_cols >= _LARGE):
+            return normalize(graph, config | {"parts": PARTS})
+    program = group_program(graph, config)
     cols = max(1, program.n_cols)
     block = min(512, power_of_two(max(1, 16384 // cols)))
     while block > 1 and block * threads > program.n_rows:
         block //= 2
+    if lanes_suit(program):
+        block = min(LANES, power_of_two(-(-program.n_rows // threads)))
     tile = 4096 if program.pointwise and program.n_rows == 1 and cols > 4096 else 0
-    return normalize(
-        program,
-        {
-            "row_block": block,
-            "column_tile": tile,
-            "keep": "scratch",
-            "online": False,
-            "threads": min(128, threads),
-        },
-    )
+    return normalize(graph, config | {"row_block": block, "column_tile": tile})
 
 
-def seeds(program: Program) -> list[Config]:
-    """Variations of the default: other row blocks, tiles, recomputing, online forms, one thread."""
-    d = default(program)
-    out = [d | {"row_block": max(1, int(d["row_block"]) // 4)}, d | {"row_block": min(512, int(d["row_block"]) * 4)}]
+def seeds(graph: Graph) -> list[Config]:
+    """Variations of the default: other row blocks, parts, tiles, recomputing, online forms, one thread."""
+    d = default(graph)
+    program: Program = group_program(graph, d)
+    plain, split = forms(graph)
+    out: list[Config] = []
+    if d["parts"]:
+        out += [d | {"parts": p} for p in (1, 8)]
+        if plain:
+            out.append(d | {"parts": 0, "row_block": LANES})
+    else:
+        block = int(d["row_block"])
+        out += [d | {"row_block": max(1, block // 4)}, d | {"row_block": min(512, block * 4)}]
+        if split:
+            out.append(d | {"parts": PARTS})
     out += [d | {"column_tile": t} for t in (1024, 4096) if t < program.n_cols]
     if program.kept:
         out.append(d | {"keep": "reload"})
@@ -79,7 +130,17 @@ def seeds(program: Program) -> list[Config]:
         out.append(d | {"online": True})
     if int(d["threads"]) > 1:
         out.append(d | {"threads": 1})
-    return [normalize(program, c) for c in out]
+    return [normalize(graph, c) for c in out]
+
+
+def reject(graph: Graph, config: Config) -> str | None:
+    """Why ``config`` cannot work on a group, or None."""
+    plain, split = forms(graph)
+    if int(config.get("parts", 0)) and not split:
+        return "no reductions over all rows to be cut into parts"
+    if not int(config.get("parts", 0)) and not plain:
+        return "reductions over rows and over columns have a kernel in parts only"
+    return None
 
 
 class CpuScheme:
@@ -88,22 +149,23 @@ class CpuScheme:
     name = "cpu"
 
     def check(self, graph: Graph) -> None:
-        build_program(graph)
+        if not any(forms(graph)):
+            raise Unsupported("no CPU kernel for the group")
 
     def space_of(self, graph: Graph, space: Space) -> Space:
-        return space_of(build_program(graph), space)
+        return space_of(graph, space)
 
     def default(self, graph: Graph) -> Config:
-        return default(build_program(graph))
+        return default(graph)
 
     def seeds(self, graph: Graph) -> list[Config]:
-        return seeds(build_program(graph))
+        return seeds(graph)
 
     def normalize(self, graph: Graph, config: Config) -> Config:
-        return normalize(build_program(graph), config)
+        return normalize(graph, config)
 
     def reject(self, graph: Graph, config: Config) -> str | None:
-        return None
+        return reject(graph, config)
 
     def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
         raise NotImplementedError("CPU kernels are emitted when they are loaded: autotune.codegen.cpu")

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 from autotune.fusion.plan import Plan
 from autotune.fusion.schedules import group_configs
-from autotune.runtime.match import group_program
 from autotune.task import Config
 
 
@@ -20,12 +19,12 @@ def make_launches(plan: Plan, config: Config) -> list[Callable[[int, Sequence[in
     Raises:
         Unsupported, BuildError: a group that cannot be emitted for the CPU.
     """
-    from autotune.codegen.cpu import CpuSchedule, load
+    from autotune.codegen.cpu import CpuSchedule, load_group
 
     out = []
-    for k, (group, own) in enumerate(zip(plan.groups, group_configs(plan, config), strict=True)):
+    for group, own in zip(plan.groups, group_configs(plan, config), strict=True):
         schedule = CpuSchedule.from_config(own)
-        kernel = load(group_program(plan, k, config), schedule)
+        kernel = load_group(group.graph, schedule)
         extent0 = group.graph.extents[0] if group.graph.extents else 1
         out.append(_bind(kernel, extent0))
     return out

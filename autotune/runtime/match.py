@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from autotune.codegen.program import Program, build_program
+from autotune.codegen import cpu_columns
+from autotune.codegen.program import Program
 from autotune.device import DeviceIdentity, Environment
 from autotune.errors import Unsupported
 from autotune.fusion.graph import Graph
@@ -173,9 +174,9 @@ def _launch_misfit(graph: Graph, tuned: Graph, plan: Plan, there: Plan, schedule
 
 
 def group_program(plan: Plan, k: int, config: Config) -> Program:
-    """The program of the ``k``-th group of a plan under a configuration of the region."""
+    """The program of the ``k``-th group of a plan for the CPU under a configuration of the region."""
     own = group_configs(plan, config)[k]
-    return build_program(plan.groups[k].graph, keep=own.get("keep") != "reload", online=bool(own.get("online", False)))
+    return cpu_columns.group_program(plan.groups[k].graph, own)
 
 
 def _largest(graph: Graph, plan: Plan) -> int:

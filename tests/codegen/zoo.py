@@ -206,8 +206,8 @@ ZOO: tuple[Case, ...] = (
     Case("bits", bits, (T(21, 64, d=I32), T(21, 64, d=I32))),
     Case("int16", dequantize, (T(16, 96, d=I16), T(16, 1), T(96))),
     Case("dropout", dropout, (T(20, 300), T(20, 300, d=BOOL), T(20, 300))),
-    Case("mean_cross_entropy", mean_cross_entropy, (T(100, 500), T(100, d=I64)), groups=(2,), on_cuda=(1,)),
-    Case("relu_statistics", relu_statistics, (T(96, 128),), groups=(2,), on_cuda=(1,)),
+    Case("mean_cross_entropy", mean_cross_entropy, (T(100, 500), T(100, d=I64)), groups=(1,)),
+    Case("relu_statistics", relu_statistics, (T(96, 128),), groups=(1,)),
     Case("expanded", expanded, (T(24, 48), T(24)), groups=(2,)),
     Case("strided", softmax_mask, (T(12, 64, strides=(160, 1)), T(12, 64, strides=(1, 12)))),
     Case("strided_inner", layer_norm, (T(12, 64, strides=(128, 2)), T(64), T(64))),
@@ -219,7 +219,7 @@ ZOO: tuple[Case, ...] = (
     Case("minmax_prod", minmax_prod, (T(30, 40),)),
     Case("embedding_ln", embedding_ln, (T(100, 64), T(7, 5, d=I64), T(64), T(64))),
     Case("log_softmax_backward", log_softmax_backward, (T(16, 500, d=F16), T(16, 500, d=F16))),
-    Case("layer_norm_backward", layer_norm_backward, (T(64, 128), T(64, 128), T(128)), groups=(2,), on_cuda=(1,)),
+    Case("layer_norm_backward", layer_norm_backward, (T(64, 128), T(64, 128), T(128)), groups=(1,)),
 )
 BY_NAME = {c.name: c for c in ZOO}
 

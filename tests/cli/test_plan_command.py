@@ -22,7 +22,7 @@ from autotune.fusion.planning import planned_regions
 from autotune.fusion.task import FusionTask
 
 SVG = "{http://www.w3.org/2000/svg}"
-HERE = "tests.cli.test_plan"
+HERE = "tests.cli.test_plan_command"
 
 
 def normed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
