@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from autotune.fusion.families import Family, family_of
 from autotune.fusion.graph import Graph
 from autotune.fusion.plan import Group, Plan, Shape, build_plan
+from autotune.fusion.schedules import one_block
 from autotune.fusion.schemes import scheme_of
 
-SCHEMES = ("flat", "rows")
+SCHEMES = ("flat", "rows", "outer")
 """Schemes of one kernel, of any block size, whose blocks do not wait for each other."""
 MOST_POINTERS = 500
 """Tensors of one launch: a kernel's parameters take at most 4 KiB, 8 bytes each, on every driver."""
@@ -92,8 +93,19 @@ def _may_share(plan: Plan, families: Sequence[Family], launches: Sequence[int]) 
     groups = [plan.groups[k] for k in numbers]
     if sum(len(g.inputs) + len(g.outputs) for g in groups) > MOST_POINTERS or not all(map(packable, groups)):
         return False
-    bodies: list[Family] = []
+    bodies: list[int] = []
     for k in numbers:
-        if not any(families[k].has(b) for b in bodies):
-            bodies.append(families[k])
-    return len(bodies) == 1 or (len(bodies) <= MOST_BODIES and all(g.graph.bytes_moved <= SMALL_BYTES for g in groups))
+        if not any(families[k].has(families[b]) for b in bodies):
+            bodies.append(k)
+    if len(bodies) == 1:
+        return True
+    if len(bodies) > MOST_BODIES or any(g.graph.bytes_moved > SMALL_BYTES for g in groups):
+        return False
+    return _agree([plan.groups[k].graph for k in bodies])
+
+
+def _agree(graphs: Sequence[Graph]) -> bool:
+    """Whether there is a block size that suits the groups' default schedules."""
+    schemes = [scheme_of(g) for g in graphs]
+    parts = one_block(graphs, [s.default(g) for s, g in zip(schemes, graphs, strict=True)])
+    return all(s.reject(g, c) is None for s, g, c in zip(schemes, graphs, parts, strict=True))

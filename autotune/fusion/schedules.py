@@ -71,22 +71,25 @@ def agree(plan: Plan, parts: Sequence[Config]) -> list[Config]:
 
 
 def one_block(graphs: Sequence[Graph], parts: Sequence[Config]) -> list[Config]:
-    """Configurations of groups that share a launch, with one block size: that of the first group with reductions.
+    """Configurations of groups that share a launch, with one block size: the largest among groups with reductions.
 
-    Where threads share a row, as many still do if that divides the block, and the next smaller number otherwise.
+    Where threads share a row, as many still do if that divides the block, and the next smaller number otherwise. There
+    are no clusters: they would be those of the launch.
     """
     whole = [all(v.op not in REDUCTIONS for v in g.values) for g in graphs]
-    lead = parts[whole.index(False) if False in whole else 0]
-    block = int(lead["threads_per_row"]) * int(lead["rows_per_block"])
+    sizes = [int(c["threads_per_row"]) * int(c["rows_per_block"]) for c in parts]
+    block = max((n for n, w in zip(sizes, whole, strict=True) if not w), default=sizes[0])
     return [_with_block(c, block, w) for c, w in zip(parts, whole, strict=True)]
 
 
 def _with_block(config: Config, block: int, whole: bool) -> Config:
+    alone: Config = {"cluster": 1} if "cluster" in config else {}
     if whole:
-        return config | {"threads_per_row": block, "rows_per_block": 1}
+        return config | alone | {"threads_per_row": block, "rows_per_block": 1}
     most = min(int(config["threads_per_row"]), block)
-    fits = [t for t in range(1, most + 1) if block % t == 0 and (t % 32 == 0 or t in (1, 2, 4, 8, 16))]
-    return config | {"threads_per_row": fits[-1], "rows_per_block": block // fits[-1]}
+    even = most & (most - 1) == 0
+    fits = [t for t in range(1, most + 1) if block % t == 0 and (t & (t - 1) == 0 or (t % 32 == 0 and not even))]
+    return config | alone | {"threads_per_row": fits[-1], "rows_per_block": block // fits[-1]}
 
 
 def has_online(program: Program) -> bool:

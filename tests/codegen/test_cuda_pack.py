@@ -209,3 +209,25 @@ def test_a_body_that_misses_its_rest_is_found() -> None:
     ]
     Machine(replace(launch, functions=functions), int(launch.launch["grid"])).run(pointers, 1)
     assert not all(p.written.all() for p in pointers if p.written is not None)
+
+
+def column_sums(rows: int, cols: int) -> Graph:
+    b = Build(rows, cols)
+    b.out(b.reduce("sum", b.load("float32", 0, 1), 0), "float32")
+    return b.graph()
+
+
+def test_bias_gradients_share_a_launch() -> None:
+    """Sums over rows: of one family where only the columns differ, which stay; beside rows and elements."""
+    shapes = [(48, 64), (48, 128), (30, 64)]
+    task = task_of(beside(*(column_sums(*s) for s in shapes), softmax(6, 100), update(77)))
+    assert [len(phase) for (phase,) in task.plan.launches] == [5]
+    config = task.default()
+    assert task.reject(config) is None
+    assert task.normalize(config) == config
+    run_packed(task, config, seed=9)
+
+
+def test_large_groups_share_a_launch_with_their_like_only() -> None:
+    task = task_of(beside(update(3_000_000), update(2_000_001), softmax(6, 100), row_sums(6, 40)))
+    assert sorted(len(phase) for (phase,) in task.plan.launches) == [2, 2]
