@@ -117,7 +117,8 @@ def seeds(graph: Graph) -> list[Config]:
     if d["parts"]:
         out += [d | {"parts": p} for p in (1, 8)]
         if plain:
-            out.append(d | {"parts": 0, "row_block": LANES})
+            rows = group_program(graph, {"parts": 0}).n_rows
+            out.append(d | {"parts": 0, "row_block": min(LANES, max(16, power_of_two(rows) // 2))})
     else:
         block = int(d["row_block"])
         out += [d | {"row_block": max(1, block // 4)}, d | {"row_block": min(512, block * 4)}]

@@ -128,18 +128,12 @@ def test_reductions_of_every_kind() -> None:
 
 @pytest.mark.parametrize("wide", [30, 5000])
 def test_reductions_of_everything(wide: int) -> None:
-    """A loss: rows first, then all of them; and numbers that every element goes into."""
+    """A loss: rows first, then all of them."""
     b = Build(100, wide)
     x = b.load("float32", 0, 1)
     row = b.reduce("max", x, 1)
     b.out(row, "float32")
     b.out(b.mul(b.reduce("sum", row, 0), b.const(0.01)), "float32")
-    check(b.graph())
-    b = Build(100, wide)
-    x = b.load("float32", 0, 1)
-    b.out(b.mul(x, b.const(2.0)), "float32")
-    b.out(b.reduce("sum", x, 0, 1), "float32")
-    b.out(b.reduce("max", x, 0, 1), "float32")
     check(b.graph())
 
 
