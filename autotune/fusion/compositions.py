@@ -15,8 +15,9 @@ from autotune.errors import Unsupported
 from autotune.fusion.canonical import to_workload
 from autotune.fusion.cost import Costs, Figures, GroupCost, plan_us
 from autotune.fusion.graph import REDUCTIONS, Graph
+from autotune.fusion.latency import predict_cpu, predict_cuda
 from autotune.fusion.plan import Group, Plan, make_plan, write_text
-from autotune.task import Composition, Ranked
+from autotune.task import Composition, Config, Ranked
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
@@ -96,18 +97,40 @@ class Combined:
         return sorted(found, key=lambda r: r[1])
 
     def whole_us(self, times: Sequence[float]) -> float:
-        """What the whole should take where its groups, each timed alone with cold caches, take ``times``.
+        """See :func:`whole_us`."""
+        return whole_us(self.plan, self.costs, times, self.figures)
 
-        A launch by itself costs more than one among others, and scratch that fits the cache is not read from memory.
-        """
-        f = self.figures
-        inner = []
-        for us, cost in zip(times, self.costs, strict=True):
-            cached = cost.scratch if cost.scratch < f.l2_mib * 2**20 / 2 else 0.0
-            saved = cached / 1e3 * (1 / f.copy_gbs - 1 / f.l2_gbs)
-            inner.append(max(us - f.first_us - max(saved, 0.0), 0.1))
-        launches = [[[inner[g] for g in phase] for phase in launch] for launch in self.plan.launches]
-        return plan_us(launches, f)
+
+def whole_us(plan: Plan, costs: Sequence[GroupCost], times: Sequence[float], f: Figures) -> float:
+    """What a plan should take where its groups, each timed alone with cold caches, take ``times`` (microseconds).
+
+    A launch by itself costs more than one among others, and scratch that fits the cache is not read from memory.
+    """
+    if len(times) == 1:
+        return times[0]
+    inner = []
+    for us, cost in zip(times, costs, strict=True):
+        cached = cost.scratch if cost.scratch < f.l2_mib * 2**20 / 2 else 0.0
+        saved = cached / 1e3 * (1 / f.copy_gbs - 1 / f.l2_gbs)
+        inner.append(max(us - f.first_us - max(saved, 0.0), 0.1 * us))
+    return plan_us([[[inner[g] for g in phase] for phase in launch] for launch in plan.launches], f)
+
+
+def plan_prediction(task: FusionTask, plan: Plan, config: Config) -> float | None:
+    """The latency-evaluator's microseconds of a plan under a configuration; None where a group has no model."""
+    figures = Figures.of(task.side, task.figures)
+    times: list[float] = []
+    for group, part in zip(plan.groups, task.parts_of(plan, config), strict=True):
+        if task.side == "cpu":
+            us = predict_cpu(group.graph, part, figures)
+        else:
+            us = predict_cuda(group.graph, part, figures, task.target()[0])
+        if us is None:
+            return None
+        times.append(us)
+    if len(times) == 1:
+        return times[0]
+    return whole_us(plan, [group_cost(g, figures) for g in plan.groups], times, figures)
 
 
 def group_cost(group: Group, figures: Figures) -> GroupCost:

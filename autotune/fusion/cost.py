@@ -11,6 +11,7 @@ Everything here works on the region's graph and sets of its values; no group's g
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -100,7 +101,8 @@ class GroupCost:
         # Too few independent rows leave units idle: the penalty of fusing into one row-wise kernel.
         busy = min(1.0, max(self.lanes, 1.0) / (f.units * 512.0))
         crowded = 1.5 if self.row_words > KEPT_WORDS * 4 else 1.0
-        return max(memory * crowded, compute) / max(busy, 1.0 / f.units) ** 0.5 + 0.15 * min(memory, compute)
+        idle = math.sqrt(max(busy, 1.0 / f.units))
+        return max(memory * crowded, compute) / idle + 0.15 * min(memory, compute)
 
 
 class Costs:

@@ -70,8 +70,19 @@ class FusionTask:
         return compositions(self, limit)
 
     def predict(self, config: Config) -> float | None:
-        """Microseconds by the latency-evaluator."""
-        return None
+        """Microseconds by the latency-evaluator; None where a group's scheme has no model, or the method has none."""
+        if not self.method.model:
+            return None
+        from autotune.fusion.compositions import plan_prediction
+
+        try:
+            return plan_prediction(self, self.plan_of(config), config)
+        except (Unsupported, KeyError):
+            return None
+
+    def parts_of(self, plan: Plan, config: Config) -> list[Config]:
+        """Each group's own configuration."""
+        return self._parts(plan, config)
 
     @property
     def _cuda(self) -> bool:

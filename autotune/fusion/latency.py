@@ -1,0 +1,196 @@
+"""The latency-evaluator: what one schedule of a group takes, in a fraction of a millisecond and without compiling.
+
+FusionStitching (arXiv 2009.10924, section 4.3) ranks schedules by ``L = N_wave * L_warp`` with ``L_warp =
+N_instruction * CPI`` and the number of waves from the occupancy that registers and shared memory leave. Today's kernels
+are mostly bound by memory, so three times are estimated, and the longest counts, with a part of the second:
+
+* *memory*: bytes over the bandwidth that the loads in flight can draw (Little's law: too few warps, or too narrow
+  loads, leave it idle);
+* *issue*: instructions over the issue rate, less where few warps are resident or lanes of a row are idle;
+* *latency*: rows one after the other on an SM, each waiting for its loads and its reductions.
+
+Registers are estimated from the program (values kept between passes, loads in flight). What was measured of a workload
+scales the predictions before they decide anything (``autotune.tuner.pruning``), so it is the order that matters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from autotune.codegen.cubin import SmLimits, limits
+from autotune.codegen.program import Program, build_program
+from autotune.errors import Unsupported
+from autotune.fusion.cost import Costs, Figures
+from autotune.fusion.graph import REDUCTIONS, STORAGE_BYTES, Graph
+from autotune.task import Choice
+
+Schedule = Mapping[str, Choice]
+
+_BASE_REGISTERS = 22
+_CLOCK_GHZ = 1.7
+_ISSUE = 128.0  # lanes an SM issues for in a cycle
+_LATENCY_US = 0.75  # of a load from memory, on a busy device
+_REDUCE_US = 0.06, 0.25, 1.2  # a reduction over a warp, over a block, over a cluster
+_OVERLAP = 0.2
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a schedule's threads do. ``row_us`` is how long one row is under way."""
+
+    threads: int
+    rows: float  # sets of rows that blocks take, in all
+    registers: float
+    shared: float
+    in_flight: float  # bytes a thread has in flight
+    lanes: float  # share of the lanes that have elements
+    row_us: float
+    rereads: float  # times that inputs are read again, from the cache where it holds them
+    packs: float
+
+
+def predict_cuda(graph: Graph, config: Schedule, figures: Figures, target: str) -> float | None:
+    """Microseconds of a group by itself under a schedule, its launch included; None for schemes without a model.
+
+    Args:
+        graph: of the group, canonical.
+        config: parameters of ``search_spaces/fusion.toml``, [cuda].
+    """
+    from autotune.fusion.schemes import scheme_of
+
+    name = scheme_of(graph).name
+    if name not in ("flat", "rows", "columns"):
+        return None
+    found = _program(graph, name, config["keep"] != "reload", bool(config["online"]))
+    if found is None:
+        return None
+    program, extra = found
+    shape = _shape(program, config, extra)
+    if shape is None:
+        return None
+    us = _time(graph, program, config, shape, figures, limits(target))
+    if name == "columns" and config.get("finish") == "barrier":
+        return figures.first_us + us + figures.barrier_us + 1.0
+    return figures.first_us + us + (figures.next_us + 1.5 if name == "columns" else 0.0)
+
+
+@lru_cache(maxsize=512)
+def _program(graph: Graph, scheme: str, keep: bool, online: bool) -> tuple[Program, float] | None:
+    """The program, and 32-bit accumulators per element of a row."""
+    try:
+        if scheme != "columns":
+            return build_program(graph, keep=keep, online=online), 0.0
+        from autotune.codegen.columns import split_columns
+        from autotune.fusion.schemes.columns import accumulators, main_program
+
+        program = main_program(split_columns(graph), keep=keep, online=online)
+        return program, float(accumulators(program, 1, 1))
+    except Unsupported:
+        return None
+
+
+def _shape(program: Program, config: Schedule, accumulators: float) -> Shape | None:
+    from autotune.codegen.cuda import vector_length
+    from autotune.fusion.schemes.rows import kept_words
+
+    t, per_block = int(config["threads_per_row"]), int(config["rows_per_block"])
+    cluster = int(config.get("cluster", 1))
+    vec = vector_length(program, int(config["vector_bytes"]))
+    if not vec:
+        return None
+    threads = t * per_block
+    inputs = max(1, len(program.graph.inputs))
+    widths = [STORAGE_BYTES[d] for d in program.graph.inputs] or [4]
+    each = sum(widths) / len(widths)
+    flat = program.pointwise and not accumulators
+    cols = float(program.n_cols)
+    packs = 1.0 if flat else math.ceil(cols / (t * cluster * vec))
+    lanes = 1.0 if flat else cols / (packs * t * cluster * vec)
+    unroll = int(config["unroll"])
+    resident = packs if config["keep"] == "registers" else min(packs, unroll)
+    if flat:
+        resident = unroll
+    kept = kept_words(program) if config["keep"] == "registers" else 0.0
+    registers = _BASE_REGISTERS + kept * vec * packs + accumulators * vec * (packs if not flat else unroll)
+    registers += min(inputs, 6) * vec * each / 4 * min(resident, 2)
+    passes = sum(p.walks for p in program.passes)
+    reductions = 0 if flat else len([p for p in program.passes if p.reduce or p.online])
+    hop = _REDUCE_US[0] if t <= 32 else _REDUCE_US[1]
+    hop = _REDUCE_US[2] if cluster > 1 else hop
+    again = 0.0 if config["keep"] != "reload" else max(0.0, passes - 1.0)
+    loads = 1.0 + again
+    serial = max(1.0, packs / max(resident, 1.0)) if config["keep"] == "reload" else 1.0
+    if config.get("prefetch"):
+        loads *= 0.4
+    row_us = loads * serial * _LATENCY_US + reductions * hop
+    rows = program.n_rows * cols / (threads * vec * unroll) if flat else program.n_rows / per_block * cluster
+    shared = 0.0 if config["keep"] != "shared" else kept_words(program) * 4 * cols * per_block / cluster
+    in_flight = resident * vec * each * min(inputs, 4)
+    return Shape(threads, max(1.0, rows), registers, shared, in_flight, lanes, row_us, again, packs)
+
+
+def _time(
+    graph: Graph, program: Program, config: Schedule, shape: Shape, figures: Figures, sm: SmLimits
+) -> float:  # fmt: skip
+    cap = int(config["max_registers"]) or min(255, sm.registers // max(shape.threads, 32) // 8 * 8)
+    registers = min(max(shape.registers, 24.0), cap)
+    spilled = max(0.0, shape.registers - cap)
+    blocks = min(
+        sm.threads // shape.threads,
+        int(sm.registers // (registers * shape.threads)),
+        int(sm.shared // (shape.shared + 1024)),
+        sm.blocks,
+    )
+    if blocks < 1:
+        return math.inf
+    persistent = int(config["blocks_per_sm"])
+    if persistent:
+        blocks = min(blocks, persistent)
+    sets = shape.rows / figures.units
+    resident = min(float(blocks), max(sets, 1.0))
+    waves = max(sets / blocks, 1e-9)
+    tail = math.ceil(waves) / waves if waves > 1 else 1.0
+    tail = 1.0 + (tail - 1.0) * (0.8 if persistent else 0.5)
+    busy = min(1.0, shape.rows / figures.units)  # fewer blocks than SMs leave SMs idle
+    total, read, light, heavy = _costs(graph, figures)
+    flying = resident * shape.threads * shape.in_flight * figures.units * busy
+    row_bytes = total / max(program.n_rows, 1) * min(resident * figures.units, program.n_rows)
+    again = figures.l2_gbs if row_bytes < figures.l2_mib * 2**20 * 0.6 else figures.copy_gbs
+    # Bandwidth, or by Little's law what the bytes in flight draw of it.
+    memory = math.hypot(total / figures.copy_gbs / 1e3, total * _LATENCY_US / max(flying, 1.0)) * tail
+    memory += shape.rereads * read / again / 1e3
+    memory *= 1.0 + spilled / 32.0
+    warps = resident * shape.threads / 32
+    rate = _ISSUE * _CLOCK_GHZ * 1e3 * figures.units * min(1.0, warps / 12.0) * busy
+    issued = (light * (1.0 + 0.5 * shape.rereads) + heavy * (1.0 + shape.rereads)) / max(shape.lanes, 0.05)
+    issue = issued / rate * tail
+    latency = sets / max(resident, 1e-9) * shape.row_us if not program.pointwise else shape.row_us
+    longest, second = sorted((memory, issue, latency), reverse=True)[:2]
+    return longest + _OVERLAP * second
+
+
+@lru_cache(maxsize=512)
+def _costs(graph: Graph, figures: Figures) -> tuple[float, float, float, float]:
+    """(bytes, bytes read, light and heavy instructions) of a group."""
+    costs = Costs(graph, figures)
+    cost = costs.group(graph.live, (), (), range(len(graph.outputs)))
+    read = sum(costs._loads[i] for i in graph.live if graph.values[i].op in ("load", "gather"))
+    moved = sum(costs.size[i] for i in graph.live if graph.values[i].op in ("load", "gather"))
+    moved += sum(float(graph.size(o.axes)) for o in graph.outputs)
+    return cost.bytes, read, cost.light + 1.5 * moved, cost.heavy
+
+
+def predict_cpu(graph: Graph, config: Schedule, figures: Figures) -> float | None:
+    """As :func:`predict_cuda`, for the CPU's parameters; coarse: bytes, operations and threads."""
+    total, read, light, heavy = _costs(graph, figures)
+    threads = max(1.0, float(config["threads"]))
+    share = min(1.0, threads / figures.units)
+    reductions = any(v.op in REDUCTIONS for v in graph.values)
+    again = 1.0 if config["keep"] == "reload" and reductions else 0.0
+    memory = (total + again * read * 0.3) / figures.copy_gbs / 1e3 / min(1.0, 0.35 + 0.65 * share)
+    compute = (light / figures.ops_gs + heavy / figures.heavy_gs * (1 + again)) / 1e3 / share
+    longest, second = max(memory, compute), min(memory, compute)
+    return figures.first_us * (1.0 if threads > 1 else 0.3) + longest + _OVERLAP * second
