@@ -12,6 +12,8 @@ from autotune.fusion.graph import Value
 from autotune.fusion.lazy import Guards, Index, Lazy, Number, Region, broadcast_index, broadcast_names, cast, kind
 
 _ZERO = Index()
+MOST_PARTS = 16
+"""Tensors in a concatenation above which it stays with torch: every element would ask each of them."""
 
 
 def full(region: Region, shape: Sequence[int], number: Number, dtype: torch.dtype) -> Lazy:
@@ -230,6 +232,8 @@ def cat(parts: Sequence[Lazy], dim: int = 0) -> Lazy:
     region, d = parts[0].region, parts[0].dim(dim)
     if len(parts) == 1:
         return parts[0]
+    if len(parts) > MOST_PARTS:
+        raise Unsupported(f"a concatenation of {len(parts)} tensors")
     dtype = parts[0].dtype
     for p in parts[1:]:
         dtype = torch.promote_types(dtype, p.dtype)

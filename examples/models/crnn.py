@@ -63,13 +63,13 @@ class BiLSTM(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, B, inputs] to [T, B, outputs]."""
-        steps, batch, _ = x.shape
+        _, batch, _ = x.shape
         forth, back = self.inputs(x).chunk(2, 2)
         projected = torch.stack([forth, back.flip(0)], 1)  # [T, 2, B, 4 hidden]
         h = c = x.new_zeros(2, batch, self.hidden)
         states = []
-        for t in range(steps):
-            i, f, g, o = (projected[t] + torch.bmm(h, self.state)).chunk(4, 2)
+        for step in projected.unbind(0):
+            i, f, g, o = (step + torch.bmm(h, self.state)).chunk(4, 2)
             c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
             h = torch.sigmoid(o) * torch.tanh(c)
             states.append(h)

@@ -42,15 +42,16 @@ class GRU(nn.Module):
 
     def forward(self, x: Tensor, attention: Tensor | None = None) -> list[Tensor]:
         """``x`` is [T, B, hidden], ``attention`` [T, B, 1]; the states, T of [B, hidden]."""
-        projected = self.inputs(x)
+        steps = self.inputs(x).unbind(0)
+        weights = [None] * len(steps) if attention is None else attention.unbind(0)
         h = torch.zeros_like(x[0])
         states = []
-        for t in range(x.shape[0]):
-            xr, xu, xn = projected[t].chunk(3, 1)
+        for step, weight in zip(steps, weights, strict=True):
+            xr, xu, xn = step.chunk(3, 1)
             hr, hu, hn = self.state(h).chunk(3, 1)
             update = torch.sigmoid(xu + hu)
-            if attention is not None:
-                update = update * attention[t]
+            if weight is not None:
+                update = update * weight
             new = torch.tanh(xn + torch.sigmoid(xr + hr) * hn)
             h = (1 - update) * h + update * new
             states.append(h)

@@ -128,6 +128,18 @@ def test_forms_without_a_rule_cost_only_themselves() -> None:
         check(r)
 
 
+def test_a_concatenation_of_many_tensors_stays_with_torch() -> None:
+    def f(x: Tensor, n: int) -> Tensor:
+        return torch.stack([torch.tanh(r) for r in x.unbind(0)[:n]]) * 2
+
+    (region,) = regions_of(lambda x: f(x, 16), t(20, 6))
+    assert "stack" in [op_name(n) for n in region.nodes]
+    regions = regions_of(lambda x: f(x, 17), t(20, 6))
+    assert "stack" not in [op_name(n) for r in regions for n in r.nodes]
+    for r in (region, *regions):
+        check(r)
+
+
 def test_float64_complex_and_empty_tensors_stay_with_torch() -> None:
     assert regions_of(lambda x: x * 2 + 1, t(4).double()) == []
     assert regions_of(lambda x: x * 2 + 1, t(4).to(torch.complex64)) == []
