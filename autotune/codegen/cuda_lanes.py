@@ -3,6 +3,10 @@
 As in :mod:`autotune.codegen.cuda`, a pass over one pack is a device function. But here a pack is ``vec`` neighbours on
 the *kept* unit-stride axis at one place of the reduced axes, so what varies over the kept axis has a lane for each of
 them, reductions included, and what does not is one number: the roles of rows and columns are exchanged.
+
+In a *tile* (see :func:`autotune.codegen.lane_axis.lower`) that axis is reduced over as well, within a pack and by
+shuffles, whenever such a value is computed, for its threads are neighbours in a warp. It is then one of the axes that
+a pack covers and neither a row nor a column of the program.
 """
 
 from __future__ import annotations
@@ -10,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from autotune.codegen.cuda import HINTS, NAMES, CudaSchedule
+from autotune.codegen.cuda import CudaSchedule
+from autotune.codegen.cuda_names import HINTS, NAMES
 from autotune.codegen.expr import LOG2E, accumulator, combine, identity, literal, pointwise
+from autotune.codegen.lane_axis import ACROSS, unit_axis, vector_length
 from autotune.codegen.program import Online, Pass, Program, stride_of
 from autotune.errors import Unsupported
-from autotune.fusion.graph import REDUCTIONS, STORAGE_BYTES, Graph, Value, compute_type
+from autotune.fusion.graph import REDUCTIONS, STORAGE_BYTES, Value, compute_type
 from autotune.fusion.ops import POINTWISE
 
 Need = Callable[[str], str]
@@ -29,40 +35,6 @@ class Field:
     nothing: str
 
 
-def _tensors(graph: Graph) -> list[tuple[tuple[int, ...], tuple[int, ...], str]]:
-    """(axes, strides, storage type) of what is read and written."""
-    found = [(v.axes, v.strides, graph.inputs[v.slot]) for v in (graph.values[i] for i in graph.live) if v.op == "load"]
-    return found + [(o.axes, o.strides, o.dtype) for o in graph.outputs]
-
-
-def unit_axis(graph: Graph) -> int:
-    """The axis along which neighbours in memory lie, in most of the bytes that reductions run over or that are written
-    at their size (a reduced one in case of a tie); -1 if there is none."""
-    reduced = {a for i in graph.live for a in graph.values[i].over}
-    weight: dict[int, int] = {}
-    for axes, strides, storage in _tensors(graph):
-        for a, s in zip(axes, strides, strict=True):
-            if s == 1 and graph.extents[a] > 1 and reduced & set(axes):
-                weight[a] = weight.get(a, 0) + graph.size(axes) * STORAGE_BYTES[storage]
-    return max(weight, key=lambda a: (weight[a], a in reduced, -a)) if weight else -1
-
-
-def narrowest(graph: Graph, x: int) -> int:
-    """Bytes of the narrowest storage type that has unit stride along axis ``x`` and varies over more than it."""
-    sizes = [
-        STORAGE_BYTES[storage]
-        for axes, strides, storage in _tensors(graph)
-        if x in axes and strides[axes.index(x)] == 1 and len(axes) > 1
-    ]
-    return min(sizes, default=4)
-
-
-def vector_length(graph: Graph, x: int, vector_bytes: int) -> int:
-    """Neighbours on the kept axis ``x`` that a thread takes at a time; 0 if they do not divide it."""
-    n, rest = divmod(vector_bytes, narrowest(graph, x))
-    return 0 if rest or not 1 <= n <= 16 or graph.extents[x] % n else n
-
-
 class Access:
     """How a load, gather or output is addressed: kept axes make its base, reduced ones what is added to it."""
 
@@ -70,7 +42,7 @@ class Access:
         by_axis = dict(zip(axes, strides, strict=True))
         self.offset = offset
         self.step = by_axis.get(e.x, 0)
-        self.kept = [(a, s) for a, s in by_axis.items() if a in e.p.rows and s]
+        self.kept = [(a, s) for a, s in by_axis.items() if a in e.kept and s]
         self.cols = [(a, s) for a, s in by_axis.items() if a in e.p.cols and s]
         aligned = offset % e.vec == 0 and all(s % e.vec == 0 for a, s in by_axis.items() if a != e.x)
         self.vector = e.vec > 1 and self.step == 1 and aligned
@@ -94,11 +66,16 @@ class Lanes:
     def __init__(self, program: Program, schedule: CudaSchedule) -> None:
         self.p, self.s, self.g = program, schedule, program.graph
         self.x = unit_axis(self.g)
-        if self.x not in program.rows:
+        if self.x < 0 or self.x in program.cols:
             raise Unsupported("the axis whose elements are neighbours in memory is reduced over")
+        self.tile = self.x not in program.rows
+        self.kept = (*program.rows, self.x) if self.tile else program.rows
         self.vec = vector_length(self.g, self.x, schedule.vector_bytes)
         if not self.vec:
             raise Unsupported(f"vectors of {schedule.vector_bytes} bytes do not divide the kept axis")
+        self.across = self.g.extents[self.x] // self.vec if self.tile else 1  # threads that lie on one tile
+        if self.tile and (self.across > 32 or self.across & (self.across - 1)):
+            raise Unsupported(f"{self.across} threads across a tile")
         self.access = {
             i: Access(self, v.axes, v.strides, v.offset)
             for i, v in enumerate(self.g.values)
@@ -147,7 +124,7 @@ class Lanes:
 
     def load_hint(self, i: int) -> str:
         """Hints apply to what is read once: loads that differ in all rows and columns."""
-        once = all(stride_of(self.g.values[i], a) for a in (*self.p.rows, *self.p.cols) if self.g.extents[a] > 1)
+        once = all(stride_of(self.g.values[i], a) for a in (*self.kept, *self.p.cols) if self.g.extents[a] > 1)
         return HINTS[self.s.load_hint] if once else "d"
 
     def stored(self, i: int, storage: str, x: str) -> str:
@@ -179,6 +156,8 @@ class Lanes:
             return self._load(i, v, need)
         if v.op == "gather":
             return self._gather(i, v, need)
+        if v.op.startswith(ACROSS):
+            return self._across(i, v, need)
         out = []
         for e in range(self.lanes(i)):
             if v.op == "index":
@@ -190,6 +169,32 @@ class Lanes:
             else:
                 raise Unsupported(f"operator {v.op} inside a walk")
             out.append(f"{self.name(i, e)} = {text}")
+        return out
+
+    def _across(self, i: int, v: Value, need: Need) -> list[str]:
+        """Reduce over the lanes of a pack and the threads of its tile; all of them get the result."""
+        op, lanes = v.op.removeprefix(ACROSS), self._terms(v, need)
+        while len(lanes) > 1:
+            pairs = [combine(op, v.dtype, *lanes[k : k + 2]) for k in range(0, len(lanes) - 1, 2)]
+            lanes = pairs + lanes[len(pairs) * 2 :]
+        out = [f"l{i} = {lanes[0]}"]
+        offset = self.across // 2
+        while offset:
+            out.append(f"y{i} = cuda.shfl_xor_sync(0xffffffff, l{i}, {offset})")
+            out.append(f"l{i} = {combine(op, v.dtype, f'l{i}', f'y{i}')}")
+            offset //= 2
+        return [*out, f"v{i} = (l{i} != 0)" if v.dtype == "bool" else f"v{i} = l{i}"]
+
+    def _terms(self, v: Value, need: Need) -> list[str]:
+        """The argument of a reduction in each of its lanes, in the type that the reduction is carried in."""
+        have, out = self.g.values[v.args[0]].dtype, []
+        for e in range(self.lanes(v.args[0])):
+            x = self.use(v.args[0], e, need)
+            if have == "bool":
+                x = f"sel({x}, {literal(1, accumulator(v.dtype))}, {literal(0, accumulator(v.dtype))})"
+            elif have != v.dtype:
+                x = f"{v.dtype}({x})"
+            out.append(x)
         return out
 
     def use(self, i: int, e: int, need: Need) -> str:
@@ -238,6 +243,8 @@ class Lanes:
         xs = [self.stored(o.value, o.dtype, self.use(o.value, e, need)) for e in range(lanes)]
         if acc.vector:
             return [f"st_{short}_{self.vec}_{hint}({pointer}, {acc.at(base, 0)}, ({', '.join(xs)},))"]
+        if self.tile and self.x not in o.axes:  # one number a tile
+            return [f"if {need('lx')} == 0:", f"    st_{short}_1_{hint}({pointer}, {acc.at(base, 0)}, {xs[0]})"]
         return [f"st_{short}_1_{hint}({pointer}, {acc.at(base, e)}, {x})" for e, x in enumerate(xs)]
 
     # ---- one pack ---------------------------------------------------------------------------------------------------
@@ -302,16 +309,9 @@ class Lanes:
         return len(self.fields(pas)) + sum(self.kept_words(j) for j in before)
 
     def _accumulate(self, r: int, need: Need) -> list[str]:
-        v, out = self.g.values[r], []
-        have = self.g.values[v.args[0]].dtype
-        for e, a in enumerate(self.part("a", r)):
-            x = self.use(v.args[0], e, need)
-            if have == "bool":
-                x = f"sel({x}, int32(1), int32(0))"
-            elif have != v.dtype:
-                x = f"{v.dtype}({x})"
-            out.append(f"{a} = {combine(v.op, v.dtype, need(a), x)}")
-        return out
+        v = self.g.values[r]
+        pairs = zip(self.part("a", r), self._terms(v, need), strict=True)
+        return [f"{a} = {combine(v.op, v.dtype, need(a), x)}" for a, x in pairs]
 
     def _online(self, o: Online, need: Need) -> list[str]:
         """One exponential an element: it scales the sum where the maximum moves, and is the new term where it stands.

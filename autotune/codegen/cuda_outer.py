@@ -13,8 +13,9 @@ and once only results are left to be stored, only the warps that store them go o
 
 from __future__ import annotations
 
-from autotune.codegen.cuda import GENERATOR, NAMES, CudaSchedule, CudaSource
+from autotune.codegen.cuda import GENERATOR, CudaSchedule, CudaSource
 from autotune.codegen.cuda_lanes import Access, Field, Lanes
+from autotune.codegen.cuda_names import NAMES
 from autotune.codegen.cuda_rows import MAX_PACK_LANES
 from autotune.codegen.program import Pass, Program
 from autotune.errors import Unsupported
@@ -47,6 +48,8 @@ class _Outer:
         s = self.s
         if self.X & (self.X - 1):
             raise Unsupported("threads_per_row must be a power of two")
+        if self.X % self.e.across:
+            raise Unsupported(f"fewer than {self.e.across} threads_per_row on a tile")
         if s.block > 1024 or s.block % 32:
             raise Unsupported("a block must be a multiple of 32 up to 1024 threads")
         if self.C > 1 and (s.blocks_per_sm or self.Y < self.C):
@@ -278,6 +281,8 @@ class _Outer:
             pre += [f"part = udiv(ty, {self.sub})", f"ts = int32(ty - part * {self.sub})"]
         else:
             pre.append("part = ty")
+        if self.e.tile:
+            pre.append(f"lx = int32(tx & {self.e.across - 1})")
         static = 0
         if self.parts > 1:
             regions = 2 if len(self.joins) > 1 or s.blocks_per_sm else 1

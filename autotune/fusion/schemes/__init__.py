@@ -9,6 +9,7 @@ rows      reductions over one set of axes, everything else row by row: thread, w
 columns   as ``flat`` or ``rows``, with reductions over all the rows beside: per-block partials, finished by a second
           kernel or behind a grid barrier
 outer     reductions over outer axes, results used again at full size: threads side by side on the axis that stays
+tile      as ``outer``, with reductions over the unit-stride axis beside, both inside small tiles
 ========  ============================================================================================================
 """
 
@@ -64,7 +65,7 @@ class Scheme(Protocol):
         ...
 
 
-ORDER = ("flat", "columns", "outer", "rows")
+ORDER = ("flat", "columns", "outer", "tile", "rows")
 """The CUDA schemes in the order in which they are tried."""
 
 

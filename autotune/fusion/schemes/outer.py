@@ -7,15 +7,16 @@ reduced ones; ``unroll`` is how many places of the reduced axes a thread has in 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from autotune.codegen.cubin import SmLimits
 from autotune.codegen.cuda import CudaSchedule, CudaSource
-from autotune.codegen.cuda_lanes import unit_axis, vector_length
 from autotune.codegen.cuda_outer import emit_outer
 from autotune.codegen.kernels import GroupKernels
+from autotune.codegen.lane_axis import unit_axis, vector_length
 from autotune.codegen.program import Program, build_program, power_of_two
 from autotune.errors import Unsupported
 from autotune.fusion.graph import REDUCTIONS, Graph
@@ -69,8 +70,21 @@ def kept_words(program: Program, vec: int) -> float:
 
 
 def _lines(program: Program, vec: int) -> int:
-    """Packs along the kept axes, all of them together."""
-    return program.n_rows // vec
+    """Packs along the axes that packs cover, all of them together."""
+    return _kept(program) // vec
+
+
+def _kept(program: Program) -> int:
+    """Elements along the axes that packs cover: the kept ones, and in a tile the one they lie on."""
+    x = unit_axis(program.graph)
+    return program.n_rows * (1 if x in program.rows else program.graph.extents[x])
+
+
+def across(program: Program, vector_bytes: int) -> int:
+    """Threads that must lie side by side: those of one tile."""
+    x = unit_axis(program.graph)
+    vec = vector_length(program.graph, x, vector_bytes)
+    return 1 if x in program.rows or not vec else program.graph.extents[x] // vec
 
 
 def _deepest(program: Program) -> int:
@@ -78,10 +92,10 @@ def _deepest(program: Program) -> int:
     return min(256, max(64, power_of_two(program.n_cols)))
 
 
-def _vectors(graph: Graph) -> list[int]:
-    """Vector sizes in bytes that divide the kept axis, widest first."""
-    x = unit_axis(graph)
-    return [b for b in (32, 16, 8, 4, 2, 1) if vector_length(graph, x, b)]
+def vectors(program: Program) -> list[int]:
+    """Vector sizes in bytes that divide the axis that packs lie on, widest first; a tile is at most a warp wide."""
+    g, x = program.graph, unit_axis(program.graph)
+    return [b for b in (32, 16, 8, 4, 2, 1) if vector_length(g, x, b) and across(program, b) <= 32]
 
 
 def _registers(program: Program, config: Config) -> float:
@@ -102,17 +116,21 @@ def _held(program: Program, config: Config) -> bool:
 class OuterScheme:
     """See ``autotune.fusion.schemes.Scheme``."""
 
-    name = "outer"
+    def __init__(self, name: str, program: Callable[..., Program]) -> None:
+        """``program(graph, keep, online)`` arranges a group into passes, or raises Unsupported."""
+        self.name, self.program = name, program
 
     def check(self, graph: Graph) -> None:
-        _program(graph)
+        self.program(graph)
 
     def space_of(self, graph: Graph, space: Space) -> Space:
-        program, usable = _program(graph), _vectors(graph)
-        vec = vector_length(graph, unit_axis(graph), usable[-1])
+        program = self.program(graph)
+        usable = vectors(program)
+        vec = vector_length(program.graph, unit_axis(program.graph), usable[-1])
         space = narrow(space, "vector_bytes", usable[:4])
         most = min(256, power_of_two(_lines(program, vec)))
-        space = narrow(space, "threads_per_row", [t for t in (1, 2, 4, 8, 16, 32, 64, 128, 256) if t <= most])
+        least = min(across(program, b) for b in usable)
+        space = narrow(space, "threads_per_row", [t for t in (1, 2, 4, 8, 16, 32, 64, 128, 256) if least <= t <= most])
         deepest = _deepest(program)
         space = narrow(space, "rows_per_block", [r for r in (1, 2, 4, 8, 16, 32, 64, 128, 256) if r <= deepest])
         if not program.kept:
@@ -122,17 +140,17 @@ class OuterScheme:
         space = narrow(space, "cluster", [c for c in (1, 2, 4, 8, 16) if c == 1 or c * 32 <= program.n_cols])
         for name in {p.name for p in space} & set(IDLE):
             space = narrow(space, name, [IDLE[name]])
-        if program.n_rows * program.n_cols < 1 << 20:
+        if _kept(program) * program.n_cols < 1 << 20:
             space = narrow(space, "blocks_per_sm", [0])
             space = narrow(space, "store_hint", ["default"])
         return space
 
     def normalize(self, graph: Graph, config: Config) -> Config:
-        program = _program(graph)
+        program = self.program(graph)
         c: Config = {"cluster": 1}
         c.update(config)
         t = 1 << (int(c["threads_per_row"]).bit_length() - 1)
-        t = min(t, 256)
+        t = max(min(t, 256), across(program, int(c["vector_bytes"])))
         r, cluster = int(c["rows_per_block"]), int(c["cluster"])
         while r * t > 1024:
             r -= r // 2
@@ -156,12 +174,12 @@ class OuterScheme:
         return c
 
     def default(self, graph: Graph) -> Config:
-        program, usable = _program(graph), _vectors(graph)
-        x = unit_axis(graph)
+        program = self.program(graph)
+        usable, g, x = vectors(program), program.graph, unit_axis(program.graph)
         # The widest vectors of up to 16 bytes that leave enough strips of a 32-byte sector for all multiprocessors.
         fits = [b for b in usable if b <= 16] or usable[-1:]
-        bytes_ = next((b for b in fits if program.n_rows * b >= vector_length(graph, x, b) * 32 * SMS), fits[-1])
-        vec = vector_length(graph, x, bytes_)
+        bytes_ = next((b for b in fits if _kept(program) * b >= vector_length(g, x, b) * 32 * SMS), fits[-1])
+        vec = vector_length(g, x, bytes_)
         lines = _lines(program, vec)
         config: Config = {
             "threads_per_row": 1,
@@ -177,7 +195,7 @@ class OuterScheme:
             "cluster": 1,
             **IDLE,
         }
-        least = max(1, 32 // bytes_)  # a sector
+        least = max(1, 32 // bytes_, across(program, bytes_))  # a sector, or a tile
         t = least
         while t < 32 and lines >= 2 * t * SMS * 2:
             t *= 2
@@ -208,14 +226,14 @@ class OuterScheme:
         }
 
     def seeds(self, graph: Graph) -> list[Config]:
-        program, d = _program(graph), self.default(graph)
+        program, d = self.program(graph), self.default(graph)
         t, r = int(d["threads_per_row"]), int(d["rows_per_block"])
         out: list[Config] = []
         for a, b in ((1, 2.0), (1, 0.5), (2, 0.5), (0.5, 2), (2, 1), (0.5, 1), (4, 0.25)):
             n, m = int(t * a), int(r * b)
             if 1 <= n <= 256 and 1 <= m <= _deepest(program) and 64 <= n * m <= 1024:
                 out.append(d | {"threads_per_row": n, "rows_per_block": m})
-        for b in _vectors(graph):
+        for b in vectors(program):
             if b <= 16 and b != d["vector_bytes"]:
                 scale = int(d["vector_bytes"]) / b
                 out.append(d | {"vector_bytes": b, "threads_per_row": max(1, min(256, int(t * scale)))})
@@ -230,7 +248,7 @@ class OuterScheme:
                 held |= {"rows_per_block": max(1, 512 // wide)}
                 # A cap that lets two blocks of an SM overlap, one loading while the other one stores.
                 out += [held, held | {"max_registers": 64}]
-        if program.n_rows * program.n_cols >= 1 << 20:
+        if _kept(program) * program.n_cols >= 1 << 20:
             out += [d | {"load_hint": "no_allocate"}, d | {"store_hint": "evict_last"}, d | {"blocks_per_sm": 2}]
         made = [self.normalize(graph, c) for c in out]
         return [c for c in made if self.reject(graph, c) is None]
@@ -255,7 +273,7 @@ class OuterScheme:
 
     def _emit(self, graph: Graph, config: Config, fixed: bool = False) -> tuple[Program, CudaSource]:
         schedule = CudaSchedule.from_config(config)
-        program = _program(graph, schedule.keep != "reload", schedule.online)
+        program = self.program(graph, schedule.keep != "reload", schedule.online)
         if fixed:
             program = replace(program, dynamic=-1)
         return program, emit_outer(program, schedule)
@@ -265,4 +283,4 @@ class OuterScheme:
         return GroupKernels.single(source, len(graph.inputs), len(graph.outputs))
 
 
-SCHEME = OuterScheme()
+SCHEME = OuterScheme("outer", _program)
