@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.codegen.cuda_columns import add_columns, beginnings
+from autotune.codegen.cuda_moments import add_moments
 from autotune.codegen.cuda_names import HINTS, NAMES, tuple_of
 from autotune.codegen.expr import LOG2E, combine, literal, pointwise
 from autotune.codegen.program import Pass, Program, stride_of
@@ -119,6 +120,11 @@ def open_row(program: Program) -> bool:
     return program.pointwise and not program.rows and program.dynamic == 0
 
 
+def accumulators_of(pas: Pass) -> int:
+    """Accumulators that a pass function returns before everything else."""
+    return len(pas.reduce) + 2 * len(pas.online) + 2 * len(pas.moments)
+
+
 class _Access:
     """How one load, gather or output is addressed in a pack."""
 
@@ -153,7 +159,9 @@ class CudaEmitter:
         self.ok_needed = (not program.pointwise or bool(program.columns)) and schedule.rows_per_block > 1
         self.kept_of: dict[int, list[int]] = {}  # pass -> values it keeps
         self.where_kept: dict[int, int] = {}
-        self.ahead: tuple[int, ...] = ()  # loads that pass ``ahead_pass`` finds done: issued while the row before was at work
+        self.ahead: tuple[
+            int, ...
+        ] = ()  # loads that pass ``ahead_pass`` finds done: issued while the row before was at work
         self.ahead_pass = -1
         for q, pas in enumerate(program.passes):
             self.kept_of[q] = list(pas.kept_out)
@@ -278,6 +286,8 @@ class CudaEmitter:
         accs: list[str] = [f"a{r}" for r in pas.reduce]
         for o in pas.online:
             accs += [f"a{o.peak}", f"a{o.total}"]
+        for m in pas.moments:
+            accs += [f"a{m.total}", f"a{m.square}"]
 
         def use(i: int, e: int) -> str:
             n = self.name(i, e)
@@ -354,6 +364,8 @@ class CudaEmitter:
             body.append(f"r{o.peak} = sel({m} == m{o.peak}, float32(1), ex2(({m} - s{o.peak}) * {LOG2E}))")
             body.append(f"{t} = {t} * r{o.peak} + {self.tree('sum', 'float32', terms)}")
             body.append(f"{m} = m{o.peak}")
+        for m in pas.moments:
+            add_moments(self, m, body, need, use)
         for k in pas.stores:
             self.emit_store(k, body, need, address, use)
         columns = add_columns(self, q, pas, body, need, use)
@@ -445,7 +457,7 @@ class CudaEmitter:
     def kept_offset(self, q: int, i: int) -> int:
         """Where value ``i`` begins in the tuple that pass ``q`` returns."""
         pas = self.p.passes[q]
-        at = len(pas.reduce) + 2 * len(pas.online)
+        at = accumulators_of(pas)
         for j in self.kept_of[q]:
             if j == i:
                 return at
@@ -487,7 +499,7 @@ class CudaEmitter:
         o = self.g.outputs[k]
         x = self.stored(o.value, o.dtype, self.name(o.value, 0))
         store = f"st_{NAMES[o.dtype]}_1_d({self.out_ptr[k]}, {self.base_terms(self.out_access[k])}, {x})"
-        cond = "t == 0 and ok" if self.ok_needed else "t == 0"
+        cond = "tg == 0 and ok" if self.ok_needed else "tg == 0"
         return [f"if {cond}:", f"    {store}"]
 
 

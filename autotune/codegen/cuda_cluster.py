@@ -13,10 +13,11 @@ from autotune.codegen.expr import accumulator
 from autotune.codegen.program import Pass
 
 if TYPE_CHECKING:
+    from autotune.codegen.cuda_moments import Joining
     from autotune.codegen.cuda_rows import Rows
 
 
-def join_cluster(rows: Rows, pas: Pass) -> list[str]:
+def join_cluster(rows: Rows, pas: Pass, joining: Joining) -> list[str]:
     """Lines after which every accumulator of pass ``pas`` holds the whole row's result in all blocks.
 
     Each exchange has slots of its own, so that no block writes to what another still reads.
@@ -34,7 +35,16 @@ def join_cluster(rows: Rows, pas: Pass) -> list[str]:
     for o in pas.online:
         slot(f"a{o.peak}", "float32")
         slot(f"a{o.total}", "float32")
-    out = [f"if tid < {size}:"]
+    for m in pas.moments:
+        slot(f"a{m.total}", "float32")
+        slot(f"a{m.square}", "float32")
+    if pas.moments and joining.uneven:
+        slot("nc", "float32")
+    out = []
+    if not rows.cluster_begun:  # no block writes to another before that one has begun
+        rows.cluster_begun = True
+        out.append("cluster_wait()")
+    out.append(f"if tid < {size}:")
     out += [f"    rs_{t}(q{t}, int64({at}) + int64(rank), int32(tid), {name})" for name, t, at in slots]
     out.append("cluster_sync()")
     where = {name: (t, at) for name, t, at in slots}
@@ -49,4 +59,25 @@ def join_cluster(rows: Rows, pas: Pass) -> list[str]:
         for j in range(1, size):
             out += [f"ym = qfloat32[{where[m][1] + j}]", f"yt = qfloat32[{where[total][1] + j}]"]
             out += rows.merge_online(o, "ym", "yt")
+    out += _join_moments(pas, joining, {name: at for name, _, at in slots}, size)
+    return out
+
+
+def _join_moments(pas: Pass, joining: Joining, at: dict[str, int], size: int) -> list[str]:
+    """All blocks' moments, one after the other; the blocks before have ``nb`` elements for each one's ``na``."""
+    if not pas.moments:
+        return []
+    n = joining.n  # of one block, where all have equally many
+    count = "nc" if joining.uneven else f"float32({n!r})"
+    joining.uneven, was = True, joining.uneven
+    out = []
+    for m in pas.moments:
+        s, q = at[f"a{m.total}"], at[f"a{m.square}"]
+        out += [f"a{m.total} = qfloat32[{s}]", f"a{m.square} = qfloat32[{q}]"]
+        out.append(f"na = qfloat32[{at['nc']}]" if was else f"na = {count}")
+        for j in range(1, size):
+            out.append(f"nb = qfloat32[{at['nc'] + j}]" if was else f"nb = {count}")
+            out += joining.merge(m, f"qfloat32[{s + j}]", f"qfloat32[{q + j}]", "na", "nb")
+            out.append("na = na + nb")
+    joining.uneven = was
     return out

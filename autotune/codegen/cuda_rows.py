@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from autotune.codegen.cuda import GENERATOR, CudaSource
+from autotune.codegen.cuda import GENERATOR, CudaSource, accumulators_of
 from autotune.codegen.cuda_cluster import join_cluster
 from autotune.codegen.cuda_columns import Accumulators, beginnings
+from autotune.codegen.cuda_moments import Joining
 from autotune.codegen.cuda_names import tuple_of
 from autotune.codegen.cuda_prefetch import Ahead
 from autotune.codegen.expr import LOG2E, accumulator, combine, identity
@@ -92,6 +93,8 @@ class Rows:
         for o in pas.online:
             out.append(f"a{o.peak} = float32(-inf)")
             out.append(f"a{o.total} = float32(0)")
+        for m in pas.moments:
+            out += [f"a{m.total} = float32(0)", f"a{m.square} = float32(0)"]
         loop = self.s.keep != "registers" and not self.p.columns
         unroll = self.s.unroll if loop else self.packs
         steps = self.full // unroll if loop else 0
@@ -123,6 +126,8 @@ class Rows:
         e = self.e
         out = []
         out.append(f"c = {self.column(k)}")
+        if pas.moments:
+            out += Joining(self).weights(k)
         unrolled = self.s.keep == "registers" or bool(self.p.columns)
         suffix = k if k.isdigit() and unrolled else "x"
         shared = self.s.keep == "shared"
@@ -164,7 +169,7 @@ class Rows:
         """Each thread stores its own words and later fetches the same ones: no barrier, no bank conflict."""
         if not self.e.kept_of[q]:
             return []
-        first = len(self.p.passes[q].reduce) + 2 * len(self.p.passes[q].online)
+        first = accumulators_of(self.p.passes[q])
         out, w = [], 0
         for i in self.e.kept_of[q]:
             view = "su" if self.e.packed(i) else "sf"
@@ -176,7 +181,7 @@ class Rows:
     def fetch_shared(self, q: int, k: str) -> list[str]:
         pas = self.p.passes[q]
         skipped = [identity(self.g.values[r].op, self.g.values[r].dtype) for r in pas.reduce]
-        skipped += ["float32(0)"] * (2 * len(pas.online))
+        skipped += ["float32(0)"] * (2 * len(pas.online) + 2 * len(pas.moments))
         items, w = [], 0
         for i in self.e.kept_of[q]:
             view = "su" if self.e.packed(i) else "sf"
@@ -191,14 +196,17 @@ class Rows:
     # ---- joining the threads of a row -------------------------------------------------------------------------------
 
     def join(self, pas: Pass) -> list[str]:
-        out: list[str] = []
+        self.joining = Joining(self)
+        out: list[str] = self.joining.begin() if pas.moments else []
         offsets = [o for o in (16, 8, 4, 2, 1) if o < self.T]
         for o in offsets:
             out += self.exchange(pas, o)
         if self.warps > 1:
             out += self.join_warps(pas)
         if self.C > 1:
-            out += join_cluster(self, pas)
+            out += join_cluster(self, pas, self.joining)
+        for m in pas.moments:
+            out += [f"v{m.total} = a{m.total}", f"v{m.square} = a{m.square}"]
         for r in pas.reduce:
             v = self.g.values[r]
             out.append(f"v{r} = (a{r} != 0)" if v.dtype == "bool" else f"v{r} = a{r}")
@@ -217,7 +225,7 @@ class Rows:
             out.append(f"ym = cuda.shfl_xor_sync(0xffffffff, {m}, {offset})")
             out.append(f"yt = cuda.shfl_xor_sync(0xffffffff, {t}, {offset})")
             out += self.merge_online(o, "ym", "yt")
-        return out
+        return out + self.joining.exchange(pas, offset)
 
     def merge_online(self, o: Online, ym: str, yt: str) -> list[str]:
         m, t = f"a{o.peak}", f"a{o.total}"
@@ -244,6 +252,11 @@ class Rows:
         for o in pas.online:
             slots.append((f"a{o.peak}", "xfloat32", self.slot("float32"), "float32(-inf)"))
             slots.append((f"a{o.total}", "xfloat32", self.slot("float32"), "float32(0)"))
+        for m in pas.moments:
+            slots.append((f"a{m.total}", "xfloat32", self.slot("float32"), "float32(0)"))
+            slots.append((f"a{m.square}", "xfloat32", self.slot("float32"), "float32(0)"))
+        if pas.moments and self.joining.uneven:
+            slots.append(("nc", "xfloat32", self.slot("float32"), "float32(0)"))
         out.append("if lane == 0:")
         for name, array, slot, _ in slots:
             out.append(f"    {array}[{self.slot_at(slot)} + warp] = {name}")
@@ -259,6 +272,7 @@ class Rows:
         return out
 
     slot_counts: dict[str, int]
+    joining: Joining
 
     @property
     def first_tile(self) -> str:
@@ -279,6 +293,7 @@ class Rows:
         self.check()
         self.slot_counts = {}
         self.cluster_slots: dict[str, int] = {}
+        self.cluster_begun = False
         e, p, g = self.e, self.p, self.g
         main: list[str] = []
         held = Accumulators(self) if p.columns else None
@@ -309,7 +324,7 @@ class Rows:
             main += self.emit_pass(q, pas)
             if ahead and q == ahead.pass_number:
                 main.append("#ahead")
-            if pas.reduce or pas.online:
+            if pas.reduce or pas.online or pas.moments:
                 main += self.join(pas)
             for o in pas.online:
                 main.append(f"v{o.peak} = a{o.peak}")
@@ -323,6 +338,7 @@ class Rows:
         pre.append(f"rb = udiv(tid, {self.T})" if self.R > 1 else "rb = int32(0)")
         pre.append(f"t = int32(tid - rb * {self.T})" if self.R > 1 else "t = tid")
         if self.C > 1:
+            pre.append("cluster_arrive()")
             pre.append("rank = cluster_rank()")
             pre.append(f"tg = int32(rank * {self.T} + t)")
         else:

@@ -43,6 +43,18 @@ class Online:
 
 
 @dataclass(frozen=True)
+class Moments:
+    """A sum and the sum of squared deviations from the mean that follows from it, computed in one pass.
+
+    ``total`` = sum(score), ``square`` = sum((score - total / n)^2).
+    """
+
+    score: int
+    total: int
+    square: int
+
+
+@dataclass(frozen=True)
 class Pass:
     """One walk over the columns of a row.
 
@@ -56,6 +68,7 @@ class Pass:
         stores: outputs stored element by element in this walk.
         columns: accumulators over the rows (indices into ``Program.columns``) that this walk adds to.
         row_columns: accumulators of one number a row, added to before the walk.
+        moments: means with variances that this walk contributes to (listed here only, as ``online``).
     """
 
     row_values: tuple[int, ...]
@@ -68,11 +81,12 @@ class Pass:
     stores: tuple[int, ...]
     columns: tuple[int, ...] = ()
     row_columns: tuple[int, ...] = ()
+    moments: tuple[Moments, ...] = ()
 
     @property
     def walks(self) -> bool:
         """Whether the pass visits the columns at all (a last pass may only store row results)."""
-        return bool(self.reduce or self.online or self.stores or self.columns)
+        return bool(self.reduce or self.online or self.stores or self.columns or self.moments)
 
 
 @dataclass(frozen=True)
@@ -221,6 +235,28 @@ def find_online(graph: Graph) -> tuple[Online, ...]:
     return tuple(out)
 
 
+def find_moments(graph: Graph, cols: Iterable[int]) -> tuple[Moments, ...]:
+    """Sums over the columns with the sum of squared deviations from their mean beside them, as a variance has it."""
+    vals, over = graph.values, tuple(sorted(cols))
+    live = graph.live
+    sums = {vals[i].args[0]: i for i in live if vals[i].op == "sum" and vals[i].over == over}
+    n = graph.size(over)
+    found = []
+    for i in live:
+        v = vals[i]
+        if v.op != "sum" or v.over != over or v.dtype != "float32" or n < 2:
+            continue
+        square = vals[v.args[0]]
+        d = vals[square.args[0]] if square.op == "mul" and square.args[0] == square.args[1] else None
+        if d is None or d.op != "sub" or d.args[0] not in sums or vals[d.args[1]].op != "mul":
+            continue
+        total, mean = sums[d.args[0]], vals[d.args[1]]
+        scale = next((vals[a] for a in mean.args if vals[a].op == "const"), None)
+        if total in mean.args and scale is not None and abs(float(scale.number) * n - 1) < 1e-6:
+            found.append(Moments(d.args[0], total, i))
+    return tuple(found)
+
+
 def _made_from(graph: Graph, i: int, root: int) -> bool:
     if i == root:
         return True
@@ -239,6 +275,7 @@ def build_program(
     online: bool = False,
     split: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
     columns: tuple[Column, ...] = (),
+    moments: bool = False,
 ) -> Program:
     """Arrange a group into passes.
 
@@ -248,6 +285,7 @@ def build_program(
         online: whether softmax-like pairs are computed in one pass.
         split: (rows, cols), where they do not follow from the reductions.
         columns: accumulators over all the rows.
+        moments: whether a mean and the variance about it are computed in one pass.
 
     Raises:
         Unsupported: the group is not row-wise.
@@ -257,7 +295,9 @@ def build_program(
     rows, cols = split or split_axes(graph)
     vals = graph.values
     pairs = find_online(graph) if online else ()
-    by_total = {o.total: o for o in pairs}
+    spreads = find_moments(graph, cols) if moments else ()
+    by_total: dict[int, Online | Moments] = {o.total: o for o in pairs}
+    by_total |= {m.square: m for m in spreads}
     live = graph.live if not columns else _live_with(graph, [c.value for c in columns])
 
     level = [0] * len(vals)
@@ -280,11 +320,16 @@ def build_program(
     roots: list[list[int]] = [[] for _ in range(n_passes)]
     reduce: list[list[int]] = [[] for _ in range(n_passes)]
     onlines: list[list[Online]] = [[] for _ in range(n_passes)]
+    spread_at: list[list[Moments]] = [[] for _ in range(n_passes)]
     stores: list[list[int]] = [[] for _ in range(n_passes)]
     row_stores: list[list[int]] = [[] for _ in range(n_passes)]
     full_columns: list[list[int]] = [[] for _ in range(n_passes)]
     row_columns: list[list[int]] = [[] for _ in range(n_passes)]
     fused = {o.peak for o in pairs} | {o.total for o in pairs}
+    fused |= {m.total for m in spreads} | {m.square for m in spreads}
+    for m in spreads:
+        spread_at[level[m.score]].append(m)
+        roots[level[m.score]].append(m.score)
     for o in pairs:
         onlines[level[o.score]].append(o)
         roots[level[o.score]].append(o.score)
@@ -354,6 +399,7 @@ def build_program(
                 stores=tuple(stores[p]),
                 columns=tuple(full_columns[p]),
                 row_columns=tuple(row_columns[p]),
+                moments=tuple(spread_at[p]),
             )
         )
     dynamic = 0 if (rows and rows[0] == 0) or (not rows and cols == (0,) and not any(reduce)) else -1

@@ -17,7 +17,7 @@ from autotune.codegen.program import Program, build_program, power_of_two
 from autotune.errors import Unsupported
 from autotune.fusion.canonical import canonicalize
 from autotune.fusion.graph import Graph
-from autotune.fusion.schedules import has_online, narrow
+from autotune.fusion.schedules import narrow
 from autotune.fusion.schemes import rows as row_wise
 from autotune.fusion.simplify import simplify
 from autotune.task import Config
@@ -81,7 +81,7 @@ class ColumnsScheme:
         space = narrow(space, "keep", ["registers", "reload"] if program.kept else ["registers"])
         space = narrow(space, "cluster", [1])
         space = narrow(space, "blocks_per_sm", [1, 2, 3, 4, 6, 8, 12, 16])
-        if not has_online(program):
+        if not row_wise.one_pass(program):
             space = narrow(space, "online", [False])
         if not row_wise.large(program):
             space = narrow(space, "store_hint", ["default"])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from autotune.codegen.cubin import SmLimits
 from autotune.codegen.cuda import CudaSchedule, emit, narrowest, vector_length
 from autotune.codegen.kernels import GroupKernels
-from autotune.codegen.program import Program, build_program, once_a_row, power_of_two
+from autotune.codegen.program import Program, build_program, find_moments, once_a_row, power_of_two
 from autotune.errors import Unsupported
 from autotune.fusion.graph import REDUCTIONS, Graph
 from autotune.fusion.schedules import has_online, narrow
@@ -21,6 +21,15 @@ if TYPE_CHECKING:
     from autotune.tuner.space import Space
 
 REGISTERS_KEPT = 160  # 32-bit words of kept values a thread may hold; beyond it spilling is certain
+
+
+def _built(graph: Graph, schedule: CudaSchedule) -> Program:
+    return build_program(graph, keep=schedule.keep != "reload", online=schedule.online, moments=schedule.online)
+
+
+def one_pass(program: Program) -> bool:
+    """Whether there are reductions that ``online`` brings together in one pass: softmax's, or a mean and a variance."""
+    return has_online(program) or bool(find_moments(program.graph, program.cols))
 
 
 CAPS = (32, 40, 48, 56, 64, 80, 96, 128)
@@ -110,7 +119,7 @@ def space_of(program: Program, space: Space) -> Space:
     space = narrow(space, "rows_per_block", [r for r in (1, 2, 4, 8, 16, 32, 64, 128, 256) if r * threads[0] <= 1024])
     if not program.kept:
         space = narrow(space, "keep", ["registers", "reload"])
-    if not has_online(program):
+    if not one_pass(program):
         space = narrow(space, "online", [False])
     if not large(program):
         space = narrow(space, "blocks_per_sm", [0])
@@ -126,7 +135,14 @@ def normalize(program: Program, config: Config) -> Config:
     c: Config = {"cluster": 1, "prefetch": False} | dict(config) | {"finish": "kernel"}
     t = int(c["threads_per_row"])
     if program.pointwise:
-        c.update(cluster=1, prefetch=False, rows_per_block=1, keep="registers", online=False, threads_per_row=min(1024, max(64, t)))
+        c.update(
+            cluster=1,
+            prefetch=False,
+            rows_per_block=1,
+            keep="registers",
+            online=False,
+            threads_per_row=min(1024, max(64, t)),
+        )
         return c
     rows = int(c["rows_per_block"])
     while rows * t > 1024:
@@ -184,25 +200,27 @@ def default(program: Program) -> Config:
     base["rows_per_block"] = max(1, 128 // t)
     packs = -(-program.n_cols // (t * vec))
     if packs > 32 or crowded(program, base):
-        base.update(keep="reload", unroll=4, online=has_online(program))
+        base.update(keep="reload", unroll=4, online=one_pass(program))
     return normalize(program, base)
 
 
 def _shared_rows(program: Program, d: Config) -> list[Config]:
-    """Clusters whose threads have 8 to 64 elements each, evenly where the row allows it."""
+    """Clusters whose threads have 8 to 64 elements each, evenly where the row allows it, under a register cap that lets
+    several blocks overlap on an SM: while one waits for its cluster, another loads."""
     vec = vector_length(program, int(d["vector_bytes"]))
     out: list[Config] = []
     for cluster in (2, 4, 8):
         found = []
         for packs in range(1, 1 + 64 // vec):
             n, rest = divmod(program.n_cols, vec * cluster * packs)
-            if not rest and 128 <= n <= 1024 and n % 32 == 0 and packs * vec >= 8:
+            if not rest and 128 <= n <= 512 and n % 32 == 0 and packs * vec >= 8:
                 found.append(n)
         if not found:
-            found = [min(1024, max(128, power_of_two(-(-program.n_cols // (cluster * 16)))))]
-        # The most threads that leave room for two blocks, and the fewest.
-        out += [{"cluster": cluster, "threads_per_row": n} for n in {min(found), max(f for f in found if f <= 512)}
-                if found] if min(found) <= 512 else [{"cluster": cluster, "threads_per_row": min(found)}]  # fmt: skip
+            found = [min(512, max(128, power_of_two(-(-program.n_cols // (cluster * 16)))))]
+        for n in {min(found), max(found)}:
+            words = kept_words(program) * vec * -(-program.n_cols // (vec * cluster * n))
+            cap = next((c for c in CAPS if c >= words + 28), 0)
+            out.append({"cluster": cluster, "threads_per_row": n, "max_registers": cap})
     return out
 
 
@@ -226,8 +244,9 @@ def seeds(program: Program) -> list[Config]:
             if n > 256:  # one such block an SM loads, computes and stores in turn: a cap lets two overlap
                 out.append(even | {"max_registers": max(c for c in CAPS if c * 2 * n <= 65536)})
     if clustered(program):
-        out += [d | c | {"rows_per_block": 1, "keep": "registers"} for c in _shared_rows(program, d)]
-    if has_online(program):
+        one = {"rows_per_block": 1, "keep": "registers", "online": one_pass(program)}
+        out += [d | c | one for c in _shared_rows(program, d)]
+    if one_pass(program):
         out.append(d | {"online": True})
         out.append(d | {"online": True, "keep": "reload", "unroll": 4})
     if large(program):
@@ -244,7 +263,7 @@ def seeds(program: Program) -> list[Config]:
 def reject(graph: Graph, config: Config) -> str | None:
     """Why ``config`` cannot work on a group, found by printing it, which takes a millisecond or two."""
     try:
-        program = build_program(graph, keep=config["keep"] != "reload", online=bool(config["online"]))
+        program = _built(graph, CudaSchedule.from_config(config))
         schedule = CudaSchedule.from_config(config)
         source = emit(program, schedule)
     except Unsupported as error:
@@ -268,7 +287,10 @@ class RowsScheme:
     def check(self, graph: Graph) -> None:
         if (self.name == "flat") == any(graph.values[i].op in REDUCTIONS for i in graph.live):
             raise Unsupported(f"not a group for the scheme {self.name}")
-        once_a_row(build_program(graph))
+        program = build_program(graph)
+        once_a_row(program)
+        if self.name == "flat" and program.passes[0].row_stores:
+            raise Unsupported("an output without a column axis in a flat kernel")
 
     def space_of(self, graph: Graph, space: Space) -> Space:
         return space_of(build_program(graph), space)
@@ -287,7 +309,7 @@ class RowsScheme:
 
     def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
         schedule = CudaSchedule.from_config(config)
-        program = build_program(graph, keep=schedule.keep != "reload", online=schedule.online)
+        program = _built(graph, schedule)
         if fixed:
             program = replace(program, dynamic=-1)
         return GroupKernels.single(emit(program, schedule), len(graph.inputs), len(graph.outputs))
