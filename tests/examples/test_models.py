@@ -147,3 +147,25 @@ def test_unknown_names_are_told() -> None:
     with pytest.raises(ValueError, match="unknown size"):
         make("bert_infer", "cpu", "huge")
     assert len(make("bert_infer", "cpu", "cpu", layers=1, unknown=3).module.layers) == 1
+
+
+def test_dropout_runs_in_stored_kernels_and_its_gradient_agrees(tune: Tune) -> None:  # noqa: F811
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        return torch.nn.functional.dropout(x @ w, 0.25) * 2
+
+    x, w = torch.randn(64, 32, requires_grad=True), torch.randn(32, 48, requires_grad=True)
+    assert tune(f, (x, w))
+    run = torch.compile(f, backend="autotune")
+    masks = []
+    for _ in range(2):
+        y = run(x, w)
+        kept = y != 0
+        torch.testing.assert_close(y, torch.where(kept, (x @ w) * (2 / 0.75), 0.0), rtol=1e-4, atol=1e-4)
+        (dw,) = torch.autograd.grad(y.sum(), w)
+        torch.testing.assert_close(dw, x.t() @ (kept * (2 / 0.75)), rtol=1e-4, atol=1e-4)
+        masks.append(kept)
+    assert not torch.equal(*masks)
+    assert 0.68 < torch.stack(masks).float().mean().item() < 0.82
+    counters = autotune.counters()
+    assert counters.hits == 2
+    assert counters.misses == counters.fallbacks == 0
