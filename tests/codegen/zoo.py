@@ -109,6 +109,20 @@ def mean_cross_entropy(x: Tensor, t: Tensor) -> Tensor:
     return F.cross_entropy(x, t)
 
 
+def momentum(*tensors: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """A step of an optimizer on several tensors: parameters, gradients and moments in turn."""
+    new: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for p, g, m in zip(tensors[::3], tensors[1::3], tensors[2::3], strict=True):
+        moment = 0.9 * m + g
+        new[0].append(p - 0.01 * moment / (torch.sqrt(moment * moment) + 1e-3))
+        new[1].append(moment)
+    return new
+
+
+def unrelated(x: Tensor, y: Tensor, z: Tensor, s: Tensor) -> tuple[Tensor, ...]:
+    return torch.softmax(x, -1), F.gelu(y), z.sum(0), torch.tanh(s) + 1
+
+
 def relu_statistics(x: Tensor) -> tuple[Tensor, ...]:
     y = F.relu(x)
     return y.mean(0), y.var(0, unbiased=False), y.amax(1), torch.softmax(y, -1)
@@ -166,6 +180,25 @@ def layer_norm_backward(g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor
     return dx, (g * h).sum(0), g.sum(0)
 
 
+def layer_norm_0(x: Tensor, w: Tensor) -> Tensor:
+    d = x - x.mean(0, keepdim=True)
+    return d * torch.rsqrt(d.pow(2).mean(0, keepdim=True) + 1e-5) * w
+
+
+def scaled_both_ways(x: Tensor) -> tuple[Tensor, ...]:
+    """Blocks of 32 neighbours scaled by their largest element, along rows and along columns."""
+    rows, cols = x.shape
+    v = x.view(rows // 32, 32, cols // 32, 32).float()
+    across, down = v.abs().amax(3, keepdim=True) / 448, v.abs().amax(1, keepdim=True) / 448
+    return (v / across).bfloat16().view(x.shape), (v / down).bfloat16().view(x.shape), across, down
+
+
+def norm_then_softmax(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Normalised over dim 0, then softmax over dim 1."""
+    h = (x - x.mean(0)) * torch.rsqrt(x.var(0, unbiased=False) + 1e-3)
+    return torch.softmax(h, -1), x.amax((0, 1))
+
+
 def _ln(rows: int, cols: int, d: torch.dtype) -> tuple[Callable[[], Tensor], ...]:
     return T(rows, cols, d=d), T(cols, d=d), T(cols, d=d)
 
@@ -207,6 +240,8 @@ ZOO: tuple[Case, ...] = (
     Case("int16", dequantize, (T(16, 96, d=I16), T(16, 1), T(96))),
     Case("dropout", dropout, (T(20, 300), T(20, 300, d=BOOL), T(20, 300))),
     Case("mean_cross_entropy", mean_cross_entropy, (T(100, 500), T(100, d=I64)), groups=(1,)),
+    Case("momentum", momentum, tuple(T(n) for n in (1, 3, 37, 1001, 4096) for _ in range(3)), groups=(5,)),
+    Case("unrelated", unrelated, (T(24, 130), T(777, d=BF16), T(40, 64), T()), groups=(4,)),
     Case("relu_statistics", relu_statistics, (T(96, 128),), groups=(1,)),
     Case("expanded", expanded, (T(24, 48), T(24)), groups=(2,)),
     Case("strided", softmax_mask, (T(12, 64, strides=(160, 1)), T(12, 64, strides=(1, 12)))),
@@ -220,6 +255,12 @@ ZOO: tuple[Case, ...] = (
     Case("embedding_ln", embedding_ln, (T(100, 64), T(7, 5, d=I64), T(64), T(64))),
     Case("log_softmax_backward", log_softmax_backward, (T(16, 500, d=F16), T(16, 500, d=F16))),
     Case("layer_norm_backward", layer_norm_backward, (T(64, 128), T(64, 128), T(128)), groups=(1,)),
+    Case("outer_softmax", lambda x: torch.softmax(x, 0), (T(517, 96),)),
+    Case("outer_softmax_bf16", lambda x: torch.softmax(x, 1), (T(3, 77, 64, d=BF16),)),
+    Case("outer_logsumexp", lambda x: torch.logsumexp(x, 1), (T(5, 300, 24),)),
+    Case("outer_layer_norm", layer_norm_0, (T(260, 48, d=F16), T(48, d=F16))),
+    Case("tile_scaling", scaled_both_ways, (T(96, 160, d=BF16),)),
+    Case("tile_norm_softmax", norm_then_softmax, (T(77, 64),)),
 )
 BY_NAME = {c.name: c for c in ZOO}
 
