@@ -164,7 +164,11 @@ class FusionTask:
 
     def _joined(self, plan: Plan, parts: Sequence[Config]) -> Config:
         """The region's configuration: one copy for each family of groups, block sizes agreed within each launch."""
-        return join_configs(agree(plan, parts) if self._cuda else parts, plan.leaders)
+        if self._cuda and any(len(phase) > 1 for launch in plan.launches for phase in launch):
+            # Another block size may leave other parameters without effect.
+            agreed = zip(self._sides(plan), agree(plan, parts), strict=True)
+            parts = agree(plan, [on.normalize(g.graph, c) for (on, g), c in agreed])
+        return join_configs(parts, plan.leaders)
 
     def reject(self, config: Config) -> str | None:
         try:
