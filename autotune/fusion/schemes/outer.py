@@ -92,10 +92,18 @@ def _deepest(program: Program) -> int:
     return min(256, max(64, power_of_two(program.n_cols)))
 
 
+def _clusters(program: Program) -> list[int]:
+    """Blocks that may share a strip: each has 32 places of the reduced axes or more."""
+    return [c for c in (2, 4, 8) if c * 32 <= program.n_cols]
+
+
 def vectors(program: Program) -> list[int]:
-    """Vector sizes in bytes that divide the axis that packs lie on, widest first; a tile is at most a warp wide."""
+    """Vector sizes in bytes that divide the axis that packs lie on, widest first, at most four.
+
+    A tile is at most a warp wide.
+    """
     g, x = program.graph, unit_axis(program.graph)
-    return [b for b in (32, 16, 8, 4, 2, 1) if vector_length(g, x, b) and across(program, b) <= 32]
+    return [b for b in (32, 16, 8, 4, 2, 1) if vector_length(g, x, b) and across(program, b) <= 32][:4]
 
 
 def _registers(program: Program, config: Config) -> float:
@@ -127,7 +135,7 @@ class OuterScheme:
         program = self.program(graph)
         usable = vectors(program)
         vec = vector_length(program.graph, unit_axis(program.graph), usable[-1])
-        space = narrow(space, "vector_bytes", usable[:4])
+        space = narrow(space, "vector_bytes", usable)
         most = min(256, power_of_two(_lines(program, vec)))
         least = min(across(program, b) for b in usable)
         space = narrow(space, "threads_per_row", [t for t in (1, 2, 4, 8, 16, 32, 64, 128, 256) if least <= t <= most])
@@ -137,7 +145,7 @@ class OuterScheme:
             space = narrow(space, "keep", ["registers", "reload"])
         if not has_online(program):
             space = narrow(space, "online", [False])
-        space = narrow(space, "cluster", [c for c in (1, 2, 4, 8, 16) if c == 1 or c * 32 <= program.n_cols])
+        space = narrow(space, "cluster", [1, *_clusters(program)])
         for name in {p.name for p in space} & set(IDLE):
             space = narrow(space, name, [IDLE[name]])
         if _kept(program) * program.n_cols < 1 << 20:
@@ -203,7 +211,7 @@ class OuterScheme:
         while not _held(program, best) and t > least:
             t //= 2
             best = self._shape(program, config, t)
-        for cluster in (2, 4, 8):  # what one block cannot hold, several may
+        for cluster in _clusters(program):  # what one block cannot hold, several may
             if _held(program, best) or not program.kept:
                 break
             wide = max(t, 128 // bytes_)
@@ -237,12 +245,11 @@ class OuterScheme:
             if b <= 16 and b != d["vector_bytes"]:
                 scale = int(d["vector_bytes"]) / b
                 out.append(d | {"vector_bytes": b, "threads_per_row": max(1, min(256, int(t * scale)))})
-        if program.n_cols >= 128:
-            out += [d | {"cluster": c, "rows_per_block": max(c, r // c)} for c in (2, 4, 8)]
+        out += [d | {"cluster": c, "rows_per_block": max(c, r // c)} for c in _clusters(program)]
         if program.kept:
             out.append(d | {"keep": "reload", "unroll": 4, "online": has_online(program)})
             out.append(d | {"keep": "shared", "unroll": 4})
-            for c in (2, 4, 8):
+            for c in _clusters(program):
                 wide = max(t, 128 // int(d["vector_bytes"]))  # whole lines of memory
                 held = d | {"keep": "registers", "cluster": c, "threads_per_row": wide, "unroll": 1, "online": False}
                 held |= {"rows_per_block": max(1, 512 // wide)}
