@@ -77,6 +77,9 @@ def run(args: argparse.Namespace) -> int:
             name = "missed workloads" if args.missed else args.target
             many = f"{len(counted)} workloads" if len(counted) > 1 else "1 workload"
             print(f"{name}: {many} on {identify(device).label}, stored in {store.name}", file=sys.stderr)
+            if store.get_calibration(identify(device).fingerprint, args.domain or "fusion") is None:
+                hint = "`autotune calibrate fusion` measures this device's, in about a minute"
+                print(f"cost models: built-in figures; {hint}", file=sys.stderr)
             results = _tune(args, device, store, counted)
             reasons = {result.workload: _reason(store, result) for result in results if not result.ok}
             if args.missed:

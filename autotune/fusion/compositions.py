@@ -34,7 +34,7 @@ def compositions(task: FusionTask, limit: int) -> list[Composition]:
     """
     from autotune.fusion.beam import shapes
 
-    figures = Figures.of(task.side, task.figures)
+    figures = task.estimates
     out = []
     for shape in shapes(task.graph, task.side, task.method, figures, limit):
         text = write_text(shape)
@@ -118,7 +118,7 @@ def whole_us(plan: Plan, costs: Sequence[GroupCost], times: Sequence[float], f: 
 
 def plan_prediction(task: FusionTask, plan: Plan, config: Config) -> float | None:
     """The latency-evaluator's microseconds of a plan under a configuration; None where a group has no model."""
-    figures = Figures.of(task.side, task.figures)
+    figures = task.estimates
     times: list[float] = []
     for group, part in zip(plan.groups, task.parts_of(plan, config), strict=True):
         if task.side == "cpu":

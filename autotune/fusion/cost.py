@@ -46,15 +46,51 @@ class Figures:
     calibrated: bool = False
 
     @classmethod
-    def of(cls, side: str, found: Mapping[str, float]) -> Figures:
-        """The figures of a device: those of its class ("cuda" or "cpu"), where ``found`` has no measured ones."""
+    def of(cls, side: str, found: Mapping[str, float], arch: str = "", units: int = 0) -> Figures:
+        """The figures of a device: those of its class, where ``found`` has no measured ones.
+
+        Args:
+            side: "cuda" or "cpu".
+            arch: "sm_90" and the like. ``units`` are the device's multiprocessors or processors; 0 for the class's.
+        """
         names = {f.name for f in fields(cls)} - {"calibrated"}
         known = {k: float(v) for k, v in found.items() if k in names and v > 0}
-        return cls(**{**CLASSES[side], **known}, calibrated=bool(known))
+        of_class = dict(CLASSES.get(arch, CLASSES[side]))
+        if units:
+            scale = units / of_class.get("units", cls.units)
+            of_class |= {"units": float(units)}
+            of_class |= {k: of_class.get(k, getattr(cls, k)) * scale for k in ("ops_gs", "heavy_gs")}
+        return cls(**{**of_class, **known}, calibrated=bool(known))
 
 
 CLASSES: Mapping[str, Mapping[str, float]] = {
     "cuda": {},
+    "sm_80": {
+        "copy_gbs": 1600.0,
+        "l2_gbs": 3500.0,
+        "l2_mib": 40.0,
+        "ops_gs": 8000.0,
+        "heavy_gs": 6000.0,
+        "units": 108.0,
+    },
+    "sm_86": {"copy_gbs": 700.0, "l2_gbs": 2000.0, "l2_mib": 6.0, "ops_gs": 9000.0, "heavy_gs": 6000.0, "units": 82.0},
+    "sm_89": {
+        "copy_gbs": 800.0,
+        "l2_gbs": 3500.0,
+        "l2_mib": 72.0,
+        "ops_gs": 18000.0,
+        "heavy_gs": 9000.0,
+        "units": 128.0,
+    },
+    "sm_100": {"copy_gbs": 7000.0, "l2_gbs": 10000.0, "l2_mib": 126.0, "ops_gs": 14000.0, "units": 148.0},
+    "sm_120": {
+        "copy_gbs": 1500.0,
+        "l2_gbs": 5000.0,
+        "l2_mib": 96.0,
+        "ops_gs": 20000.0,
+        "heavy_gs": 9000.0,
+        "units": 170.0,
+    },
     "cpu": {
         "copy_gbs": 20.0,
         "l2_gbs": 60.0,
@@ -67,7 +103,7 @@ CLASSES: Mapping[str, Mapping[str, float]] = {
         "units": 2.0,
     },
 }
-"""Figures of an H200-like GPU and of a small CPU."""
+"""Rough figures by class of device: an H200 where nothing else is said, others by architecture, and a small CPU."""
 
 HEAVY = 4
 """Operators dearer than this count as special functions."""

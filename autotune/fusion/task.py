@@ -12,11 +12,13 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import BuildError, Unsupported, UserError
 from autotune.fusion import ablation, target_cpu
 from autotune.fusion.ablation import FULL, METHODS, Method
+from autotune.fusion.cost import Figures
 from autotune.fusion.graph import REDUCTIONS, Graph
 from autotune.fusion.plan import Group, Plan, make_plan, read_text, write_text
 from autotune.fusion.schedules import agree, group_configs, join_configs, join_spaces, narrow
@@ -57,6 +59,7 @@ class FusionTask:
         from autotune.fusion.beam import confined
 
         made = copy.copy(self)
+        made.__dict__.pop("estimates", None)
         made.method, made.figures = ablation.method(method), dict(figures)
         shape = read_text(self.plan.text)
         if confined(shape, made.method) != shape:
@@ -79,6 +82,14 @@ class FusionTask:
             return plan_prediction(self, self.plan_of(config), config)
         except (Unsupported, KeyError):
             return None
+
+    @cached_property
+    def estimates(self) -> Figures:
+        """What the cost models take the device for."""
+        if self.side == "cpu":
+            return Figures.of("cpu", self.figures, units=target_cpu.processors())
+        arch, sms = self.target()
+        return Figures.of("cuda", self.figures, arch, sms)
 
     def parts_of(self, plan: Plan, config: Config) -> list[Config]:
         """Each group's own configuration."""
@@ -119,7 +130,7 @@ class FusionTask:
         base = load_space("fusion", self.side, file)
         if not self.method.grid and any(p.name == "finish" for p in base):
             base = narrow(base, "finish", ["kernel"])
-        space = join_spaces([on.space_of(g.graph, base) for on, g in self._sides(plan)], plan.leaders)
+        space = join_spaces([on.space_of(g.graph, base) for on, g in self.sides(plan)], plan.leaders)
         fixed = tuple(Parameter(name, (text,), "how the region is cut") for name, text in self._named(plan).items())
         return replace(space, parameters=(*space.parameters, *fixed))
 
@@ -132,10 +143,10 @@ class FusionTask:
         return self.normalize(self._joined(plan, parts) | self._named(plan))
 
     def default(self) -> Config:
-        return self._confined([on.default(g.graph) for on, g in self._sides(self.plan)])
+        return self._confined([on.default(g.graph) for on, g in self.sides(self.plan)])
 
     def seeds(self) -> Sequence[Config]:
-        sides = self._sides(self.plan)
+        sides = self.sides(self.plan)
         found = [on.seeds(g.graph) for on, g in sides]
         base = [on.default(g.graph) for on, g in sides]
         rows = itertools.zip_longest(*found)
@@ -151,11 +162,11 @@ class FusionTask:
         """The configuration that would in effect run."""
         plan = self.plan_of(config)
         parts = self._parts(plan, config)
-        sides = self._sides(plan)
+        sides = self.sides(plan)
         made = self._joined(plan, [on.normalize(g.graph, c) for (on, g), c in zip(sides, parts, strict=True)])
         return made | {"plan": config["plan"]} if "plan" in config else made
 
-    def _sides(self, plan: Plan) -> list[tuple[Scheme, Group]]:
+    def sides(self, plan: Plan) -> list[tuple[Scheme, Group]]:
         """Each group with what knows how to schedule it on this target."""
         return [(scheme_of(g.graph) if self._cuda else target_cpu.SCHEME, g) for g in plan.groups]
 
@@ -166,7 +177,7 @@ class FusionTask:
         """The region's configuration: one copy for each family of groups, block sizes agreed within each launch."""
         if self._cuda and any(len(phase) > 1 for launch in plan.launches for phase in launch):
             # Another block size may leave other parameters without effect.
-            agreed = zip(self._sides(plan), agree(plan, parts), strict=True)
+            agreed = zip(self.sides(plan), agree(plan, parts), strict=True)
             parts = agree(plan, [on.normalize(g.graph, c) for (on, g), c in agreed])
         return join_configs(parts, plan.leaders)
 
@@ -175,7 +186,7 @@ class FusionTask:
             plan = self.plan_of(config)
         except Unsupported as error:
             return str(error)
-        for (on, group), part in zip(self._sides(plan), self._parts(plan, config), strict=True):
+        for (on, group), part in zip(self.sides(plan), self._parts(plan, config), strict=True):
             why = on.reject(group.graph, part)
             if why:
                 return why
