@@ -285,19 +285,52 @@ def cone(graph: Graph, roots: Iterable[str], home: Mapping[int, int], k: int) ->
 
 
 def sketch(graph: Graph, roots: Sequence[str], home: Mapping[int, int], k: int) -> Graph:
-    """The graph of a group, simplified but not canonical, every reduction of its own an output: to judge whether it has
-    a kernel at all. Reductions of other groups are loads."""
+    """The graph of a group, simplified but not canonical: to judge whether it has a kernel at all.
+
+    Reductions of other groups are loads. Those of its own are outputs where a root that is not of the group needs them,
+    or none does.
+    """
     from autotune.fusion.simplify import simplify
 
     values = cone(graph, roots, home, k)
-    own = [i for i in values if home.get(i, k) == k and f"r{i}" in roots and not _only_inside(graph, i, set(values))]
+    inside = set(values)
+    readers = _readers(graph)
+    own = [
+        i
+        for i in values
+        if home.get(i, k) == k
+        and f"r{i}" in roots
+        and (not readers[i] <= set(roots) or not any(u in inside for u in graph.users[i]))
+    ]
     crossing = {i: n for n, i in enumerate([*own, *(i for i in values if home.get(i, k) != k)])}
     return simplify(_raw_group(graph, roots, values, home, k, crossing)[0])
 
 
-def _only_inside(graph: Graph, i: int, inside: set[int]) -> bool:
-    """Whether a reduction is read by the group's own values, so that it need not be an output of its sketch."""
-    return any(u in inside for u in graph.users[i])
+_READERS: dict[int, tuple[Graph, dict[int, set[str]]]] = {}
+
+
+def _readers(graph: Graph) -> dict[int, set[str]]:
+    """For each reduction, the roots that are made from it through values that are no roots. Remembered for the last
+    graph, which planning asks about again and again."""
+    found = _READERS.get(id(graph))
+    if found is None or found[0] is not graph:
+        out: dict[int, set[str]] = {i: set() for i in graph.live if graph.values[i].op in REDUCTIONS}
+        for root in all_roots(graph):
+            start = root_value(graph, root)
+            stack = list(graph.values[start].args) if root[0] == "r" else [start]
+            seen: set[int] = set()
+            while stack:
+                i = stack.pop()
+                if i in seen:
+                    continue
+                seen.add(i)
+                if i in out:
+                    out[i].add(root)
+                else:
+                    stack.extend(graph.values[i].args)
+        _READERS.clear()
+        found = _READERS[id(graph)] = (graph, out)
+    return found[1]
 
 
 def _check_roots(graph: Graph, drafts: Sequence[Roots]) -> None:
