@@ -221,7 +221,7 @@ def _side_by_side(graph: Graph, parts: Sequence[Sequence[int]]) -> tuple[Graph, 
     values: list[Value] = []
     inputs: dict[int, str] = {}
     stores: list[Output] = []
-    order = []
+    sinks: list[int] = []
     for n in sorted(range(len(made)), key=place):
         form, slots, outputs = made[n]
         for k, s in enumerate(slots):
@@ -233,10 +233,10 @@ def _side_by_side(graph: Graph, parts: Sequence[Sequence[int]]) -> tuple[Graph, 
         moved = [remap_value(v, where, axes) for v in form.values]
         values += [replace(v, slot=number[slots[v.slot]]) if v.slot >= 0 else v for v in moved]
         extents += form.extents
-        order += outputs
+        sinks += outputs
     result = Graph(tuple(extents), tuple(values), tuple(inputs.values()), tuple(stores), graph.meta)
     result.check()
-    return result, tuple(inputs), tuple(order)
+    return result, tuple(inputs), tuple(sinks)
 
 
 def _connected(graph: Graph) -> tuple[Graph, tuple[int, ...], tuple[int, ...]]:
