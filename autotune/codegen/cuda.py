@@ -412,9 +412,7 @@ class CudaEmitter:
                 body.append(f"u{i} = lr_{short}_{vec}_{hint}({ptr}, {at})")
                 body.append(f"w{i} = un_{short}_{vec}(u{i})")
             elif guard:
-                body.append(f"w{i} = ({', '.join([zero] * vec)})")
-                body.append(f"if {guard}:")
-                body.append(f"    w{i} = ld_{short}_{vec}_{hint}({ptr}, {at})")
+                body.append(f"w{i} = lg_{short}_{vec}_{hint}({ptr}, {at}, {guard})")
             else:
                 body.append(f"w{i} = ld_{short}_{vec}_{hint}({ptr}, {at})")
             body.extend(f"v{i}_{e} = w{i}[{e}]" for e in range(vec))
@@ -424,9 +422,7 @@ class CudaEmitter:
             guard = self.guard_text(v, axes, f" + {e}")
             at = address(acc, f"b{i}", e)
             if guard:
-                body.append(f"v{i}_{e} = {zero}")
-                body.append(f"if {guard}:")
-                body.append(f"    v{i}_{e} = ld_{short}_1_{hint}({ptr}, {at})")
+                body.append(f"v{i}_{e} = lg_{short}_1_{hint}({ptr}, {at}, {guard})")
             else:
                 body.append(f"v{i}_{e} = ld_{short}_1_{hint}({ptr}, {at})")
         if single:

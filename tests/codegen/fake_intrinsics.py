@@ -184,7 +184,7 @@ MATH = {"log": _one(np.log), "log2": _one(np.log2), "copysign": lambda a, b: F(n
 WAITING = frozenset(["cluster_sync", "cluster_wait", "grid_barrier"])
 """Functions at which a thread waits for those of other blocks."""
 
-_MEMORY = re.compile(r"\b(ld|lr|st|un)_([a-z]+\d+)_(\d+)(?:_[a-z])?\b")
+_MEMORY = re.compile(r"\b(ld|lg|lr|st|un)_([a-z]+\d+)_(\d+)(?:_[a-z])?\b")
 
 
 def _load(short: str, n: int) -> Callable[..., Any]:
@@ -192,6 +192,18 @@ def _load(short: str, n: int) -> Callable[..., Any]:
         assert p.short == short, f"a load of {short} from a tensor of {p.short}"
         out = decode(short, p.load(at, n))
         return out[0] if n == 1 else tuple(out)
+
+    return load
+
+
+def _guarded(short: str, n: int) -> Callable[..., Any]:
+    plain = _load(short, n)
+
+    def load(p: Pointer, at: int, where: bool) -> Any:
+        if where:
+            return plain(p, at)
+        zeros = decode(short, np.zeros(n, STORAGE[short]))
+        return zeros[0] if n == 1 else tuple(zeros)
 
     return load
 
@@ -222,7 +234,7 @@ def _store(short: str, n: int) -> Callable[..., Any]:
 
 def space(text: str) -> dict[str, Any]:
     """What the kernel of that text finds under its names, besides ``cuda``."""
-    makers = {"ld": _load, "lr": _raw, "un": _unpack, "st": _store}
+    makers = {"ld": _load, "lg": _guarded, "lr": _raw, "un": _unpack, "st": _store}
     memory = {m.group(0): makers[m.group(1)](m.group(2), int(m.group(3))) for m in _MEMORY.finditer(text)}
     return {
         "math": SimpleNamespace(**MATH),

@@ -55,6 +55,27 @@ def accumulators(program: Program, vec: int, packs: int) -> int:
     return words * vec * packs
 
 
+def _overlapped(program: Program, vec: int) -> list[Config]:
+    """Several blocks an SM that each load a row ahead, under the register cap that lets them."""
+    out: list[Config] = []
+    for packs in (1, 2, 4):
+        t, rest = divmod(program.n_cols, vec * packs)
+        if program.pointwise:
+            t, rest = 128, 0
+        if rest or not 8 <= t <= 1024 or (t % 32 if t > 32 else t & (t - 1)):
+            continue
+        r = max(1, 256 // t)
+        words = accumulators(program, vec, packs) + row_wise.kept_words(program) * vec * packs
+        for b in (2, 3, 4):
+            fit = [c for c in row_wise.CAPS if c * t * r * b <= 65536 and c >= words + 28]
+            if fit and b * t * r <= 2048:
+                out.append(
+                    {"threads_per_row": t, "rows_per_block": r, "blocks_per_sm": b, "prefetch": True,
+                     "max_registers": max(fit), "unroll": packs}
+                )  # fmt: skip
+    return out
+
+
 def _packs(program: Program, config: Config, vec: int) -> int:
     packs = -(-program.n_cols // (int(config["threads_per_row"]) * vec))
     return min(packs, int(config["unroll"])) if program.pointwise else packs
@@ -166,6 +187,7 @@ class ColumnsScheme:
         out.append(d | {"finish": "barrier", "blocks_per_sm": min(2, int(d["blocks_per_sm"]))})
         out.append(d | {"load_hint": "no_allocate"})
         out += [d | {"prefetch": True, "blocks_per_sm": b} for b in (1, 2, 4)]
+        out += [d | c for c in _overlapped(program, vector_length(program, int(d["vector_bytes"])))]
         usable = row_wise.vectors(program)
         out += [d | {"vector_bytes": b} for b in usable[:3] if b != d["vector_bytes"]]
         if program.pointwise:
