@@ -150,11 +150,10 @@ def tune_workloads(
         UserError: a mistake in the arguments or in the search-space file.
     """
     import contextlib
-    import time
     import warnings
 
     from autotune.measure.policy import default_policy
-    from autotune.tuner.budget import Budget
+    from autotune.tuner.budget import Budget, Clock
     from autotune.tuner.context import Context
     from autotune.tuner.result import BusyMachine, busy_note
     from autotune.tuner.samplers import check_sampler
@@ -182,15 +181,12 @@ def tune_workloads(
     )
     run = store.start_run(command or _command(workloads, device), owner=context.owner)
     context.run = run.id
-    state, begin = "failed", time.monotonic()
+    state, clock = "failed", Clock(timeout, share)
     try:
         with contextlib.closing(context), context.interrupt, Lease(store, context.owner):
             for i, workload in enumerate(workloads):
-                left = granted = None
-                if timeout is not None:
-                    left = max(timeout - (time.monotonic() - begin), 1.0) * share[i] / sum(share[i:])
-                    granted = timeout * share[i] / sum(share)
-                result = tune(context, workload, Budget(trials, left, patience), granted)
+                result = tune(context, workload, clock.budget(i, trials, patience), clock.granted(i))
+                clock.done(result.seconds, result.search_s)
                 results.append(result)
                 if result.interrupted:
                     break

@@ -45,7 +45,8 @@ def describe(state: State) -> str:
     left = seconds_left(state)
     rest = f", {clock(left)} left" if state.phase == "search" and left is not None else ""
     count = f"{state.measured} of {state.trials} measured{known}{failed}"
-    return f"{state.workload}: {state.phase}, {count}, best {microseconds(state.best_us)}{rest}"
+    part = " of a part" if state.part else ""
+    return f"{state.workload}: {state.phase}{part}, {count}, best {microseconds(state.best_us)}{rest}"
 
 
 def clock(seconds: float) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from autotune.errors import UserError
@@ -19,13 +22,15 @@ class Budget:
         trials: new candidates measured at most; repeats and rejected ones cost none. None for as long as there is gain,
             and 256 at most.
         timeout: seconds, the final comparison included, for which a quarter (at most 30 s) is kept; None for no limit.
-        patience: candidates measured without a gain of 1% before giving up; None for a third of ``trials`` and at least
-            30 (48 where ``trials`` is None), 0 for never.
+        patience: candidates measured without a gain of 1% before giving up; None for half of ``trials`` and at least
+            40 (48 where ``trials`` is None), 0 for never.
+        final: seconds of ``timeout`` kept for the final comparison, where that is known better.
     """
 
     trials: int | None = None
     timeout: float | None = None
     patience: int | None = None
+    final: float | None = None
 
     def __post_init__(self) -> None:
         if self.trials is not None and self.trials < 1:
@@ -40,7 +45,8 @@ class Budget:
         """Seconds after which no further candidate is begun."""
         if self.timeout is None:
             return None
-        return self.timeout - min(_FINAL_MOST_S, _FINAL_SHARE * self.timeout)
+        kept = min(_FINAL_MOST_S, _FINAL_SHARE * self.timeout) if self.final is None else self.final
+        return max(self.timeout - kept, 0.0)
 
     @property
     def most(self) -> int:
@@ -67,3 +73,44 @@ class Budget:
         if patience is None:
             patience = max(_LEAST_PATIENCE, round(self.patience_now * share**0.5))
         return replace(self, trials=trials, timeout=seconds, patience=patience)
+
+
+class Clock:
+    """Shares a run's seconds among its workloads.
+
+    What every workload takes whatever it gets (its inputs, the baselines' compilation, the final comparison) is learnt
+    from those that are done, and kept for those that are left, so that a run of many keeps to its time as a whole.
+
+    Args:
+        timeout: seconds for all; None for no limit.
+        shares: of each workload, in order.
+    """
+
+    def __init__(self, timeout: float | None, shares: Sequence[float]) -> None:
+        self._timeout, self._shares = timeout, list(shares)
+        self._begin = time.monotonic()
+        self._fixed: list[float] = []
+
+    def granted(self, i: int) -> float | None:
+        """Workload ``i``'s share of the whole, whatever was used so far."""
+        return None if self._timeout is None else self._timeout * self._shares[i] / sum(self._shares)
+
+    def budget(self, i: int, trials: int | None, patience: int | None) -> Budget:
+        """The budget of workload ``i``, which comes next."""
+        if self._timeout is None:
+            return Budget(trials, None, patience)
+        left = max(self._timeout - (time.monotonic() - self._begin), 1.0)
+        part = self._shares[i] / sum(self._shares[i:])
+        if not self._fixed:
+            return Budget(trials, left * part, patience)
+        fixed = statistics.fmean(self._fixed)
+        search = max((left - fixed * (len(self._shares) - i)) * part, _LEAST_S)
+        return Budget(trials, search + fixed, patience, fixed)
+
+    def done(self, seconds: float, searched: float) -> None:
+        """A workload took ``seconds``, ``searched`` of them for its search."""
+        if seconds > 0:
+            self._fixed.append(max(seconds - searched, 0.0))
+
+
+_LEAST_S = 1.0

@@ -31,6 +31,7 @@ _SLACK = 1.3  # a composition that is expected to take longer than so many times
 _CANDIDATES = 8  # of each part, to choose from when they are put together
 _POLISH = 24
 _POLISH_PATIENCE = 10
+_REFINED_S = 4.0  # with less time than this for a part, what the whole takes is all that is timed again
 
 
 @dataclass
@@ -152,10 +153,10 @@ def _search_part(
         task = context.task(part)
     except Unsupported:
         return []
-    sub = context.session(task, own, label=s.label)
-    sub.done = s.done + s.measured
+    sub = context.session(task, own, s)
     stop = explore(context, sub, own, until_s=own.timeout)
-    finals.refine(sub)
+    if own.timeout is None or own.timeout > _REFINED_S:
+        finals.refine(sub)
     done = settled(stop, own, mine)
     parts.settled &= done
     context.note(sub, stop, done, mine)

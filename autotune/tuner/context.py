@@ -111,11 +111,11 @@ class Context:
             self._figures[kind] = found.figures if found else {}
         return task.under(self.method, self._figures[kind])
 
-    def session(self, task: Task, budget: Budget, *, label: str = "") -> Session:
+    def session(self, task: Task, budget: Budget, whole: Session | None = None) -> Session:
         """A search's state, with the worker turned to its workload.
 
         Args:
-            label: under which progress is shown; the workload's own if empty.
+            whole: the session of the workload that this one is a part of.
         """
         space = task.space(self.space_file)
         narrowed = space if self.space_file and space.fingerprint != task.space().fingerprint else None
@@ -130,12 +130,14 @@ class Context:
             owner=self.owner,
             run=self.run,
             trials=budget.most,
+            most=budget.most,
             timeout=budget.timeout,
             seed=self.seed,
             report=self.report,
             narrowed=narrowed,
             space_file=self.space_file,
-            label=label or task.workload.label or task.workload.fingerprint[:12],
+            label=whole.label if whole else task.workload.label or task.workload.fingerprint[:12],
+            whole=whole,
         )
 
     def history(self, s: Session, space: Space) -> History | None:

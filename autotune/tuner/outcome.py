@@ -37,6 +37,7 @@ def result(s: Session, final: Final, stop: str, error: str) -> Result:
         noise=final.noise,
         stop=stop,
         seconds=s.elapsed,
+        search_s=s.search_s,
         bytes_moved=s.worker.bytes_moved,
         others=schedule.others if schedule else None,
         interrupted=s.interrupt.requested,

@@ -25,6 +25,7 @@ class Progress:
         best_us: the best latency so far in microseconds, None before there is one.
         left_s: seconds of the time budget left; None without one.
         note: one line about what just happened.
+        part: whether ``best_us`` is of a part of the workload that is searched by itself.
     """
 
     workload: str
@@ -37,6 +38,7 @@ class Progress:
     elapsed_s: float
     left_s: float | None
     note: str = ""
+    part: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Result:
         deployed_us: latency of what is deployed.
         noise: interquartile range over median of the winner's samples.
         stop: why the search ended.
+        seconds: the search took, the final comparison included; ``search_s`` of them until that began.
         restarts: worker processes that had to be replaced; ``restart_s`` seconds were spent waiting for starts.
         others: processors that other processes kept busy during the final comparison (CPU only): near 0 on a quiet
             machine, and a reason to search again where it is not.
@@ -81,6 +84,7 @@ class Result:
     noise: float | None = None
     stop: str = ""
     seconds: float = 0.0
+    search_s: float = 0.0
     restarts: int = 0
     restart_s: float = 0.0
     bytes_moved: int = 0

@@ -75,7 +75,13 @@ class Session:
     label: str = ""
     """What progress is told of: the workload, or the larger one that it is a part of."""
     done: int = 0
-    """Candidates that the searches of other parts have measured, for progress."""
+    """Candidates that the searches of its parts have measured."""
+    search_s: float = 0.0
+    """Seconds after which the final comparison began."""
+    whole: Session | None = None
+    """The session of the workload that this one is a part of."""
+    most: int = 0
+    """Candidates of the whole budget, of which ``trials`` is what the present phase may measure."""
     started: float = field(default_factory=time.monotonic)
     known: dict[str, Measurement] = field(default_factory=dict)
     """Candidate (its key) to what it is ranked by: its repeated timing, else its first; or why it failed.
@@ -199,19 +205,23 @@ class Session:
         return built
 
     def tell(self, phase: str, note: str = "") -> None:
-        """Report progress."""
-        if self.report is not None:
-            self.report(
-                Progress(
-                    workload=self.label,
-                    phase=phase,
-                    measured=self.done + self.measured,
-                    trials=self.trials,
-                    reused=self.reused,
-                    failed=sum(n for status, n in self.failed.items() if status != Status.INVALID),
-                    best_us=self.best_us if self.final_us is None else self.final_us,
-                    elapsed_s=self.elapsed,
-                    left_s=self.left,
-                    note=note,
-                )
+        """Report progress: of a part, as of the whole that it belongs to."""
+        if self.report is None:
+            return
+        top = self.whole or self
+        sessions = (self,) if top is self else (top, self)
+        self.report(
+            Progress(
+                workload=self.label,
+                phase=phase,
+                measured=sum(s.done + s.measured for s in sessions),
+                trials=top.most,
+                reused=sum(s.reused for s in sessions),
+                failed=sum(n for s in sessions for status, n in s.failed.items() if status != Status.INVALID),
+                best_us=self.best_us if self.final_us is None else self.final_us,
+                elapsed_s=top.elapsed,
+                left_s=top.left,
+                note=note,
+                part=top is not self,
             )
+        )

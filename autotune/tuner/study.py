@@ -56,6 +56,7 @@ def tune(context: Context, workload: Workload, budget: Budget, granted: float | 
             stop = explore(context, s, budget, until_s=budget.until_s)
             finals.refine(s)
         s.worker.open(workload)
+        s.search_s = s.elapsed
         final = finals.compare(s, task.normalize(task.default()))
     except WorkerFault as fault:
         stop, error = stop or "the machine failed", str(fault)

@@ -1,0 +1,66 @@
+"""Budgets of parts, and how a run's time is shared among its workloads."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.tuner import budget as module
+from autotune.tuner.budget import Budget, Clock
+
+
+class Hand:
+    """A clock that is set by hand."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
+
+
+def test_a_part_gets_its_share() -> None:
+    part = Budget(trials=40, timeout=60.0).part(0.25, 10.0)
+    assert (part.trials, part.timeout) == (10, 10.0)
+    assert part.patience == 20  # half of 40, for a quarter of the whole
+    assert Budget().part(0.01, None).patience == 12
+    assert Budget(patience=0).part(0.5, None).patience == 0
+    assert Budget(trials=3).part(0.01, None).trials == 1
+
+
+def test_time_is_kept_for_the_final_comparison() -> None:
+    assert Budget(timeout=40.0).until_s == 30.0
+    assert Budget(timeout=600.0).until_s == 570.0
+    assert Budget(timeout=40.0, final=4.0).until_s == 36.0
+    assert Budget(timeout=2.0, final=4.0).until_s == 0.0
+
+
+def test_what_every_workload_takes_is_kept_for_those_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    hand = Hand(monkeypatch)
+    clock = Clock(100.0, [1.0, 1.0, 3.0, 5.0])
+    assert [clock.granted(i) for i in range(4)] == [10.0, 10.0, 30.0, 50.0]
+    first = clock.budget(0, None, None)
+    assert (first.timeout, first.final) == (10.0, None)
+    hand.now += 20.0
+    clock.done(20.0, 12.0)  # of which 8 s were not its search
+    second = clock.budget(1, None, None)
+    assert second.final == 8.0
+    assert second.until_s == pytest.approx((80.0 - 3 * 8.0) / 9)
+    hand.now += 8.0 + 5.0
+    clock.done(13.0, 5.0)
+    assert clock.budget(2, None, None).until_s == pytest.approx((67.0 - 2 * 8.0) * 3 / 8)
+    hand.now += 66.0
+    clock.done(66.0, 58.0)
+    late = clock.budget(3, None, None)
+    assert late.until_s == 1.0  # a moment for everyone, however late
+    assert late.final == 8.0
+
+
+def test_what_is_known_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    Hand(monkeypatch)
+    clock = Clock(100.0, [1.0, 1.0])
+    clock.done(0.0, 0.0)
+    assert clock.budget(1, None, None).timeout == 100.0
+
+
+def test_no_limit() -> None:
+    clock = Clock(None, [1.0])
+    assert clock.granted(0) is None
+    assert clock.budget(0, 7, 3) == Budget(7, None, 3)
