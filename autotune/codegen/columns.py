@@ -1,8 +1,8 @@
 """Reductions over all rows beside what is done row by row: one group becomes a main kernel and a finish.
 
-Layer norm's backward reduces over a row (for dx) and over all rows (for dgamma, dbeta); a bias gradient is a sum over all
-rows of what a pointwise kernel makes anyway. Instead of reading everything twice, each block of a persistent grid keeps
-partial results of its own rows, one for each column, writes them to scratch, and a small *finish* reduces those:
+Layer norm's backward reduces over a row (for dx) and over all rows (for dgamma, dbeta); a bias gradient is a sum over
+all rows of what a pointwise kernel makes anyway. Instead of reading everything twice, each block of a persistent grid
+keeps partial results of its own rows, one for each column, writes them to scratch, and a small *finish* reduces those:
 per-block partials as AStitch (ASPLOS'22, section 4) has them for its global scheme.
 
 :func:`split_columns` takes a group's graph apart. The main graph holds everything but what follows from the column
@@ -218,9 +218,9 @@ def split_columns(graph: Graph) -> Split:
         inside |= {square, d}
     post: set[int] = set()
     for i in sorted(live):
-        if i in reduced or any(a in post for a in graph.values[i].args):
-            if i not in inside:
-                post.add(i)
+        follows = i in reduced or any(a in post for a in graph.values[i].args)
+        if follows and i not in inside:
+            post.add(i)
     for i in post:
         v = graph.values[i]
         if set(v.axes) & rows:

@@ -355,15 +355,15 @@ class CudaEmitter:
             need(f"a{o.peak}")
             need(f"a{o.total}")
             lanes = [use(o.score, e) for e in range(vec)]
-            m, t = f"a{o.peak}", f"a{o.total}"
-            body.append(f"m{o.peak} = fmax({m}, {self.tree('max', 'float32', lanes)})")
+            peak, total = f"a{o.peak}", f"a{o.total}"
+            body.append(f"m{o.peak} = fmax({peak}, {self.tree('max', 'float32', lanes)})")
             # Differences first, then the exponential: a scale of exactly 1 while the maximum stands still, so that
             # thousands of steps do not drift, and no cancellation where scores are large.
             body.append(f"s{o.peak} = sel(abs(m{o.peak}) == float32(inf), float32(0), m{o.peak})")
             terms = [f"ex2(({x} - s{o.peak}) * {LOG2E})" for x in lanes]
-            body.append(f"r{o.peak} = sel({m} == m{o.peak}, float32(1), ex2(({m} - s{o.peak}) * {LOG2E}))")
-            body.append(f"{t} = {t} * r{o.peak} + {self.tree('sum', 'float32', terms)}")
-            body.append(f"{m} = m{o.peak}")
+            body.append(f"r{o.peak} = sel({peak} == m{o.peak}, float32(1), ex2(({peak} - s{o.peak}) * {LOG2E}))")
+            body.append(f"{total} = {total} * r{o.peak} + {self.tree('sum', 'float32', terms)}")
+            body.append(f"{peak} = m{o.peak}")
         for m in pas.moments:
             add_moments(self, m, body, need, use)
         for k in pas.stores:
@@ -399,7 +399,6 @@ class CudaEmitter:
         for a, _, _ in v.guards:
             if a in self.p.rows:
                 need(f"i{a}")
-        zero = literal(0, v.dtype)
         if acc.vector and by_pack:
             if i in self.ahead and now == self.ahead_pass:
                 body.append(f"u{i} = ({self.ahead_words(i, need('x'))},)")

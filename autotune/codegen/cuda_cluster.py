@@ -1,8 +1,8 @@
 """Joining the blocks of a cluster, which share one row: partials meet in every block's shared memory.
 
 A block's threads all hold the block's own part by then. Some of them write it to each other block (distributed shared
-memory), a cluster barrier follows, and every thread combines all parts in the order of the blocks, so that all come to the
-same number.
+memory), a cluster barrier follows, and every thread combines all parts in the order of the blocks, so that all come to
+the same number.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def join_cluster(rows: Rows, pas: Pass, joining: Joining) -> list[str]:
         parts = [f"q{t}[{at + j}]" for j in range(size)]
         out.append(f"a{r} = {rows.e.tree(v.op, v.dtype, parts)}")
     for o in pas.online:
-        m, total = f"a{o.peak}", f"a{o.total}"
-        out += [f"{m} = qfloat32[{where[m][1]}]", f"{total} = qfloat32[{where[total][1]}]"]
+        peak, total = f"a{o.peak}", f"a{o.total}"
+        out += [f"{peak} = qfloat32[{where[peak][1]}]", f"{total} = qfloat32[{where[total][1]}]"]
         for j in range(1, size):
-            out += [f"ym = qfloat32[{where[m][1] + j}]", f"yt = qfloat32[{where[total][1] + j}]"]
+            out += [f"ym = qfloat32[{where[peak][1] + j}]", f"yt = qfloat32[{where[total][1] + j}]"]
             out += rows.merge_online(o, "ym", "yt")
     out += _join_moments(pas, joining, {name: at for name, _, at in slots}, size)
     return out

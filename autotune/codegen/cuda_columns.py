@@ -1,8 +1,8 @@
 """Accumulators over the rows in a row-wise kernel: what a pass adds to them, how a block joins and stores them.
 
 Each thread holds, for every pack of columns it owns, one accumulator a lane (two for running moments) over all the rows
-its block walks; they travel through the pass functions as a tuple ``g<pass>``. The parts of a block's row groups meet in
-shared memory at the end, and one row of partials a block goes to scratch.
+its block walks; they travel through the pass functions as a tuple ``g<pass>``. The parts of a block's row groups meet
+in shared memory at the end, and one row of partials a block goes to scratch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Several bodies in one launch, one after the other: a barrier over the whole grid between them (grid scope).
 
-AStitch (ASPLOS'22) calls it the global scheme: intermediates go through global memory, which is the L2 for what is small,
-and no second launch is needed. All blocks must run at the same time, so the launch is cooperative and its grid fixed.
+AStitch (ASPLOS'22) calls it the global scheme: intermediates go through global memory, which is the L2 for what is
+small, and no second launch is needed. All blocks must run at the same time, so the launch is cooperative and its grid
+fixed.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ join without loss (Chan, Golub and LeVeque, 1979). As long as both sides have eq
 
     square = square_a + square_b + (total_a - total_b)^2 / (2 n)
 
-Where they have not (rows that do not fill the last pack of every thread, warps that are no power of two), the count goes
-along as ``nc``.
+Where they have not (rows that do not fill the last pack of every thread, warps that are no power of two), the count
+goes along as ``nc``.
 """
 
 from __future__ import annotations
@@ -83,9 +83,10 @@ class Joining:
         """Join another side's (``ys``, ``yq``) to the accumulators; the count follows by :meth:`count`."""
         s, q = f"a{m.total}", f"a{m.square}"
         if self.uneven:
+            own = f"{s} * sel({na} > float32(0), rcp({na}), float32(0))"
+            other = f"{ys} * sel({nb} > float32(0), rcp({nb}), float32(0))"
             return [
-                f"dm = {s} * sel({na} > float32(0), rcp({na}), float32(0))"
-                f" - {ys} * sel({nb} > float32(0), rcp({nb}), float32(0))",
+                f"dm = {own} - {other}",
                 f"{q} = {q} + {yq} + dm * dm * ({na} * {nb} * rcp(fmax({na} + {nb}, float32(1))))",
                 f"{s} = {s} + {ys}",
             ]

@@ -26,6 +26,6 @@ HINTS = {
 
 
 def tuple_of(items: Sequence[str]) -> str:
-    """Source of a tuple. Python builds one of more than 30 items through a list, which Numba cannot follow everywhere."""
+    """Source of a tuple. Python builds one of over 30 items through a list, which Numba cannot follow everywhere."""
     parts = [items[k : k + 16] for k in range(0, len(items), 16)]
     return " + ".join(f"({', '.join(part)},)" for part in parts)

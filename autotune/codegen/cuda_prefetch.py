@@ -2,7 +2,8 @@
 
 A block that walks row after row loads, reduces, waits for its other threads and stores in turn, and the memory rests
 meanwhile. With ``prefetch`` the first pass's loads of the next row are issued right after those of the present row have
-been used, before its reductions are joined, so that they are in flight all the while; they wait as loaded, in registers.
+been used, before its reductions are joined, so that they are in flight all the while; they wait as loaded, in
+registers.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autotune.codegen.cuda import GENERATOR, CudaSource, accumulators_of
 from autotune.codegen.cuda_cluster import join_cluster
@@ -405,7 +405,7 @@ class Rows:
             text += loop
         if self.shared_static > 48 * 1024:
             raise Unsupported(f"{self.shared_static} bytes of static shared memory")
-        launch = {
+        launch: dict[str, Any] = {
             "dynamic": dynamic,
             "inner": inner_rows,
             "per_block": self.R,

@@ -374,8 +374,8 @@ def build_program(
     wanted = _drop_light(graph, rows, cols, _prefer_packed(graph, rows, cols, wanted))
 
     kept: dict[int, int] = {}  # value -> last pass that takes it
-    for p, c in enumerate(wanted):
-        for i in c:
+    for p, taken in enumerate(wanted):
+        for i in taken:
             kept[i] = p
 
     passes = []

@@ -1,9 +1,9 @@
 """How far correct kernels may part where a program magnifies rounding.
 
-A small difference of large numbers, a square root near zero, a variance of almost equal numbers: float32's rounding grows
-there beyond any fixed tolerance, and every correct kernel comes to other digits. Where a candidate misses the tolerance,
-the oracle is run again with every computed value off by a rounding, drawn at random; elements may be as far off as a few
-times what that does to them.
+A small difference of large numbers, a square root near zero, a variance of almost equal numbers: float32's rounding
+grows there beyond any fixed tolerance, and every correct kernel comes to other digits. Where a candidate misses the
+tolerance, the oracle is run again with every computed value off by a rounding, drawn at random; elements may be as far
+off as a few times what that does to them.
 """
 
 from __future__ import annotations

@@ -10,15 +10,15 @@ from autotune.fusion.schemes import scheme_of
 from autotune.fusion.task import FusionTask
 
 SHAPES = [
-    dict(threads_per_row=8, rows_per_block=8),
-    dict(threads_per_row=64, rows_per_block=1),
-    dict(threads_per_row=96, rows_per_block=1),  # three warps: sides of different size join
-    dict(threads_per_row=32, rows_per_block=2, keep="reload", unroll=2),
-    dict(threads_per_row=32, rows_per_block=2, keep="shared", unroll=1),
-    dict(threads_per_row=64, rows_per_block=1, cluster=2),
-    dict(threads_per_row=32, rows_per_block=1, cluster=4),
-    dict(threads_per_row=64, rows_per_block=1, blocks_per_sm=1, prefetch=True),
-    dict(threads_per_row=16, rows_per_block=4, blocks_per_sm=2, prefetch=True),
+    {"threads_per_row": 8, "rows_per_block": 8},
+    {"threads_per_row": 64, "rows_per_block": 1},
+    {"threads_per_row": 96, "rows_per_block": 1},  # three warps: sides of different size join
+    {"threads_per_row": 32, "rows_per_block": 2, "keep": "reload", "unroll": 2},
+    {"threads_per_row": 32, "rows_per_block": 2, "keep": "shared", "unroll": 1},
+    {"threads_per_row": 64, "rows_per_block": 1, "cluster": 2},
+    {"threads_per_row": 32, "rows_per_block": 1, "cluster": 4},
+    {"threads_per_row": 64, "rows_per_block": 1, "blocks_per_sm": 1, "prefetch": True},
+    {"threads_per_row": 16, "rows_per_block": 4, "blocks_per_sm": 2, "prefetch": True},
 ]
 
 

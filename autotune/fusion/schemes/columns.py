@@ -126,7 +126,8 @@ class ColumnsScheme:
 
     def normalize(self, graph: Graph, config: Config) -> Config:
         program = main_program(_split(graph))
-        c = {"cluster": 1, "finish": "kernel", "prefetch": False} | dict(config)
+        missing: Config = {"cluster": 1, "finish": "kernel", "prefetch": False}
+        c = missing | dict(config)
         t, r = int(c["threads_per_row"]), int(c["rows_per_block"])
         while r * t > 1024:
             r //= 2

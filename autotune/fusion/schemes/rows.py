@@ -151,7 +151,7 @@ def normalize(program: Program, config: Config) -> Config:
         rows *= 2
     c["rows_per_block"] = max(1, rows)
     vec = vector_length(program, int(c["vector_bytes"])) or 1
-    if c["rows_per_block"] > 1 or t * vec >= program.n_cols or not clustered(program):
+    if int(c["rows_per_block"]) > 1 or t * vec >= program.n_cols or not clustered(program):
         c["cluster"] = 1
     if int(c["cluster"]) > 1:
         c["blocks_per_sm"] = 0
@@ -210,7 +210,7 @@ def _shared_rows(program: Program, d: Config) -> list[Config]:
     vec = vector_length(program, int(d["vector_bytes"]))
     out: list[Config] = []
     for cluster in (2, 4, 8):
-        found = []
+        found: list[int] = []
         for packs in range(1, 1 + 64 // vec):
             n, rest = divmod(program.n_cols, vec * cluster * packs)
             if not rest and 128 <= n <= 512 and n % 32 == 0 and packs * vec >= 8:
@@ -244,7 +244,7 @@ def seeds(program: Program) -> list[Config]:
             if n > 256:  # one such block an SM loads, computes and stores in turn: a cap lets two overlap
                 out.append(even | {"max_registers": max(c for c in CAPS if c * 2 * n <= 65536)})
     if clustered(program):
-        one = {"rows_per_block": 1, "keep": "registers", "online": one_pass(program)}
+        one: Config = {"rows_per_block": 1, "keep": "registers", "online": one_pass(program)}
         out += [d | c | one for c in _shared_rows(program, d)]
     if one_pass(program):
         out.append(d | {"online": True})
