@@ -16,8 +16,7 @@ from autotune.task import Kernel
 
 def source(body: str, block: int = 128, shared: int = 0) -> CudaSource:
     """A hand-written kernel over one float pointer ``p0``."""
-    text = "def kernel(p0):\n" + "\n".join(f"    {line}" for line in body.splitlines()) + "\n"
-    return CudaSource(text, ("f32",), {"dynamic": False, "shared": shared}, block, 0)
+    return CudaSource((), tuple(body.splitlines()), ("f32",), {"dynamic": False, "shared": shared}, block, 0)
 
 
 PLAIN = "i = cuda.threadIdx.x\np0[i] = p0[i] + float32(1)"

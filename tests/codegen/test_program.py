@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from cpu_graphs import Build, cross_entropy, gelu_layer_norm, layer_norm, logsumexp, softmax
 from zoo import ZOO, workloads
 
+from autotune.codegen.cpu_columns import column_split, finish_graph, main_program, row_wise
 from autotune.codegen.program import Program, build_program, find_online, split_axes
 from autotune.errors import Unsupported
 from autotune.fusion.graph import REDUCTIONS, Graph
@@ -17,8 +20,16 @@ def ops(program: Program, ids: tuple[int, ...]) -> list[str]:
     return [program.graph.values[i].op for i in ids]
 
 
-def groups() -> list[Graph]:
-    return [g.graph for c in ZOO for w in workloads(c.name) for g in make_plan(Graph.from_json(w.spec), "cpu").groups]
+def programs(keep: bool, online: bool) -> Iterator[Program]:
+    """Every group of the zoo as it runs on a CPU: one program, or one over the rows and one that finishes."""
+    for work in [w for c in ZOO for w in workloads(c.name)]:
+        for group in make_plan(Graph.from_json(work.spec), "cpu").groups:
+            split = None if row_wise(group.graph) else column_split(group.graph)
+            if split is None:
+                yield build_program(group.graph, keep=keep, online=online)
+            else:
+                yield main_program(split, keep=keep, online=online)
+                yield build_program(finish_graph(split, 3)[0], keep=keep, online=online)
 
 
 def test_layer_norm_is_three_passes() -> None:
@@ -206,12 +217,13 @@ def test_output_without_the_rows_is_unsupported() -> None:
 @pytest.mark.parametrize("online", [True, False])
 def test_every_pass_has_what_it_uses(keep: bool, online: bool) -> None:
     """For every group of the zoo: run the passes symbolically, and each value is there when it is used."""
-    for graph in groups():
-        p = build_program(graph, keep=keep, online=online)
-        vals = graph.values
+    accumulated = 0
+    for p in programs(keep, online):
+        graph, vals = p.graph, p.graph.values
         row_known = {i for i in range(len(vals)) if p.domain(i) == "row" and vals[i].op in ("const",)}
         kept: set[int] = set()
         stored: list[int] = []
+        added: list[int] = []
 
         def ready(i: int, here: set[int], row_known: set[int] = row_known, p: Program = p) -> bool:
             return p.domain(i) == "const" or (i in row_known if p.domain(i) == "row" else i in here)
@@ -221,6 +233,7 @@ def test_every_pass_has_what_it_uses(keep: bool, online: bool) -> None:
                 assert all(ready(a, set()) for a in vals[i].args)
                 row_known.add(i)
             assert all(ready(graph.outputs[k].value, set()) for k in q.row_stores)
+            assert all(ready(p.columns[n].value, set()) for n in q.row_columns)
             assert set(q.kept_in) <= kept
             here = set(q.kept_in)
             assert list(q.compute) == sorted(q.compute)
@@ -229,7 +242,8 @@ def test_every_pass_has_what_it_uses(keep: bool, online: bool) -> None:
                 assert all(ready(a, here) for a in vals[i].args)
                 here.add(i)
             assert all(ready(vals[i].args[0], here) for i in q.reduce)
-            assert all(ready(o.score, here) for o in q.online)
+            assert all(ready(x.score, here) for x in (*q.online, *q.moments))
+            assert all(ready(p.columns[n].value, here) for n in q.columns)
             assert all(ready(graph.outputs[k].value, here) for k in q.stores)
             assert set(q.kept_out) <= set(q.compute)
             kept |= set(q.kept_out)
@@ -238,8 +252,16 @@ def test_every_pass_has_what_it_uses(keep: bool, online: bool) -> None:
                 row_known |= {o.peak, o.total}
                 # Row values between the maximum and its sum belong to the pair.
                 row_known |= {i for i in range(o.peak, o.shift + 1) if p.domain(i) == "row" and vals[i].op in POINTWISE}
+            for m in q.moments:
+                row_known |= {m.total, m.square}
             stored += [*q.stores, *q.row_stores]
+            added += [*q.columns, *q.row_columns]
         assert sorted(stored) == list(range(len(graph.outputs)))
+        assert sorted(added) == list(range(len(p.columns)))
+        accumulated += len(added)
         assert keep or not p.kept
-        done = [i for q in p.passes for i in (*q.reduce, *(x for o in q.online for x in (o.peak, o.total)))]
+        done = [i for q in p.passes for i in q.reduce]
+        done += [i for q in p.passes for o in q.online for i in (o.peak, o.total)]
+        done += [i for q in p.passes for m in q.moments for i in (m.total, m.square)]
         assert sorted(done) == [i for i, v in enumerate(vals) if v.op in REDUCTIONS]
+    assert accumulated  # some of them are reductions over the rows
