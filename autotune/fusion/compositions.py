@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from autotune.errors import Unsupported
@@ -43,7 +43,10 @@ def compositions(task: FusionTask, limit: int) -> list[Composition]:
         except Unsupported:
             continue
         if all(_alone(g, task.side) for g in plan.groups):
-            out.append(composition(task, plan, figures))
+            made = composition(task, plan, figures)
+            if not task.method.model:  # then it may not keep a plan from being measured, nor share out the time
+                made = replace(made, weights=(1.0,) * len(made.parts), expected_us=0.0)
+            out.append(made)
     if len(out) == 1 and len(out[0].parts) == 1 and out[0].parts[0] == task.workload:
         return []
     return out
@@ -52,6 +55,13 @@ def compositions(task: FusionTask, limit: int) -> list[Composition]:
 def composition(task: FusionTask, plan: Plan, figures: Figures) -> Composition:
     """One plan as a composition of its groups' workloads; groups of one family are tuned as their leader is."""
     leaders = sorted(set(plan.leaders))
+    if len(leaders) == 1 and plan.text == task.plan.text:
+        # One body for all groups: the region has the parameters of one group, and knows better than a group alone what
+        # suits all of them together.
+        expected = task.predict(task.default()) or plan_us(
+            [[[group_cost(g, figures).us(figures) for g in plan.groups]]], figures
+        )
+        return Composition(plan.text, (task.workload,), (expected,), expected, lambda choices: list(choices[0]))
     workloads = {k: group_workload(plan.groups[k].graph) for k in leaders}
     parts = list(dict.fromkeys(workloads.values()))
     which = tuple(parts.index(workloads[k]) for k in plan.leaders)

@@ -41,9 +41,8 @@ class _Parts:
     found: dict[str, list[Ranked]] = field(default_factory=dict)
     settled: bool = True
 
-    def expected(self, c: Composition) -> float:
-        """What a composition takes by its parts: measured, or modelled in the scale of those that are measured."""
-        scale = self._scale([c])
+    def expected(self, c: Composition, scale: float = 1.0) -> float:
+        """What a composition takes by its parts: measured, or else modelled, times ``scale``."""
         total, model = 0.0, 0.0
         for part, weight in zip(c.parts, c.weights, strict=True):
             best = self.best(part)
@@ -61,7 +60,8 @@ class _Parts:
     def hopeless(self, c: Composition) -> bool:
         return any(self.found.get(p.fingerprint) == [] for p in c.parts)
 
-    def _scale(self, compositions: Sequence[Composition]) -> float:
+    def scale(self, compositions: Sequence[Composition]) -> float:
+        """Measured over modelled time of the parts that are measured, in the median."""
         ratios = [
             best / weight
             for c in compositions
@@ -87,7 +87,8 @@ def search(
     parts = _Parts()
     for c in compositions:
         best = min((parts.expected(d) for d in compositions if parts.complete(d)), default=None)
-        if parts.hopeless(c) or (best is not None and parts.expected(c) > _SLACK * best):
+        scale = parts.scale(compositions)
+        if parts.hopeless(c) or (best is not None and parts.expected(c, scale) > _SLACK * best):
             continue
         for part in c.parts:
             if part.fingerprint in parts.found:
