@@ -1,4 +1,4 @@
-"""The suite run: each case searched, measured and written down before the next one begins."""
+"""The suite run: all cases searched in one go, then each measured and written down before the next one begins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.bench import ablation, form, peers, report
 from autotune.bench.case import Case
@@ -19,6 +19,10 @@ from autotune.bench.measure import Figures, NotMeasured, forget, measure, to_cas
 from autotune.bench.suite import choose
 from autotune.errors import UserError, first_line
 from autotune.measure.policy import Policy, default_policy
+
+if TYPE_CHECKING:
+    from autotune.tuner.result import Progress
+    from autotune.workload import Workload
 
 SUITE = "fusion"
 
@@ -80,18 +84,16 @@ def run(settings: Settings) -> tuple[dict[str, Any] | None, list[str]]:
     data: dict[str, Any] | None = None
     missing: list[str] = []
     policy, bandwidth = _prepare(settings) if settings.measure else (None, 0.0)
+    left = [case for case in cases if case.label(settings.size) not in done]
+    searched: dict[str, dict[str, dict[str, Any]]] = {}
+    if settings.search and left:
+        searched = {name: search(left, settings, name, databases[name]) for name in names}
+    if policy is None:
+        return data, missing
     with Instrument(settings.device, settings.db) as instrument:
-        for k, case in enumerate(cases, 1):
+        for k, case in enumerate(left, 1):
             label = case.label(settings.size)
-            if label in done:
-                continue
-            _say(f"[{k}/{len(cases)}] {label}")
-            searched: dict[str, Any] = {}
-            if settings.search:
-                for name in names:
-                    searched[name] = search(case, settings, name, databases[name])
-            if policy is None:
-                continue
+            _say(f"[{k}/{len(left)}] {label}")
             begin = time.monotonic()
             try:
                 figures = measure(case, settings.size, settings.device, policy, groups, sets, databases)
@@ -104,7 +106,8 @@ def run(settings: Settings) -> tuple[dict[str, Any] | None, list[str]]:
             if settings.device.startswith("cuda"):
                 entry |= _profile(instrument, case, settings.size, groups, entry, figures, sets)
             if settings.search:
-                entry |= {"search_s": searched[ablation.FULL]["seconds"], "searches": searched}
+                own = {name: found[case.name] for name, found in searched.items()}
+                entry |= {"search_s": own[ablation.FULL]["seconds"], "searches": own}
             entry["measure_s"] = round(time.monotonic() - begin, 1)
             done[label] = entry
             data = _write(settings, device, done)
@@ -131,24 +134,35 @@ def _prepare(settings: Settings) -> tuple[Policy, float]:
     return policy, bandwidth
 
 
-def search(case: Case, settings: Settings, name: str, db: str | None) -> dict[str, Any]:
-    """Search a case's regions, as ``autotune search`` would; returns seconds and a line of JSON for each region.
+def search(cases: Sequence[Case], settings: Settings, name: str, db: str | None) -> dict[str, dict[str, Any]]:
+    """Search the regions of all cases in one go, so that compilers and the measuring worker are started once.
 
     Args:
         name: the ablation.
         db: its database.
+
+    Returns:
+        For each case, by name, the seconds its regions took and a line of JSON for each region.
     """
     from autotune.api import time_weights, tune_workloads
     from autotune.fusion.target import workloads_of
     from autotune.store import Store
     from autotune.tuner.result import BusyMachine
 
-    begin = time.monotonic()
-    counted = workloads_of(case.fn, case.arguments(settings.size, settings.device), label=case.name)
-    forget()
-    counts = {workload.fingerprint: count for workload, count in counted}
+    regions: dict[str, dict[str, int]] = {}
+    workloads: dict[str, Workload] = {}
+    weights: dict[str, float] = {}
+    for case in cases:
+        counted = workloads_of(case.fn, case.arguments(settings.size, settings.device), label=case.name)
+        forget()
+        regions[case.name] = {workload.fingerprint: count for workload, count in counted}
+        workloads |= {workload.fingerprint: workload for workload, _ in counted}
+        # Every case is worth the same time, which its regions share by what they move.
+        share = time_weights(counted)
+        whole = sum(share.values())
+        weights |= {key: value / whole for key, value in share.items()}
     results = []
-    if counted:
+    if workloads:
         with (
             Store.open(db) as store,
             ablation.search_options(name, settings.device) as options,
@@ -156,27 +170,43 @@ def search(case: Case, settings: Settings, name: str, db: str | None) -> dict[st
         ):
             warnings.simplefilter("ignore", BusyMachine)  # kept with each region, and measured again here
             results = tune_workloads(
-                [workload for workload, _ in counted],
+                list(workloads.values()),
                 settings.device,
                 store,
                 trials=settings.trials,
-                timeout=settings.timeout,
+                timeout=settings.timeout and settings.timeout * len(cases),
                 seed=settings.seed,
-                weights=time_weights(counted),
-                command=f"autotune bench {SUITE} --cases {case.name} --ablation {name}",
+                weights=weights,
+                command=f"autotune bench {SUITE} --ablation {name}",
+                progress=_progress,
                 **options,
             )
     if any(result.interrupted for result in results):
         raise KeyboardInterrupt
-    seconds = round(time.monotonic() - begin, 1)
     tried = sum(result.measured for result in results)
-    _say(f"  searched{'' if name == ablation.FULL else f' ({name})'}: {seconds} s, {tried} candidates measured")
+    seconds = sum(result.seconds for result in results)
+    _say(f"searched{'' if name == ablation.FULL else f' ({name})'}: {seconds:.0f} s, {tried} candidates measured")
     kept = ("label", "measured", "reused", "failed", "winner", "deployed_us", "default_us", "stop", "error")
-    regions = [
-        {"count": counts[r.workload], **{key: value for key, value in r.to_json().items() if key in kept}}
-        for r in results
-    ]
-    return {"seconds": seconds, "regions": regions}
+    by_key = {r.workload: r for r in results}
+    return {
+        case: {
+            "seconds": round(sum(by_key[key].seconds for key in counts if key in by_key), 1),
+            "regions": [
+                {"count": count, **{name: value for name, value in by_key[key].to_json().items() if name in kept}}
+                for key, count in counts.items()
+                if key in by_key
+            ],
+        }
+        for case, counts in regions.items()
+    }
+
+
+def _progress(now: Progress) -> None:
+    if now.phase == "done":
+        best = "nothing works" if now.best_us is None else f"{now.best_us:.1f} us"
+        _say(
+            f"  {now.workload}: {best}, {now.measured} measured, {now.failed} failed, {now.elapsed_s:.0f} s: {now.note}"
+        )
 
 
 def _profile(

@@ -157,11 +157,12 @@ def _merged(v: Vertices, masks: Sequence[Mask]) -> list[Mask]:
 
 
 def _by_axes(v: Vertices) -> list[Mask]:
-    """Each vertex joins the latest group whose reductions run over the same axes as its own, if that is legal."""
+    """Each vertex joins a group whose reductions run over the same axes as its own, if that is legal: one whose results
+    it reads, or the latest."""
     over = {n: v.graph.values[i].over for i, n in v.reduction.items()}
     groups: list[Mask] = []
     for k in range(len(v)):
-        for n in reversed(range(len(groups))):
+        for n in sorted(range(len(groups)), key=lambda n: (bool(groups[n] & v.needs[k]), n), reverse=True):
             kinds = {over[j] for j in bits(groups[n] | 1 << k) if j in over}
             joined = groups[n] | 1 << k
             rest = [m for j, m in enumerate(groups) if j != n]

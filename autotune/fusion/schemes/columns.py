@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 FEWEST_ROWS = 64
 """Rows below which partials of many blocks gain nothing over one block that reads them all."""
+MOST_ROWS_AT_ONCE = 1024
+"""Rows up to which sums over them alone, beside nothing else, are left to blocks that each walk all rows of a strip."""
 ACCUMULATORS_KEPT = 128
 """32-bit accumulators a thread may hold; beyond it spilling is certain."""
 
@@ -92,7 +94,12 @@ class ColumnsScheme:
             raise Unsupported("few rows")
         if split.width < 8:
             raise Unsupported("few columns")
-        main_program(split)
+        if (
+            main_program(split).pointwise
+            and not split.main.outputs
+            and split.main.size(split.rows) <= MOST_ROWS_AT_ONCE
+        ):
+            raise Unsupported("few rows, which a block can walk alone in one kernel")
         finish_scheme(finish_graph(split, 2)[0])
 
     def space_of(self, graph: Graph, space: Space) -> Space:
