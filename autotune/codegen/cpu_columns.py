@@ -142,6 +142,8 @@ class ColumnPrinter(RowPrinter):
         self.put(f"rows = {self.total_rows()}")
         if self.flat:
             self.put(f"tiles = {-(-self.inner // self.tile)}")
+        else:
+            self.hide_columns()
         self.put(f"units = {self.pieces}")
         self.put("step = 1")
 

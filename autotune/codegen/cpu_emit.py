@@ -92,7 +92,7 @@ def _source(printer: Printer, schedule: CpuSchedule) -> str:
         "from numba import cfunc",
         "",
         "from autotune.codegen import cpu_ops",
-        "from autotune.codegen.cpu_memory import allocate, loader, release, storer, ticket, word",
+        "from autotune.codegen.cpu_memory import allocate, hidden, loader, release, storer, ticket, word",
         "from autotune.codegen.cpu_ops import ACCUMULATE, CASTS, OPS",
         "",
         f"SPACES = {spaces!r}",

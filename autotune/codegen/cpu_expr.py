@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from autotune.codegen.cpu_passes import shared_exponentials
 from autotune.codegen.program import Program, stride_of
 from autotune.fusion.graph import Value, compute_type
 
@@ -66,6 +67,8 @@ class Printer:
         self.depth = 0
         self.names: dict[str, str] = {}  # module-level name -> definition
         self.scratch = Scratch()
+        self.helpers = shared_exponentials(self.graph)
+        self.ready: set[int] = set()  # what the body being printed has computed so far
         self.inverses: set[int] = set()  # row values y that d<y> holds the inverse of
         self.n_inputs = len(self.graph.inputs)
         self.n_outputs = len(self.graph.outputs)
@@ -150,6 +153,7 @@ class Printer:
             self._fetch(i, v)
         else:
             self.put(f"v{i} = {self._pointwise(i, v)}")
+        self.ready.add(i)
 
     def _fetch(self, i: int, v: Value) -> None:
         text = f"{self.load(self.graph.inputs[v.slot], 'in')}(x{v.slot}, {self.index(i)})"
@@ -181,6 +185,8 @@ class Printer:
             return f"-{args[0]}"
         if first != "bool" and v.op in _COMPARE:
             return f"{args[0]} {_COMPARE[v.op]} {args[1]}"
+        if v.op == "erf" and self.helpers.get(i) in self.ready:
+            return f"{self.name('erf_by', 'cpu_ops.erf_by')}({args[0]}, v{self.helpers[i]})"
         if v.op == "pow" and first == "float32" and self.values[v.args[1]].op == "const":
             power = self._power(args[0], float(self.values[v.args[1]].number))
             if power:

@@ -189,6 +189,7 @@ class LanePrinter(Printer):
         self.depth -= 1
 
     def _element(self, p: Pass, accumulators: dict[int, str]) -> None:
+        self.ready.clear()
         values = self.values
         span, terms = 1, []
         for a in reversed(self.program.cols):

@@ -72,6 +72,18 @@ _ERF_LARGE = (
 )
 
 
+# 1 - erf(x) = exp(-x^2) t P(t) with t = 1 / (1 + 0.39 x), x >= 0 (the form of Abramowitz and Stegun 7.1.26), to 9e-9.
+_ERF_SCALE = 0.39
+_ERF_TAIL = (
+    -0.22753693235291844,
+    0.8866635814469294,
+    -0.6353989968992803,
+    0.6495583633209433,
+    0.09138882990674424,
+    0.23532515288139008,
+)
+
+
 def const(x: float) -> Ir:
     """The fp32 number nearest to ``x`` (LLVM wants the literal to be exact)."""
     try:
@@ -257,6 +269,16 @@ def erf(b: Builder, x: Ir) -> Ir:
     tail = b.fmul(b.fadd(_expm1_core(b, r), const(1.0)), _power_of_two(b, n))
     y = b.select(b.fcmp_ordered("<=", a, const(1.0)), small, b.fsub(const(1.0), tail))
     return copysign(b, y, x)
+
+
+def erf_by(b: Builder, x: Ir, e: Ir) -> Ir:
+    """erf(x), given ``e`` = exp(-x^2): a quarter of the work of :func:`erf`, right to 4e-7 absolute.
+
+    For sums with 1, as the derivative of gelu has it; near 0 the relative error is large.
+    """
+    t = b.fdiv(const(1.0), fma(b, fabs(b, x), const(_ERF_SCALE), const(1.0)))
+    tail = b.fmul(horner(b, t, _ERF_TAIL), t)
+    return copysign(b, fma(b, b.fneg(tail), e, const(1.0)), x)
 
 
 def sqrt(b: Builder, x: Ir) -> Ir:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autotune.codegen.program import Pass, Program
-from autotune.fusion.graph import REDUCTIONS
+from autotune.fusion.graph import REDUCTIONS, Graph
 from autotune.fusion.ops import LIGHT, POINTWISE
 
 _LOAD_COST = 1
@@ -30,6 +30,63 @@ def _closure(program: Program, roots: tuple[int, ...], have: set[int]) -> list[i
         seen.add(i)
         stack.extend(values[i].args)
     return sorted(seen)
+
+
+def shared_exponentials(graph: Graph) -> dict[int, int]:
+    """Values erf(c x) that are only added to 1, and for each a value exp(-c^2 x^2), which saves most of its work.
+
+    The derivative of gelu has both.
+    """
+    values = graph.values
+
+    def factor(i: int) -> tuple[int, float] | None:
+        """(x, c) of a value x * c."""
+        v = values[i]
+        if v.op != "mul" or v.dtype != "float32":
+            return None
+        for x, c in (v.args, v.args[::-1]):
+            if values[c].op == "const" and values[x].op != "const":
+                return x, float(values[c].number)
+        return None
+
+    squares: list[tuple[int, float, int]] = []  # x, k, exp(k x^2)
+    for j, v in enumerate(values):
+        scaled = factor(v.args[0]) if v.op == "exp" else None
+        if scaled and values[scaled[0]].op == "mul" and len(set(values[scaled[0]].args)) == 1:
+            squares.append((values[scaled[0]].args[0], scaled[1], j))
+    found = {}
+    for i, v in enumerate(values):
+        scaled = factor(v.args[0]) if v.op == "erf" else None
+        users = [values[u] for u in graph.users[i]]
+        one = all(
+            u.op == "add" and any(values[a].op == "const" and values[a].number == 1 for a in u.args) for u in users
+        )
+        if scaled is None or not users or not one or any(o.value == i for o in graph.outputs):
+            continue
+        for x, k, j in squares:
+            if x == scaled[0] and abs(k + scaled[1] ** 2) <= 1e-6 * abs(k):
+                found[i] = j
+    return found
+
+
+def _order(program: Program, compute: list[int]) -> tuple[int, ...]:
+    """Values in order of number, but exponentials before the error functions that they help."""
+    helped = {i: j for i, j in shared_exponentials(program.graph).items() if i in compute and j in compute}
+    if not helped:
+        return tuple(compute)
+    inside = set(compute)
+    out: dict[int, None] = {}
+
+    def visit(i: int) -> None:
+        if i in out or i not in inside:
+            return
+        for a in (*program.graph.values[i].args, *([helped[i]] if i in helped else [])):
+            visit(a)
+        out[i] = None
+
+    for i in compute:
+        visit(i)
+    return tuple(out)
 
 
 def _cost(program: Program, i: int, have: set[int]) -> int:
@@ -67,7 +124,8 @@ def thin(program: Program) -> Program:
     passes: list[Pass] = []
     made: set[int] = set()
     for n, p in enumerate(program.passes):
-        compute = tuple(_closure(program, (*_roots(program, p), *(i for i in p.kept_out if i in last)), wanted[n]))
+        needed = _closure(program, (*_roots(program, p), *(i for i in p.kept_out if i in last)), wanted[n])
+        compute = _order(program, needed)
         out = tuple(i for i in compute if last.get(i, -1) > n and i not in made)
         made.update(out)
         passes.append(replace(p, kept_in=tuple(sorted(wanted[n])), compute=compute, kept_out=out))

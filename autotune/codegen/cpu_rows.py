@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _LONG_ROW = 65536  # sums over more columns than this are made of partial sums even where the schedule has no tiles
 _PARTIAL = 16384
 _POINTWISE_TILE = 4096
+_HIDDEN = 192  # columns from which a walk is a loop, not unrolled
 
 
 class RowPrinter(Printer):
@@ -52,8 +53,18 @@ class RowPrinter(Printer):
             self._tiles()
         else:
             self.put("units = rows")
+            self.hide_columns()
         # No more rows at a time than leave every thread some.
         self.put(f"step = min({self.schedule.row_block}, max(1, (units + threads - 1) // threads))")
+
+    def hide_columns(self) -> None:
+        """Assign ``columns``, the number of columns, such that LLVM knows what divides it and nothing else.
+
+        A walk over a constant number of columns is unrolled up to a whole row, its loads reordered, and the processor's
+        prefetchers lose the thread: 10 to 20% on rows of 512.
+        """
+        known = min(256, self.inner & -self.inner) or 1
+        self.put(f"columns = hidden({self.inner // known}) * {known}")
 
     def _tiles(self) -> None:
         self.put(f"cols = {self.sum_of([(self.extent(self.program.cols[0]), self.factor)], 0)}")
@@ -152,7 +163,7 @@ class RowPrinter(Printer):
                 span *= self.graph.extents[a]
             flat = "f"
             self.put(f"f = {self.sum_of(reversed(terms), 0)}")
-        start, stop = "0", str(self.inner)
+        start, stop = "0", str(self.inner) if self.inner < _HIDDEN else "columns"
         if self.tile:
             self.put(f"for t in range(0, {self.inner}, {self.tile}):")
             self.depth += 1
@@ -183,6 +194,7 @@ class RowPrinter(Printer):
 
     def columns(self, p: Pass, position: str, in_tile: str, partial: Iterable[int]) -> None:
         """The body of the innermost loop."""
+        self.ready.clear()
         for i in p.kept_in:
             v = self.values[i]
             self.put(f"v{i} = {self.load(v.dtype, f'kept{i}')}(s_kept{i}, {position})")

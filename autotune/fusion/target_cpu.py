@@ -21,6 +21,8 @@ PARTS = 4
 """Parts a thread, by default."""
 LANES = 256
 """Neighbouring rows that are taken together where they are neighbours in memory, by default."""
+_BLOCK = 1 << 17
+"""Elements that a thread takes at a time: fewer, and the processor's prefetchers begin anew too often."""
 _MANY_ROWS, _LARGE = 1024, 1 << 18
 """Rows and elements from which partial results gain more than their finish costs."""
 
@@ -81,7 +83,7 @@ def normalize(graph: Graph, config: Config) -> Config:
 
 
 def default(graph: Graph) -> Config:
-    """All processors, rows in blocks of some ten thousand elements, whole rows; parts where they are many."""
+    """All processors, rows in blocks of some hundred thousand elements, whole rows; parts where they are many."""
     cores = processors()
     threads = 1 << (cores.bit_length() - 1)
     config: Config = {
@@ -99,8 +101,8 @@ def default(graph: Graph) -> Config:
             return normalize(graph, config | {"parts": PARTS})
     program = group_program(graph, config)
     cols = max(1, program.n_cols)
-    block = min(512, power_of_two(max(1, 16384 // cols)))
-    while block > 1 and block * threads > program.n_rows:
+    block = min(512, power_of_two(max(1, _BLOCK // cols)))
+    while block > 1 and 4 * block * threads > program.n_rows:
         block //= 2
     if lanes_suit(program):
         block = min(LANES, power_of_two(-(-program.n_rows // threads)))

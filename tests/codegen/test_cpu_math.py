@@ -9,6 +9,7 @@ import torch
 from cpu_graphs import TORCH, Build, own_cpu_cache, run  # noqa: F401
 
 from autotune.codegen.cpu import CpuSchedule
+from autotune.codegen.cpu_passes import shared_exponentials
 from autotune.fusion.graph import compute_type
 from autotune.fusion.ops import POINTWISE
 
@@ -95,6 +96,35 @@ def test_error_in_units_of_the_last_place(op: str) -> None:
 def test_erf_absolute_error() -> None:
     x = torch.linspace(-5, 5, 50001)
     assert (apply("erf", x).double() - torch.erf(x.double())).abs().max() <= 1e-7
+
+
+def gelu_slope(n: int, *, alone: bool = False) -> Build:
+    """The derivative of gelu; ``alone`` stores its erf too."""
+    b = Build(n)
+    x = b.load("float32", 0)
+    erf = b.erf(b.mul(x, b.const(2**-0.5)))
+    density = b.mul(b.exp(b.mul(b.mul(x, x), b.const(-0.5))), b.const((2 * torch.pi) ** -0.5))
+    b.out(b.add_(b.mul(b.add_(erf, b.const(1.0)), b.const(0.5)), b.mul(x, density)), "float32")
+    if alone:
+        b.out(erf, "float32")
+    return b
+
+
+def test_the_derivative_of_gelu_takes_one_exponential() -> None:
+    x = torch.cat([torch.linspace(-12, 12, 50001), SPECIAL])
+    wide = x.double()
+    want = 0.5 * (1 + torch.erf(wide * 0.5**0.5)) + wide * torch.exp(-0.5 * wide * wide) * (2 * torch.pi) ** -0.5
+    (got,) = run(gelu_slope(len(x)).graph(), [x], CpuSchedule())
+    assert shared_exponentials(gelu_slope(8).graph())
+    torch.testing.assert_close(got.double(), want, rtol=0, atol=4e-7, equal_nan=True)
+
+
+def test_an_error_function_that_is_stored_keeps_its_digits() -> None:
+    graph = gelu_slope(1000, alone=True).graph()
+    assert shared_exponentials(graph) == {}
+    x = torch.linspace(-1e-3, 1e-3, 1000)
+    got = run(graph, [x], CpuSchedule())[1]
+    torch.testing.assert_close(got, torch.erf(x * 2**-0.5), rtol=4e-7, atol=0)
 
 
 @pytest.mark.parametrize("op", UNARY)
