@@ -21,5 +21,9 @@ class Unsupported(Exception):
     """A region, group or operator that this version cannot express; the caller falls back and records the reason."""
 
 
+class Unreachable(Unsupported):
+    """No load can follow an index that several operators made together; whichever of them asked last is to blame."""
+
+
 class BuildError(Exception):
     """A candidate that cannot be built (does not compile, spills hopelessly, needs more memory than the device has)."""

@@ -10,7 +10,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 
-from autotune.errors import Unsupported
+from autotune.errors import Unreachable, Unsupported
 from autotune.fusion.graph import Value
 from autotune.fusion.ops import POINTWISE
 
@@ -79,11 +79,11 @@ class Builder:
     ) -> int:
         """A load, or a gather where ``pick`` = (index value, stride, bound) is given."""
         if any(s < 0 for _, s in terms):
-            raise Unsupported("an access with a negative stride")
+            raise Unreachable("an access with a negative stride")
         strides = dict(terms)
         if pick is not None:
             if pick[1] <= 0:
-                raise Unsupported("a gather with a stride that is not positive")
+                raise Unreachable("a gather with a stride that is not positive")
             for a in self.values[pick[0]].axes:
                 strides.setdefault(a, 0)
         axes = tuple(sorted(strides))

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-from autotune.errors import Unsupported
+from autotune.errors import Unreachable, Unsupported
 from autotune.fusion.build import Builder
 from autotune.fusion.graph import STORAGE_BYTES, compute_type
 
@@ -63,7 +63,7 @@ class Index:
         for a, c in other.terms:
             terms[a] = terms.get(a, 0) + c
         if self.pick and other.pick:
-            raise Unsupported("a tensor indexed by two tensors is not supported")
+            raise Unreachable("a tensor indexed by two tensors is not supported")
         kept = tuple(sorted((a, c) for a, c in terms.items() if c))
         return Index(kept, self.offset + other.offset, self.pick or other.pick)
 
@@ -174,6 +174,13 @@ class Region:
 At = Callable[[tuple[Index, ...], Guards], int]
 
 
+def _beyond(index: tuple[Index, ...]) -> bool:
+    """Whether an index is one that a load could not follow, wherever in the tensor it points."""
+    picks = [i.pick for i in index if i.pick is not None]
+    steps = [c for i in index for _, c in i.terms] + [c for _, c, _ in picks]
+    return len(picks) > 1 or any(c < 0 for c in steps)
+
+
 class Lazy:
     """A tensor of a region, not yet indexed.
 
@@ -209,7 +216,8 @@ class Lazy:
         """The value of the element at ``index``.
 
         ``guards`` are (axis, lo, hi) bounds outside which the caller ignores the value, and the index may point outside
-        the tensor. Raises Unsupported, with the responsible ``origin`` as attribute ``node``.
+        the tensor. Raises Unsupported, with the responsible ``origin`` as attribute ``node``: what an index leads to is
+        the doing of the operator that made it such, not of those that only hand it on.
         """
         key = (index, guards)
         found = self._memo.get(key)
@@ -217,7 +225,8 @@ class Lazy:
             try:
                 found = self._at(index, guards)
             except Unsupported as error:
-                if getattr(error, "node", None) is None:
+                handed_on = isinstance(error, Unreachable) and _beyond(index)
+                if getattr(error, "node", None) is None and not handed_on:
                     error.node = self.origin  # type: ignore[attr-defined]
                 raise
             self._memo[key] = found
@@ -270,7 +279,9 @@ def source(region: Region, slot: int, shape: Sequence[int], strides: Sequence[in
             where = where.plus(i.scaled(s))
         return region.build.load(slot, kind(dtype), where.terms, where.offset, where.pick, guards)
 
-    return Lazy(region, shape, dtype, [region.names.new(e) for e in shape], at)
+    made = Lazy(region, shape, dtype, [region.names.new(e) for e in shape], at)
+    made.origin = None  # what reads an input amiss is to blame, not the input
+    return made
 
 
 def scalar(region: Region, number: Number, dtype: torch.dtype) -> Lazy:

@@ -128,6 +128,29 @@ def test_forms_without_a_rule_cost_only_themselves() -> None:
         check(r)
 
 
+def test_of_two_gathers_in_a_row_one_is_left_out() -> None:
+    """No load follows two indices at once. What lies between the tensor and the gathers is not to blame."""
+
+    def f(x: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        y = torch.tanh(x) * 2
+        rows = torch.index_select(y, 0, i) + 1
+        return torch.relu(torch.index_select(rows, 1, j)) * 3
+
+    regions = regions_of(f, t(8, 6), torch.tensor([3, 1, 7, 3]), torch.tensor([0, 5, 5]))
+    for r in regions:
+        check(r)
+    assert [[op_name(n) for n in r.nodes] for r in regions] == [["tanh", "mul"], ["add", "index_select", "relu", "mul"]]
+
+    def g(x: Tensor, i: Tensor, j: Tensor) -> Tensor:  # the same of an input of the region, seen through a view
+        rows = torch.index_select(x.view(8, 6), 0, i) + 1
+        return torch.index_select(rows.t(), 0, j) * 3
+
+    regions = regions_of(g, t(48), torch.tensor([3, 1, 7, 3]), torch.tensor([0, 5, 5]))
+    for r in regions:
+        check(r)
+    assert [[op_name(n) for n in r.nodes] for r in regions] == [["add", "index_select", "mul"]]
+
+
 def test_a_concatenation_of_many_tensors_stays_with_torch() -> None:
     def f(x: Tensor, n: int) -> Tensor:
         return torch.stack([torch.tanh(r) for r in x.unbind(0)[:n]]) * 2
