@@ -318,9 +318,14 @@ def schedule_words(group: GroupAnatomy) -> str:
     """A group's schedule in words."""
     c = group.config
     if group.scheme == "cpu":
-        return f"{c.get('threads', 1)} threads, {c.get('row_block', 1)} rows at a time"
+        parts, block = int(c.get("parts", 0)), int(c.get("row_block", 1))
+        how = f"{plural(parts, 'part')} a thread" if parts else f"{plural(block, 'row')} at a time"
+        return f"{plural(int(c.get('threads', 1)), 'thread')}, {how}"
     words = []
-    if "threads_per_row" in c and group.scheme != "flat":
+    if group.scheme in ("outer", "tile"):
+        t, r = int(c["threads_per_row"]), int(c.get("rows_per_block", 1))
+        words.append(f"{plural(t, 'thread')} side by side on the kept axes, {r} along the reduced ones")
+    elif "threads_per_row" in c and group.scheme != "flat":
         t, r = int(c["threads_per_row"]), int(c.get("rows_per_block", 1))
         words.append(f"{plural(t, 'thread')} a row, {plural(r, 'row')} a block")
     elif "threads_per_row" in c:

@@ -12,12 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.codegen.columns import split_columns
+from autotune.codegen.cpu import CpuSchedule
+from autotune.codegen.cpu_columns import column_split, parts_of, planes_of
+from autotune.codegen.lane_axis import unit_axis
 from autotune.codegen.program import Program, build_program
 from autotune.errors import Unsupported
 from autotune.fusion.graph import REDUCTIONS, STORAGE_BYTES, Graph
 from autotune.fusion.ops import POINTWISE
 from autotune.fusion.plan import Group, Plan, make_plan
-from autotune.fusion.schedules import group_config
+from autotune.fusion.schedules import group_configs
 from autotune.fusion.schemes import scheme_of
 from autotune.task import Config
 
@@ -205,7 +208,7 @@ def dissect(graph: Graph, config: Config, side: str, sms: int) -> Anatomy:
         Unsupported: the region has no kernels under this plan.
     """
     plan = make_plan(graph, side, str(config.get("plan", "")))
-    n = len(plan.groups)
+    parts = group_configs(plan, config)
     launches = []
     private = 0
     for launch in plan.launches:
@@ -214,8 +217,7 @@ def dissect(graph: Graph, config: Config, side: str, sms: int) -> Anatomy:
         for p, phase in enumerate(launch):
             groups = []
             for g, k in enumerate(phase):
-                part = group_config(config, k, n)
-                part.pop("plan", None)
+                part = parts[k]
                 kernels, own = _kernels(plan.groups[k].graph, part, side, sms)
                 private += own
                 shared = 1 if p == 0 and g == 0 else 0
@@ -229,7 +231,11 @@ def dissect(graph: Graph, config: Config, side: str, sms: int) -> Anatomy:
 def _kernels(graph: Graph, config: Config, side: str, sms: int) -> tuple[int, int]:
     """(kernels, bytes of its own scratch) of a group launched alone."""
     if side == "cpu":
-        return 1, 0
+        split = column_split(graph) if config.get("parts") else None
+        if split is None:
+            return 1, 0
+        planes = planes_of(split, parts_of(split, CpuSchedule.from_config(config)))
+        return 2, sum(STORAGE_BYTES[storage] * numel for storage, numel in planes)
     try:
         made = scheme_of(graph).emit(graph, config, sms)
     except (Unsupported, KeyError):
@@ -365,13 +371,17 @@ def _kept(graph: Graph, config: Config) -> set[int]:
 
 def reduction_home(graph: Graph, i: int, config: Mapping[str, Any], side: str, scheme: str) -> str:
     """Where the partial results of a reduction meet, one of :data:`HOMES`."""
-    if scheme == "columns" and i in split_columns(graph).reduced:
+    if (scheme == "columns" or config.get("parts")) and i in split_columns(graph).reduced:
         return "grid"
     if side == "cpu":
         return "thread"
+    threads = int(config.get("threads_per_row", 256))
+    if scheme in ("outer", "tile"):
+        if unit_axis(graph) in graph.values[i].over:
+            return "warp"
+        threads = 1024 if int(config.get("rows_per_block", 1)) > 1 else 1  # these share the reduced axes
     if int(config.get("cluster", 1) or 1) > 1:
         return "cluster"
-    threads = int(config.get("threads_per_row", config.get("threads", 256)))
     if threads <= 1:
         return "thread"
     return "warp" if threads <= 32 else "block"

@@ -86,6 +86,63 @@ def test_scope_follows_the_schedule() -> None:
         assert {o.home for o in group.operators if o.name.startswith("x0")} == {"again"}
 
 
+def backward(dy: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return dy * torch.tanh(x), (dy * x).sum(0)
+
+
+def backward_inputs(device: str) -> tuple[torch.Tensor, ...]:
+    return torch.randn(4096, 128, device=device), torch.randn(4096, 128, device=device)
+
+
+@pytest.mark.parametrize(("device", "scheme"), [("cpu", "cpu"), ("cuda", "columns")])
+def test_results_over_all_rows_meet_in_global_memory(device: str, scheme: str) -> None:
+    after = anatomy(f"{HERE}:backward", f"{HERE}:backward_inputs", device)
+    (group,) = after.groups
+    assert group.scheme == scheme
+    assert (group.kernels, after.kernels) == (2, 2)
+    assert {o.home for o in group.operators if o.kind == "reduction"} == {"grid"}
+    assert after.scratch_bytes == group.private_bytes > 0
+    assert after.bytes == (3 * 4096 * 128 + 128) * 4 + 2 * group.private_bytes
+
+
+def outer(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, 0)
+
+
+def outer_inputs(device: str) -> torch.Tensor:
+    return torch.randn(512, 2048, device=device)
+
+
+def test_reductions_over_outer_axes_meet_where_their_threads_do() -> None:
+    (planned,) = planned_regions(f"{HERE}:outer", f"{HERE}:outer_inputs", "cuda")
+    assert planned.region.workload is not None
+    task = FusionTask(planned.region.workload, "cuda:0", "sm_90", 132)
+    for rows, home in ((1, "thread"), (8, "block")):
+        (group,) = dissect(task.graph, task.default() | {"rows_per_block": rows, "cluster": 1}, "cuda", 132).groups
+        assert group.scheme == "outer"
+        assert {o.home for o in group.operators if o.kind == "reduction"} == {home}
+
+
+def test_groups_of_one_form_in_one_launch_are_shown_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "fusion", f"{HERE}:step", "--inputs", f"{HERE}:step_inputs"]) == 0
+    text = capsys.readouterr().out
+    assert "with autotune: 1 kernel," in text
+    assert "5 groups of this form" in text
+    page = lay_out(drawings(f"{HERE}:step", f"{HERE}:step_inputs"))
+    check_geometry(page)
+    (box,) = [b for b in page.every() if b.kind == "group"]
+    assert box.lines[0].startswith("5 x flat")
+
+
+def step(params: list[torch.Tensor], grads: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [p - 0.1 * g for p, g in zip(params, grads, strict=True)]
+
+
+def step_inputs(device: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    sizes = (100, 1000, 64, 333, 5000)
+    return [torch.randn(n, device=device) for n in sizes], [torch.randn(n, device=device) for n in sizes]
+
+
 def test_before_counts_kernels_and_bytes_of_eager_mode() -> None:
     (region,) = regions("softmax_mask", device="cpu")
     n = 1
@@ -159,7 +216,7 @@ def test_the_stored_schedule_is_shown(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main([*arguments, "--db", str(tmp_path / "t.db")]) == 0
     text = capsys.readouterr().out
     assert "stored, 12.5 us on" in text
-    assert "1 threads, 2 rows at a time" in text or "1 thread, 2 rows at a time" in text
+    assert "1 thread, 2 rows at a time" in text
     assert main(arguments) == 0
     assert "(default)" in capsys.readouterr().out
 
