@@ -49,25 +49,25 @@ def search(
     from autotune.store import Store
 
     where = resolve_device(device)
-    counted: Sequence[tuple[Workload, int]]
-    if isinstance(target, Workload):
-        counted = [(target, 1)]
-    elif isinstance(target, Sequence) and not isinstance(target, str):
-        counted = [(workload, 1) for workload in target]
-    else:
-        from autotune.fusion.target import fusion_workloads, workloads_of
-
-        if isinstance(target, str):
-            if kwargs:
-                raise UserError("kwargs go with a callable; a program given by name takes its inputs from `inputs`")
-            counted = fusion_workloads(target, inputs, where, train=train)
-        else:
-            if inputs is None:
-                inputs = ()
-            args = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
-            counted = workloads_of(target, args, dict(kwargs or {}), train=train)
-    options.setdefault("weights", time_weights(counted))
     with Store.open(db) as store:
+        counted: Sequence[tuple[Workload, int]]
+        if isinstance(target, Workload):
+            counted = [(target, 1)]
+        elif isinstance(target, Sequence) and not isinstance(target, str):
+            counted = [(workload, 1) for workload in target]
+        else:
+            from autotune.fusion.target import captured, workloads_of
+
+            if isinstance(target, str):
+                if kwargs:
+                    raise UserError("kwargs go with a callable; a program given by name takes its inputs from `inputs`")
+                found = captured(target, inputs, where, train=train, known=store.captured)
+                options.setdefault("notes", {"capture": found.to_json()})
+                counted = found.workloads
+            else:
+                args = () if inputs is None else inputs if isinstance(inputs, (tuple, list)) else (inputs,)
+                counted = workloads_of(target, args, dict(kwargs or {}), train=train)
+        options.setdefault("weights", time_weights(counted))
         return tune_workloads([workload for workload, _ in counted], where, store, **options)
 
 
@@ -113,6 +113,7 @@ def tune_workloads(
     plans: str = "measured",
     ablation: str = "full",
     command: str = "",
+    notes: Mapping[str, Any] | None = None,
 ) -> list[Result]:
     """Search several workloads on one device, one after the other, in one worker and one compile pool.
 
@@ -137,7 +138,7 @@ def tune_workloads(
         plans: which ways to cut a region into kernels are searched: "measured" (the most promising, chosen by what
             they take), "model" (the one that the cost model likes best) or "greedy" (the largest groups).
         ablation: a search without one of its parts, for comparison; see :mod:`autotune.fusion.ablation`.
-        command: noted with the run in the database.
+        command: noted with the run in the database; ``notes``, as JSON, in its summary.
 
     Returns:
         One result for each workload that was begun; fewer than ``workloads`` where the user interrupted, and then the
@@ -198,7 +199,7 @@ def tune_workloads(
         state = "interrupted"
         raise
     finally:
-        store.finish_run(run.id, state, {"workloads": [r.to_json() for r in results]})
+        store.finish_run(run.id, state, {**(notes or {}), "workloads": [r.to_json() for r in results]})
     if note := busy_note(results):
         warnings.warn(note, BusyMachine, stacklevel=2)
     return results

@@ -7,7 +7,7 @@ import shlex
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.options import add_db, add_device, add_json, add_target, natural_int, positive_int, seconds
@@ -17,6 +17,7 @@ from autotune.errors import UserError
 from autotune.fusion.ablation import ABLATIONS, PLANS
 
 if TYPE_CHECKING:
+    from autotune.fusion.target import Captured
     from autotune.store import Store
     from autotune.tuner.result import Result
     from autotune.workload import Workload
@@ -73,14 +74,15 @@ def run(args: argparse.Namespace) -> int:
         if args.space:  # a mistake in the file is told before the target is captured, which takes seconds
             load_space(args.domain or "fusion", device.partition(":")[0], args.space)
         with Store.open(args.db) as store:
-            counted = _missed(store, device) if args.missed else _captured(args, device)
+            captured = None if args.missed else _captured(args, device, store)
+            counted = _missed(store, device) if captured is None else captured.workloads
             name = "missed workloads" if args.missed else args.target
             many = f"{len(counted)} workloads" if len(counted) > 1 else "1 workload"
             print(f"{name}: {many} on {identify(device).label}, stored in {store.name}", file=sys.stderr)
             if store.get_calibration(identify(device).fingerprint, args.domain or "fusion") is None:
                 hint = "`autotune calibrate fusion` measures this device's, in about a minute"
                 print(f"cost models: built-in figures; {hint}", file=sys.stderr)
-            results = _tune(args, device, store, counted)
+            results = _tune(args, device, store, counted, {} if captured is None else {"capture": captured.to_json()})
             reasons = {result.workload: _reason(store, result) for result in results if not result.ok}
             if args.missed:
                 for result in results:
@@ -112,13 +114,13 @@ def _reason(store: Store, result: Result) -> str:
     return f"{statuses}; {times} of them: {reason}"
 
 
-def _captured(args: argparse.Namespace, device: str) -> list[tuple[Workload, int]]:
-    from autotune.fusion.target import fusion_workloads
+def _captured(args: argparse.Namespace, device: str, store: Store) -> Captured:
+    from autotune.fusion.target import captured
 
-    counted = fusion_workloads(args.target, args.inputs, device, train=args.train)
-    if not counted:
+    found = captured(args.target, args.inputs, device, train=args.train, known=store.captured)
+    if not found.workloads:
         raise UserError(f"{args.target} has no memory-intensive region that this version can tune: {TUNABLE}")
-    return counted
+    return found
 
 
 def _missed(store: Store, device: str) -> list[tuple[Workload, int]]:
@@ -133,7 +135,13 @@ def _missed(store: Store, device: str) -> list[tuple[Workload, int]]:
     return counted
 
 
-def _tune(args: argparse.Namespace, device: str, store: Store, counted: Sequence[tuple[Workload, int]]) -> list[Result]:
+def _tune(
+    args: argparse.Namespace,
+    device: str,
+    store: Store,
+    counted: Sequence[tuple[Workload, int]],
+    notes: Mapping[str, Any] | None = None,
+) -> list[Result]:
     from autotune.api import time_weights, tune_workloads
     from autotune.cli.progress import ProgressDisplay
     from autotune.tuner.result import BusyMachine
@@ -154,6 +162,7 @@ def _tune(args: argparse.Namespace, device: str, store: Store, counted: Sequence
             plans=args.plans,
             ablation=args.ablation,
             command=_command(args),
+            notes=notes,
         )
 
 

@@ -10,7 +10,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from autotune.errors import UserError, first_line
 from autotune.fusion.capture import capture_for_user
 from autotune.fusion.regions import find_regions
+from autotune.fusion.signature import signature
 from autotune.fusion.workloads import BUILTIN
 from autotune.workload import Workload
 
@@ -74,6 +75,49 @@ def load_callable(target: str, inputs: str | None) -> Callable[..., Any]:
     if not callable(fn):
         raise UserError(f"{target} is a {type(fn).__name__}, which cannot be called")
     return fn  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What a target came to.
+
+    Attributes:
+        workloads: distinct, in order of appearance, with how often each occurs.
+        signature: of what the capture depended on; None where that cannot be told.
+        known: whether it was taken from an earlier capture.
+    """
+
+    workloads: list[tuple[Workload, int]]
+    signature: str | None = None
+    known: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """What to keep, so that ``known`` of :func:`captured` finds it again."""
+        return {"signature": self.signature, "workloads": [[w.fingerprint, count] for w, count in self.workloads]}
+
+
+def captured(
+    target: str,
+    inputs: str | None,
+    device: str,
+    *,
+    train: bool = False,
+    known: Callable[[str], list[tuple[Workload, int]] | None] | None = None,
+) -> Captured:
+    """As :func:`fusion_workloads`; a module whose signature is ``known`` is not captured again.
+
+    Args:
+        known: from a signature (:mod:`autotune.fusion.signature`) to what an earlier capture found; None where there
+            was none.
+    """
+    if ":" not in target:
+        return Captured(fusion_workloads(target, inputs, device, train=train))
+    fn, (args, kwargs), label = resolve(target, inputs, device)
+    signed = signature(fn, args, kwargs, train=train, device=device)
+    found = known(signed) if known is not None and signed is not None else None
+    if found:
+        return Captured(found, signed, known=True)
+    return Captured(workloads_of(fn, args, kwargs, label, train=train), signed)
 
 
 def fusion_workloads(

@@ -98,3 +98,18 @@ class Runs(Workloads):
         with self.writing() as c:
             gone = sa.delete(MissRow).where(MissRow.workload == workload, MissRow.device == device)
             return self.changed(c, gone)
+
+    def captured(self, signature: str, newest: int = 50) -> list[tuple[Workload, int]] | None:
+        """What a run among the ``newest`` noted under ``summary["capture"]`` for this signature.
+
+        Returns:
+            Workloads and how often each occurs; None where no run did, or a workload is not stored.
+        """
+        for run in self.runs(limit=newest):
+            noted = run.summary.get("capture")
+            if not isinstance(noted, dict) or noted.get("signature") != signature:
+                continue
+            found = [(self.get_workload(str(fingerprint)), int(count)) for fingerprint, count in noted["workloads"]]
+            known = [(workload, count) for workload, count in found if workload is not None]
+            return known if len(known) == len(found) else None
+        return None

@@ -1,0 +1,123 @@
+"""What a module's capture depends on, so that a search need not capture again what an earlier one has captured.
+
+Tracing a large model takes longer than a search that has nothing left to do. The signature covers what tracing sees:
+the classes and plain attributes of every submodule, parameters and inputs by shape, type and stride, the sources of all
+loaded modules that are not part of Python's or torch's installation, and the versions of what traces. Where anything
+in the module is of a kind that cannot be told so, there is no signature, and the module is captured.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import os
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import autotune
+from autotune.workload import digest
+
+_PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size, enum.Enum)
+_SKIPPED = frozenset(vars(nn.Module())) - {"training"}
+"""Attributes that every module has: hooks, which must be empty, and the tables of parameters and submodules."""
+
+
+class _Unknown(Exception):
+    """Something that a signature cannot tell."""
+
+
+def signature(
+    fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, *, train: bool, device: str
+) -> str | None:
+    """SHA-256 of what capturing ``fn`` depends on; None where that cannot be told, and for what is no module.
+
+    Args:
+        fn: the callable; ``args`` and ``kwargs`` its inputs.
+        train: whether its backward pass is captured whatever requires grad.
+        device: "cpu" or "cuda:N".
+    """
+    if not isinstance(fn, nn.Module):
+        return None
+    seen: dict[int, int] = {}
+    kind = device.partition(":")[0]
+    try:
+        modules = [[name, *_module(m)] for name, m in fn.named_modules(remove_duplicate=False)]
+        tensors = [[name, *_tensor(t, seen)] for name, t in fn.named_parameters(remove_duplicate=False)]
+        tensors += [[name, *_tensor(t, seen)] for name, t in fn.named_buffers(remove_duplicate=False)]
+        leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
+        inputs = [_tensor(t, seen) if isinstance(t, torch.Tensor) else _plain(t) for t in leaves]
+    except _Unknown:
+        return None
+    return digest(
+        {
+            "autotune": [autotune.__version__, _files(Path(autotune.__file__).parent.rglob("*.py"))],
+            "versions": [torch.__version__, sys.version],
+            "how": [train, kind, torch.is_grad_enabled(), torch.is_autocast_enabled(kind)],
+            "modules": modules,
+            "tensors": tensors,
+            "inputs": [inputs, str(spec)],
+            "sources": _sources(),
+        }
+    )
+
+
+def _module(m: nn.Module) -> list[Any]:
+    own = {}
+    for name, value in sorted(vars(m).items()):
+        if name in _SKIPPED:
+            if name.endswith("_hooks") and value:
+                raise _Unknown(name)
+            continue
+        own[name] = _plain(value)
+    return [f"{type(m).__module__}.{type(m).__qualname__}", own]
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """A value as JSON that tells it from any other."""
+    if depth > 4:
+        raise _Unknown("too deep")
+    if isinstance(value, _PLAIN):
+        return f"{type(value).__qualname__} {value!r}"
+    if isinstance(value, (list, tuple, set, frozenset)):
+        items = [_plain(v, depth + 1) for v in value]
+        return [type(value).__qualname__, sorted(items, key=repr) if isinstance(value, (set, frozenset)) else items]
+    if isinstance(value, dict):
+        return ["dict", [[_plain(k, depth + 1), _plain(v, depth + 1)] for k, v in value.items()]]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: _plain(getattr(value, f.name), depth + 1) for f in dataclasses.fields(value)}
+        return [f"{type(value).__module__}.{type(value).__qualname__}", fields]
+    if isinstance(value, (type, BuiltinFunctionType)) or (isinstance(value, FunctionType) and not value.__closure__):
+        return f"{value.__module__}.{value.__qualname__}"
+    raise _Unknown(type(value).__qualname__)
+
+
+def _tensor(t: torch.Tensor, seen: dict[int, int]) -> list[Any]:
+    alias = seen.setdefault(id(t), len(seen))
+    return [list(t.shape), list(t.stride()), t.storage_offset() % 16, str(t.dtype), t.device.type, t.requires_grad,
+            type(t).__qualname__, alias]  # fmt: skip
+
+
+def _sources() -> str:
+    """Digest of the files of loaded modules that belong to neither Python nor an installed package."""
+    installed = tuple(os.path.realpath(sysconfig.get_path(n)) + os.sep for n in ("stdlib", "purelib", "platlib"))
+    names = {os.path.realpath(f) for m in list(sys.modules.values()) if (f := getattr(m, "__file__", None))}
+    return _files(Path(n) for n in names if not n.startswith(installed))
+
+
+def _files(paths: Any) -> str:
+    found = []
+    for path in sorted(set(paths)):
+        try:
+            stat = path.stat()
+        except OSError:
+            continue
+        found.append([str(path), stat.st_mtime_ns, stat.st_size])
+    return digest(found)

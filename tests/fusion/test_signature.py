@@ -1,0 +1,133 @@
+"""A module is captured once: its signature tells whatever its capture depends on, or there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from autotune.fusion import target as targets
+from autotune.fusion.signature import signature
+from autotune.store import Store
+
+X = torch.zeros(4, 16)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.dropout = nn.Dropout(0.1)
+        self.scale = 2.0
+        self.sizes = [1, 2]
+
+    def forward(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        y: torch.Tensor = self.dropout(self.norm(x)) * self.scale
+        return y if bias is None else y + bias
+
+
+def signed(block: nn.Module, *args: object, train: bool = False, device: str = "cpu", **kwargs: object) -> str | None:
+    return signature(block, args or (X,), kwargs, train=train, device=device)
+
+
+def test_equal_modules_have_equal_signatures_whatever_their_values() -> None:
+    other = Block()
+    with torch.no_grad():
+        other.norm.weight.fill_(3.0)
+    assert signed(Block()) == signed(Block()) == signed(other, torch.ones(4, 16))
+
+
+def changed(change: Callable[[Block], object]) -> Block:
+    block = Block()
+    change(block)
+    return block
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda b: setattr(b, "scale", 3.0),
+        lambda b: setattr(b, "scale", 2),
+        lambda b: b.sizes.append(3),
+        lambda b: b.eval(),
+        lambda b: b.to(torch.bfloat16),
+        lambda b: b.requires_grad_(False),
+        lambda b: setattr(b.dropout, "p", 0.2),
+        lambda b: setattr(b.norm, "eps", 1e-3),
+        lambda b: setattr(b, "more", nn.ReLU()),
+        lambda b: setattr(b.norm, "bias", b.norm.weight),
+        lambda b: b.register_buffer("table", torch.zeros(3)),
+    ],
+)
+def test_what_the_capture_depends_on_changes_it(change: Callable[[Block], object]) -> None:
+    found = signed(changed(change))
+    assert found is not None
+    assert found != signed(Block())
+
+
+def test_inputs_and_how_count() -> None:
+    base = signed(Block())
+    others = [
+        signed(Block(), torch.zeros(8, 16)),
+        signed(Block(), torch.zeros(16, 4).t()),
+        signed(Block(), X.double()),
+        signed(Block(), X, X),
+        signed(Block(), X, bias=X),
+        signed(Block(), train=True),
+        signed(Block(), device="cuda:0"),
+        signed(Block(), X.clone().requires_grad_()),
+    ]
+    assert None not in others
+    assert len({base, *others}) == len(others) + 1
+    with torch.autocast("cpu"):
+        assert signed(Block()) != base
+
+
+def test_what_cannot_be_told_has_none() -> None:
+    assert signature(lambda x: x, (X,), {}, train=False, device="cpu") is None
+    closure = X
+    assert signed(changed(lambda b: setattr(b, "act", lambda x: x + closure))) is None
+    assert signed(changed(lambda b: setattr(b, "thing", object()))) is None
+    assert signed(changed(lambda b: b.norm.register_forward_hook(lambda *a: None))) is None
+    assert signed(Block(), object()) is None
+
+
+MODULE = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def forward(self, x):
+        return torch.softmax(x, -1)
+
+def inputs():
+    return torch.zeros(8, {n})
+"""
+
+
+def test_the_second_search_takes_the_capture_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "signed_net.py").write_text(MODULE.format(n=32))
+    with Store.open(tmp_path / "t.db") as store:
+        first = targets.captured("signed_net:Net", "signed_net:inputs", "cpu", known=store.captured)
+        assert not first.known
+        for workload, _ in first.workloads:
+            store.put_workload(workload)
+        store.finish_run(store.start_run("search").id, "done", {"capture": first.to_json()})
+
+        def again(*args: object, **kwargs: object) -> None:
+            raise AssertionError("captured again")
+
+        monkeypatch.setattr(targets, "workloads_of", again)
+        second = targets.captured("signed_net:Net", "signed_net:inputs", "cpu", known=store.captured)
+        assert second.known
+        assert second.workloads == first.workloads
+        assert [w.label for w, _ in second.workloads] == [w.label for w, _ in first.workloads]
+        with pytest.raises(AssertionError, match="captured again"):
+            targets.captured("signed_net:Net", "signed_net:inputs", "cpu", train=True, known=store.captured)
+        (tmp_path / "signed_net.py").write_text(MODULE.format(n=32) + "\n# another text\n")
+        with pytest.raises(AssertionError, match="captured again"):
+            targets.captured("signed_net:Net", "signed_net:inputs", "cpu", known=store.captured)
