@@ -210,7 +210,7 @@ def test_frames_come_together_from_pieces() -> None:
     artifact = Artifact(
         "sm_90",
         (Kernel("a", b"\0\1", {"grid": [1]}, {"registers": 4}), Kernel("b"), Kernel("c", b"xyz")),
-        (("float32", 8),),
+        (("float32", 8, False), ("int32", 1, True)),
         "g",
     )
     head, blob = artifact_to_wire(artifact)
