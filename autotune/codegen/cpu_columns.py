@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from autotune.codegen.columns import Column, Split, split_columns
 from autotune.codegen.cpu_rows import RowPrinter
+from autotune.codegen.everything import cut_everything
 from autotune.codegen.program import Pass, Program, build_program, once_a_row
 from autotune.errors import Unsupported
 from autotune.fusion.canonical import canonicalize
@@ -37,7 +38,7 @@ _TILE = 4096
 def column_split(graph: Graph) -> Split | None:
     """A group taken apart into rows and reductions over all rows; None where it is not of that form."""
     try:
-        split = split_columns(graph)
+        split = split_columns(cut_everything(graph) or graph)
         program = main_program(split)
         build_program(finish_graph(split, 2)[0])
     except Unsupported:

@@ -97,7 +97,8 @@ def default(graph: Graph) -> Config:
     plain, split = forms(graph)
     if split:
         program = group_program(graph, {"parts": PARTS})
-        if not plain or (program.n_rows >= _MANY_ROWS and program.n_rows * program.n_cols >= _LARGE):
+        many = program.n_rows >= _MANY_ROWS and program.n_rows * program.n_cols >= _LARGE
+        if not plain or many or group_program(graph, {"parts": 0}).n_rows < threads:
             return normalize(graph, config | {"parts": PARTS})
     program = group_program(graph, config)
     cols = max(1, program.n_cols)

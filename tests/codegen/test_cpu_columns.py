@@ -9,6 +9,7 @@ from torch import Tensor
 
 from autotune.codegen.cpu import CpuSchedule, load_group
 from autotune.codegen.cpu_columns import column_split, parts_of
+from autotune.codegen.everything import cut_everything
 from autotune.errors import Unsupported
 from autotune.fusion import target_cpu
 from autotune.fusion.graph import Graph
@@ -135,6 +136,42 @@ def test_reductions_of_everything(wide: int) -> None:
     b.out(row, "float32")
     b.out(b.mul(b.reduce("sum", row, 0), b.const(0.01)), "float32")
     check(b.graph())
+
+
+@pytest.mark.parametrize("extents", [(1 << 16,), (300, 1000), (5, 40, 700), (3 * 65537,)])
+@pytest.mark.parametrize("stored", [False, True])
+def test_one_number_made_of_everything(extents: tuple[int, ...], stored: bool) -> None:
+    """A norm and a maximum: cut into rows, whatever the shape, where there is a way to."""
+    b = Build(*extents)
+    axes = tuple(range(len(extents)))
+    x, y = b.load("float32", *axes), b.load("bfloat16", *axes)
+    z = b.mul(x, y)
+    b.out(b.sqrt(b.reduce("sum", b.mul(z, z), *axes)), "float32")
+    b.out(b.reduce("max", x, *axes), "float32")
+    if stored:
+        b.out(z, "bfloat16")
+    graph = b.graph()
+    whole = cut_everything(graph)
+    if extents in ((5, 40, 700), (3 * 65537,)):
+        assert whole is None
+        return
+    assert whole is not None
+    whole.check()
+    inputs = random_inputs(graph)
+    for got, want in zip(interpret(whole, inputs)[:2], interpret(graph, inputs)[:2], strict=True):
+        torch.testing.assert_close(got, want)
+    assert target_cpu.default(graph)["parts"] or target_cpu.processors() == 1
+    check(graph)
+
+
+def test_what_depends_on_where_it_is_stays_one_axis() -> None:
+    b = Build(1 << 16)
+    i = b.point("cast", b.add("index", axes=(0,), dtype="int64"), dtype="float32")
+    b.out(b.reduce("sum", b.mul(b.load("float32", 0), i), 0), "float32")
+    assert cut_everything(b.graph()) is None
+    b = Build(1 << 16)
+    b.out(b.reduce("sum", b.load("float32", 0, guards=((0, 5, 100),)), 0), "float32")
+    assert cut_everything(b.graph()) is None
 
 
 def test_special_numbers_reach_their_own_column_only() -> None:
