@@ -13,7 +13,7 @@ from autotune.workload import digest
 
 
 class Damaged(Exception):
-    """Stored data whose checksum does not match; ``str`` says what and how it was found out."""
+    """Stored data that cannot be used, mostly by its checksum; ``str`` says what and how it was found out."""
 
 
 def artifact_json(artifact: Artifact) -> dict[str, Any]:
@@ -48,10 +48,18 @@ def artifact_from(fingerprint: str, data: Mapping[str, Any], blobs: Mapping[str,
     """Rebuild an artifact, checking every checksum.
 
     Raises:
-        Damaged: the launch data or a kernel's code is not what was stored, or is gone.
+        Damaged: the launch data or a kernel's code is not what was stored, or is gone, or is of a form that this
+            version does not know.
     """
     if artifact_id(data) != fingerprint:
         raise Damaged(f"artifact {fingerprint[:12]}: its launch data does not match its SHA-256")
+    try:
+        return _artifact(fingerprint, data, blobs)
+    except (KeyError, TypeError, ValueError) as error:
+        raise Damaged(f"artifact {fingerprint[:12]}: stored by another version of autotune ({error})") from error
+
+
+def _artifact(fingerprint: str, data: Mapping[str, Any], blobs: Mapping[str, bytes]) -> Artifact:
     kernels = []
     for k in data["kernels"]:
         sha256, code = k["sha256"], b""

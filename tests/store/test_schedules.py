@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from autotune.store import Key, Run, Schedule, Store
+from autotune.store.codec import Damaged, artifact_blobs, artifact_from, artifact_id, artifact_json
 from autotune.store.models import ArtifactRow, BlobRow, ConfigRow
 from autotune.task import Artifact, Kernel
 
@@ -161,6 +162,12 @@ def test_a_damaged_schedule_is_passed_over_with_a_reason(
     assert key.workload[:12] in store.problems[-1]
     assert reason in caplog.text
     assert store.family_schedules("f" * 64, key.device) == []
+
+
+def test_an_artifact_of_another_form_is_told_apart_from_damage() -> None:
+    data = artifact_json(ARTIFACT) | {"scratch": [["float32", 4096]]}
+    with pytest.raises(Damaged, match="another version"):
+        artifact_from(artifact_id(data), data, artifact_blobs(ARTIFACT))
 
 
 def test_an_undamaged_schedule_stands_in_for_a_damaged_one(store: Store) -> None:
