@@ -99,8 +99,9 @@ def search(
         if s.interrupt.requested:
             break
     s.worker.open(s.task.workload)
-    seeds = [Seed(s.task.normalize(s.task.default()), "default")]
-    seeds += [Seed(config, "composed") for config in _wholes(s, compositions, parts)]
+    seeds = [Seed(config, "composed") for config in _wholes(s, compositions, parts)]
+    if context.sampler != "model" or not seeds:  # then the model alone decides
+        seeds.insert(0, Seed(s.task.normalize(s.task.default()), "default"))
     space = s.task.space(context.space_file)
     Explorer(s, space, None, seeds, until_s=None, patience=0).run()
     finals.refine(s)

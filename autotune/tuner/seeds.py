@@ -13,7 +13,7 @@ from autotune.tuner.space import Space
 
 PICKS = 6
 """Candidates that the cost model may suggest."""
-_DRAWS = 200
+_DRAWS = 100
 
 
 @dataclass(frozen=True)

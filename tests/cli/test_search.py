@@ -89,6 +89,23 @@ def test_missed_workloads_are_searched_stored_and_cleared(
     assert again.stdout == ""
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--missed", "--train"], "leave out TARGET, --inputs and --train"),
+        (["--missed", "--plans", "greedy", "--ablation", "no-grid"], "exclude each other"),
+    ],
+)
+def test_what_does_not_go_together_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    from autotune.cli.app import main
+
+    missed(tmp_path / "t.db", {"rows": 64})
+    assert main(["search", *arguments, "--device", "cpu", "--db", str(tmp_path / "t.db")]) == 2
+    assert words in capsys.readouterr().err
+
+
 def test_if_nothing_can_be_measured_it_says_so_and_fails(
     tmp_path: Path, command: list[str], environment: dict[str, str]
 ) -> None:
