@@ -175,10 +175,11 @@ class ColumnPrinter(RowPrinter):
                 continue
             if self.flat:
                 column = f"i{self.program.cols[0]}"
-                self.put(f"for {column} in range(t, e):")
-                self.depth += 1
-                self.columns(p, column, "0", ())
-                self.depth -= 1
+                for first, last in self.ranges(p, "t", "e"):
+                    self.put(f"for {column} in range({first}, {last}):")
+                    self.depth += 1
+                    self.columns(p, column, "0", ())
+                    self.depth -= 1
             else:
                 self.walk(p)
         self.depth -= 1

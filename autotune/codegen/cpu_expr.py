@@ -69,6 +69,7 @@ class Printer:
         self.scratch = Scratch()
         self.helpers = shared_exponentials(self.graph)
         self.ready: set[int] = set()  # what the body being printed has computed so far
+        self.piece: tuple[int, int, int] | None = None  # the columns in hand: axis, first, end
         self.inverses: set[int] = set()  # row values y that d<y> holds the inverse of
         self.n_inputs = len(self.graph.inputs)
         self.n_outputs = len(self.graph.outputs)
@@ -159,6 +160,11 @@ class Printer:
         text = f"{self.load(self.graph.inputs[v.slot], 'in')}(x{v.slot}, {self.index(i)})"
         guards = []
         for a, lo, hi in v.guards:
+            if self.piece and a == self.piece[0]:
+                if self.piece[1] >= hi or self.piece[2] <= lo:
+                    guards = ["False"]
+                    break
+                continue  # all of the piece is inside
             low = [f"{lo} <= i{a}"] if lo > 0 else []
             high = [f"i{a} < {hi}"] if hi < self.graph.extents[a] or self.program.dynamic == a else []
             guards += low + high
@@ -169,6 +175,8 @@ class Printer:
             return
         zero = Value("const", dtype=v.dtype, number=0)
         self.put(f"v{i} = {self.name(f'ZERO_{v.dtype}', _literal(zero))}")
+        if "False" in guards:
+            return
         self.put(f"if {' and '.join(guards)}:")
         self.put(f"    v{i} = {text}")
 

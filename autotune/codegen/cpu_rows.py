@@ -7,7 +7,8 @@ by.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from autotune.codegen.cpu_expr import Printer
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 _LONG_ROW = 65536  # sums over more columns than this are made of partial sums even where the schedule has no tiles
 _PARTIAL = 16384
 _POINTWISE_TILE = 4096
-_HIDDEN = 192  # columns from which a walk is a loop, not unrolled
+_MOST_CUTS = 4  # places where the columns are cut into pieces
+_VECTOR, _UNROLLED, _LONG_WALK = 16, 64, 192
+"""Columns from which a walk is a loop: those of one vector; but numbers that four vectors at a time do not divide stay
+constant up to a larger one, since the tail costs more than the loop saves."""
 
 
 class RowPrinter(Printer):
@@ -60,8 +64,9 @@ class RowPrinter(Printer):
     def hide_columns(self) -> None:
         """Assign ``columns``, the number of columns, such that LLVM knows what divides it and nothing else.
 
-        A walk over a constant number of columns is unrolled up to a whole row, its loads reordered, and the processor's
-        prefetchers lose the thread: 10 to 20% on rows of 512.
+        A walk over a constant number of columns is unrolled whole before LLVM thinks of vectors: a maximum over 32
+        becomes a chain of 32 comparisons (2 to 10 times slower), and of rows of 512 the loads are reordered until the
+        processor's prefetchers lose the thread (10 to 20%).
         """
         known = min(256, self.inner & -self.inner) or 1
         self.put(f"columns = hidden({self.inner // known}) * {known}")
@@ -89,10 +94,11 @@ class RowPrinter(Printer):
             if self.flat:
                 self.put("t = (u % tiles) * tile")
                 column = f"i{self.program.cols[0]}"
-                self.put(f"for {column} in range(t, min(t + tile, cols)):")
-                self.depth += 1
-                self.columns(p, column, "0", ())
-                self.depth -= 1
+                for first, last in self.ranges(p, "t", "min(t + tile, cols)"):
+                    self.put(f"for {column} in range({first}, {last}):")
+                    self.depth += 1
+                    self.columns(p, column, "0", ())
+                    self.depth -= 1
             else:
                 self.walk(p)
 
@@ -163,7 +169,9 @@ class RowPrinter(Printer):
                 span *= self.graph.extents[a]
             flat = "f"
             self.put(f"f = {self.sum_of(reversed(terms), 0)}")
-        start, stop = "0", str(self.inner) if self.inner < _HIDDEN else "columns"
+        n = self.inner
+        looped = n >= _LONG_WALK or (n >= _VECTOR and (n % _UNROLLED == 0 or n < _UNROLLED))
+        start, stop = "0", "columns" if looped else str(n)
         if self.tile:
             self.put(f"for t in range(0, {self.inner}, {self.tile}):")
             self.depth += 1
@@ -176,11 +184,12 @@ class RowPrinter(Printer):
         for o in p.online:
             self.put(f"t{o.peak} = {self.start('max')}")
         column = f"i{self.program.cols[-1]}"
-        self.put(f"for {column} in range({start}, {stop}):")
-        self.depth += 1
         position = column if flat == "0" else f"f + {column}"
-        self.columns(p, position, column if start == "0" else f"{column} - t", partial)
-        self.depth -= 1
+        for first, last in self.ranges(p, start, stop):
+            self.put(f"for {column} in range({first}, {last}):")
+            self.depth += 1
+            self.columns(p, position, column if start == "0" else f"{column} - t", partial)
+            self.depth -= 1
         for i in partial:
             self.put(f"v{i} += t{i}")
         for o in p.online:
@@ -191,6 +200,24 @@ class RowPrinter(Printer):
             self.row_values(self._row_closure(o.shift))
             exp = self.op("exp")
             self.put(f"v{o.total} = v{o.total} * {exp}(m{o.peak} - {self.value(o.shift)})")
+
+    def ranges(self, p: Pass, start: str, stop: str) -> Iterator[tuple[str, str]]:
+        """The columns from ``start`` to ``stop`` in pieces, in each of which a guarded load is made or is not.
+
+        Concatenations and slices then cost no masks. A few pieces at most; else all columns at once, with masks.
+        """
+        axis = self.program.cols[-1]
+        guards = [g for i in p.compute for g in self.values[i].guards if g[0] == axis]
+        cuts = sorted({at for _, lo, hi in guards for at in (lo, hi) if 0 < at < self.inner})
+        if not cuts or len(cuts) > _MOST_CUTS or axis == self.program.dynamic:
+            yield start, stop
+            return
+        for lo, hi in pairwise((0, *cuts, self.inner)):
+            self.piece = (axis, lo, hi)
+            first = start if lo == 0 else str(lo) if start == "0" else f"max({start}, {lo})"
+            last = stop if hi == self.inner else str(hi) if start == "0" else f"min({stop}, {hi})"
+            yield first, last
+        self.piece = None
 
     def columns(self, p: Pass, position: str, in_tile: str, partial: Iterable[int]) -> None:
         """The body of the innermost loop."""

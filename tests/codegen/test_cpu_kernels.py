@@ -21,9 +21,10 @@ from cpu_graphs import (
     softmax,
 )
 
-from autotune.codegen.cpu import CpuSchedule
+from autotune.codegen.cpu import CpuSchedule, load_group
 from autotune.codegen.program import build_program
 from autotune.fusion.graph import Graph, compute_type
+from autotune.fusion.interpret import interpret
 
 INF, NAN = math.inf, math.nan
 
@@ -189,6 +190,42 @@ def test_concatenation_by_guards_touches_no_memory_outside() -> None:
     want[:, 10] = inputs[1][[0, 20, 40]]
     want[1:, 11:] = inputs[2]
     assert torch.equal(got, want)
+
+
+def concatenated(rows: int, left: int, right: int) -> tuple[Build, int]:
+    b = Build(rows, left + right)
+    x = b.load("float32", 0, 1, strides=(left, 1), guards=((1, 0, left),))
+    y = b.load("float32", 0, 1, strides=(right, 1), guards=((1, left, left + right),), offset=-left)
+    return b, b.add_(x, y)
+
+
+@pytest.mark.parametrize("tile", [0, 256])
+@pytest.mark.parametrize(("left", "right"), [(64, 64), (300, 17), (1, 500)])
+def test_concatenated_columns_are_walked_in_pieces(left: int, right: int, tile: int) -> None:
+    """Pointwise, with a reduction over each row, and with one over all rows: where the pieces meet, nothing is lost."""
+    schedule = CpuSchedule(row_block=4, column_tile=tile, threads=2)
+    b, z = concatenated(40, left, right)
+    b.out(b.neg(z), "float32")
+    check(b.graph(), schedule)
+    b, z = concatenated(40, left, right)
+    b.out(b.sub(z, b.reduce("max", z, 1)), "float32")
+    check(b.graph(), schedule)
+    b, z = concatenated(40, left, right)
+    b.out(b.neg(z), "float32")
+    b.out(b.reduce("sum", z, 0), "float32")
+    graph, inputs = b.graph(), random_inputs(b.graph())
+    made = [torch.empty(graph.output_numel(k)) for k in range(2)]
+    parts = CpuSchedule(column_tile=tile, threads=2, parts=2)
+    load_group(graph, parts)([t.data_ptr() for t in (*inputs, *made)], 40)
+    for got, want in zip(made, interpret(graph, inputs), strict=True):
+        torch.testing.assert_close(got.double(), want.flatten(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("cols", [15, 16, 31, 32, 63, 64, 96, 100, 128, 191, 192, 512])
+def test_walks_of_every_length(cols: int) -> None:
+    """Some are unrolled, some are loops whose bounds LLVM does not know."""
+    for make in (softmax, layer_norm):
+        check(make(9, cols), CpuSchedule(row_block=4))
 
 
 def test_row_guards_and_index_values() -> None:
