@@ -32,7 +32,7 @@ EXPECTED: Mapping[str, str] = {
 BLOCKS = (64, 128, 256)
 SHARED = 300_000  # bytes: more than any device has
 
-_HEAD = "i = int64(cuda.blockIdx.x) * %d + cuda.threadIdx.x\nif i < n0:\n"
+_HEAD = "i = int64(blk) * %d + cuda.threadIdx.x\nif i < n0:\n"
 _GOOD = "p1[i] = p0[i] * float32(2)"
 _BODY: Mapping[str, str] = {
     "good": _GOOD,
@@ -55,7 +55,6 @@ def source(how: str, block: int) -> CudaSource:
     """The kernel over ``p0`` (in) and ``p1`` (out), ``n0`` floats each."""
     body = _BODY.get(how, _GOOD)
     lines = [*(_HEAD % block).splitlines(), *("    " + line for line in body.splitlines())]
-    text = "def kernel(p0, p1, n0):\n" + "".join(f"    {line}\n" for line in lines)
     launch = {
         "dynamic": True,
         "inner": 1,
@@ -65,7 +64,7 @@ def source(how: str, block: int) -> CudaSource:
         "args": [["input", 0], ["output", 0]],
         "align": [4, 4],
     }
-    return CudaSource(text, ("f32", "f32"), launch, block, 0)
+    return CudaSource((), tuple(lines), ("f32", "f32"), launch, block, 0)
 
 
 class FaultyTask:
