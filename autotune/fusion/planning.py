@@ -17,7 +17,7 @@ import torch
 from autotune.errors import UserError
 from autotune.fusion.capture import Capture, capture_for_user
 from autotune.fusion.regions import Region, find_regions
-from autotune.fusion.target import Call, load_callable, load_inputs, resolve
+from autotune.fusion.target import Call, load_callable, load_inputs, resolve, training
 from autotune.fusion.workloads import BUILTIN
 
 
@@ -92,18 +92,17 @@ def _regions(
 ) -> list[PlannedRegion]:
     from autotune.fusion.target import _requires_grad
 
-    if train:
-        fn, args = _training(fn, args)
     counts: Counter[str] = Counter()
     found: dict[str, Region] = {}
-    modes = (True,) if train else (False, True) if _requires_grad(fn, args, kwargs) else (False,)
-    for grad in modes:
-        once: Counter[str] = Counter()
-        for region in _captured(capture_for_user(fn, args, kwargs, label=label, grad=grad)):
-            key = region.workload.fingerprint if region.workload else f"none {region.reason} {region.nodes}"
-            found.setdefault(key, region)
-            once[key] += 1
-        counts |= once
+    with training(fn, args, kwargs, label) if train else contextlib.nullcontext((args, kwargs)) as (given, named):
+        modes = (True,) if train else (False, True) if _requires_grad(fn, given, named) else (False,)
+        for grad in modes:
+            once: Counter[str] = Counter()
+            for region in _captured(capture_for_user(fn, given, named, label=label, grad=grad)):
+                key = region.workload.fingerprint if region.workload else f"none {region.reason} {region.nodes}"
+                found.setdefault(key, region)
+                once[key] += 1
+            counts |= once
     if label in BUILTIN and len(found) == 1:
         found = {k: _named(r, label) for k, r in found.items()}
     return sorted(
@@ -122,17 +121,3 @@ def _named(region: Region, name: str) -> Region:
     if workload is None:
         return region
     return replace(region, workload=replace(workload, label=f"{name} {workload.label.partition(' ')[2]}"))
-
-
-def _training(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The callable and its arguments such that a backward pass is captured: floating inputs are leaves that require
-    grad, unless something does already."""
-    from autotune.fusion.target import _requires_grad
-
-    if _requires_grad(fn, args, None):
-        return fn, args
-    with contextlib.suppress(RuntimeError):
-        args = tuple(
-            a.detach().requires_grad_() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args
-        )
-    return fn, args

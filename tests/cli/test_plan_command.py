@@ -185,6 +185,17 @@ def test_train_plans_the_backward_pass_too() -> None:
     assert any("native_layer_norm_backward" in r.before.operators for r in trained)
 
 
+def test_regions_are_those_that_a_search_finds() -> None:
+    from autotune.fusion.target import fusion_workloads
+
+    for train in (False, True):
+        names = (f"{HERE}:Block", f"{HERE}:normed_inputs", "cpu")
+        planned = [p.region.workload for p in planned_regions(*names, train=train)]
+        assert [w and w.fingerprint for w in planned] == [
+            w.fingerprint for w, _ in fusion_workloads(*names, train=train)
+        ]
+
+
 def test_json_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "fusion", "bert_layer", "--device", "cpu", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
