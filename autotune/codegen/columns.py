@@ -141,7 +141,7 @@ def _axes(graph: Graph) -> tuple[set[int], set[int]]:
         (one,) = partial
         cols = one if unit in one else frozenset(used - one)
     rows = used - cols
-    if unit not in cols or not rows or frozenset(rows) not in overs | {frozenset(used)}:
+    if unit not in cols or not rows or not overs & {frozenset(rows), frozenset(used)}:
         raise Unsupported("no reduction over all rows")
     return set(rows), set(cols)
 

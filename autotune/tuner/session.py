@@ -123,8 +123,8 @@ class Session:
 
     @property
     def tried(self) -> bool:
-        """Whether any candidate that may be deployed has been tried."""
-        return any(self.allows(m.config) for m in self.known.values())
+        """Whether any candidate that may be deployed has been tried; those that never could work do not count."""
+        return any(m.status is not Status.INVALID and self.allows(m.config) for m in self.known.values())
 
     def ranking(self) -> list[Measurement]:
         """Candidates that work and may be deployed, fastest first."""

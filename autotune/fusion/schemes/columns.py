@@ -143,6 +143,8 @@ class ColumnsScheme:
         c.update(rows_per_block=max(1, r), cluster=1)
         if c["keep"] == "shared":
             c["keep"] = "registers"
+        if c["prefetch"] and not row_wise.may_load_ahead(program, c):
+            c["prefetch"] = False
         if int(c["blocks_per_sm"]) == 0:
             c["blocks_per_sm"] = 1
         if not program.pointwise:

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autotune.codegen.cubin import SmLimits
-from autotune.codegen.cuda import CudaSchedule, emit, narrowest, vector_length
+from autotune.codegen.cuda import CudaEmitter, CudaSchedule, emit, narrowest, vector_length
+from autotune.codegen.cuda_prefetch import loads_ahead
 from autotune.codegen.kernels import GroupKernels
 from autotune.codegen.program import Program, build_program, find_moments, once_a_row, power_of_two
 from autotune.errors import Unsupported
@@ -39,6 +40,13 @@ CAPS = (32, 40, 48, 56, 64, 80, 96, 128)
 def large(program: Program) -> bool:
     """Enough elements for cache policies of stores and for a persistent grid to matter."""
     return program.n_rows * program.n_cols >= 1 << 20
+
+
+def may_load_ahead(program: Program, config: Config) -> bool:
+    """Whether a kernel of this vector size has loads that it can issue a row ahead."""
+    if not vector_length(program, int(config["vector_bytes"])):
+        return False
+    return bool(loads_ahead(CudaEmitter(program, CudaSchedule.from_config(config))))
 
 
 def clustered(program: Program) -> bool:
@@ -155,7 +163,7 @@ def normalize(program: Program, config: Config) -> Config:
         c["cluster"] = 1
     if int(c["cluster"]) > 1:
         c["blocks_per_sm"] = 0
-    if c["keep"] != "registers" or not int(c["blocks_per_sm"]):
+    if c["keep"] != "registers" or not int(c["blocks_per_sm"]) or not may_load_ahead(program, c):
         c["prefetch"] = False
     if c["keep"] == "registers":
         c["unroll"] = 1
