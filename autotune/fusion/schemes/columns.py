@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from autotune.codegen.columns import Split, split_columns
 from autotune.codegen.cuda import CudaEmitter, CudaSchedule, CudaSource, vector_length
 from autotune.codegen.cuda_rows import emit_rows
+from autotune.codegen.everything import cut_everything
 from autotune.codegen.kernels import GroupKernels, Private, Ref
 from autotune.codegen.program import Program, build_program, power_of_two
 from autotune.errors import Unsupported
@@ -36,7 +37,8 @@ ACCUMULATORS_KEPT = 128
 
 @lru_cache(maxsize=512)
 def _split(graph_key: Graph) -> Split:
-    return split_columns(graph_key)
+    # A reduction of everything becomes one over rows and one of their results: many blocks instead of one.
+    return split_columns(cut_everything(graph_key) or graph_key)
 
 
 def main_program(split: Split, *, keep: bool = True, online: bool = False) -> Program:
