@@ -12,10 +12,13 @@ import threading
 import torch
 
 _SLICE = 256  # bytes; counters of different slices share no cache line
-_POOL = 256 * 1024
+_POOL = 1024 * _SLICE
+_LOW = 128 * _SLICE
+"""What is left when more is made. That is done outside of captures, where memory cannot be had; so many graphs may be
+captured between two ordinary launches."""
 
 _lock = threading.Lock()
-_pools: dict[torch.device, list[torch.Tensor]] = {}
+_pools: dict[torch.device, torch.Tensor] = {}
 _by_stream: dict[tuple[torch.device, int, int], torch.Tensor] = {}
 
 
@@ -23,25 +26,29 @@ def state_for(device: torch.device, stream: int, nbytes: int) -> torch.Tensor:
     """At least ``nbytes`` of zeros on ``device`` for a launch on the raw stream ``stream``; kept alive here.
 
     Raises:
-        RuntimeError: the first use on a device is under graph capture. Executors are warmed up before they are
-            captured, as everything that torch compiles is.
+        RuntimeError: under graph capture, before the first launch on the device or after a great many captures without
+            one. Executors are warmed up before they are captured, as everything that torch compiles is.
     """
     capturing = torch.cuda.is_current_stream_capturing()
     key = (device, stream, nbytes)
-    if not capturing:
-        found = _by_stream.get(key)
-        if found is not None:
-            return found
+    need = -(-nbytes // _SLICE) * _SLICE
     with _lock:
-        pool = _pools.setdefault(device, [])
-        need = -(-nbytes // _SLICE) * _SLICE
-        if not pool or pool[-1].numel() < need:
+        pool = _pools.get(device)
+        if pool is None or pool.numel() < (need if capturing else max(need, _LOW)):
             if capturing:
-                raise RuntimeError("a kernel with a grid barrier was captured before it ran once on this device")
-            made = torch.zeros(max(_POOL, need), dtype=torch.uint8, device=device)
+                raise RuntimeError("a kernel with a grid barrier was captured before it ran on this device")
+            pool = torch.zeros(max(_POOL, need), dtype=torch.uint8, device=device)
             torch.cuda.current_stream(device).synchronize()  # other streams must find it zero
-            pool.append(made)
-        piece, pool[-1] = pool[-1][:need], pool[-1][need:]
-        if not capturing:
-            _by_stream[key] = piece
-        return piece
+            _pools[device] = pool
+        found = None if capturing else _by_stream.get(key)
+        if found is None:
+            found, _pools[device] = pool[:need], pool[need:]
+            if capturing:
+                _captured.append(found)
+            else:
+                _by_stream[key] = found
+        return found
+
+
+_captured: list[torch.Tensor] = []
+"""Slices in captured graphs, which hold addresses and not tensors."""
