@@ -1,4 +1,4 @@
-"""Memory of grid barriers: one piece a stream, a new one for each capture, never exhausted by captures between launches."""
+"""Memory of grid barriers: a piece a stream, a new one for each capture, and captures between launches do not exhaust it."""
 
 from __future__ import annotations
 
