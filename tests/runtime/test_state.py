@@ -1,4 +1,4 @@
-"""Memory of grid barriers: a piece a stream, a new one for each capture, and captures between launches do not exhaust it."""
+"""Memory of grid barriers: a piece a stream, a new one for each capture, and captures alone do not exhaust it."""
 
 from __future__ import annotations
 
