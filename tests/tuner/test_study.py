@@ -65,7 +65,8 @@ def test_a_decision_of_a_busy_machine_is_made_again(tune: Search, store: Store, 
     busy.others = 1.5
     with pytest.warns(BusyMachine, match=r"kept 1\.5 processors busy .* search again") as told:
         first = tune(spec, trials=100, patience=0, sampler="brute")
-    assert len(told) == 1
+    # Once; what else is told meanwhile (objects of earlier tests that are collected now) is not counted.
+    assert sum(issubclass(w.category, BusyMachine) for w in told) == 1
     assert (first.busy, first.to_json()["others_busy"]) == (True, 1.5)
     (schedule,) = store.schedules()
     assert (schedule.others, schedule.busy) == (1.5, True)
