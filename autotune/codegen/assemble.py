@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from autotune.codegen.compile import build
 from autotune.codegen.cuda import GENERATOR, CudaSource
 from autotune.codegen.cuda_pack import Body, Run, pack_bodies
-from autotune.codegen.kernels import GroupKernels, Private, Ref
+from autotune.codegen.kernels import Ref
 from autotune.errors import BuildError, Unsupported
 from autotune.fusion.families import family_of, single
 from autotune.fusion.graph import Graph
@@ -123,6 +123,3 @@ def compile_source(source: CudaSource, refs: Sequence[Ref], target: str, sms: in
     launch["args"] = [list(r) for r in refs]
     launch["cap"] = min(int(launch["blocks_per_sm"]), fit) * sms
     return Kernel(kernel.entry, kernel.code, launch, kernel.resources)
-
-
-__all__ = ["GroupKernels", "Private", "build_artifact", "compile_source"]

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from autotune.codegen.program import stride_of
+from autotune.codegen.program import find_moments, stride_of
 from autotune.errors import Unsupported
 from autotune.fusion.graph import REDUCTIONS, Graph, Output, Value
 from autotune.fusion.simplify import remap
@@ -146,32 +146,6 @@ def _axes(graph: Graph) -> tuple[set[int], set[int]]:
     return set(rows), set(cols)
 
 
-def _moments(graph: Graph, rows: frozenset[int]) -> dict[int, tuple[int, int]]:
-    """Sums of squared deviations from the mean over the rows: reduction -> (what varies, its plain sum)."""
-    vals = graph.values
-    sums = {vals[i].args[0]: i for i in graph.live if vals[i].op == "sum" and frozenset(vals[i].over) == rows}
-    n = graph.size(rows)
-    found = {}
-    for i in graph.live:
-        v = vals[i]
-        if v.op != "sum" or frozenset(v.over) != rows or v.dtype != "float32":
-            continue
-        square = vals[v.args[0]]
-        if square.op != "mul" or square.args[0] != square.args[1]:
-            continue
-        d = vals[square.args[0]]
-        if d.op != "sub":
-            continue
-        x, m = d.args
-        mean = vals[m]
-        if mean.op != "mul" or x not in sums:
-            continue
-        scale = next((vals[a] for a in mean.args if vals[a].op == "const"), None)
-        if sums[x] in mean.args and scale is not None and abs(float(scale.number) * n - 1) < 1e-6:
-            found[i] = (x, sums[x])
-    return found
-
-
 def split_columns(graph: Graph) -> Split:
     """Take a group apart.
 
@@ -182,7 +156,7 @@ def split_columns(graph: Graph) -> Split:
     over_rows, everything = frozenset(rows), frozenset(rows | cols)
     vals = list(graph.values)
     live = set(graph.live)
-    moments = _moments(graph, over_rows)
+    moments = {m.square: m for m in find_moments(graph, rows)}
 
     # What a column reduction needs, with reductions of everything cut into one over the row and one over the rows.
     reduced: list[int] = []
@@ -193,7 +167,7 @@ def split_columns(graph: Graph) -> Split:
             continue
         over = frozenset(v.over)
         if i in moments:
-            columns.append(Column("moments", moments[i][0], "float32"))
+            columns.append(Column("moments", moments[i].score, "float32"))
         elif over == over_rows:
             columns.append(Column(v.op, v.args[0], v.dtype))
         elif over == everything:

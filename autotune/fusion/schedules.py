@@ -21,6 +21,24 @@ if TYPE_CHECKING:
     from autotune.tuner.space import Space
 
 
+PLAIN_CUDA: Config = {
+    "threads_per_row": 1,
+    "rows_per_block": 1,
+    "vector_bytes": 4,
+    "keep": "registers",
+    "online": False,
+    "unroll": 1,
+    "max_registers": 0,
+    "load_hint": "default",
+    "store_hint": "default",
+    "blocks_per_sm": 0,
+    "cluster": 1,
+    "finish": "kernel",
+    "prefetch": False,
+}
+"""Every CUDA parameter at what asks for nothing: where the schemes' defaults begin."""
+
+
 def group_config(config: Mapping[str, Choice], group: int, groups: int, leader: int | None = None) -> Config:
     """The part of a region's configuration that is for one of its groups, under plain names.
 

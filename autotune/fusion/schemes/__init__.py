@@ -1,6 +1,6 @@
 """Schemes: the forms of kernel a group of operators may become on CUDA.
 
-Which scheme a group has follows from its graph alone: the first of :data:`SCHEMES` that fits. So a plan is legal if
+Which scheme a group has follows from its graph alone: the first of :data:`ORDER` that fits. So a plan is legal if
 each of its groups has a scheme, and deployment needs no more than the plan to know them.
 
 ========  ============================================================================================================

@@ -18,7 +18,7 @@ from autotune.codegen.program import Program, build_program, power_of_two
 from autotune.errors import Unsupported
 from autotune.fusion.canonical import canonicalize
 from autotune.fusion.graph import Graph
-from autotune.fusion.schedules import narrow
+from autotune.fusion.schedules import PLAIN_CUDA, narrow
 from autotune.fusion.schemes import rows as row_wise
 from autotune.fusion.simplify import simplify
 from autotune.task import Config
@@ -45,7 +45,7 @@ def main_program(split: Split, *, keep: bool = True, online: bool = False) -> Pr
     """The program of the main kernel."""
     program = build_program(split.main, keep=keep, online=online, split=(split.rows, split.cols), columns=split.columns)
     for i in program.reductions:
-        if set(program.graph.values[i].axes) != {a for a in split.rows if split.main.extents[a] > 1 or a in split.rows}:
+        if set(program.graph.values[i].axes) != set(split.rows):
             raise Unsupported("a reduction that is the same for several rows")
     return program
 
@@ -167,20 +167,11 @@ class ColumnsScheme:
         t = min(1024, max(8, power_of_two(-(-program.n_cols // (vec * packs)))))
         if program.pointwise:
             t = min(t, 128)
-        config: Config = {
+        config: Config = PLAIN_CUDA | {
             "threads_per_row": t,
             "rows_per_block": max(1, 256 // t),
             "vector_bytes": vb,
-            "keep": "registers",
-            "online": False,
-            "unroll": 1,
-            "max_registers": 0,
-            "load_hint": "default",
-            "store_hint": "default",
             "blocks_per_sm": 2 if t >= 512 else 4,
-            "cluster": 1,
-            "finish": "kernel",
-            "prefetch": False,
         }
         return self.normalize(graph, config)
 

@@ -20,7 +20,7 @@ from autotune.codegen.lane_axis import narrowest, unit_axis, vector_length
 from autotune.codegen.program import Program, build_program, power_of_two
 from autotune.errors import Unsupported
 from autotune.fusion.graph import REDUCTIONS, Graph
-from autotune.fusion.schedules import has_online, narrow
+from autotune.fusion.schedules import PLAIN_CUDA, has_online, narrow
 from autotune.fusion.schemes.rows import REGISTERS_KEPT
 from autotune.task import Config
 
@@ -191,20 +191,7 @@ class OuterScheme:
         bytes_ = next((b for b in fits if _kept(program) * b >= vector_length(g, x, b) * 32 * SMS), fits[-1])
         vec = vector_length(g, x, bytes_)
         lines = _lines(program, vec)
-        config: Config = {
-            "threads_per_row": 1,
-            "rows_per_block": 1,
-            "vector_bytes": bytes_,
-            "keep": "registers",
-            "online": False,
-            "unroll": 1,
-            "max_registers": 0,
-            "load_hint": "default",
-            "store_hint": "default",
-            "blocks_per_sm": 0,
-            "cluster": 1,
-            **IDLE,
-        }
+        config: Config = PLAIN_CUDA | {"vector_bytes": bytes_} | IDLE
         least = max(1, 32 // bytes_, across(program, bytes_))  # a sector, or a tile
         t = least
         while t < 32 and lines >= 2 * t * SMS * 2:

@@ -15,7 +15,7 @@ from autotune.codegen.kernels import GroupKernels
 from autotune.codegen.program import Program, build_program, find_moments, once_a_row, power_of_two
 from autotune.errors import Unsupported
 from autotune.fusion.graph import REDUCTIONS, Graph
-from autotune.fusion.schedules import has_online, narrow
+from autotune.fusion.schedules import PLAIN_CUDA, has_online, narrow
 from autotune.task import Config
 
 if TYPE_CHECKING:
@@ -183,21 +183,7 @@ def default(program: Program) -> Config:
     if size == 4 and 16 not in usable:
         bytes_ = usable[0]
     vec = vector_length(program, bytes_)
-    base: Config = {
-        "threads_per_row": 256,
-        "rows_per_block": 1,
-        "vector_bytes": bytes_,
-        "keep": "registers",
-        "online": False,
-        "unroll": 1,
-        "max_registers": 0,
-        "load_hint": "default",
-        "store_hint": "default",
-        "blocks_per_sm": 0,
-        "cluster": 1,
-        "finish": "kernel",
-        "prefetch": False,
-    }
+    base: Config = PLAIN_CUDA | {"threads_per_row": 256, "vector_bytes": bytes_}
     if program.pointwise:
         return base | {"unroll": 2}
     per_thread = max(vec, 16)
