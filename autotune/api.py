@@ -153,7 +153,7 @@ def tune_workloads(
     import contextlib
     import warnings
 
-    from autotune.measure.policy import default_policy
+    from autotune.task import policy_for
     from autotune.tuner.budget import Budget, Clock
     from autotune.tuner.context import Context
     from autotune.tuner.result import BusyMachine, busy_note
@@ -173,7 +173,7 @@ def tune_workloads(
     context = Context(
         store=store,
         device=device,
-        policy=policy or default_policy(device),
+        policy=policy or policy_for(workloads[0], device),
         sampler=sampler,
         seed=seed,
         space_file=space_file,

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from autotune.workload import Workload, digest
 
 if TYPE_CHECKING:
+    from autotune.device import DeviceIdentity
+    from autotune.measure.policy import Policy
     from autotune.tuner.space import Space
 
 Choice = int | str | bool | float
@@ -202,8 +204,47 @@ class Bench(Protocol):
         ...
 
 
-DOMAINS: dict[str, str] = {"fusion": "autotune.fusion.task"}
-"""Domain name to the module that defines ``open_task(workload, device)`` and ``open_bench(workload, device)``."""
+@runtime_checkable
+class CalibratedTask(Protocol):
+    """What a task may offer beside :class:`Task`: heuristics that a calibration of the device makes better."""
+
+    def calibrated(self, figures: Mapping[str, float]) -> Task:
+        """This task, its heuristics fed with ``figures``; empty where nothing was measured."""
+        ...
+
+
+DOMAINS: dict[str, str] = {"fusion": "autotune.fusion.task", "c3": "autotune.c3.task"}
+"""Domain name to the module that defines ``open_task(workload, device)`` and ``open_bench(workload, device)``.
+
+The module may also define, where its domain differs from one process on one device:
+
+- ``open_measurer(workload, device, policy)``: what measures in the place of ``autotune.measure.worker.Worker``;
+- ``place(workload, device)``: the ``DeviceIdentity`` that its measurements hold for;
+- ``policy(device)``: how it measures by default.
+"""
+
+
+def domain_hook(kind: str, name: str) -> Any:
+    """The domain's own function of that name, or None; see :data:`DOMAINS`."""
+    return getattr(importlib.import_module(DOMAINS[kind]), name, None)
+
+
+def place(workload: Workload, device: str) -> DeviceIdentity:
+    """The device, or the devices together, that measurements of ``workload`` on ``device`` hold for."""
+    from autotune.device import identify
+
+    own = domain_hook(workload.kind, "place")
+    found: DeviceIdentity = own(workload, device) if own else identify(device)
+    return found
+
+
+def policy_for(workload: Workload, device: str) -> Policy:
+    """How workloads of this kind are measured on ``device`` unless told otherwise."""
+    from autotune.measure.policy import default_policy
+
+    own = domain_hook(workload.kind, "policy")
+    found: Policy = own(device) if own else default_policy(device)
+    return found
 
 
 def open_task(workload: Workload, device: str) -> Task:

@@ -11,13 +11,14 @@ from pathlib import Path
 
 from autotune import __version__
 from autotune import device as devices
+from autotune.device import DeviceIdentity
 from autotune.measure.policy import Policy
 from autotune.measure.pool import CompilePool
 from autotune.measure.worker import Measurer, Worker
 from autotune.store.claims import owner_name
 from autotune.store.records import Effort, Key
 from autotune.store.store import Store
-from autotune.task import ComposedTask, Task, open_task
+from autotune.task import CalibratedTask, ComposedTask, Task, domain_hook, open_task, place
 from autotune.tuner.budget import Budget
 from autotune.tuner.history import History
 from autotune.tuner.interrupt import Interrupt
@@ -56,6 +57,8 @@ class Context:
     interrupt: Interrupt = field(default_factory=Interrupt)
     _worker: Measurer | None = None
     _pool: CompilePool | None = None
+    _places: dict[DeviceIdentity, tuple[str, str]] = field(default_factory=dict)
+    _figures: dict[tuple[str, str], Mapping[str, float]] = field(default_factory=dict)
 
     def close(self) -> None:
         """End the worker and the compile pool."""
@@ -68,7 +71,8 @@ class Context:
     def worker(self, workload: Workload) -> Measurer:
         """The measuring worker, turned to ``workload``."""
         if self._worker is None:
-            self._worker = Worker(workload, self.device, self.policy)
+            start = domain_hook(workload.kind, "open_measurer") or Worker
+            self._worker = start(workload, self.device, self.policy)
         self._worker.open(workload)
         return self._worker
 
@@ -78,10 +82,13 @@ class Context:
             self._pool = CompilePool(timeout_s=self.policy.build_s)
         return self._pool
 
-    @cached_property
-    def _place(self) -> tuple[str, str]:
-        identity, environment = devices.identify(self.device), devices.environment(self.device)
-        return self.store.put_device(identity), self.store.put_environment(environment)
+    def _place(self, workload: Workload) -> tuple[str, str]:
+        """Fingerprints of the device (or devices) and of the software, stored if they are new."""
+        identity = place(workload, self.device)
+        if identity not in self._places:
+            environment = devices.environment(self.device)
+            self._places[identity] = self.store.put_device(identity), self.store.put_environment(environment)
+        return self._places[identity]
 
     def key(self, workload: Workload) -> Key:
         """The key of a workload, which is stored if it is new."""
@@ -89,12 +96,8 @@ class Context:
             fingerprint = workload.fingerprint  # a part that is known as a workload keeps its name and its program
         else:
             fingerprint = self.store.put_workload(workload)
-        device, environment = self._place
+        device, environment = self._place(workload)
         return Key(fingerprint, device, environment, self.policy.key)
-
-    @cached_property
-    def _figures(self) -> dict[str, Mapping[str, float]]:
-        return {}
 
     def task(self, workload: Workload) -> Task:
         """The workload's task; under this run's method, and with the device's calibration, where it takes such.
@@ -103,13 +106,15 @@ class Context:
             UserError: the domain has no such method.
         """
         task = open_task(workload, self.device)
-        if not isinstance(task, ComposedTask):
+        if not isinstance(task, (ComposedTask, CalibratedTask)):
             return task
-        kind = workload.kind
-        if kind not in self._figures:
-            found = self.store.get_calibration(self._place[0], kind)
-            self._figures[kind] = found.figures if found else {}
-        return task.under(self.method, self._figures[kind])
+        where = (self._place(workload)[0], workload.kind)
+        if where not in self._figures:
+            found = self.store.get_calibration(*where)
+            self._figures[where] = found.figures if found else {}
+        if isinstance(task, ComposedTask):
+            return task.under(self.method, self._figures[where])
+        return task.calibrated(self._figures[where])
 
     def session(self, task: Task, budget: Budget, whole: Session | None = None) -> Session:
         """A search's state, with the worker turned to its workload.

@@ -1,0 +1,187 @@
+"""What is tuned: one computation beside one collective, on so many ranks.
+
+Sizes follow one convention for all collectives: ``nbytes`` is the larger of a rank's two buffers, so what an all-gather
+collects, and what a rank of an all-to-all, a reduce-scatter or an all-reduce puts in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.errors import UserError
+from autotune.workload import Workload, digest
+
+KIND = "c3"
+COLLECTIVES = ("all_gather", "all_to_all", "reduce_scatter", "all_reduce")
+ITEMSIZE = {"bf16": 2, "f16": 2, "f32": 4}
+LAYOUTS = ("nn", "nt", "tn", "tt")
+REDUCING = ("reduce_scatter", "all_reduce")
+LONG = 1.15
+"""One side is long when it takes more than this many times the other (ConCCL, section 3)."""
+
+_UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9,
+          "k": 2**10, "m": 2**20, "g": 2**30}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """``C[m, n] = A[m, k] @ B[k, n]``; ``layout`` says for A and for B whether it is stored as named (n) or
+    transposed (t), as in BLAS: "nt" is ``torch.nn.Linear``."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str = "bf16"
+    layout: str = "nn"
+
+    @property
+    def label(self) -> str:
+        layout = "" if self.layout == "nn" else f" {self.layout}"
+        return f"{self.m}x{self.n}x{self.k} {self.dtype}{layout}"
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.m * self.n * self.k
+
+
+@dataclass(frozen=True)
+class Program:
+    """A computation of the user's: ``name`` is a built-in fusion workload or "package.module:callable", ``inputs`` a
+    "package.module:callable" that makes its inputs (empty for a built-in one)."""
+
+    name: str
+    inputs: str = ""
+
+    @property
+    def label(self) -> str:
+        return self.name
+
+
+Compute = Gemm | Program
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A computation beside a collective.
+
+    Attributes:
+        collective: one of :data:`COLLECTIVES`.
+        nbytes: bytes of the larger of a rank's two buffers; a multiple of ranks x itemsize, except for all_reduce,
+            where a multiple of the itemsize will do.
+        dtype: of the collective's elements: "bf16", "f16" or "f32".
+        ranks: processes, one device each.
+    """
+
+    compute: Compute
+    collective: str
+    nbytes: int
+    ranks: int
+    dtype: str = "bf16"
+
+    def __post_init__(self) -> None:
+        if self.collective not in COLLECTIVES:
+            raise UserError(f"unknown collective {self.collective!r}: there is {', '.join(COLLECTIVES)}")
+        if self.dtype not in ITEMSIZE:
+            raise UserError(f"unknown dtype {self.dtype!r}: there is {', '.join(ITEMSIZE)}")
+        if self.ranks < 2:
+            raise UserError(f"a collective needs 2 ranks or more, not {self.ranks}")
+        unit = ITEMSIZE[self.dtype] * (1 if self.collective == "all_reduce" else self.ranks)
+        if self.nbytes < unit or self.nbytes % unit:
+            raise UserError(f"{self.nbytes} bytes do not divide among {self.ranks} ranks: use a multiple of {unit}")
+        if isinstance(self.compute, Gemm):
+            g = self.compute
+            if min(g.m, g.n, g.k) < 1:
+                raise UserError(f"a GEMM's extents are 1 or more, not {g.m}x{g.n}x{g.k}")
+            if g.dtype not in ITEMSIZE or g.layout not in LAYOUTS:
+                raise UserError(f"a GEMM of dtype {g.dtype!r} and layout {g.layout!r}: use {', '.join(ITEMSIZE)} and "
+                                f"{', '.join(LAYOUTS)}")  # fmt: skip
+
+    @property
+    def numel(self) -> int:
+        """Elements of the larger buffer."""
+        return self.nbytes // ITEMSIZE[self.dtype]
+
+    @property
+    def part(self) -> int:
+        """Elements of one rank's share of the larger buffer (all_reduce: rounded up)."""
+        return -(-self.numel // self.ranks)
+
+    @property
+    def input_numel(self) -> int:
+        return self.part if self.collective == "all_gather" else self.numel
+
+    @property
+    def output_numel(self) -> int:
+        return self.part if self.collective == "reduce_scatter" else self.numel
+
+    @property
+    def label(self) -> str:
+        return f"{self.compute.label} | {self.collective} {format_bytes(self.nbytes)} x{self.ranks}"
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object from which :meth:`from_json` makes an equal scenario."""
+        if isinstance(self.compute, Gemm):
+            g = self.compute
+            compute: dict[str, Any] = {"op": "gemm", "m": g.m, "n": g.n, "k": g.k, "dtype": g.dtype, "layout": g.layout}
+        else:
+            compute = {"op": "program", "name": self.compute.name, "inputs": self.compute.inputs}
+        return {"version": 1, "compute": compute, "collective": self.collective, "nbytes": self.nbytes,
+                "dtype": self.dtype, "ranks": self.ranks}  # fmt: skip
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Scenario:
+        """Rebuild; raises UserError for what does not fit."""
+        if data.get("version") != 1:
+            raise UserError(f"a C3 scenario of version {data.get('version')!r}; this autotune reads version 1")
+        c = data["compute"]
+        if c["op"] == "gemm":
+            compute: Compute = Gemm(int(c["m"]), int(c["n"]), int(c["k"]), str(c["dtype"]), str(c["layout"]))
+        else:
+            compute = Program(str(c["name"]), str(c.get("inputs", "")))
+        return cls(compute, str(data["collective"]), int(data["nbytes"]), int(data["ranks"]), str(data["dtype"]))
+
+    def workload(self) -> Workload:
+        """The workload. Its family leaves the GEMM's extents and the bytes open; ``extent`` is the bytes."""
+        spec = self.to_json()
+        open_ = {**spec, "nbytes": 0}
+        if isinstance(self.compute, Gemm):
+            open_["compute"] = {**spec["compute"], "m": 0, "n": 0, "k": 0}
+        family = digest({"kind": KIND, "family": open_})
+        return Workload(KIND, spec, family=family, extent=self.nbytes, label=self.label)
+
+    def kind(self, t_compute: float, t_comm: float) -> str:
+        """ConCCL's taxonomy: "compute", "communication" (one takes more than 1.15 times the other), or "equal"."""
+        if t_compute > LONG * t_comm:
+            return "compute"
+        return "communication" if t_comm > LONG * t_compute else "equal"
+
+
+def parse_gemm(text: str, dtype: str = "bf16", layout: str = "nn") -> Gemm:
+    """ "8192x28672x8192" (MxNxK); raises UserError."""
+    found = re.fullmatch(r"(\d+)[xX](\d+)[xX](\d+)", text.strip())
+    if not found:
+        raise UserError(f"--gemm {text!r}: write MxNxK, such as 8192x28672x8192")
+    return Gemm(int(found[1]), int(found[2]), int(found[3]), dtype, layout)
+
+
+def parse_bytes(text: str) -> int:
+    """ "512MiB", "4GiB", "65536", "100MB" in bytes; raises UserError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", text.strip())
+    unit = found[2].lower() if found else ""
+    if not found or unit not in _UNITS:
+        raise UserError(f"--bytes {text!r}: write a size such as 512MiB, 4GiB or 65536")
+    size = float(found[1]) * _UNITS[unit]
+    if size != int(size) or size < 1:
+        raise UserError(f"--bytes {text!r}: not a whole number of bytes above 0")
+    return int(size)
+
+
+def format_bytes(n: int) -> str:
+    """ "512MiB": the largest binary unit that divides evenly."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if n >= size and n % size == 0:
+            return f"{n // size}{unit}"
+    return f"{n}B"
