@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def resource_dir(name: str) -> Path:
-    """The folder ``name`` ("db" or "search_spaces") that belongs to this copy of autotune.
+    """The folder ``name`` ("db", "search_spaces" or "benchmarks") that belongs to this copy of autotune.
 
     A wheel carries these folders inside the package; a checkout keeps them at the root, where users look for them.
 
