@@ -1,7 +1,8 @@
 """What Numba CUDA does not offer: vector memory access with cache hints, packed half types, NaN-keeping extrema.
 
 Each name a generated kernel may use is made by :func:`resolve` on first use. Loads are ``ld.global.nc`` through inline
-assembly without side effects, so that the compiler may move them above stores: a kernel never reads what it writes.
+assembly without side effects, so that the compiler may move them above stores: a kernel never reads what it writes, but
+for hint ``c`` (coherent), where what a thread stores to an address depends on what it loaded there.
 Measured on an H200: 16-byte accesses reach what torch's copy reaches; ``cuda.float32x4`` would emit four scalar loads.
 """
 
@@ -17,7 +18,7 @@ import llvmlite.ir as ir
 from numba import cuda, types
 from numba.cuda.extending import intrinsic
 
-from autotune.codegen import intrinsics_cluster
+from autotune.codegen import intrinsics_cluster, intrinsics_comm
 
 F32 = ir.FloatType()
 I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
@@ -28,6 +29,7 @@ LOAD_HINT = {
     "n": "ld.global.nc.L1::no_allocate",
     "p": "ld.global.nc.L1::no_allocate.L2::256B",
     "e": "ld.global.nc.L1::no_allocate.L2::cache_hint",
+    "c": "ld.global.L1::no_allocate",  # of what this kernel, or another device, writes
 }
 STORE_HINT = {"d": "st.global", "s": "st.global.cs", "e": "st.global.L2::cache_hint", "l": "st.global.L2::cache_hint"}
 POLICY = {"e": "evict_first", "l": "evict_last"}
@@ -425,7 +427,7 @@ PLAIN: dict[str, Any] = {
     "urem": _divide32("urem"),
 }
 DEVICE: dict[str, Callable[..., Any]] = {"tanh_": _tanh, "sigmoid_": _sigmoid, "erf_": _erf}
-_PATTERN = re.compile(r"^(ld|lg|lr|st|un)_([a-z0-9]+)_(\d+)(?:_([dsnpel]))?$")
+_PATTERN = re.compile(r"^(ld|lg|lr|st|un)_([a-z0-9]+)_(\d+)(?:_([dsnpelc]))?$")
 
 
 @functools.cache
@@ -435,6 +437,8 @@ def resolve(name: str) -> Any:
         return PLAIN[name]
     if name in intrinsics_cluster.PLAIN:
         return intrinsics_cluster.PLAIN[name]
+    if name in intrinsics_comm.PLAIN:
+        return intrinsics_comm.PLAIN[name]
     if name in intrinsics_cluster.DEVICE:
         return cuda.jit(device=True)(intrinsics_cluster.DEVICE[name])
     if name in DEVICE:
