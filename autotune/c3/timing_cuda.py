@@ -1,0 +1,44 @@
+"""Timing over ranks on CUDA devices: every sample begins on all of them at the same moment.
+
+The ranks meet on their streams, not on their hosts: a flag to and from every peer by stream memory operations, a
+microsecond or two apart. Before that the L2 is swept, and while it is, the host enqueues what is timed, so that the
+time between the two events is the devices' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from autotune.c3.collectives.symmetric import DeviceBarrier
+from autotune.c3.group import Group
+from autotune.measure.policy import Policy
+from autotune.measure.timer import ColdCache
+
+
+def own_stream(group: Group) -> Any:
+    """The stream that work is timed on. Not the default one, which takes no batched copies."""
+    import torch
+
+    return group.keep("stream", lambda: torch.cuda.Stream(group.device))
+
+
+def sample_cuda(run: Callable[[], object], group: Group, policy: Policy, n: int) -> list[float]:
+    """``n`` samples of ``run`` on this rank in microseconds. A collective call: the caller takes the largest."""
+    import torch
+
+    barrier = group.keep("device barrier", lambda: DeviceBarrier(group))
+    cold = group.keep("cold cache", lambda: ColdCache(policy.cold_bytes, "cuda"))
+    stream = own_stream(group)
+    pairs: list[tuple[Any, Any]] = []
+    with torch.cuda.stream(stream):
+        for _ in range(n):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            cold.flush()
+            barrier(stream.cuda_stream)
+            begin.record(stream)
+            run()
+            end.record(stream)
+            pairs.append((begin, end))
+    torch.cuda.synchronize()
+    return [1e3 * begin.elapsed_time(end) for begin, end in pairs]
