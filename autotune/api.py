@@ -11,7 +11,10 @@ from autotune.workload import Workload
 
 if TYPE_CHECKING:
     from autotune.measure.policy import Policy
+    from autotune.measure.pool import CompilePool
+    from autotune.measure.worker import Measurer
     from autotune.store import Store
+    from autotune.task import Config
     from autotune.tuner.result import Progress, Result
 
 
@@ -114,6 +117,9 @@ def tune_workloads(
     ablation: str = "full",
     command: str = "",
     notes: Mapping[str, Any] | None = None,
+    seeds: Mapping[str, Sequence[Config]] | None = None,
+    measurer: Measurer | None = None,
+    pool: CompilePool | None = None,
 ) -> list[Result]:
     """Search several workloads on one device, one after the other, in one worker and one compile pool.
 
@@ -139,6 +145,9 @@ def tune_workloads(
             they take), "model" (the one that the cost model likes best) or "greedy" (the largest groups).
         ablation: a search without one of its parts, for comparison; see :mod:`autotune.fusion.ablation`.
         command: noted with the run in the database; ``notes``, as JSON, in its summary.
+        seeds: fingerprint to configurations that are measured before the sampler is asked; they count as ``trials``.
+        measurer: the measuring worker, which stays open; it must measure by ``policy``. None starts one, for this call.
+        pool: the same of the processes that compile.
 
     Returns:
         One result for each workload that was begun; fewer than ``workloads`` where the user interrupted, and then the
@@ -178,7 +187,11 @@ def tune_workloads(
         seed=seed,
         space_file=space_file,
         method=method,
+        seeds=seeds or {},
+        lent=(measurer, pool),
         report=progress,
+        _worker=measurer,
+        _pool=pool,
     )
     run = store.start_run(command or _command(workloads, device), owner=context.owner)
     context.run = run.id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from autotune.measure.worker import Measurer, Worker
 from autotune.store.claims import owner_name
 from autotune.store.records import Effort, Key
 from autotune.store.store import Store
-from autotune.task import CalibratedTask, ComposedTask, Task, domain_hook, open_task, place
+from autotune.task import CalibratedTask, ComposedTask, Config, Task, domain_hook, open_task, place
 from autotune.tuner.budget import Budget
 from autotune.tuner.history import History
 from autotune.tuner.interrupt import Interrupt
@@ -41,6 +41,8 @@ class Context:
         space_file: a user's narrowed copy of the domain's search space.
         method: of the domain, "" for its whole; see ``autotune.task.ComposedTask.under``.
         plans: compositions of a workload that are considered at most.
+        seeds: workload (its fingerprint) to candidates that are measured whatever else is suggested.
+        lent: the worker and the pool where they are the caller's, who closes them.
     """
 
     store: Store
@@ -51,6 +53,8 @@ class Context:
     space_file: str | None = None
     method: str = ""
     plans: int = 6
+    seeds: Mapping[str, Sequence[Config]] = field(default_factory=dict)
+    lent: tuple[Measurer | CompilePool | None, ...] = ()
     report: Callable[[Progress], None] | None = None
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
     owner: str = field(default_factory=owner_name)
@@ -61,12 +65,11 @@ class Context:
     _figures: dict[tuple[str, str], Mapping[str, float]] = field(default_factory=dict)
 
     def close(self) -> None:
-        """End the worker and the compile pool."""
+        """End the worker and the compile pool, unless they are lent."""
         with contextlib.ExitStack() as stack:
-            if self._worker is not None:
-                stack.callback(self._worker.close)
-            if self._pool is not None:
-                stack.callback(self._pool.close)
+            for own in (self._worker, self._pool):
+                if own is not None and not any(own is other for other in self.lent):
+                    stack.callback(own.close)
 
     def worker(self, workload: Workload) -> Measurer:
         """The measuring worker, turned to ``workload``."""

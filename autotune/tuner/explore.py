@@ -140,7 +140,7 @@ class Explorer:
         """The next candidate that has to be measured and that is ours to measure."""
         while self._seeds:
             seed = self._seeds.popleft()
-            if (found := self._admit(seed.config, spared=seed.origin == "default")) is not None:
+            if (found := self._admit(seed.config, spared=seed.origin in ("default", "asked"))) is not None:
                 return found
         self._polished = not self._polished
         if self._polish and self._polished and (found := self._neighbour()) is not None:

@@ -31,7 +31,8 @@ def explore(context: Context, s: Session, budget: Budget, *, until_s: float | No
         begin = [seeds.Seed(s.task.normalize(c), "model") for c in chosen]
     else:
         history.add(stored)
-        begin = seeds.plan(s.task, space, [m.config for _, m in near], context.seed)
+        asked = context.seeds.get(s.task.workload.fingerprint, ())
+        begin = seeds.plan(s.task, space, [m.config for _, m in near], context.seed, asked=asked)
     explorer = Explorer(
         s,
         space,

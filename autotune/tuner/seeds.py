@@ -18,30 +18,34 @@ _DRAWS = 100
 
 @dataclass(frozen=True)
 class Seed:
-    """A configuration to measure before the sampler is asked; ``origin`` is "default", "heuristic", "neighbour",
-    "model" or "composed"."""
+    """A configuration to measure before the sampler is asked; ``origin`` is "default", "asked" (by the
+    caller), "heuristic", "neighbour", "model" or "composed"."""
 
     config: Config
     origin: str
 
 
-def plan(task: Task, space: Space, neighbours: Iterable[Config], seed: int = 0) -> list[Seed]:
+def plan(
+    task: Task, space: Space, neighbours: Iterable[Config], seed: int = 0, *, asked: Iterable[Config] = ()
+) -> list[Seed]:
     """The configurations to begin with, in order, each once.
 
     The default comes first and is kept even where a user's narrowed space leaves it out, since everything is compared
-    with it; then the point of the space that is nearest to it is next. Heuristics and neighbours must be in the space,
-    or are moved to the nearest point of it.
+    with it; then what was asked for, and the point of the space that is nearest to the default. All others must be in
+    the space, or are moved to the nearest point of it.
 
     Args:
         neighbours: configurations that were best for other workloads of the family, nearest first.
         seed: of the candidates drawn for the cost model to choose from.
+        asked: configurations that the caller wants to see measured.
     """
     seeds = [Seed(task.default(), "default")]
     seen = {config_key(seeds[0].config)}
     adapted = (task.adapt(config) for config in neighbours)
     suggested = itertools.chain([seeds[0].config], task.seeds())
     picked = (config for config in picks(task, space, seed))
-    for origin, configs in (("heuristic", suggested), ("neighbour", adapted), ("model", picked)):
+    plans = (("asked", asked), ("heuristic", suggested), ("neighbour", adapted), ("model", picked))
+    for origin, configs in plans:
         for config in configs:
             fitted = None if config is None else space.project(config)
             if fitted is not None and config_key(fitted) not in seen:
