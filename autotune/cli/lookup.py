@@ -6,8 +6,10 @@ import argparse
 import sys
 from typing import Any
 
-from autotune.cli.options import add_db, add_device, add_json, add_target
+from autotune.cli.c3_scenario import refuse_scenario
+from autotune.cli.options import add_db, add_device, add_json, add_scenario, add_target
 from autotune.cli.output import TUNABLE, machine_output
+from autotune.errors import UserError
 
 
 def add_parser(subparsers: Any) -> None:
@@ -16,9 +18,12 @@ def add_parser(subparsers: Any) -> None:
         "lookup",
         help="tell what is stored for a target",
         description="Tell what is stored for each region of a target and how well it fits: exact, other_rows (tuned "
-        "for another number of rows) or none. Nothing is measured and nothing is written.",
+        "for another number of rows) or none. For a c3 scenario: its strategy, and whether that was tuned for it "
+        "(exact), for one of nearly its size (nearest), chosen by the devices' calibration (heuristic), or is the "
+        "default. Nothing is measured and nothing is written.",
     )
-    add_target(parser)
+    add_target(parser, required=False)
+    add_scenario(parser)
     add_device(parser)
     add_db(parser)
     parser.add_argument("--strict", action="store_true", help="match driver and package versions exactly")
@@ -28,6 +33,13 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Look up; returns 0 whatever the match."""
+    if args.domain == "c3":
+        from autotune.cli import c3_lookup
+
+        return c3_lookup.run(args)
+    refuse_scenario(args)
+    if not args.domain or not args.target:
+        raise UserError(f"the following arguments are required: {'TARGET' if args.domain else 'DOMAIN, TARGET'}")
     with machine_output(args.json) as emit:
         from autotune.cli.report import print_table, total
         from autotune.device import resolve_device

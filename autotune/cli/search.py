@@ -10,7 +10,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.options import add_db, add_device, add_json, add_target, natural_int, positive_int, seconds
+from autotune.cli.c3_scenario import refuse_scenario
+from autotune.cli.options import (
+    add_db,
+    add_device,
+    add_json,
+    add_scenario,
+    add_target,
+    natural_int,
+    positive_int,
+    seconds,
+)
 from autotune.cli.output import TUNABLE, machine_output
 from autotune.cli.report import print_table, total
 from autotune.errors import UserError
@@ -34,6 +44,7 @@ def add_parser(subparsers: Any) -> None:
         "store every measurement and the best. Interrupted or killed, the same command goes on where it was.",
     )
     add_target(parser, required=False)
+    add_scenario(parser)
     add_device(parser)
     add_db(parser)
     about = "candidates to measure for each workload (default: while there is gain, 256 at most)"
@@ -61,6 +72,11 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Search; returns 0, 1 if nothing could be measured, or 130 if it was interrupted."""
+    if args.domain == "c3":
+        from autotune.cli import c3_search
+
+        return c3_search.run(args)
+    refuse_scenario(args)
     if args.missed and (args.target or args.inputs or args.train):
         raise UserError("--missed takes its workloads from the database: leave out TARGET, --inputs and --train")
     if not args.missed and not args.target:
@@ -83,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
                 hint = "`autotune calibrate fusion` measures this device's, in about a minute"
                 print(f"cost models: built-in figures; {hint}", file=sys.stderr)
             results = _tune(args, device, store, counted, {} if captured is None else {"capture": captured.to_json()})
-            reasons = {result.workload: _reason(store, result) for result in results if not result.ok}
+            reasons = {result.workload: reason(store, result) for result in results if not result.ok}
             if args.missed:
                 for result in results:
                     if result.winner:
@@ -101,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if any(result.ok for result in results) else 1
 
 
-def _reason(store: Store, result: Result) -> str:
+def reason(store: Store, result: Result) -> str:
     """Why no candidate worked, in one line: what the machine said, or how they failed and the commonest reason."""
     if result.error:
         return result.error

@@ -1,0 +1,105 @@
+"""Answers of ``search c3`` and ``lookup c3``: a scenario's times and what they come to, as JSON and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.bench.c3.metrics import Isolated, is_reference
+from autotune.cli.output import BUSY_NOTE, console, microseconds, ratio
+from autotune.store.records import BUSY
+
+
+def strategy_label(config: Mapping[str, Any], side: str) -> str:
+    """A strategy in a few words."""
+    from autotune.c3.strategy import HostStrategy, Strategy
+
+    kind = HostStrategy if side == "cpu" else Strategy
+    return kind.of(config).label
+
+
+def deployed_config(config: Mapping[str, Any] | None, winner: str, side: str) -> dict[str, Any] | None:
+    """The strategy that a schedule stands for, where a baseline may have won."""
+    from autotune.c3 import strategy
+
+    if side == "cpu":
+        own = {"sequential": strategy.HOST_SEQUENTIAL, "naive": strategy.HOST_NAIVE}
+    else:
+        own = {"sequential": strategy.SEQUENTIAL, "naive": strategy.NAIVE}
+    found = own.get(winner, config)
+    return None if found is None else dict(found)
+
+
+def figures(baselines: Mapping[str, float | None], deployed_us: float | None) -> dict[str, Any]:
+    """Times in microseconds and the metrics; null what is not known.
+
+    Args:
+        baselines: of a schedule: what the user had, and the isolated times.
+        deployed_us: what is deployed.
+    """
+    times = {name: us for name, us in baselines.items() if us is not None}
+    alone = Isolated.of({name: us for name, us in times.items() if is_reference(name)})
+    metrics: dict[str, Any] = {"speedup": None, "fraction": None, "t_over_max": None}
+    if alone is not None and deployed_us is not None:
+        metrics = alone.figures(deployed_us)
+    return {
+        "t_compute_us": alone.compute if alone else None,
+        "t_comm_us": alone.comm if alone else None,
+        "t_comm_by_engine_us": dict(alone.engines) if alone else {},
+        "kind": alone.kind if alone else None,
+        "ideal": round(alone.ideal, 4) if alone else None,
+        "sequential_us": times.get("sequential"),
+        "naive_us": times.get("naive"),
+        "deployed_us": deployed_us,
+        **metrics,
+    }
+
+
+def rivals(baselines: Mapping[str, float | None]) -> dict[str, dict[str, Any]]:
+    """The baselines that can be deployed, as the other domains' answers have them."""
+    return {name: {"latency_us": us} for name, us in baselines.items() if not is_reference(name)}
+
+
+def print_scenario(answer: Mapping[str, Any]) -> None:
+    """A scenario's answer as a table on stdout."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    engines = ", ".join(f"{name} {microseconds(us)}" for name, us in answer["t_comm_by_engine_us"].items())
+    rows = [
+        ("scenario", answer["label"]),
+        ("computation alone", microseconds(answer["t_compute_us"])),
+        ("collective alone", f"{microseconds(answer['t_comm_us'])}{f' ({engines})' if engines else ''}"),
+        ("longer is", answer["kind"] or "–"),
+        ("ideal speedup", ratio(answer["ideal"])),
+        ("sequential", microseconds(answer["sequential_us"])),
+        ("naive overlap", microseconds(answer["naive_us"])),
+        ("tuned", f"{microseconds(answer['deployed_us'])}{' (busy)' if _busy(answer) else ''}"),
+        ("speedup", ratio(answer["speedup"])),
+        ("of the ideal", _percent(answer["fraction"])),
+        ("over the longer", ratio(answer["t_over_max"])),
+        ("match", _match(answer)),
+        ("strategy", answer["strategy_label"] or "–"),
+    ]
+    for name, text in rows:
+        table.add_row(name, text)
+    console().print(table, markup=False, highlight=False)
+    if _busy(answer):
+        console().print(BUSY_NOTE, highlight=False)
+
+
+def _busy(answer: Mapping[str, Any]) -> bool:
+    return (answer.get("others_busy") or 0.0) > BUSY
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0%}"
+
+
+def _match(answer: Mapping[str, Any]) -> str:
+    level = str(answer["match"])
+    if level != "nearest":
+        return level
+    return f"{level}: {answer['tuned_label']}, {2 ** answer['distance']:.3g} times as large or small at most"
