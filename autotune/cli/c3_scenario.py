@@ -68,7 +68,7 @@ def ranks_of(args: argparse.Namespace, device: str) -> int:
             raise UserError(f"--ranks {ranks}: this machine has {count} GPU{'s' if count > 1 else ''}")
     ranks = ranks or 2
     if ranks < 2:
-        raise UserError("a collective needs 2 ranks or more; one GPU has nobody to talk to (--device cpu has 2 ranks)")
+        raise UserError(f"a collective needs 2 ranks or more, not {ranks}; --device cpu can have any number of them")
     return ranks
 
 

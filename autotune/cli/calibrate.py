@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.cli.options import add_db, add_device, add_json
+from autotune.cli.options import add_db, add_device, add_json, add_ranks
 from autotune.cli.output import machine_output, microseconds
 from autotune.errors import UserError
 
@@ -19,10 +19,12 @@ def add_parser(subparsers: Any) -> None:
         help="measure a device for the cost models",
         description="Measure what the cost models need to know of a device (bandwidths, launches, rates; under a "
         "minute) and store it: the searches that follow use it. With --report nothing is measured, and the models' "
-        "order is compared with everything the database has measured on the device.",
+        "order is compared with everything the database has measured on the device. For c3: how collectives and GEMMs "
+        "go by themselves and beside each other, by which strategies are chosen without a search.",
     )
-    parser.add_argument("domain", metavar="DOMAIN", choices=["fusion"], help="fusion")
+    parser.add_argument("domain", metavar="DOMAIN", choices=["fusion", "c3"], help="fusion, c3")
     add_device(parser)
+    add_ranks(parser.add_argument_group("c3"))
     add_db(parser)
     parser.add_argument("--report", action="store_true", help="rank correlation of the models with the measurements")
     add_json(parser)
@@ -31,6 +33,12 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Calibrate or report; returns 0, or 1 if nothing could be measured."""
+    if args.domain == "c3":
+        from autotune.cli import c3_calibrate
+
+        return c3_calibrate.run(args)
+    if args.ranks is not None:
+        raise UserError("--ranks: only of c3")
     with machine_output(args.json) as emit:
         from autotune.device import identify, resolve_device
         from autotune.store import Store
