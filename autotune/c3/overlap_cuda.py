@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from autotune.c3.collectives.driver import partition_stream
+from autotune.c3.collectives.streams import new_stream
 from autotune.c3.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -34,17 +35,16 @@ class CudaOverlap:
         import torch
 
         self.compute, self.collective, self.strategy = compute, collective, strategy
-        low, high = torch.cuda.Stream.priority_range()
-        self._comm = torch.cuda.Stream(device, priority=high if strategy.priority == "comm" else low)
+        self._comm = new_stream(device, high=strategy.priority == "comm")
         self._side: Any = None
+        favoured = strategy.priority == "gemm"
         self.sms = 0
-        gemm_priority = high if strategy.priority == "gemm" else low
         if strategy.order != "sequential" and strategy.reserve:
             every = torch.cuda.get_device_properties(device).multi_processor_count
             index = device.index or 0
-            self._side, self.sms = partition_stream(index, every - strategy.reserve, gemm_priority)
+            self._side, self.sms = partition_stream(index, every - strategy.reserve, favoured)
         elif strategy.order != "sequential" and strategy.priority == "gemm":
-            self._side = torch.cuda.Stream(device, priority=gemm_priority)
+            self._side = new_stream(device, high=True)
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> None:

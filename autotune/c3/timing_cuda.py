@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from autotune.c3.collectives.streams import new_event, new_stream
 from autotune.c3.collectives.symmetric import DeviceBarrier
 from autotune.c3.group import Group
 from autotune.measure.policy import Policy
@@ -18,9 +19,7 @@ from autotune.measure.timer import ColdCache
 
 def own_stream(group: Group) -> Any:
     """The stream that work is timed on. Not the default one, which takes no batched copies."""
-    import torch
-
-    return group.keep("stream", lambda: torch.cuda.Stream(group.device))
+    return group.keep("stream", lambda: new_stream(group.device))
 
 
 def sample_cuda(run: Callable[[], object], group: Group, policy: Policy, n: int) -> list[float]:
@@ -33,7 +32,7 @@ def sample_cuda(run: Callable[[], object], group: Group, policy: Policy, n: int)
     pairs: list[tuple[Any, Any]] = []
     with torch.cuda.stream(stream):
         for _ in range(n):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin, end = new_event(timing=True), new_event(timing=True)
             cold.flush()
             barrier(stream.cuda_stream)
             begin.record(stream)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.c3.collectives.base import Spec
 from autotune.c3.collectives.buffers import cuts, dtype_of
 from autotune.c3.collectives.driver import Copies, Copy
+from autotune.c3.collectives.streams import new_event, new_stream
 from autotune.c3.collectives.symmetric import Flags, give, take
 from autotune.c3.group import Group
 from autotune.c3.scenario import ITEMSIZE, REDUCING
@@ -53,13 +54,13 @@ class CopyCollective:
         self._flags = Flags(group, _CHUNKS + self.chunks)
         self._tell = [self._flags.tell(k) for k in range(_CHUNKS + self.chunks)]
         self._wait = [self._flags.wait(k) for k in range(_CHUNKS + self.chunks)]
-        self._sides = [torch.cuda.Stream(group.device) for _ in range(strategy.streams - 1)]
+        self._sides = [new_stream(group.device) for _ in range(strategy.streams - 1)]
         reducing = spec.op in REDUCING
         pulled = strategy.direction == "pull" and not reducing
         # The side that peers touch is symmetric: what is written to, or with pull what is read.
         self._shared = take(group, whole)
         if reducing:
-            self._reduction = torch.cuda.Stream(group.device, priority=torch.cuda.Stream.priority_range()[1])
+            self._reduction = new_stream(group.device, high=True)
         if spec.op == "all_reduce":
             self._result = take(group, whole)
             full = self._result.view(dtype, self._part * ranks)
@@ -188,10 +189,8 @@ class CopyCollective:
 
     def _events(self) -> list[Any]:
         """Events of this call; made anew where a capture needs its own."""
-        import torch
-
         if not hasattr(self, "_marks"):
-            self._marks = [torch.cuda.Event() for _ in range(self.chunks)]
+            self._marks = [new_event() for _ in range(self.chunks)]
         return self._marks
 
     def _finish(self, stream: Any) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from autotune.c3.collectives.streams import new_stream
 from autotune.errors import Unsupported
 from autotune.runtime.cuda_launch import LaunchError, driver
 
@@ -140,10 +141,11 @@ def _grouped() -> bool:
 
 
 @lru_cache(maxsize=64)
-def partition_stream(device: int, sms: int, priority: int = 0) -> tuple[torch.cuda.Stream, int]:
+def partition_stream(device: int, sms: int, high: bool = False) -> tuple[torch.cuda.Stream, int]:
     """A stream whose kernels run on at most ``sms`` SMs of ``device`` (a green context), and how many they really are.
 
-    SMs come in groups (8 on sm_90), of which there are as many as fit. It stays for the life of the process, as captured graphs hold it.
+    SMs come in groups (8 on sm_90), of which there are as many as fit. The stream stays for the life of the process, as
+    captured graphs hold it; ``high`` gives it the highest priority.
 
     Raises:
         Unsupported: the driver has no green contexts, or refuses this one.
@@ -153,6 +155,7 @@ def partition_stream(device: int, sms: int, priority: int = 0) -> tuple[torch.cu
     lib = driver()
     if not hasattr(lib, "cuGreenCtxStreamCreate"):
         raise Unsupported("this driver has no green contexts (CUDA 12.5)")
+    priority = new_stream(torch.device("cuda", device), high=high).priority
     torch.cuda.current_stream(device).synchronize()  # the primary context exists from here on
 
     def buffer() -> Any:
@@ -176,4 +179,5 @@ def partition_stream(device: int, sms: int, priority: int = 0) -> tuple[torch.cu
     except LaunchError as error:
         raise Unsupported(f"a part of the SMs: {error}") from None
     count = ctypes.c_uint.from_buffer(part, _SM_FIELDS).value
-    return torch.cuda.ExternalStream(stream.value or 0, device=device), count
+    cuda: Any = torch.cuda
+    return cuda.ExternalStream(stream.value or 0, device=device), count

@@ -91,7 +91,8 @@ def take(group: Group, nbytes: int) -> Buffer:
 
 def give(group: Group, buffer: Buffer) -> None:
     """Give a buffer back, for :func:`take` to hand out again. Called in the same order on every rank."""
-    group.keep(_POOL, list).append(buffer)
+    free: list[Buffer] = group.keep(_POOL, list)
+    free.append(buffer)
 
 
 def drop_free(group: Group) -> None:
