@@ -81,6 +81,8 @@ class CopyCollective:
         self._gather = [self._copy(moves) for moves in self._second()] if spec.op == "all_reduce" else []
         local = self._local()
         self._own = self._copy([local]) if local is not None else None
+        # A copy within a device may be a kernel, which waits for SMs: it goes where it keeps nothing else waiting.
+        self._own_last = strategy.order == "gemm_first"
 
     def _copy(self, moves: list[Copy]) -> Copies:
         return Copies(moves, batch=self.strategy.batch)
@@ -141,8 +143,8 @@ class CopyCollective:
         stream = stream or torch.cuda.current_stream()
         raw = stream.cuda_stream
         if chunk == 0:
-            if self._own is not None:
-                self._own(raw)  # first, as it may be a kernel, which would wait for the computation's blocks
+            if self._own is not None and not self._own_last:
+                self._own(raw)
             self._tell[_READY](raw)
             self._wait[_READY](raw)
             if self.spec.op in REDUCING:
@@ -156,6 +158,8 @@ class CopyCollective:
                 self._finish(stream)
         elif last:
             self._tell[_DONE](raw)
+            if self._own is not None and self._own_last:
+                self._own(raw)
             self._wait[_DONE](raw)
 
     def _issue(self, copies: list[Copies], stream: Any) -> None:
