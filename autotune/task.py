@@ -183,6 +183,11 @@ class Runnable(Protocol):
     def __call__(self) -> object: ...
 
 
+REFERENCE = "="
+"""What the name of a reference begins with: it is timed in a final comparison as a baseline is, but is no way to do the
+work (a part of it alone, say), and so neither wins nor is beaten."""
+
+
 class Bench(Protocol):
     """The worker's side of a domain: owns the device and the input tensors."""
 

@@ -89,6 +89,25 @@ class Child:
             except BrokenPipeError:
                 raise ChildDied(self._epitaph()) from None
 
+    def fileno(self) -> int:
+        """What ``select`` waits on until :meth:`poll` has something to read."""
+        return self._out
+
+    def poll(self) -> tuple[dict[str, Any], bytes] | None:
+        """The next frame if it has arrived, without waiting; None otherwise.
+
+        Raises:
+            ChildDied: it ended, and every frame it sent before was handed out.
+        """
+        frame = self._reader.next()
+        if frame is None and select.select([self._out], [], [], 0)[0]:
+            data = os.read(self._out, 1 << 20)
+            if not data:
+                raise ChildDied(self._epitaph())
+            self._reader.feed(data)
+            frame = self._reader.next()
+        return frame
+
     def receive(self, deadline: float) -> tuple[dict[str, Any], bytes]:
         """The next frame, waiting until ``deadline`` (of ``time.monotonic``).
 
@@ -96,17 +115,11 @@ class Child:
             ChildDied: it ended before it answered.
             ChildSilent: the deadline passed.
         """
-        while True:
-            frame = self._reader.next()
-            if frame is not None:
-                return frame
+        while (frame := self.poll()) is None:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([self._out], [], [], left)[0]:
                 raise ChildSilent
-            data = os.read(self._out, 1 << 20)
-            if not data:
-                raise ChildDied(self._epitaph())
-            self._reader.feed(data)
+        return frame
 
     def last_words(self) -> str:
         """The last line the child wrote to its standard error."""

@@ -1,0 +1,330 @@
+"""One rank's own process: ``python -m autotune.c3.rank_server``, driven by :mod:`autotune.c3.ranks`.
+
+Every job goes to all ranks. Before each step a ``phase`` frame says what is being done and for whom. After it a
+``check`` frame says how it went here, and the answer how it went everywhere: ranks go on together or not at all. They
+agree through the parent, not through each other: one that failed may have left a collective call half way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from autotune.c3.group import Group
+from autotune.c3.scenario import Scenario
+from autotune.measure.lock import device_lock
+from autotune.measure.outcome import Outcome, one_line
+from autotune.measure.policy import Policy
+from autotune.measure.serve import Link, serve
+from autotune.measure.server import classify, explain
+from autotune.measure.wire import artifact_from_wire
+from autotune.task import REFERENCE, Bench, Runnable, Status
+from autotune.workload import Workload
+
+T = TypeVar("T")
+_FINE: dict[str, Any] = {**Outcome(Status.OK).to_json(), "restart": False}
+
+
+class RankBench(Bench, Protocol):
+    """What a bench module's ``open_bench(scenario, group)`` returns: a bench whose every method is a collective call.
+
+    What it makes may have a ``close()``, which is then called on all ranks when it is done with.
+    """
+
+    def references(self) -> Mapping[str, Callable[[], Runnable]]:
+        """Named factories of what is timed beside the baselines, but cannot be deployed: each part alone."""
+        ...
+
+
+class Talk:
+    """What a rank tells its parent in the course of a job."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def phase(self, name: str, who: str = "") -> None:
+        """The step that begins, and the contender it is for."""
+        self._link.send({"phase": name, "who": who})
+
+    def agree(self, here: Mapping[str, Any]) -> dict[str, Any]:
+        """Tell how a step went on this rank; returns how it went on all."""
+        self._link.send({"check": here})
+        frame = self._link.receive()
+        if frame is None:
+            raise BrokenPipeError
+        verdict: dict[str, Any] = frame[0]["verdict"]
+        return verdict
+
+
+class RankServer:
+    """One rank: its group, the bench, and the contenders that are loaded for a comparison."""
+
+    def __init__(self) -> None:
+        self._group: Group | None = None
+        self._bench: RankBench | None = None
+        self._policy = Policy(method="cpu")
+        self._device = "cpu"
+
+    def handle(self, link: Link, message: dict[str, Any], blob: bytes) -> None:
+        jobs = {"join": self._join, "open": self._open, "measure": self._measure, "compare": self._compare,
+                "call": self._call}  # fmt: skip
+        link.send({"result": jobs[message["job"]](message, blob, Talk(link))})
+
+    @property
+    def group(self) -> Group:
+        assert self._group is not None
+        return self._group
+
+    @property
+    def bench(self) -> RankBench:
+        assert self._bench is not None
+        return self._bench
+
+    def _join(self, message: Mapping[str, Any], blob: bytes, talk: Talk) -> dict[str, Any]:
+        from autotune.c3.member import join, take_share
+
+        self._device = message["device"]
+        if self._device == "cpu":
+            take_share(message["rank"], message["ranks"])
+        self._group = join(message["rank"], message["ranks"], self._device, message["init"], message["timeout_s"])
+        if self._group.device.type == "cuda":
+            import torch
+
+            from autotune.c3.timing_cuda import own_stream
+
+            torch.cuda.set_stream(own_stream(self._group))  # verified, warmed up and timed on the same stream
+        return dict(_FINE)
+
+    def _open(self, message: Mapping[str, Any], blob: bytes, talk: Talk) -> dict[str, Any]:
+        self._policy = Policy.from_json(message["policy"])
+        if message["workload"] is None:
+            return {"ok": True, "bytes": 0}
+        try:
+            if self._bench is not None:
+                _close(self._bench)
+            self._bench = None
+            if self.group.device.type == "cuda":
+                import torch
+
+                torch.cuda.empty_cache()  # symmetric memory is not allocated out of torch's cache
+            scenario = Scenario.from_json(Workload.from_json(message["workload"]).spec)
+            self._bench = importlib.import_module(message["bench"]).open_bench(scenario, self.group)
+            return {"ok": True, "bytes": self.bench.bytes_moved()}
+        except Exception as error:
+            return {"ok": False, "reason": explain(error)}
+
+    def _measure(self, message: Mapping[str, Any], blob: bytes, talk: Talk) -> dict[str, Any]:
+        """Load, verify and time one candidate."""
+        p, screen = self._policy, message["stage"] == "screen"
+        run, verdict = self._prepare("", message, blob, message["seed"], talk)
+        if run is None:
+            return verdict
+
+        def take() -> list[float]:
+            from autotune.c3.timing import time_ranks
+
+            with self._alone(0.1 if screen else 1.0, talk):
+                talk.phase("time")
+                return time_ranks(
+                    {"": run},
+                    self.group,
+                    p,
+                    rounds=p.screen_repeats if screen else p.repeat_repeats,
+                    budget_s=p.screen_s if screen else p.final_s,
+                    limit_us=(message["limit_us"] or math.inf) if screen else math.inf,
+                )[""]
+
+        samples, timed = _attempt(take, talk)
+        restart = self._finish({"": run}, talk)
+        if samples is None or not _ok(timed):
+            return {**timed, "error": verdict["error"], "restart": timed["restart"] or restart}
+        return {**Outcome(Status.OK, tuple(samples), verdict["error"]).to_json(), "restart": restart}
+
+    def _prepare(
+        self, who: str, item: Mapping[str, Any], blob: bytes, seed: int, talk: Talk
+    ) -> tuple[Runnable | None, dict[str, Any]]:
+        """Load and verify. Returns what runs, or None, and the verdict of all ranks."""
+        talk.phase("load", who)
+        run, verdict = _attempt(
+            lambda: self.bench.load(item["config"], artifact_from_wire(item["artifact"], blob)), talk
+        )
+        if run is None or not _ok(verdict):
+            return None, verdict
+        talk.phase("verify", who)
+        verdict = talk.agree(self._verify(run, seed))
+        if not _ok(verdict):
+            if not verdict["restart"]:
+                verdict = {**verdict, "restart": self._finish({who: run}, talk)}
+            return None, verdict
+        return run, verdict
+
+    def _verify(self, run: Runnable, seed: int) -> dict[str, Any]:
+        try:
+            verdict = self.bench.verify(run, seed)
+        except Exception as problem:
+            return _failed(problem)
+        if verdict.ok:
+            return {**Outcome(Status.OK, error=verdict.error).to_json(), "restart": False}
+        outcome = Outcome(Status.WRONG_RESULT, error=verdict.error, reason=one_line(verdict.detail or "wrong result"))
+        # Far off means that it may have written anywhere: over the inputs, or another rank's buffers.
+        return {**outcome.to_json(), "restart": not verdict.error < 100}
+
+    def _compare(self, message: Mapping[str, Any], blob: bytes, talk: Talk) -> dict[str, Any]:
+        """Candidates, baselines and references, interleaved. Answers one outcome for each name."""
+        from autotune.c3.timing import time_ranks
+
+        runs: dict[str, Runnable] = {}
+        outcomes: dict[str, dict[str, Any]] = {}
+        errors: dict[str, float | None] = {}
+        at = 0
+        for item in message["candidates"]:
+            name, size = item["name"], sum(k["size"] for k in item["artifact"]["kernels"])
+            code, at = blob[at : at + size], at + size
+            run, verdict = self._prepare(name, item, code, message["seed"], talk)
+            if run is None:
+                outcomes[name] = verdict
+            else:
+                runs[name], errors[name] = run, verdict["error"]
+        for name, factory in self._others():
+            if name in message["without"]:
+                continue
+            talk.phase("baseline", name)
+            other, verdict = _attempt(partial(self._once, factory), talk)
+            if other is None or not _ok(verdict):
+                outcomes[name] = verdict
+            else:
+                runs[name], errors[name] = other, None
+        running, busy = "", None
+
+        def before(name: str) -> None:
+            nonlocal running
+            running = name
+            talk.phase("time", name)
+
+        def take() -> dict[str, list[float]]:
+            nonlocal busy
+            p = self._policy
+            with self._alone(1.0, talk):
+                load = _Load(self.group)
+                samples = time_ranks(runs, self.group, p, rounds=p.final_rounds, budget_s=p.final_s, before=before)
+                busy = load.others() if self._device == "cpu" else None
+                return samples
+
+        samples, timed = _attempt(take, talk)
+        restart = self._finish(runs, talk)
+        if samples is None or not _ok(timed):
+            return {"failed": timed["reason"], "who": running, "restart": timed["restart"] or restart}
+        for name, taken in samples.items():
+            outcomes[name] = {**Outcome(Status.OK, tuple(taken), errors[name]).to_json(), "restart": False}
+        restart = restart or any(o["restart"] for o in outcomes.values())
+        return {"outcomes": outcomes, "others": busy, "restart": restart}
+
+    def _others(self) -> Iterator[tuple[str, Callable[[], Runnable]]]:
+        """What is compared beside the candidates, with what makes it."""
+        yield from self.bench.baselines().items()
+        for name, factory in self.bench.references().items():
+            yield REFERENCE + name, factory
+
+    def _once(self, factory: Callable[[], Runnable]) -> Runnable:
+        """Make a contender and run it, so that what is wrong with it shows."""
+        run = factory()
+        run()
+        if self.group.device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+        return run
+
+    def _call(self, message: Mapping[str, Any], blob: bytes, talk: Talk) -> dict[str, Any]:
+        module, _, name = message["function"].partition(":")
+        talk.phase("call", name)
+        answer, verdict = _attempt(
+            lambda: (getattr(importlib.import_module(module), name)(self.group, **message["arguments"]),), talk
+        )
+        return {**verdict, "answer": answer[0] if answer and _ok(verdict) else None}
+
+    @contextlib.contextmanager
+    def _alone(self, share: float, talk: Talk) -> Iterator[None]:
+        """Hold the ranks' devices, which other searches respect, and wait for quiet on CPUs.
+
+        Devices are locked one by one in the order of ranks, so that two searches cannot wait for each other.
+        """
+        talk.phase("wait")
+        cpu, group = self._device == "cpu", self.group
+        with contextlib.ExitStack() as stack:
+            for rank in range(1 if cpu else group.ranks):
+                if rank == group.rank:
+                    stack.enter_context(device_lock(self._device, self._policy.lock_s))
+                    if cpu:
+                        from autotune.measure.quiet import wait_for_quiet
+
+                        wait_for_quiet(share * self._policy.quiet_s)
+                group.barrier()
+            yield
+
+    def _finish(self, runs: Mapping[str, Runnable], talk: Talk) -> bool:
+        """Close what ran; returns whether that failed, and the ranks are not to be trusted any more."""
+        try:
+            for name, run in runs.items():
+                talk.phase("close", name)
+                _close(run)
+        except Exception:
+            return True
+        return False
+
+
+class _Load:
+    """How much processes other than the ranks keep the processors busy."""
+
+    def __init__(self, group: Group) -> None:
+        from autotune.measure.quiet import Meter
+
+        self._group, self._meter = group, Meter()
+        self._wall, self._mine = time.monotonic(), _processor_time()
+
+    def others(self) -> float:
+        """Processors that others kept busy on average since this was made; a collective call."""
+        wall = max(time.monotonic() - self._wall, 1e-9)
+        ours = self._group.gather((_processor_time() - self._mine) / wall)
+        return max(0.0, self._meter.others() - float(sum(ours)) + float(ours[self._group.rank]))
+
+
+def _processor_time() -> float:
+    mine = os.times()
+    return mine.user + mine.system
+
+
+def _attempt(step: Callable[[], T], talk: Talk) -> tuple[T | None, dict[str, Any]]:
+    """Do a step. Returns what came of it here, None if it failed here, and the verdict of all ranks."""
+    value: T | None = None
+    here = _FINE
+    try:
+        value = step()
+    except Exception as problem:
+        here = _failed(problem)
+    return value, talk.agree(here)
+
+
+def _ok(verdict: Mapping[str, Any]) -> bool:
+    return bool(verdict["status"] == Status.OK)
+
+
+def _close(thing: object) -> None:
+    close = getattr(thing, "close", None)
+    if close is not None:
+        close()
+
+
+def _failed(problem: BaseException) -> dict[str, Any]:
+    status, restart = classify(problem)
+    return {**Outcome(status, reason=explain(problem)).to_json(), "restart": restart}
+
+
+if __name__ == "__main__":
+    serve(RankServer().handle)
