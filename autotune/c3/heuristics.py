@@ -2,19 +2,24 @@
 
 Without figures the choice is by the collective alone, as first measurements on H200s had it: copy engines where nothing
 must be added, else NCCL, and the collective enqueued first, since a large GEMM leaves no SM to what comes after it.
+With figures of a calibration the strategies that were tried in it, and some beside them, are ranked by the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
+from autotune.c3.model import Model, parse_strategy, predict
 from autotune.c3.scenario import REDUCING, Scenario
 from autotune.c3.strategy import HostStrategy, Strategy, normalize, reject
 from autotune.task import Config
 
 MOST = 8
 """Strategies that :func:`choose` returns at most."""
+_ALIKE = 3
 
 _MOVING: tuple[Mapping[str, Any], ...] = (
     {"engine": "copy", "order": "comm_first"},
@@ -63,7 +68,17 @@ def choose(scenario: Scenario, figures: Mapping[str, float], side: str) -> list[
         figures: what ``autotune calibrate c3`` measured; empty where it did not.
         side: "cuda" or "cpu".
     """
-    return distinct(_by_rule(scenario, side), scenario, side)[:MOST]
+    plain = distinct(_by_rule(scenario, side), scenario, side)
+    if not figures:
+        return plain[:MOST]
+    model = Model.of(figures)
+    expected: list[tuple[float, Config]] = []
+    for config in distinct((*_tried(model, scenario, side), *plain, *_more(side)), scenario, side):
+        us = model.predict(scenario, config)
+        if us is not None:
+            expected.append((us, config))
+    ranked = [config for _, config in sorted(expected, key=lambda e: e[0])]
+    return distinct((*_unlike(ranked), *plain), scenario, side)[:MOST]
 
 
 def distinct(found: Iterable[Mapping[str, Any]], scenario: Scenario, side: str) -> list[Config]:
@@ -77,7 +92,39 @@ def distinct(found: Iterable[Mapping[str, Any]], scenario: Scenario, side: str) 
     return out
 
 
+def _tried(model: Model, scenario: Scenario, side: str) -> list[Config]:
+    """The strategies that the calibration tried beside this collective."""
+    return [parse_strategy(name, side) for op, name in model.shares if op == scenario.collective]
+
+
+def _more(side: str) -> Iterator[Mapping[str, Any]]:
+    """Strategies that are not tried beside GEMMs, and follow from the other tables."""
+    if side == "cpu":
+        for order, copies, chunks in product(("comm_first", "gemm_first"), (1, 2), (1, 4)):
+            yield {"engine": "copy", "order": order, "copies": copies, "chunks": chunks}
+    else:
+        for engine, ctas, reserve in product(("nccl", "sm"), (0, 8, 16, 24, 32, 64), (0, 16, 32)):
+            yield {"engine": engine, "order": "comm_first", "priority": "comm", "ctas": ctas, "reserve": reserve}
+        for order, reserve, chunks in product(("comm_first", "gemm_first"), (0, 8, 16), (1, 4)):
+            yield {"engine": "copy", "order": order, "reserve": reserve, "chunks": chunks}
+    for engine in ("gloo", "copy") if side == "cpu" else ("nccl", "copy", "sm"):
+        yield {"engine": engine, "order": "sequential"}
+
+
+def _unlike(ranked: Iterable[Config]) -> Iterator[Config]:
+    """At most :data:`_ALIKE` of each engine and issue order: a search learns little from more of a kind."""
+    seen: Counter[tuple[Any, Any]] = Counter()
+    for config in ranked:
+        kind = (config["engine"], config["order"])
+        seen[kind] += 1
+        if seen[kind] <= _ALIKE:
+            yield config
+
+
 def _by_rule(scenario: Scenario, side: str) -> Sequence[Mapping[str, Any]]:
     if side == "cpu":
         return _HOST
     return _REDUCING if scenario.collective in REDUCING else _MOVING
+
+
+__all__ = ["MOST", "choose", "default", "distinct", "predict"]

@@ -33,6 +33,8 @@ Curve = list[tuple[float, float]]
 
 _DOUBT = 0.03
 """Added to the unhidden share for every parameter in which the strategy differs from the one that was measured."""
+_BEST, _WORST = -0.2, 2.0
+"""Unhidden shares beyond are noise. One may be below 0: chunks, say, can make a collective faster."""
 _SMS = 132
 _NCCL_BLOCKS = 24
 _PARTNERS = {"all_gather": "all_to_all", "all_to_all": "all_gather", "reduce_scatter": "all_reduce",
@@ -199,7 +201,9 @@ class Model:
         return factor
 
     def _share(self, gemm: Gemm, table: Mapping[Gemm, Curve], ratio: float) -> float:
-        return _mean_of_like(gemm, {g: _at(curve, math.log2(ratio)) for g, curve in table.items()}, _weight)
+        at = math.log2(ratio)
+        shares = {g: min(max(_at(curve, at), _BEST), _WORST) for g, curve in table.items()}
+        return _mean_of_like(gemm, shares, _weight)
 
     def _by_rates(self, gemm: Gemm, config: Mapping[str, Any], compute_us: float, comm_us: float) -> float:
         """Both, from how much slower each goes while the other runs: a GEMM by the SMs that it loses, or by the memory
