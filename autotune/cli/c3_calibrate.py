@@ -52,8 +52,9 @@ def _measure(device: str, ranks: int) -> Mapping[str, float]:
     from autotune.measure.worker import WorkerFault
     from autotune.task import policy_for
 
-    def told(name: str, value: float | None) -> None:
-        print(f"{name}: {'could not be measured' if value is None else f'{value:.4g}'}", file=sys.stderr, flush=True)
+    def told(name: str, seconds: float | None) -> None:
+        took = "could not be measured" if seconds is None else f"{seconds:.1f} s"
+        print(f"{name}: {took}", file=sys.stderr, flush=True)
 
     with contextlib.closing(Ranks(None, device, policy_for(_any_workload(ranks), device), ranks=ranks)) as group:
         try:

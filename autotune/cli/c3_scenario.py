@@ -78,12 +78,11 @@ def serves() -> bool:
     Returns:
         Whether this process has served and is done.
     """
-    if not _under_torchrun() or os.environ.get("RANK", "0") == "0":
+    if not _under_torchrun():
         return False
     from autotune.c3.agents import serve_agent
 
-    serve_agent()
-    return True
+    return serve_agent()
 
 
 def _under_torchrun() -> bool:

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.c3.scenario import LONG
+from autotune.task import REFERENCE
 
 COMPUTE = "compute"
 COMM = "comm:"
 """Names of the isolated times: "compute", and "comm:ENGINE" for each engine."""
-MARK = "="
-"""What such a name begins with among the baselines of a stored schedule."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,8 @@ class Isolated:
 
     @classmethod
     def of(cls, times: Mapping[str, float], scale: float = 1.0) -> Isolated | None:
-        """From times by name, each name with :data:`MARK` before it or not; None where a part of it is missing."""
-        plain = {name.removeprefix(MARK): us * scale for name, us in times.items() if us and us > 0}
+        """From times by name, each name with :data:`autotune.task.REFERENCE` before it or not; None where a part of it is missing."""
+        plain = {name.removeprefix(REFERENCE): us * scale for name, us in times.items() if us and us > 0}
         engines = {name.removeprefix(COMM): us for name, us in plain.items() if name.startswith(COMM)}
         return cls(plain[COMPUTE], engines) if COMPUTE in plain and engines else None
 
@@ -87,4 +86,4 @@ class Isolated:
 
 def is_reference(name: str) -> bool:
     """Whether a stored schedule's baseline is an isolated time, which cannot be deployed."""
-    return name.startswith(MARK)
+    return name.startswith(REFERENCE)

@@ -1,0 +1,64 @@
+"""Families of strategies, each with one means of its own: what the tuned strategy is compared with.
+
+``naive`` is what a program does that enqueues both. ``order`` chooses who is enqueued first and whose stream has
+priority, ``partition`` limits both sides' SMs, and ``copy_engine`` takes the collective off the SMs: ConCCL's three
+steps. Every member is measured like any other candidate of the search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+
+from autotune.c3.strategy import HOST_NAIVE, HOST_SEQUENTIAL, NAIVE, SEQUENTIAL, HostStrategy, Strategy
+from autotune.task import Config
+
+NAMES = ("naive", "order", "partition", "copy_engine", "tuned")
+"""As results have them; "tuned" is the best of all that was measured."""
+
+_ORDERS = ("comm_first", "gemm_first")
+_LIMITS = (0, 16, 32)
+
+
+def families(side: str) -> Mapping[str, list[Config]]:
+    """Each family's members.
+
+    Args:
+        side: "cuda" or "cpu".
+    """
+    return _host() if side == "cpu" else _cuda()
+
+
+def baselines(side: str) -> Mapping[str, Config]:
+    """What the bench of a scenario measures as baselines, as strategies."""
+    if side == "cpu":
+        return {"sequential": HOST_SEQUENTIAL, "naive": HOST_NAIVE}
+    return {"sequential": SEQUENTIAL, "naive": NAIVE}
+
+
+def label(config: Mapping[str, object], side: str) -> str:
+    """A strategy in a few words."""
+    kind = HostStrategy if side == "cpu" else Strategy
+    return kind.of(config).label
+
+
+def _cuda() -> dict[str, list[Config]]:
+    limits = [(c, r) for c, r in product(_LIMITS, _LIMITS) if c or r]
+    return {
+        "naive": [NAIVE],
+        "order": [Strategy(order, "nccl", priority=p).config()
+                  for order, p in product(_ORDERS, ("equal", "comm", "gemm"))],
+        "partition": [Strategy(order, "nccl", ctas=c, reserve=r).config()
+                      for order, (c, r) in product(_ORDERS, limits)],
+        "copy_engine": [Strategy(order, "copy", direction=way, batch=batch).config()
+                        for order, way, batch in product(_ORDERS, ("push", "pull"), (False, True))],
+    }  # fmt: skip
+
+
+def _host() -> dict[str, list[Config]]:
+    return {
+        "naive": [HOST_NAIVE],
+        "order": [HostStrategy(order, "gloo").config() for order in _ORDERS],
+        "partition": [HostStrategy(order, "gloo", threads=n).config() for order, n in product(_ORDERS, (1, 2))],
+        "copy_engine": [HostStrategy(order, "copy", copies=n).config() for order, n in product(_ORDERS, (1, 2))],
+    }
