@@ -1,20 +1,21 @@
 """Which strategy a scenario gets at deploy time, and how well it is founded.
 
 ``exact``: the very scenario was tuned on equal devices. ``nearest``: one of its family was (the same collective, types
-and ranks), and no extent differs by more than a factor of two. ``heuristic``: nothing like it was tuned, but the
-devices were calibrated (``autotune calibrate c3``). ``default``: neither.
+and ranks), and no extent differs by more than a factor of two; the GEMM's matrices may be stored otherwise.
+``heuristic``: nothing like it was tuned, but the devices were calibrated (``autotune calibrate c3``). ``default``:
+neither.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from autotune.c3 import heuristics
-from autotune.c3.scenario import KIND, REDUCING, Gemm, Scenario
+from autotune.c3.scenario import KIND, LAYOUTS, REDUCING, Gemm, Scenario
 from autotune.c3.strategy import (
     HOST_NAIVE,
     HOST_SEQUENTIAL,
@@ -211,13 +212,27 @@ def _unfounded(scenario: Scenario, figures: Mapping[str, float], side: str, why:
 def _neighbours(
     scenario: Scenario, store: Store, identity: DeviceIdentity, env: Environment, how: Any
 ) -> list[tuple[float, Scenario]]:
-    """Tuned scenarios of the family that are near enough, and how far they are, the nearest first."""
-    workload = scenario.workload()
-    tuned = store.family_schedules(workload.family, identity.fingerprint, env, match=how, artifacts=False)
-    wanted = {s.key.workload for s in tuned} - {workload.fingerprint}
-    found = [Scenario.from_json(w.spec) for w in store.family(workload.family) if w.fingerprint in wanted]
-    near = [(distance(scenario, other), sum(_ratios(scenario, other)), other.label, other) for other in found]
-    return [(away, other) for away, _, _, other in sorted(near, key=lambda n: n[:3]) if away <= NEAR]
+    """Tuned scenarios that are near enough, and how far they are: those of the family first, then by distance."""
+    near = []
+    for nth, variant in enumerate(_layouts(scenario)):
+        family = variant.workload().family
+        tuned = store.family_schedules(family, identity.fingerprint, env, match=how, artifacts=False)
+        wanted = {s.key.workload for s in tuned} - {scenario.workload().fingerprint}
+        for workload in store.family(family) if wanted else ():
+            if workload.fingerprint in wanted:
+                other = Scenario.from_json(workload.spec)
+                ratios = _ratios(scenario, other)
+                near.append((min(nth, 1), max(ratios), sum(ratios), other.label, other))
+    return [(away, other) for _, away, _, _, other in sorted(near, key=lambda n: n[:4]) if away <= NEAR]
+
+
+def _layouts(scenario: Scenario) -> list[Scenario]:
+    """The scenario, and the same with its matrices stored otherwise, which matters little to what goes on beside it."""
+    gemm = scenario.compute
+    if not isinstance(gemm, Gemm):
+        return [scenario]
+    others = [replace(scenario, compute=replace(gemm, layout=way)) for way in LAYOUTS if way != gemm.layout]
+    return [scenario, *others]
 
 
 def _ratios(a: Scenario, b: Scenario) -> list[float]:

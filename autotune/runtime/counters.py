@@ -19,6 +19,9 @@ NAMES = (
     "misaligned",
     "restrided",
     "specialised",
+    "overlaps",
+    "overlap_hits",
+    "overlap_faults",
 )
 
 
@@ -36,6 +39,9 @@ class Counters(Mapping[str, int]):
     ``misaligned``      inputs copied because their address did not suit the kernel's vector loads
     ``restrided``       inputs copied because another compiler handed them over in other strides
     ``specialised``     static versions compiled of graphs with dynamic shapes
+    ``overlaps``        scenarios looked up by ``autotune.overlap``
+    ``overlap_hits``    those of them that were tuned, or one near them
+    ``overlap_faults``  strategies that could not be run on this machine or group; the default took their place
     ==================  ============================================================================================
     """
 

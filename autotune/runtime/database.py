@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from autotune.device import environment, identify
 
 if TYPE_CHECKING:
+    from autotune.device import DeviceIdentity
     from autotune.store import Store
     from autotune.workload import Workload
 
@@ -62,19 +63,22 @@ def deploy_store(url: str | None = None) -> Store | None:
         return store
 
 
-def record_misses(missed: list[tuple[Workload, str]], device: str, url: str | None = None) -> int:
+def record_misses(
+    missed: list[tuple[Workload, str]], device: str, url: str | None = None, *, identity: DeviceIdentity | None = None
+) -> int:
     """Record what could be tuned and is not, for ``autotune search --missed``; each once a process. Never fails.
 
     Args:
         missed: workloads and why nothing fitted them.
         device: "cpu" or "cuda:N".
+        identity: of the devices that they are missed on together, where that is more than ``device``.
 
     Returns:
         How many were written.
     """
     written = 0
     try:
-        identity = identify(device)
+        identity = identity or identify(device)
         where = _where(url)
         with _lock:
             new = [(w, why) for w, why in missed if (where, w.fingerprint, identity.fingerprint) not in _recorded]
