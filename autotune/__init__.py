@@ -15,6 +15,7 @@ _API = {
     "lookup": "autotune.runtime.lookup",
     "compile": "autotune.runtime.backend",
     "counters": "autotune.runtime.counters",
+    "overlap": "autotune.runtime.overlap",
 }
 __all__ = ["__version__", *sorted(_API)]
 

@@ -1,0 +1,40 @@
+"""The user's process group as the ranks that a collective is made for."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+import torch.distributed as dist
+
+from autotune.c3.group import Group
+from autotune.errors import UserError
+
+_lock = threading.Lock()
+_groups: dict[tuple[str, str], tuple[dist.ProcessGroup, Group]] = {}
+
+
+def deploy_group(group: dist.ProcessGroup | None, device: torch.device) -> Group:
+    """The ranks of ``group`` with this process's ``device``, made once: what is kept in it (communicators, symmetric
+    buffers) is shared by all who ask. A collective call the first time.
+
+    Args:
+        group: None is the default one.
+
+    Raises:
+        UserError: torch.distributed is not initialised, or this process is not in the group.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        raise UserError("autotune.overlap works between processes: call torch.distributed.init_process_group first")
+    mine = group if group is not None else dist.group.WORLD
+    if not isinstance(mine, dist.ProcessGroup) or dist.get_rank(mine) < 0:
+        raise UserError("autotune.overlap: this process is not in the process group that was given")
+    with _lock:
+        key = (mine.group_name, str(device))
+        known = _groups.get(key)
+        if known is None or known[0] is not mine:  # a name may come back after destroy_process_group
+            ranks = dist.get_process_group_ranks(mine)
+            control = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+            made = Group(dist.get_rank(mine), len(ranks), device, control=control, data=mine)
+            known = _groups[key] = (mine, made)
+        return known[1]
