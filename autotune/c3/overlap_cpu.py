@@ -110,11 +110,13 @@ def _both(here: Callable[[], None], beside: Future[None]) -> None:
 def _thread(name: str, width: int) -> ThreadPoolExecutor:
     """A thread whose torch operators are run by ``width`` threads.
 
-    torch's setting belongs to the thread that makes it, but for its default for new threads, which is put back.
+    torch's setting belongs to the thread that makes it, but for its default for new threads, which is put back. A
+    thread takes the default when it first asks, so it has to ask before it sets.
     """
     mine = torch.get_num_threads()
     pool = ThreadPoolExecutor(1, thread_name_prefix=f"autotune-{name}")
     try:
+        pool.submit(torch.get_num_threads).result()
         pool.submit(torch.set_num_threads, width).result()
     finally:
         torch.set_num_threads(mine)
