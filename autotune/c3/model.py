@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -30,21 +30,17 @@ from autotune.task import Config
 
 Curve = list[tuple[float, float]]
 """Points by rising first coordinate."""
+Features = tuple[float, ...]
 
-_DOUBT = 0.03
+_DOUBT = 0.05
 """Added to the unhidden share for every parameter in which the strategy differs from the one that was measured."""
 _BEST, _WORST = -0.2, 2.0
 """Unhidden shares beyond are noise. One may be below 0: chunks, say, can make a collective faster."""
 _SMS = 132
-_NCCL_BLOCKS = 24
+_BLOCKS = 24
+"""Thread blocks of NCCL's kernels, more or less, where nobody limits them."""
 _PARTNERS = {"all_gather": "all_to_all", "all_to_all": "all_gather", "reduce_scatter": "all_reduce",
              "all_reduce": "reduce_scatter"}  # fmt: skip
-# From a strategy to simpler ones: parameters to set, in turn, where the tables do not have it.
-_SIMPLER: tuple[Mapping[str, Any], ...] = (
-    {"launch": "graph"}, {"batch": False}, {"streams": 1}, {"panels": 1}, {"chunks": 1}, {"copies": 1}, {"threads": 0},
-    {"priority": "comm"}, {"priority": "equal"}, {"reserve": 0}, {"direction": "push"}, {"ctas": 32}, {"ctas": 16},
-    {"ctas": 0},
-)  # fmt: skip
 
 
 def gemm_name(gemm: Gemm) -> str:
@@ -108,6 +104,7 @@ class Model:
     slowdowns: dict[str, dict[Gemm, float]] = field(default_factory=lambda: defaultdict(dict))
     comms: dict[tuple[str, str], Curve] = field(default_factory=lambda: defaultdict(list))
     shares: dict[tuple[str, str], dict[Gemm, Curve]] = field(default_factory=lambda: defaultdict(dict))
+    _parsed: dict[tuple[str, str], dict[str, Config]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, figures: Mapping[str, float]) -> Model:
@@ -166,11 +163,15 @@ class Model:
 
     def comm_us(self, scenario: Scenario, config: Mapping[str, Any]) -> float | None:
         """The collective alone, by the way of ``config``, or by the nearest one that was measured."""
-        for simpler, _ in _relatives(config):
-            curve = self.comms.get((scenario.collective, variant(simpler, scenario.collective)))
-            if curve:
-                return _over_sizes(curve, float(scenario.nbytes))
-        return None
+        op = scenario.collective
+        wanted = variant(config, op)
+        if (op, wanted) not in self.comms:
+            known = [(_apart(_words(wanted), _words(way)), way) for o, way in self.comms if o == op]
+            known = [(apart, way) for apart, way in known if apart < math.inf]
+            if not known:
+                return None
+            wanted = min(known)[1]
+        return _over_sizes(self.comms[op, wanted], float(scenario.nbytes))
 
     def predict(self, scenario: Scenario, config: Mapping[str, Any]) -> float | None:
         """Microseconds of both; None where a table is missing."""
@@ -182,14 +183,20 @@ class Model:
         if config["order"] == "sequential":
             return compute_us + comm_us
         for op in (scenario.collective, _PARTNERS[scenario.collective]):
-            for simpler, steps in _relatives(config):
-                table = self.shares.get((op, strategy_name(simpler)))
-                if table:
-                    compute_us *= self._slower(gemm, config, simpler)
-                    share = self._share(gemm, table, comm_us / compute_us) + _DOUBT * steps
-                    return max(compute_us, comm_us) + share * min(compute_us, comm_us)
+            known = [(_apart(config, tried), name) for name, tried in self._tried(op, _side(config)).items()]
+            if known and min(known)[0] < math.inf:
+                apart, name = min(known)
+                compute_us *= self._slower(gemm, config, self._tried(op, _side(config))[name])
+                share = self._share(gemm, self.shares[op, name], comm_us / compute_us) + _DOUBT * apart
+                return max(compute_us, comm_us) + share * min(compute_us, comm_us)
         compute_us *= self._slower(gemm, config, None)
-        return self._by_rates(gemm, config, compute_us, comm_us)
+        return self._by_rates(gemm, config, compute_us, comm_us) + _DOUBT * min(compute_us, comm_us)
+
+    def _tried(self, op: str, side: str) -> dict[str, Config]:
+        """The strategies in the tables of a collective, by name."""
+        if (op, side) not in self._parsed:
+            self._parsed[op, side] = {name: parse_strategy(name, side) for o, name in self.shares if o == op}
+        return self._parsed[op, side]
 
     def _slower(self, gemm: Gemm, config: Mapping[str, Any], measured: Mapping[str, Any] | None) -> float:
         """What ``config`` costs the computation alone, over what ``measured`` (None: the default) does."""
@@ -214,7 +221,7 @@ class Model:
         elif engine == "copy":
             slow_gemm, slow_comm = 1.1, 1.05
         elif first or int(config["reserve"]):
-            lost = max(int(config["ctas"]) or _NCCL_BLOCKS - int(config["reserve"]), 0)
+            lost = max(int(config["ctas"]) or _BLOCKS - int(config["reserve"]), 0)
             slow_gemm, slow_comm = self.slowdown(gemm, "reserve", lost), 1.1
         else:
             return compute_us + 0.95 * comm_us  # the GEMM holds every SM until its last blocks
@@ -229,18 +236,28 @@ def predict(scenario: Scenario, config: Mapping[str, Any], figures: Mapping[str,
 
 
 def _strategy(config: Mapping[str, Any]) -> Strategy | HostStrategy:
-    return HostStrategy.of(config) if "threads" in config else Strategy.of(config)
+    return HostStrategy.of(config) if _side(config) == "cpu" else Strategy.of(config)
 
 
-def _relatives(config: Mapping[str, Any]) -> Iterator[tuple[Config, int]]:
-    """``config``, then ever simpler ones, each with the number of parameters in which it differs."""
-    current: Config = dict(config)
-    yield current, 0
-    for step in _SIMPLER:
-        ((name, value),) = step.items()
-        if name in current and current[name] != value:
-            current = {**current, name: value}
-            yield current, sum(current[k] != config[k] for k in current)
+def _side(config: Mapping[str, Any]) -> str:
+    return "cpu" if "threads" in config else "cuda"
+
+
+def _words(way: str) -> dict[str, Any]:
+    """A variant's name as parameters."""
+    engine, *rest = way.split(",")
+    pairs = [word.partition("=") for word in rest]
+    return {"engine": engine, "order": "", **{key if value else "direction": value or key for key, _, value in pairs}}
+
+
+def _apart(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
+    """In how many parameters two strategies or variants differ (of thread blocks: how often their number doubles);
+    infinite with another engine or issue order."""
+    if a["engine"] != b["engine"] or a["order"] != b["order"]:
+        return math.inf
+    blocks = [int(c.get("ctas", 0)) or _BLOCKS for c in (a, b)]
+    others = sum(a.get(name) != b.get(name) for name in a.keys() | b.keys() if name != "ctas")
+    return float(others + abs(math.log2(blocks[0] / blocks[1])))
 
 
 def _traffic(g: Gemm) -> int:
@@ -248,16 +265,16 @@ def _traffic(g: Gemm) -> int:
     return ITEMSIZE[g.dtype] * (g.m * g.k + g.k * g.n + g.m * g.n)
 
 
-def _extents(g: Gemm) -> tuple[float, ...]:
+def _extents(g: Gemm) -> Features:
     return math.log2(g.m), math.log2(g.n), math.log2(g.k)
 
 
-def _weight(g: Gemm) -> tuple[float, ...]:
+def _weight(g: Gemm) -> Features:
     """How long it takes, and how much of that is arithmetic."""
     return math.log2(g.flops) / 2, math.log2(g.flops / _traffic(g))
 
 
-def _mean_of_like(gemm: Gemm, values: Mapping[Gemm, float], features: Any) -> float:
+def _mean_of_like(gemm: Gemm, values: Mapping[Gemm, float], features: Callable[[Gemm], Features]) -> float:
     """Mean of ``values``, those of GEMMs near to ``gemm`` counting most (inverse squared distance)."""
     at = features(gemm)
     total = weights = 0.0
@@ -283,6 +300,3 @@ def _over_sizes(curve: Curve, nbytes: float) -> float:
     logs = [(math.log(size), math.log(us)) for size, us in curve]
     beyond = max(nbytes / curve[-1][0], 1.0)
     return math.exp(_at(logs, math.log(nbytes))) * beyond
-
-
-__all__ = ["Model", "gemm_name", "parse_strategy", "predict", "strategy_name", "unhidden", "variant"]
