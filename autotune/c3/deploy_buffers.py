@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 
 import torch
@@ -59,36 +58,29 @@ def stored_as(dtype: torch.dtype, *, exact: bool) -> str:
     return "bf16" if dtype.itemsize < 4 else "f32"
 
 
-@dataclass
 class Buffers:
     """A collective's tensors as the caller sees them.
 
-    Attributes:
+    Args:
         raw_input, raw_output: the collective's own, of one dimension.
-        dtype: of the caller's tensors.
+        dtype, shapes: of the caller's tensors.
+
+    Attributes:
+        input: what this rank puts in; written to by the caller. It may share memory with :attr:`output`.
+        output: what the last call brought.
     """
 
-    raw_input: Tensor
-    raw_output: Tensor
-    dtype: torch.dtype
-    shapes: Shapes
-
-    @cached_property
-    def input(self) -> Tensor:
-        """What this rank puts in; written to by the caller. It may share memory with :attr:`output`."""
-        return self.raw_input.view(self.dtype).view(self.shapes.input)
-
-    @cached_property
-    def output(self) -> Tensor:
-        """What the last call brought."""
-        return self.raw_output.view(self.dtype).view(self.shapes.output)
+    def __init__(self, raw_input: Tensor, raw_output: Tensor, dtype: torch.dtype, shapes: Shapes) -> None:
+        self.dtype, self.shapes = dtype, shapes
+        self.input = raw_input.view(dtype).view(shapes.input)
+        self.output = raw_output.view(dtype).view(shapes.output)
 
     def check(self, tensor: Tensor | None, out: Tensor | None) -> None:
         """Raise UserError where a tensor of the caller's is not what the collective was opened for."""
         for what, given, shape in (("tensor", tensor, self.shapes.input), ("out", out, self.shapes.output)):
             if given is None:
                 continue
-            wanted = (self.dtype, shape, self.raw_input.device)
+            wanted = (self.dtype, shape, self.input.device)
             if (given.dtype, tuple(given.shape) or (1,), given.device) != wanted:
                 found = _words(given.dtype, tuple(given.shape), given.device)
                 raise UserError(f"{what} is {found}, not {_words(*wanted)}, as opened: make another overlap for it")
@@ -97,9 +89,9 @@ class Buffers:
         """Put the caller's tensor in, unless it is there already, and mark the output as written to: autograd then
         refuses to use what an earlier call returned for a backward pass."""
         with torch.no_grad():
-            if tensor is not None and tensor.data_ptr() != self.raw_input.data_ptr():
+            if tensor is not None and tensor.data_ptr() != self.input.data_ptr():
                 self.input.copy_(tensor)
-        torch.autograd.graph.increment_version(self.raw_output)
+        torch.autograd.graph.increment_version(self.output)
 
     def take(self, out: Tensor | None) -> Tensor:
         """The result: in the caller's tensor, or a new view of the buffer."""
