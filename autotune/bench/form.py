@@ -15,7 +15,8 @@ A result file is one JSON object as measured on one machine, kept under ``benchm
 A case has ``name``, ``bytes`` (in and out of a perfect implementation) and times in microseconds: ``floor_us``
 (``bytes`` over the copy bandwidth measured in the same run), ``eager_us``, ``inductor_us``, ``inductor_best_us``,
 ``xla_us`` (these null where not run) and ``autotune_us``. More fields may follow, of the file and of a case; a case's
-that ends in ``_us`` is a time or null.
+that ends in ``_us`` is a time or null. Files whose ``suite`` is "c3" have cases of their own:
+:mod:`autotune.bench.c3.form`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune import __version__
+from autotune.bench.c3.form import c3_problems
 from autotune.errors import UserError
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
@@ -84,8 +86,9 @@ def problems(data: object) -> list[str]:
     cases = data["cases"]
     if not isinstance(cases, list) or not cases:
         return [*found, "cases is not a list with a case in it"]
+    check = c3_problems if data.get("suite") == "c3" else _case_problems
     for number, case in enumerate(cases):
-        found += [f"case {number}: {fault}" for fault in _case_problems(case)]
+        found += [f"case {number}: {fault}" for fault in check(case)]
     names = [case.get("name") for case in cases if isinstance(case, Mapping)]
     found += [f"case {name!r} is there more than once" for name in dict.fromkeys(names) if names.count(name) > 1]
     return found

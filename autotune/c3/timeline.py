@@ -39,8 +39,8 @@ def record(group: Group, scenario: Mapping[str, Any], configs: Mapping[str, Conf
 
     Returns:
         For each name ``spans``, in the order of time, each with ``row`` ("compute", "nccl", "copies", "kernels" for
-        Numba's, or on a CPU the engine), ``name``, ``start_us`` (since the first one began) and ``us``; ``seen``, how many
-        pieces of each kind ran; and ``us``, from the first one's begin to the last one's end.
+        Numba's, or on a CPU the engine), ``name``, ``start_us`` (since the first one began) and ``us``; ``seen``, how
+        many pieces of each kind ran; and ``us``, from the first one's begin to the last one's end.
     """
     from autotune.c3.bench import open_bench
 

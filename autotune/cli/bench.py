@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.cli.options import add_db, add_device, add_json, natural_int, positive_int, seconds
+from autotune.cli.options import add_db, add_device, add_json, add_ranks, natural_int, positive_int, seconds
 from autotune.cli.output import machine_output
 from autotune.errors import UserError
 
@@ -19,14 +20,17 @@ def add_parser(subparsers: Any) -> None:
         "bench",
         help="run a benchmark suite against eager, Inductor and XLA",
         description="Search every case of a suite, then time what is deployed beside eager, Inductor (by default and "
-        "with the options that help it) and XLA, in one process, in turn. The JSON file and a Markdown table beside it "
-        "are written anew after every case.",
+        "with the options that help it) and XLA, in one process, in turn. The suite c3 compares, for each scenario, "
+        "naive overlap, the best issue order, SM partition and copy-engine strategy, and the tuned one with the ideal. "
+        "The JSON file and a Markdown table beside it (for c3 pictures too) are written anew after every case.",
     )
-    parser.add_argument("suite", metavar="SUITE", choices=["fusion"], help="fusion")
+    parser.add_argument("suite", metavar="SUITE", choices=["fusion", "c3"], help="fusion, c3")
     add_device(parser)
-    parser.add_argument("--size", choices=["gpu", "cpu"], help="of the inputs (default: as the device)")
-    parser.add_argument("--out", metavar="FILE", help="the JSON file (default: bench-fusion.json)")
-    about = "cases or kinds (forward, backward, mixed) to run (default: all)"
+    parser.add_argument("--size", choices=["gpu", "cpu"], help="of fusion's inputs (default: as the device)")
+    parser.add_argument("--out", metavar="FILE", help="the JSON file (default: bench-SUITE.json)")
+    about = (
+        "cases to run, or kinds: forward, backward, mixed; of c3 collectives, classes, COLLECTIVE.CLASS (default: all)"
+    )
     parser.add_argument("--cases", metavar="A,B,...", type=_names, default=[], help=about)
     about = "what to measure besides autotune: eager, inductor, inductor-best, xla, names of option sets (default: all)"
     parser.add_argument("--peers", metavar="A,B,...", type=_names, help=about)
@@ -41,6 +45,14 @@ def add_parser(subparsers: Any) -> None:
     parts.add_argument("--no-search", action="store_true", help="measure with what the database holds")
     parts.add_argument("--search-only", action="store_true", help="fill the database and measure nothing")
     parser.add_argument("--list", action="store_true", help="list the cases and run nothing")
+    group = parser.add_argument_group("c3")
+    about = "scenarios of your own, a file such as benchmarks/c3_scenarios.toml"
+    group.add_argument("--scenarios", metavar="FILE", help=about)
+    add_ranks(group)
+    about = "do not measure what would be chosen without a search"
+    group.add_argument("--no-heuristics", action="store_true", help=about)
+    about = "the scenario whose timeline is drawn (default: the first of the equal class)"
+    group.add_argument("--timeline", metavar="NAME", help=about)
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -54,6 +66,11 @@ def _names(text: str) -> list[str]:
 
 def run(args: argparse.Namespace) -> int:
     """Run the suite; returns 0, or 1 if a case could not be measured."""
+    if args.suite == "c3":
+        from autotune.cli import c3_bench
+
+        return c3_bench.run(args)
+    only_of("c3", args, ("scenarios", "ranks", "no_heuristics", "timeline"))
     with machine_output(args.json) as emit:
         if args.list:
             return _list(args, emit)
@@ -63,9 +80,7 @@ def run(args: argparse.Namespace) -> int:
         from autotune.device import resolve_device
 
         device = resolve_device(args.device)
-        out = Path(args.out or f"bench-{args.suite}.json")
-        if out.suffix != ".json":
-            raise UserError(f"--out {out}: name a file that ends in .json; the table goes beside it as .md")
+        out = result_file(args)
         data, missing = run_suite(
             Settings(
                 device=device,
@@ -91,6 +106,21 @@ def run(args: argparse.Namespace) -> int:
     for line in missing:
         print(f"autotune: NOT MEASURED: {line}", file=sys.stderr)
     return 1 if missing else 0
+
+
+def result_file(args: argparse.Namespace) -> Path:
+    """``--out``, or the default; raises UserError."""
+    out = Path(args.out or f"bench-{args.suite}.json")
+    if out.suffix != ".json":
+        raise UserError(f"--out {out}: name a file that ends in .json; the table goes beside it as .md")
+    return out
+
+
+def only_of(suite: str, args: argparse.Namespace, names: Sequence[str]) -> None:
+    """Refuse arguments of another suite; raises UserError."""
+    given = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name)]
+    if given:
+        raise UserError(f"{', '.join(given)}: only of the suite {suite}")
 
 
 def _list(args: argparse.Namespace, emit: Any) -> int:

@@ -34,7 +34,7 @@ class Isolated:
 
     @classmethod
     def of(cls, times: Mapping[str, float], scale: float = 1.0) -> Isolated | None:
-        """From times by name, each name with :data:`autotune.task.REFERENCE` before it or not; None where a part of it is missing."""
+        """From times by name, with or without the mark of a reference; None where a part of it is missing."""
         plain = {name.removeprefix(REFERENCE): us * scale for name, us in times.items() if us and us > 0}
         engines = {name.removeprefix(COMM): us for name, us in plain.items() if name.startswith(COMM)}
         return cls(plain[COMPUTE], engines) if COMPUTE in plain and engines else None
