@@ -41,7 +41,7 @@ class RegionMatch:
     @property
     def baselines(self) -> Mapping[str, float]:
         """Baseline to latency in microseconds, from the same run as :attr:`latency_us`."""
-        return self.schedule.baselines if self.schedule else {}
+        return self.schedule.rivals if self.schedule else {}
 
     @property
     def speedup(self) -> float | None:

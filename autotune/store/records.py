@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.task import Artifact, Config, Status
+from autotune.task import REFERENCE, Artifact, Config, Status
 
 BUSY = 0.25
 """Processors kept busy by other processes above which a comparison on the CPU is not to be trusted."""
@@ -55,7 +55,8 @@ class Schedule:
     """What is deployed for a workload on a device: the winner of a final comparison.
 
     ``config`` is None where a baseline won: then the region runs as the user had it, and that is a hit too.
-    ``baselines`` maps names ("eager", "inductor") to latencies in microseconds from the same interleaved run.
+    ``baselines`` maps names ("eager", "inductor") to latencies in microseconds from the same interleaved run, those of
+    references (:data:`autotune.task.REFERENCE`) among them.
     ``others`` is how many processors other processes kept busy meanwhile, on average; None where that does not matter
     (on a GPU) or was not recorded.
     """
@@ -77,6 +78,16 @@ class Schedule:
     def busy(self) -> bool:
         """Whether the machine was too busy for the decision to be trusted: searching again makes it again."""
         return self.others is not None and self.others > BUSY
+
+    @property
+    def rivals(self) -> dict[str, float]:
+        """The baselines that could be deployed, and against which a speedup is told."""
+        return {name: us for name, us in self.baselines.items() if not name.startswith(REFERENCE)}
+
+    @property
+    def references(self) -> dict[str, float]:
+        """The others among the baselines, by their names without the prefix."""
+        return {n.removeprefix(REFERENCE): us for n, us in self.baselines.items() if n.startswith(REFERENCE)}
 
 
 @dataclass(frozen=True)

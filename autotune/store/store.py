@@ -188,7 +188,7 @@ class Store(Measurements, Schedules, Runs, Efforts):
                     failed=dict(sorted(failed[pair].items())),
                     best_us=schedule.latency_us if schedule else best.get(pair),
                     winner=schedule.winner if schedule else None,
-                    baselines=dict(schedule.baselines) if schedule else {},
+                    baselines=schedule.rivals if schedule else {},
                     speedup=_speedup(schedule) if schedule else None,
                     busy=schedule.busy if schedule else False,
                     when=newest[pair],
@@ -231,7 +231,7 @@ class Store(Measurements, Schedules, Runs, Efforts):
 
 
 def _speedup(schedule: Schedule) -> float | None:
-    baseline = min(schedule.baselines.values(), default=None)
+    baseline = min(schedule.rivals.values(), default=None)
     return baseline / schedule.latency_us if baseline and schedule.latency_us else None
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from autotune.measure.outcome import Outcome
 from autotune.measure.worker import Contender
 from autotune.store.records import Measurement, Schedule
-from autotune.task import Config, Status, config_key
+from autotune.task import REFERENCE, Config, Status, config_key
 from autotune.tuner.session import LEASE_S, Session
 
 WINNER = "autotune"
@@ -17,7 +17,7 @@ WINNER = "autotune"
 
 @dataclass(frozen=True)
 class Final:
-    """Outcome of the final comparison; latencies in microseconds."""
+    """Outcome of the final comparison; latencies in microseconds. ``references`` are timed but are no rivals."""
 
     schedule: Schedule | None = None
     best: Config | None = None
@@ -25,6 +25,7 @@ class Final:
     default_us: float | None = None
     noise: float | None = None
     baselines: Mapping[str, float | None] = field(default_factory=dict)
+    references: Mapping[str, float] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -129,7 +130,9 @@ def _decide(
     names = {config_key(m.config): m.config for m in finalists}
     times = {key: o.latency_us for key, o in outcomes.items() if o.ok and o.latency_us is not None}
     best = min((k for k, config in names.items() if k in times and s.allows(config)), key=lambda k: times[k])
-    baselines = {name: times.get(name) for name in outcomes if name not in names}
+    others = {name: times.get(name) for name in outcomes if name not in names}
+    baselines = {name: us for name, us in others.items() if not name.startswith(REFERENCE)}
+    references = {name: us for name, us in others.items() if name not in baselines and us is not None}
     errors = {name: outcomes[name].reason for name in baselines if not outcomes[name].ok}
     rivals = {name: us for name, us in baselines.items() if us is not None}
     fastest = min(rivals, key=lambda n: rivals[n], default="")
@@ -140,7 +143,7 @@ def _decide(
         key=s.key,
         config=names[best] if won else None,
         latency_us=times[best] if won else rivals[fastest],
-        baselines=rivals,
+        baselines=rivals | references,
         artifact=s.artifacts[best] if won else None,
         winner=WINNER if won else fastest,
         family=s.task.workload.family,
@@ -157,6 +160,7 @@ def _decide(
         default_us=times.get(config_key(default)),
         noise=outcomes[best if won else fastest].noise,
         baselines=baselines,
+        references=schedule.references,
         errors=errors,
     )
 
@@ -190,7 +194,8 @@ def _from_store(s: Session, stored: Schedule, default: Config) -> Final:
         best_us=stored.latency_us if stored.config is not None else best.latency_us,
         default_us=at_default.latency_us if at_default else None,
         noise=best.noise,
-        baselines=dict(stored.baselines),
+        baselines=stored.rivals,
+        references=stored.references,
     )
 
 

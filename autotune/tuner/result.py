@@ -54,6 +54,7 @@ class Result:
         best_us: its latency in the final comparison, or in its last timing where that did not come about.
         default_us: the default's latency from the same comparison.
         baselines: name to latency; None for one that failed, with the reason in ``baseline_errors``.
+        references: name to latency of what was timed beside them and is no way to do the work (a part of it alone).
         winner: "autotune", or the baseline that is deployed because it was faster; empty before a final comparison.
         deployed_us: latency of what is deployed.
         noise: interquartile range over median of the winner's samples.
@@ -79,6 +80,7 @@ class Result:
     default_us: float | None = None
     baselines: Mapping[str, float | None] = field(default_factory=dict)
     baseline_errors: Mapping[str, str] = field(default_factory=dict)
+    references: Mapping[str, float] = field(default_factory=dict)
     winner: str = ""
     deployed_us: float | None = None
     noise: float | None = None
@@ -128,6 +130,7 @@ class Result:
             "best": None if self.best is None else {"config": dict(self.best), "latency_us": self.best_us},
             "default_us": self.default_us,
             "baselines": baselines,
+            "references": dict(self.references),
             "winner": self.winner,
             "deployed_us": self.deployed_us,
             "speedup": self.speedup,

@@ -143,6 +143,29 @@ def test_candidate_that_is_faster_is_stored_with_its_artifact(tune: Search, stor
     assert data["baselines"]["inductor"] == {"latency_us": None, "error": "RuntimeError: no C++ compiler"}
 
 
+def test_a_reference_is_timed_and_neither_wins_nor_is_beaten(tune: Search, store: Store) -> None:
+    spec = {"eager_us": 5000, "reference": True}
+    result = tune(spec, trials=100, patience=0, sampler="brute")
+    assert result.winner == "autotune"
+    assert set(result.baselines) == {"eager", "inductor"}
+    assert result.deployed_us is not None
+    assert result.references["nothing"] < result.deployed_us  # and yet it is not what is deployed
+    assert result.speedup is not None
+    assert result.speedup > 2
+    assert result.to_json()["references"] == result.references
+    (schedule,) = store.schedules()
+    assert set(schedule.baselines) == {"eager", "=nothing"}
+    assert schedule.rivals == {"eager": result.baselines["eager"]}
+    assert schedule.references == result.references
+    (overview,) = store.overview()
+    assert set(overview.baselines) == {"eager"}
+    assert overview.speedup is not None
+    assert overview.speedup > 2
+    again = tune(spec, trials=100, patience=0)  # answered from the store
+    assert again.references == result.references
+    assert set(again.baselines) == {"eager"}
+
+
 def test_nothing_works_is_not_ok(tune: Search, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ToyTask, "default", lambda self: {"how": "wrong", "block": 1})
     result = tune({"bad": True, "seeds": [{"how": "raise", "block": 1}]}, trials=2)

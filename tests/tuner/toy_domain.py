@@ -2,7 +2,8 @@
 
 ``how`` picks the program; ``block`` is the rows a step takes. Candidates really run, and the bad ones are really bad.
 The workload's spec may hold ``slow_us`` (added to good candidates, least at block 8), ``bad`` (are the bad ones in the
-space), ``eager_us`` (added to the baseline) and ``log`` (a file that gets a line for every candidate loaded).
+space), ``eager_us`` (added to the baseline), ``reference`` (is one timed beside the baselines) and ``log`` (a file
+that gets a line for every candidate loaded).
 """
 
 from __future__ import annotations
@@ -149,6 +150,8 @@ class ToyBench:
             return lambda: os._exit(9)
 
         out: dict[str, Callable[[], Runnable]] = {"eager": eager, "inductor": inductor}
+        if self.spec.get("reference"):
+            out["=nothing"] = lambda: lambda: None
         return {**out, "crashing": crashing} if self.spec["bad"] else out
 
     def bytes_moved(self) -> int:
