@@ -38,11 +38,12 @@ class Lost(Exception):
     Attributes:
         outcome: what it means for the candidate.
         who: the contender it happened to, "" if it is not one of several.
+        idle: a rank was found dead before it had begun with the job, which is not to blame.
     """
 
-    def __init__(self, outcome: Outcome, who: str) -> None:
+    def __init__(self, outcome: Outcome, who: str, idle: bool = False) -> None:
         super().__init__(outcome.reason)
-        self.outcome, self.who = outcome, who
+        self.outcome, self.who, self.idle = outcome, who, idle
 
 
 @dataclass
@@ -237,7 +238,8 @@ class Crew:
         first = min(dead, key=lambda r: (not dead[r].startswith("killed by") or "SIGABRT" in dead[r], r))
         seat = self._seats[first]
         step = STEPS.get(seat.phase, seat.phase)
-        return Lost(Outcome(Status.CRASHED, reason=f"rank {first} {dead[first]} in {step}"), seat.who)
+        outcome = Outcome(Status.CRASHED, reason=f"rank {first} {dead[first]} in {step}")
+        return Lost(outcome, seat.who, idle=seat.phase == "start")
 
     def _silent(self, late: Sequence[int], limit: Callable[[str], float]) -> Lost:
         seat = self._seats[late[0]]

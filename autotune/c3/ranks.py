@@ -111,17 +111,13 @@ class Ranks:
         head, blob = artifact_to_wire(artifact)
         message = {"job": "measure", "config": dict(config), "artifact": head, "stage": stage, "seed": seed,
                    "limit_us": limit_us}  # fmt: skip
-        crew = self._ready()
+        self._ready()
         begin = time.monotonic()
         try:
-            answers = crew.ask(message, blob, self._limit, self._passed)
+            answer = self._ask(message, blob)
         except Lost as lost:
-            self._restart()
             return replace(lost.outcome, seconds=time.monotonic() - begin)
-        seconds = time.monotonic() - begin
-        if any(answer["restart"] for answer in answers):
-            self._restart()
-        return Outcome.from_json(answers[0], seconds)
+        return Outcome.from_json(answer, time.monotonic() - begin)
 
     def compare(self, contenders: Sequence[Contender], *, seed: int) -> dict[str, Outcome]:
         """Time strategies, baselines and references against each other, interleaved round by round.
@@ -135,20 +131,20 @@ class Ranks:
         left, without = list(contenders), list[str]()
         outcomes: dict[str, Outcome] = {}
         for _ in range(len(contenders) + 9):
-            answer, lost = self._comparison(left, without, seed)
-            if lost is None:
+            answer, failure, who = self._comparison(left, without, seed)
+            if failure is None:
                 self.others = answer["others"]
                 outcomes |= {name: Outcome.from_json(o) for name, o in answer["outcomes"].items()}
                 self.references = {n.removeprefix(REFERENCE): o.latency_us for n, o in outcomes.items()
                                    if n.startswith(REFERENCE) and o.latency_us is not None}  # fmt: skip
                 return outcomes
-            if not lost.who:
-                raise WorkerFault(f"the final comparison failed: {lost.outcome.reason}")
-            outcomes[lost.who] = lost.outcome
-            if any(c.name == lost.who for c in left):
-                left = [c for c in left if c.name != lost.who]
+            if not who:
+                raise WorkerFault(f"the final comparison failed: {failure.reason}")
+            outcomes[who] = failure
+            if any(c.name == who for c in left):
+                left = [c for c in left if c.name != who]
             else:
-                without.append(lost.who)
+                without.append(who)
         raise WorkerFault("the final comparison failed again and again")
 
     def call(self, function: str, arguments: Mapping[str, Any], timeout_s: float) -> list[Any]:
@@ -179,22 +175,35 @@ class Ranks:
 
     def _comparison(
         self, left: Sequence[Contender], without: Sequence[str], seed: int
-    ) -> tuple[dict[str, Any], Lost | None]:
-        """One attempt: its answer, or why there is none."""
+    ) -> tuple[dict[str, Any], Outcome | None, str]:
+        """One attempt: its answer, or the failure and whom it is blamed on."""
         pairs = [(c, *artifact_to_wire(c.artifact)) for c in left]
         items = [{"name": c.name, "config": dict(c.config), "artifact": head} for c, head, _ in pairs]
         message = {"job": "compare", "candidates": items, "without": list(without), "seed": seed}
-        crew = self._ready()
         try:
-            answers = crew.ask(message, b"".join(blob for _, _, blob in pairs), self._limit, self._passed)
+            answer = self._ask(message, b"".join(blob for _, _, blob in pairs))
+        except Lost as lost:
+            return {}, lost.outcome, lost.who
+        if "failed" in answer:
+            return {}, Outcome(Status.LAUNCH_ERROR, reason=answer["failed"]), answer["who"]
+        return answer, None, ""
+
+    def _ask(self, message: Mapping[str, Any], blob: bytes, again: bool = False) -> dict[str, Any]:
+        """One job: rank 0's answer, which is that of all. Replaces the processes where they are not to be trusted.
+
+        Raises:
+            Lost: the job failed.
+        """
+        try:
+            answers = self._ready().ask(message, blob, self._limit, self._passed)
         except Lost as lost:
             self._restart()
-            return {}, lost
+            if lost.idle and not again:  # a rank was killed since the last job
+                return self._ask(message, blob, again=True)
+            raise
         if any(answer["restart"] for answer in answers):
             self._restart()
-        if "failed" in answers[0]:
-            return {}, Lost(Outcome(Status.LAUNCH_ERROR, reason=answers[0]["failed"]), answers[0]["who"])
-        return answers[0], None
+        return answers[0]
 
     def _passed(self, phase: str, seconds: float) -> None:
         if phase == "verify":  # mostly the oracle's time
