@@ -79,8 +79,9 @@ class C3Task:
     def seeds(self) -> Sequence[Config]:
         """What the heuristics expect most of, and what the user has without a tuner."""
         plain = [HOST_SEQUENTIAL, HOST_NAIVE] if self.side == "cpu" else [SEQUENTIAL, NAIVE]
-        found = [*heuristics.choose(self.scenario, self.figures, self.side), *plain]
-        return list({config_key(c): c for c in map(self.normalize, found)}.values())
+        suggested = (self.adapt(c) for c in heuristics.choose(self.scenario, self.figures, self.side))
+        found = [*(c for c in suggested if c is not None), *map(self.normalize, plain)]
+        return list({config_key(c): c for c in found}.values())
 
     def reject(self, config: Config) -> str | None:
         return reject(config, self.scenario, self.side, sms=self.sms)

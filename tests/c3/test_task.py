@@ -1,0 +1,222 @@
+"""The C3 domain's task: spaces that fit the scenario and the machine, seeds, kernels, and where it all belongs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune import task as tasks
+from autotune.c3 import links as linking
+from autotune.c3 import task
+from autotune.c3.links import links, parse_topology, visible
+from autotune.c3.scenario import COLLECTIVES, Gemm, Program, Scenario
+from autotune.c3.strategy import HOST_NAIVE, HOST_SEQUENTIAL, NAIVE, SEQUENTIAL, Strategy
+from autotune.device import identify
+from autotune.errors import BuildError, Unsupported, UserError
+from autotune.task import CalibratedTask, ComposedTask, open_task
+from autotune.tuner.seeds import plan
+from autotune.tuner.space import load_space
+
+BIG = Scenario(Gemm(4096, 4096, 4096), "all_gather", 1 << 26, 4)
+
+
+def opened(scenario: Scenario, device: str) -> task.C3Task:
+    made = open_task(scenario.workload(), device)
+    assert isinstance(made, task.C3Task)
+    return made
+
+
+@pytest.fixture
+def h200(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOTUNE_CUDA_TARGET", "sm_90:132")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+@pytest.mark.parametrize("op", COLLECTIVES)
+def test_defaults_and_seeds_are_normal_possible_and_in_the_space(op: str, device: str, h200: None) -> None:
+    made = opened(Scenario(Gemm(4096, 4096, 4096), op, 1 << 26, 4), device)
+    space = made.space()
+    seeds = made.seeds()
+    for config in (made.default(), *seeds):
+        assert space.contains(config), config
+        assert made.normalize(config) == config
+        assert made.reject(config) is None
+    assert len({tasks.config_key(c) for c in seeds}) == len(seeds)
+    plain = [HOST_SEQUENTIAL, HOST_NAIVE] if device == "cpu" else [SEQUENTIAL, NAIVE]
+    begun = [s.config for s in plan(made, space, [])]
+    assert all(made.normalize(c) in begun for c in plain)
+    assert begun[0] == made.default()
+
+
+def test_it_is_calibrated_and_not_composed(h200: None) -> None:
+    made = opened(BIG, "cuda:0")
+    assert isinstance(made, CalibratedTask)
+    assert not isinstance(made, ComposedTask)
+    fed = made.calibrated({"a": 1.0})
+    assert (fed.figures, made.figures) == ({"a": 1.0}, {})
+    assert fed.workload == made.workload
+
+
+def choices(scenario: Scenario, device: str, name: str) -> tuple[Any, ...]:
+    return opened(scenario, device).space()[name].choices
+
+
+def test_spaces_leave_out_what_has_no_effect(h200: None) -> None:
+    assert choices(BIG, "cuda:0", "panels") == (1, 2, 4, 8)
+    assert choices(Scenario(Gemm(256, 64, 64), "all_gather", 1 << 26, 4), "cuda:0", "panels") == (1, 2, 4)
+    assert choices(Scenario(Program("softmax"), "all_gather", 1 << 26, 4), "cuda:0", "panels") == (1,)
+    assert choices(BIG, "cuda:0", "chunks") == (1, 2, 4, 8)
+    assert choices(Scenario(Gemm(256, 64, 64), "all_gather", 8 * 2048, 4), "cuda:0", "chunks") == (1, 2)
+    assert choices(Scenario(Gemm(256, 64, 64), "all_gather", 8, 4), "cuda:0", "chunks") == (1,)
+    assert choices(BIG, "cuda:0", "reserve") == load_space("c3", "cuda")["reserve"].choices
+
+
+def test_sms_that_a_device_does_not_have_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOTUNE_CUDA_TARGET", "sm_90:20")
+    every = load_space("c3", "cuda")["reserve"].choices
+    assert choices(BIG, "cuda:0", "reserve") == tuple(c for c in every if c < 20) != every
+
+
+def test_threads_are_a_part_of_a_ranks_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    for processors, expected in [(1, (0,)), (4, (0,)), (16, (0, 1, 2)), (64, (0, 1, 2, 4, 8))]:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, n=processors: set(range(n)), raising=False)
+        assert choices(BIG, "cpu", "threads") == expected
+
+
+def test_a_narrowed_space_that_leaves_nothing_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('domain = "c3"\n[cpu.panels]\nchoices = [2, 4]\n')
+    with pytest.raises(UserError, match=r"none of panels = \[2, 4\] is possible") as caught:
+        opened(Scenario(Gemm(64, 64, 64), "all_gather", 1 << 20, 4), "cpu").space(str(file))
+    assert "\n" not in str(caught.value)
+    assert opened(BIG, "cpu").space(str(file))["panels"].choices == (2, 4)
+
+
+def test_a_neighbours_strategy_is_fitted(h200: None) -> None:
+    small = opened(Scenario(Gemm(128, 64, 64), "all_gather", 8 * 1024, 4), "cuda:0")
+    fitted = small.adapt(Strategy("comm_first", "copy", chunks=8, panels=8).config())
+    assert fitted is not None
+    assert (fitted["chunks"], fitted["panels"], fitted["order"]) == (1, 2, "comm_first")
+    assert small.reject(fitted) is None
+    assert small.adapt({"order": "comm_first"}) is None
+
+
+def test_cpu_strategies_need_no_kernels() -> None:
+    artifact = opened(BIG, "cpu").build(HOST_NAIVE)
+    assert (artifact.target, artifact.kernels) == ("cpu", ())
+
+
+@pytest.mark.parametrize(
+    ("op", "engine", "ops"),
+    [
+        ("all_gather", "nccl", []),
+        ("all_gather", "copy", []),
+        ("all_to_all", "sm", ["copy"]),
+        ("reduce_scatter", "copy", ["reduce"]),
+        ("reduce_scatter", "sm", ["reduce"]),
+        ("all_reduce", "nccl", []),
+        ("all_reduce", "copy", ["reduce"]),
+        ("all_reduce", "sm", ["reduce", "copy"]),
+    ],
+)
+def test_strategies_have_the_kernels_they_need(
+    op: str, engine: str, ops: list[str], h200: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build_comm(op: str, ranks: int, dtype: str, target: str) -> tasks.Kernel:
+        assert (ranks, dtype, target) == (4, "bf16", "sm_90")
+        return tasks.Kernel(op, launch={"op": op})
+
+    monkeypatch.setattr("autotune.codegen.comm.build_comm", build_comm)
+    made = opened(Scenario(Gemm(64, 64, 64), op, 1 << 20, 4), "cuda:0")
+    artifact = made.build(made.normalize(Strategy(engine=engine).config()))
+    assert artifact.target == "sm_90"
+    assert [k.launch["op"] for k in artifact.kernels] == ops
+
+
+def test_a_kernel_of_too_many_ranks_is_a_build_error(h200: None) -> None:
+    made = opened(Scenario(Gemm(64, 64, 64), "all_reduce", 1 << 20, 64), "cuda:0")
+    with pytest.raises(BuildError, match="64 parts"):
+        made.build(Strategy(engine="copy").config())
+
+
+def test_it_is_measured_by_ranks_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Unsupported, match="several ranks"):
+        tasks.open_bench(BIG.workload(), "cpu")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 6)
+    with pytest.raises(UserError, match="8 ranks need 8 GPUs, but there are 6; use fewer"):
+        task.open_measurer(Scenario(BIG.compute, "all_gather", 1 << 20, 8).workload(), "cuda:0", task.policy("cuda:0"))
+    with pytest.raises(UserError, match="4 ranks need 4 GPUs, but there are 3 from cuda:3 on"):
+        task.check_devices(4, "cuda:3")
+    task.check_devices(4, "cuda:2")
+    task.check_devices(400, "cpu")
+
+
+def test_policies_of_the_two_sides_do_not_mix() -> None:
+    cuda, cpu = tasks.policy_for(BIG.workload(), "cuda:0"), tasks.policy_for(BIG.workload(), "cpu")
+    assert cuda.key != cpu.key
+    assert (cuda.method, cpu.method) == ("ranks-graph", "ranks-cpu")
+    assert cuda.final_rounds >= 20
+
+
+def test_what_is_measured_holds_for_that_many_devices() -> None:
+    here = tasks.place(BIG.workload(), "cpu")
+    assert here.count == 4
+    assert here.links == ""
+    one = identify("cpu")
+    assert here.fingerprint != one.fingerprint
+    assert (here.name, here.units) == (one.name, one.units)
+
+
+TOPOLOGY = """\
+\t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
+GPU0\t X \tNV18\tNV18\tSYS\tPIX\t0-47\t0\t\tN/A
+GPU1\tNV18\t X \tNV18\tSYS\tSYS\t0-47\t0\t\tN/A
+GPU2\tNV18\tNV18\t X \tSYS\tSYS\t48-95\t1\t\tN/A
+GPU3\tSYS\tSYS\tSYS\t X \tSYS\t48-95\t1\t\tN/A
+NIC0\tPIX\tSYS\tSYS\tSYS\t X
+
+Legend:
+
+  X    = Self
+  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes (e.g., QPI/UPI)
+  NV#  = Connection traversing a bonded set of # NVLinks
+"""
+
+
+def test_links_are_read_off_the_topology() -> None:
+    assert parse_topology(TOPOLOGY, [0, 1, 2]) == "NV18"
+    assert parse_topology(TOPOLOGY, [2, 3]) == "SYS"
+    assert parse_topology(TOPOLOGY, None) == "NV18+SYS"
+    assert parse_topology(TOPOLOGY, [0, 9]) == ""
+    assert parse_topology("No devices were found", [0, 1]) == ""
+
+
+def test_visible_devices_are_the_machines_own_numbers() -> None:
+    assert visible(None, 2, 2) == [2, 3]
+    assert visible("4,5,6", 1, 2) == [5, 6]
+    assert visible("3", 0, 2) is None
+    assert visible("GPU-abc,GPU-def", 0, 2) is None
+
+
+def test_links_never_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for found, expected in [
+        (subprocess.CompletedProcess([], 0, TOPOLOGY), "NV18"),
+        (FileNotFoundError(2, "nvidia-smi"), "none"),
+        (subprocess.TimeoutExpired("nvidia-smi", 30), "none"),
+    ]:
+
+        def run(*args: Any, answer: Any = found, **kwargs: Any) -> Any:
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        monkeypatch.setattr(linking.subprocess, "run", run)
+        links.cache_clear()
+        assert links("cuda:0", 2) == expected
+    links.cache_clear()
