@@ -1,8 +1,8 @@
 """How well C3's heuristics do on scenarios that were searched.
 
-``python -m benchmarks.c3_heuristics RESULT.json FIGURES.json``: RESULT is of ``autotune bench c3``, FIGURES of ``autotune
-calibrate c3 --json``. Nothing is measured: the first choice is looked up among the strategies that the search has tried,
-so that the model can be worked on without the machine.
+``python -m benchmarks.c3_heuristics RESULT.json FIGURES.json``: RESULT is of ``autotune bench c3``, FIGURES of
+``autotune calibrate c3 --json``. Nothing is measured: the first choice is looked up among the strategies that the
+search has tried, so that the model can be worked on without the machine.
 """
 
 from __future__ import annotations

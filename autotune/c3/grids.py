@@ -65,7 +65,7 @@ CUDA = Grid(
     together=4,
     limits=(*({"reserve": n} for n in (8, 16, 24, 32, 48)), {"panels": 2}, {"panels": 4}),
     limited=6,
-    sizes=tuple(n * MIB for n in (1, 3, 12, 48, 192, 768, 3072)),
+    sizes=tuple(n * MIB for n in (1, 3, 12, 48, 192, 768)),
     most=2048 * MIB,
     moving=(_copy(), _copy("gemm_first"), _nccl(), _copy(direction="pull"), _copy("gemm_first", direction="pull"),
             _copy(reserve=8), _copy(chunks=4, panels=4), _copy(batch=True), _copy(streams=2), _nccl(ctas=16),

@@ -22,6 +22,7 @@ COMPUTE = "compute"
 """The name of the run of the computation alone."""
 _BUDGET_S = 20.0
 _LOCK_S = 20.0
+_LARGE = 1 << 28  # elements
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,10 @@ def measure(group: Group, probe: Mapping[str, Any], policy: Mapping[str, Any], r
                 runs[run["name"]] = overlap
         with _alone(group):
             samples = time_ranks(runs, group, Policy.from_json(policy), rounds=rounds, budget_s=_BUDGET_S)
+    if probe["collective"] and group.device.type == "cuda" and probe["collective"]["numel"] >= _LARGE:
+        from autotune.c3.collectives.symmetric import drop_free
+
+        drop_free(group)  # of the next probe's size there is none
     return {"us": {name: statistics.median(found) for name, found in samples.items()}, "skipped": skipped}
 
 
@@ -112,6 +117,15 @@ def _together(group: Group, make: Callable[[], Any]) -> tuple[Any, str]:
     return (None, reasons[0]) if reasons else (made, "")
 
 
+class _Nothing:
+    """A collective without pieces."""
+
+    chunks = 0
+
+    def enqueue(self, chunk: int, stream: Any = None) -> None:
+        raise ValueError(f"there is no piece {chunk}")
+
+
 class _Opened:
     """Computations and collectives of one probe, each made once and closed by ``stack``."""
 
@@ -125,7 +139,11 @@ class _Opened:
 
         config = run["config"]
         compute = self.compute(int(config["panels"])) if run["parts"] != "comm" else None
-        collective = self.collective(run) if run["parts"] != "compute" else None
+        collective: Any = None
+        if run["parts"] != "compute":
+            collective = self.collective(run)
+        elif config.get("reserve"):
+            collective = _Nothing()  # SMs are kept from a computation for the sake of what runs beside it
         made = open_overlap(compute, collective, config, self._group.device)
         self._stack.callback(made.close)
         made.prepare()
