@@ -127,12 +127,14 @@ class Model:
             case ["gemm_us", shape, dtype] if value > 0:
                 self.gemms[parse_gemm(shape, dtype)] = value
             case ["gemm_slowdown", shape, dtype, setting] if value > 0:
-                self.slowdowns[setting][parse_gemm(shape, dtype)] = value
+                gemm = parse_gemm(shape, dtype)
+                self.slowdowns[setting][gemm] = value
             case ["comm_us", op, way, size] if value > 0:
-                self.comms[op, way].append((parse_bytes(size), value))
+                point = parse_bytes(size), value
+                self.comms[op, way].append(point)
             case ["unhidden", op, strategy, shape, dtype, percent]:
-                ratio = float(percent.removesuffix("pct")) / 100
-                self.shares[op, strategy].setdefault(parse_gemm(shape, dtype), []).append((math.log2(ratio), value))
+                gemm, ratio = parse_gemm(shape, dtype), math.log2(float(percent.removesuffix("pct")) / 100)
+                self.shares[op, strategy].setdefault(gemm, []).append((ratio, value))
 
     def gemm_us(self, gemm: Gemm) -> float | None:
         """A GEMM alone; None where none of its kind was measured."""
