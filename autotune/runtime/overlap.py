@@ -115,6 +115,8 @@ class Overlapped:
         self._differentiable, self._db, self._strict, self._typed = differentiable, db, strict, typed
         self._ready: Ready | None = None
         self._busy = threading.Lock()
+        untraced: Any = torch.compiler.disable  # a compiled caller's graph is cut here; a compiled computation stays
+        self._run: Callable[..., Result] = untraced(self._run_both)
 
     def __repr__(self) -> str:
         if self._ready is None:
@@ -193,6 +195,9 @@ class Overlapped:
         Raises:
             UserError: a tensor that does not suit; a call within a call.
         """
+        return self._run(inputs, tensor, kwargs, out)
+
+    def _run_both(self, inputs: Any, tensor: Tensor | None, kwargs: Kwargs | None, out: Tensor | None) -> Result:
         ready = self._ready
         if ready is None:
             if tensor is None:

@@ -144,6 +144,10 @@ def test_captured(run: Any) -> None:
     run("captured")
 
 
+def test_torch_compile(run: Any) -> None:
+    assert run("compiled") == [3, 3], "before the call, within it, and after it"
+
+
 def test_without_a_process_group() -> None:
     import torch
 
