@@ -37,8 +37,8 @@ def visible(setting: str | None, first: int, ranks: int) -> list[int] | None:
 
 
 def parse_topology(text: str, chosen: list[int] | None) -> str:
-    """The kinds of links in a matrix of ``nvidia-smi topo -m`` between the ``chosen`` GPUs, or all; empty where it has
-    none."""
+    """The kinds of links in a matrix of ``nvidia-smi topo -m`` between the ``chosen`` GPUs, or all where it lacks some;
+    empty where it has none."""
     rows: dict[int, list[str]] = {}
     columns = 0
     for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines():
@@ -48,7 +48,7 @@ def parse_topology(text: str, chosen: list[int] | None) -> str:
                 columns = sum(bool(re.fullmatch(r"GPU\d+", w)) for w in words)
             else:
                 rows[int(words[0][3:])] = words[1 : 1 + columns]
-    among = sorted(rows) if chosen is None else chosen
+    among = chosen if chosen and all(gpu in rows for gpu in chosen) else sorted(rows)
     kinds = {
         rows[a][b]
         for a in among

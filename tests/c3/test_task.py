@@ -192,7 +192,7 @@ def test_links_are_read_off_the_topology() -> None:
     assert parse_topology(TOPOLOGY, [0, 1, 2]) == "NV18"
     assert parse_topology(TOPOLOGY, [2, 3]) == "SYS"
     assert parse_topology(TOPOLOGY, None) == "NV18+SYS"
-    assert parse_topology(TOPOLOGY, [0, 9]) == ""
+    assert parse_topology(TOPOLOGY, [0, 9]) == "NV18+SYS"
     assert parse_topology("No devices were found", [0, 1]) == ""
 
 

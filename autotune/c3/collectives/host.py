@@ -102,5 +102,6 @@ class GlooCollective:
 
 def _new_group(group: Group) -> dist.ProcessGroup:
     members = dist.get_process_group_ranks(group.data)
-    made: dist.ProcessGroup = dist.new_group(members, backend="gloo", use_local_synchronization=True)
+    some = len(members) < dist.get_world_size()  # then the other processes take no part in making it
+    made: dist.ProcessGroup = dist.new_group(members, backend="gloo", use_local_synchronization=some)
     return made
