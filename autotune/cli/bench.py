@@ -51,6 +51,8 @@ def add_parser(subparsers: Any) -> None:
     add_ranks(group)
     about = "do not measure what would be chosen without a search"
     group.add_argument("--no-heuristics", action="store_true", help=about)
+    about = "at the end, compare the tuned strategies with the best one that is fixed"
+    group.add_argument("--fixed", action="store_true", help=about)
     about = "the scenario whose timeline is drawn (default: the first of the equal class)"
     group.add_argument("--timeline", metavar="NAME", help=about)
     add_json(parser)
@@ -70,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         from autotune.cli import c3_bench
 
         return c3_bench.run(args)
-    only_of("c3", args, ("scenarios", "ranks", "no_heuristics", "timeline"))
+    only_of("c3", args, ("scenarios", "ranks", "no_heuristics", "fixed", "timeline"))
     with machine_output(args.json) as emit:
         if args.list:
             return _list(args, emit)

@@ -40,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
             search=not args.no_search,
             measure=not args.search_only,
             heuristics=not args.no_heuristics,
+            fixed=args.fixed,
             timeline=args.timeline,
         )
         if serves():
@@ -80,4 +81,5 @@ def _command(args: argparse.Namespace) -> str:
             words += [f"--{name}", ",".join(value) if isinstance(value, list) else str(value)]
     words += ["--no-search"] if args.no_search else []
     words += ["--no-heuristics"] if args.no_heuristics else []
+    words += ["--fixed"] if args.fixed else []
     return shlex.join(words)

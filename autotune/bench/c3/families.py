@@ -42,6 +42,18 @@ def label(config: Mapping[str, object], side: str) -> str:
     return kind.of(config).label
 
 
+def from_label(text: str, side: str) -> Config:
+    """The strategy that :func:`label` describes so."""
+    plain = HostStrategy().config() if side == "cpu" else Strategy().config()
+    engine, order, *rest = text.split()
+    config: Config = {**plain, "engine": engine, "order": order}
+    for word in rest:
+        name, _, value = word.partition("=")
+        kind = type(plain[name])
+        config[name] = value == "True" if kind is bool else kind(value)
+    return config
+
+
 def _cuda() -> dict[str, list[Config]]:
     limits = [(c, r) for c, r in product(_LIMITS, _LIMITS) if c or r]
     return {

@@ -64,10 +64,11 @@ def _panel(cases: Sequence[Mapping[str, Any]], y: float, group: float, width: fl
     speedups = [c["sequential_ms"] / s["ms"] for c in cases for s in c["strategies"].values() if s]
     most = max(2.0, *(_over_sequential(c) for c in cases), *speedups) * 1.05
     x, out = float(_PAD + _LEFT), [_text(_PAD, y + _FONT, cases[0]["collective"], bold=True)]
-    for step in range(math.floor(most / 0.5) + 1):
-        at = bottom - step * 0.5 / most * _HEIGHT
+    tick = 0.5 if most < 4 else 1.0
+    for step in range(math.floor(most / tick) + 1):
+        at = bottom - step * tick / most * _HEIGHT
         out.append(_line(x, at, width - _PAD, at, "#e5e7eb", 1))
-        out.append(_text(x - 6, at + 4, f"{step * 0.5:g}", anchor="end", colour="#6b7280"))
+        out.append(_text(x - 6, at + 4, f"{step * tick:g}", anchor="end", colour="#6b7280"))
     for case in cases:
         values: dict[str, float | None] = {"sequential": 1.0}
         for name in NAMES:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from autotune.bench.c3.families import baselines, families, label
+from autotune.bench.c3.families import baselines, families, from_label, label
 from autotune.bench.c3.metrics import Isolated
 from autotune.bench.c3.suite import Entry
 from autotune.c3 import heuristics
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from autotune.store import Store
     from autotune.tuner.result import Progress, Result
 
-_RECORD_S = 120.0
+_RECORD, _RECORD_S = "autotune.c3.timeline:record", 120.0
 _MOST_TRIALS, _PATIENCE = 256, 48  # as of a search without a number of trials
 PROFILED = ("naive", "copy_engine", "tuned")
 """Whose engine is looked at with a profiler."""
@@ -103,8 +103,9 @@ class Case:
         from autotune.api import tune_workloads
         from autotune.tuner.result import BusyMachine
 
+        space = self.task.space()
         members = [config for family in families(self.means.side).values() for config in family]
-        different = {config_key(c): c for c in map(self.task.normalize, members)}
+        different = {config_key(c): c for c in map(self.task.normalize, members) if space.contains(c)}
         missing = len(different.keys() - self._known().keys())
         patience = None
         if trials is not None:
@@ -147,8 +148,8 @@ class Case:
         if alone is None or sequential is None:
             why = "; ".join(f"{name}: {reason}" for name, reason in errors.items())
             raise NotMeasured(f"the computation, the collective or both one after the other could not be timed: {why}")
-        seen = self._seen({name: rivals[name].config for name in PROFILED if name in rivals})
-        entries = {name: self._figures(rival, outcomes, alone, seen.get(name)) for name, rival in rivals.items()}
+        seen = self._seen([rivals[name] for name in PROFILED if name in rivals])
+        entries = {name: self._figures(r, outcomes, alone, seen.get(r.outcome)) for name, r in rivals.items()}
         scenario = self.scenario
         return {
             "name": self.entry.name,
@@ -171,8 +172,26 @@ class Case:
             "calibrated": bool(self.figures),
             "measured": self._labelled(known),
             "errors": errors,
-            "timeline": {n: {"us": t["us"], "spans": t["spans"]} for n, t in seen.items() if n in ("naive", "tuned")},
+            "timeline": {n: seen[rivals[n].outcome] for n in ("naive", "tuned") if rivals[n].outcome in seen},
         }
+
+    def beside_tuned(self, strategy: str) -> dict[str, Any] | None:
+        """A strategy and the tuned one in one interleaved run; None where one of them fails.
+
+        Args:
+            strategy: its label.
+
+        Raises:
+            NotMeasured: as :meth:`compare`.
+        """
+        own = self._tuned(self._schedule())
+        rivals = self._sharing({"tuned": own, "fixed": self.task.normalize(from_label(strategy, self.means.side))})
+        outcomes, _ = self._run(rivals)
+        times = {name: outcomes[r.outcome].latency_us for name, r in rivals.items() if r.outcome in outcomes}
+        tuned, fixed = times.get("tuned"), times.get("fixed")
+        if tuned is None or fixed is None:
+            return None
+        return {"label": strategy, "ms": _ms(fixed), "tuned_ms": _ms(tuned)}
 
     def _known(self) -> dict[str, Measurement]:
         """What each strategy took in the search, or how it failed; a repeated timing counts more than a first."""
@@ -196,18 +215,26 @@ class Case:
         return min(working, key=lambda m: m.latency_us or 0.0).config if working else None
 
     def _rivals(self, known: Mapping[str, Measurement], schedule: Schedule) -> dict[str, _Rival]:
-        """By the names of results. Equal strategies share one outcome, be it a baseline's."""
+        """By the names of results."""
         side = self.means.side
         chosen: dict[str, Config] = {"naive": self.task.normalize(baselines(side)["naive"])}
         for name, members in families(side).items():
             if name != "naive" and (best := self._best(members, known)) is not None:
                 chosen[name] = best
-        own = schedule.config
-        chosen["tuned"] = self.task.normalize(baselines(side)[schedule.winner] if own is None else own)
+        chosen["tuned"] = self._tuned(schedule)
         if self.means.heuristics:
             chosen["heuristic"] = self.task.normalize(heuristics.choose(self.scenario, self.figures, side)[0])
             chosen["default"] = self.task.normalize(heuristics.default(self.scenario, side))
-        outcome = {config_key(self.task.normalize(c)): name for name, c in baselines(side).items()}
+        return self._sharing(chosen)
+
+    def _tuned(self, schedule: Schedule) -> Config:
+        """What is deployed, where a baseline may have won."""
+        own = schedule.config
+        return self.task.normalize(baselines(self.means.side)[schedule.winner] if own is None else own)
+
+    def _sharing(self, chosen: Mapping[str, Config]) -> dict[str, _Rival]:
+        """Equal strategies share one outcome, be it a baseline's."""
+        outcome = {config_key(self.task.normalize(c)): name for name, c in baselines(self.means.side).items()}
         rivals = {}
         for name, config in chosen.items():
             rivals[name] = _Rival(outcome.setdefault(config_key(config), name), config)
@@ -247,16 +274,16 @@ class Case:
             "engine_seen": dict(seen["seen"]) if seen else None,
         }
 
-    def _seen(self, configs: Mapping[str, Config]) -> dict[str, dict[str, Any]]:
-        """What the first rank's profiler saw of each; empty where it could not look."""
-        different = {config_key(config): (name, config) for name, config in configs.items()}
-        arguments = {"scenario": self.scenario.to_json(), "configs": dict(different.values())}
+    def _seen(self, rivals: Sequence[_Rival]) -> dict[str, dict[str, Any]]:
+        """What the first rank's profiler saw, by outcome; empty where it could not look."""
+        configs = {rival.outcome: dict(rival.config) for rival in rivals}
+        arguments = {"scenario": self.scenario.to_json(), "configs": configs}
         try:
-            found = self.means.ranks.call("autotune.c3.timeline:record", arguments, _RECORD_S)[0]
+            found: dict[str, dict[str, Any]] = self.means.ranks.call(_RECORD, arguments, _RECORD_S)[0]
         except WorkerFault as fault:
             say(f"  no profile: {fault}")
             return {}
-        return {name: found[different[config_key(config)][0]] for name, config in configs.items()}
+        return found
 
     def _labelled(self, known: Mapping[str, Measurement]) -> dict[str, float | None]:
         """Milliseconds of every strategy that was measured, null for one that failed. A member of a family is there

@@ -71,7 +71,7 @@ def best_fixed(cases: Sequence[Case]) -> dict[str, Any] | None:
     """The strategy that, used in all scenarios, takes least in the geometric mean, and how much more than tuned.
 
     Its times are those of the searches; the tuned ones are of the final comparisons, so that neither was chosen for
-    being the luckiest of its samples.
+    being the luckiest of its samples. ``compared`` is of comparisons of the two, where there were such.
 
     Returns:
         None where no strategy was measured in every case.
@@ -86,7 +86,14 @@ def best_fixed(cases: Sequence[Case]) -> dict[str, Any] | None:
     if not over:
         return None
     best = min(over, key=lambda name: over[name])
-    return {"strategy": best, "candidates": len(over), "geomean_over_tuned": _round(over[best])}
+    beside = [c["fixed"] for c in cases if c.get("fixed") and c["fixed"]["label"] == best]
+    compared = geometric_mean([f["ms"] / f["tuned_ms"] for f in beside]) if len(beside) == len(cases) else None
+    return {
+        "strategy": best,
+        "candidates": len(over),
+        "geomean_over_tuned": _round(over[best]),
+        "compared": None if compared is None else _round(compared),
+    }
 
 
 def _working(case: Case) -> set[str]:
@@ -120,7 +127,7 @@ def render(data: Mapping[str, Any]) -> str:
 
 
 def _table(cases: Sequence[Case]) -> str:
-    titles = ["scenario", "GEMM", "MiB", "T_gemm", "T_comm", "engine", "kind", "ideal", "sequential",
+    titles = ["scenario", "computation", "bytes", "T_gemm", "T_comm", "engine", "kind", "ideal", "sequential",
               *(n.replace("_", " ") for n in NAMES), "tuned / max", "tuned strategy"]  # fmt: skip
     rows = []
     for c in cases:
@@ -145,7 +152,9 @@ def _summary_tables(found: Mapping[str, Any]) -> list[str]:
     if found["all_gather_and_all_to_all"]:
         groups.append(("all_gather, all_to_all", found["all_gather_and_all_to_all"]))
     for collective, classes in found["by_collective"].items():
-        groups += [(collective if kind == "all" else f"{collective}, {kind}", group) for kind, group in classes.items()]
+        groups.append((collective, classes["all"]))
+        if len(classes) > 2:  # of one class only that would be the same again
+            groups += [(f"{collective}, {kind}", group) for kind, group in classes.items() if kind != "all"]
     figures: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
         ("Mean share of the ideal, 100% at most", "mean_fraction", percent),
         ("Worst share of the ideal where that is above 1.15", "worst_fraction", percent),
@@ -167,9 +176,11 @@ def _summary_tables(found: Mapping[str, Any]) -> list[str]:
 def _lines(found: Mapping[str, Any]) -> str:
     lines = []
     if fixed := found["best_fixed"]:
+        beside = "" if fixed["compared"] is None else f"; side by side {fixed['compared']:.3f} times"
         lines.append(
             f"- Best fixed strategy of {fixed['candidates']} that work everywhere: `{fixed['strategy']}`, taking"
-            f" {fixed['geomean_over_tuned']:.3f} times the tuned ones' time in the geometric mean."
+            f" {fixed['geomean_over_tuned']:.3f} times the tuned ones' time in the geometric mean, by the searches"
+            f"{beside}."
         )
     for name, words in (("heuristic", "Chosen without a search"), ("default", "The default")):
         if own := found[name]:

@@ -13,11 +13,11 @@ from autotune.bench import form
 from autotune.bench.c3 import figure, report, suite
 from autotune.bench.c3.form import SCHEMA
 from autotune.bench.c3.measure import Case, Means, NotMeasured, say
+from autotune.c3.scenario import Scenario
 from autotune.errors import UserError
 
 if TYPE_CHECKING:
     from autotune.bench.c3.suite import Entry
-    from autotune.c3.scenario import Scenario
     from autotune.tuner.result import Progress
 
 SUITE = "c3"
@@ -40,6 +40,7 @@ class Settings:
         resume: go on with the scenarios that ``out`` does not have.
         search, measure: False leaves that part out.
         heuristics: also measure what would be chosen without a search.
+        fixed: at the end, compare the tuned strategies with the best fixed one.
         timeline: the scenario whose timeline is drawn; None for the first of the equal class, or the first.
     """
 
@@ -58,6 +59,7 @@ class Settings:
     search: bool = True
     measure: bool = True
     heuristics: bool = True
+    fixed: bool = False
     timeline: str | None = None
 
 
@@ -89,7 +91,7 @@ def run(settings: Settings) -> tuple[dict[str, Any] | None, list[str]]:
     data = form.read(settings.out) if done else None
     left = [entry for entry in entries if entry.name not in done]
     missing: list[str] = []
-    if not left:
+    if not left and not settings.fixed:
         return data, missing
     policy = policy_for(first, settings.device)
     with contextlib.ExitStack() as stack:
@@ -112,7 +114,29 @@ def run(settings: Settings) -> tuple[dict[str, Any] | None, list[str]]:
             done[entry.name] = found
             data = _write(settings, device, list(listed), done)
             say(f"  {report.line(found)}; {found['search_s']} s searched, {found['measure_s']} s measured")
+        if settings.fixed and settings.measure and done:
+            data = _beside_fixed(done, listed, means, settings, device)
     return data, missing
+
+
+def _beside_fixed(
+    done: dict[str, dict[str, Any]], listed: Mapping[str, Entry], means: Means, settings: Settings, device: str
+) -> dict[str, Any]:
+    """Compare the best fixed strategy with the tuned one of every case that has not been."""
+    best = report.best_fixed(list(done.values()))
+    for name, case in done.items():
+        if best is None or name not in listed or (case.get("fixed") or {}).get("label") == best["strategy"]:
+            continue
+        own = Case(listed[name], Scenario.from_json(case["scenario"]), means)
+        try:
+            case["fixed"] = own.beside_tuned(best["strategy"])
+        except NotMeasured as why:
+            say(f"{name}: not compared with {best['strategy']}: {why}")
+            continue
+        if case["fixed"] is not None:
+            ratio = case["fixed"]["ms"] / case["fixed"]["tuned_ms"]
+            say(f"{name}: {best['strategy']} takes {ratio:.3f} times the tuned strategy")
+    return _write(settings, device, list(listed), done)
 
 
 def _one(entry: Entry, scenario: Scenario, means: Means, settings: Settings) -> dict[str, Any] | None:
