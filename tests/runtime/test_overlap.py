@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -146,6 +148,18 @@ def test_captured(run: Any) -> None:
 
 def test_torch_compile(run: Any) -> None:
     assert run("compiled") == [3, 3], "before the call, within it, and after it"
+
+
+def test_the_example(db: str) -> None:
+    put(db, replace(MM, compute=Gemm(64, 48, 32, "f32", "nt"), nbytes=4096), COPY)
+    example = Path(__file__).parents[2] / "examples" / "overlap.py"
+    words = ["--device", "cpu", "--gemm", "64x48x32", "--bytes", "4KiB"]
+    done = subprocess.run(
+        [sys.executable, str(example), *words], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "exact, copy gemm_first copies=2 chunks=2" in done.stdout
+    assert "overlapped: " in done.stdout
 
 
 def test_without_a_process_group() -> None:
