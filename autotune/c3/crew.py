@@ -29,6 +29,7 @@ STEPS = {
     "baseline": "preparing a baseline",
     "close": "closing",
     "call": "a call",
+    "open": "opening the scenario",
 }
 
 
@@ -76,6 +77,7 @@ class Crew:
         self._joined = False
         self._folder = tempfile.mkdtemp(prefix="autotune-ranks-")
         self._seats: list[_Seat] = []
+        self._failed: Lost | None = None
         env = _environment(ranks)
         try:
             for rank in range(ranks):
@@ -91,8 +93,9 @@ class Crew:
                         "timeout_s": timeout_s,
                     }
                 )
-        except (ChildDied, ChildSilent):  # told by whoever waits for the join
-            pass
+        except (ChildDied, ChildSilent) as problem:  # told when all have been waited for
+            reason = f"rank {min(len(self._seats), ranks - 1)} {str(problem) or 'does not take its job'}"
+            self._failed = Lost(Outcome(Status.CRASHED, reason=reason), "")
         except BaseException:
             self.kill()
             raise
@@ -104,7 +107,7 @@ class Crew:
 
     @property
     def alive(self) -> bool:
-        return all(seat.child.alive for seat in self._seats)
+        return self._failed is None and all(seat.child.alive for seat in self._seats)
 
     def joined(self, deadline: float) -> None:
         """Wait until all ranks have found each other.
@@ -112,6 +115,8 @@ class Crew:
         Raises:
             Lost: they did not, by ``deadline`` (of ``time.monotonic``).
         """
+        if self._failed is not None:
+            raise self._failed
         if not self._joined:
             self._begin()
             self._hear(lambda phase: deadline - self._seats[0].begin, lambda phase, seconds: None)

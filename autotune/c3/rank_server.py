@@ -10,25 +10,20 @@ from __future__ import annotations
 import contextlib
 import importlib
 import math
-import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from autotune.c3.group import Group
+from autotune.c3.rank_talk import FINE, Load, Talk, attempt, failed, ok
 from autotune.c3.scenario import Scenario
 from autotune.measure.lock import device_lock
 from autotune.measure.outcome import Outcome, one_line
 from autotune.measure.policy import Policy
 from autotune.measure.serve import Link, serve
-from autotune.measure.server import classify, explain
 from autotune.measure.wire import artifact_from_wire
 from autotune.task import REFERENCE, Bench, Runnable, Status
 from autotune.workload import Workload
-
-T = TypeVar("T")
-_FINE: dict[str, Any] = {**Outcome(Status.OK).to_json(), "restart": False}
 
 
 class RankBench(Bench, Protocol):
@@ -40,26 +35,6 @@ class RankBench(Bench, Protocol):
     def references(self) -> Mapping[str, Callable[[], Runnable]]:
         """Named factories of what is timed beside the baselines, but cannot be deployed: each part alone."""
         ...
-
-
-class Talk:
-    """What a rank tells its parent in the course of a job."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-
-    def phase(self, name: str, who: str = "") -> None:
-        """The step that begins, and the contender it is for."""
-        self._link.send({"phase": name, "who": who})
-
-    def agree(self, here: Mapping[str, Any]) -> dict[str, Any]:
-        """Tell how a step went on this rank; returns how it went on all."""
-        self._link.send({"check": here})
-        frame = self._link.receive()
-        if frame is None:
-            raise BrokenPipeError
-        verdict: dict[str, Any] = frame[0]["verdict"]
-        return verdict
 
 
 class RankServer:
@@ -99,25 +74,28 @@ class RankServer:
             from autotune.c3.timing_cuda import own_stream
 
             torch.cuda.set_stream(own_stream(self._group))  # verified, warmed up and timed on the same stream
-        return dict(_FINE)
+        return dict(FINE)
 
     def _open(self, message: Mapping[str, Any], blob: bytes, talk: Talk) -> dict[str, Any]:
         self._policy = Policy.from_json(message["policy"])
         if message["workload"] is None:
-            return {"ok": True, "bytes": 0}
-        try:
-            if self._bench is not None:
-                _close(self._bench)
-            self._bench = None
-            if self.group.device.type == "cuda":
-                import torch
+            return {**FINE, "bytes": 0}
+        talk.phase("open")
+        size, verdict = attempt(lambda: self._turn(Workload.from_json(message["workload"]), message["bench"]), talk)
+        return {**verdict, "bytes": size}
 
-                torch.cuda.empty_cache()  # symmetric memory is not allocated out of torch's cache
-            scenario = Scenario.from_json(Workload.from_json(message["workload"]).spec)
-            self._bench = importlib.import_module(message["bench"]).open_bench(scenario, self.group)
-            return {"ok": True, "bytes": self.bench.bytes_moved()}
-        except Exception as error:
-            return {"ok": False, "reason": explain(error)}
+    def _turn(self, workload: Workload, module: str) -> int:
+        """Open the bench of another workload; returns the bytes that have to be moved."""
+        if self._bench is not None:
+            _close(self._bench)
+        self._bench = None
+        if self.group.device.type == "cuda":
+            import torch
+
+            torch.cuda.empty_cache()  # symmetric memory is not allocated out of torch's cache
+        scenario = Scenario.from_json(workload.spec)
+        self._bench = importlib.import_module(module).open_bench(scenario, self.group)
+        return self.bench.bytes_moved()
 
     def _measure(self, message: Mapping[str, Any], blob: bytes, talk: Talk) -> dict[str, Any]:
         """Load, verify and time one candidate."""
@@ -140,9 +118,9 @@ class RankServer:
                     limit_us=(message["limit_us"] or math.inf) if screen else math.inf,
                 )[""]
 
-        samples, timed = _attempt(take, talk)
+        samples, timed = attempt(take, talk)
         restart = self._finish({"": run}, talk)
-        if samples is None or not _ok(timed):
+        if samples is None or not ok(timed):
             return {**timed, "error": verdict["error"], "restart": timed["restart"] or restart}
         return {**Outcome(Status.OK, tuple(samples), verdict["error"]).to_json(), "restart": restart}
 
@@ -151,14 +129,14 @@ class RankServer:
     ) -> tuple[Runnable | None, dict[str, Any]]:
         """Load and verify. Returns what runs, or None, and the verdict of all ranks."""
         talk.phase("load", who)
-        run, verdict = _attempt(
+        run, verdict = attempt(
             lambda: self.bench.load(item["config"], artifact_from_wire(item["artifact"], blob)), talk
         )
-        if run is None or not _ok(verdict):
+        if run is None or not ok(verdict):
             return None, verdict
         talk.phase("verify", who)
         verdict = talk.agree(self._verify(run, seed))
-        if not _ok(verdict):
+        if not ok(verdict):
             if not verdict["restart"]:
                 verdict = {**verdict, "restart": self._finish({who: run}, talk)}
             return None, verdict
@@ -168,7 +146,7 @@ class RankServer:
         try:
             verdict = self.bench.verify(run, seed)
         except Exception as problem:
-            return _failed(problem)
+            return failed(problem)
         if verdict.ok:
             return {**Outcome(Status.OK, error=verdict.error).to_json(), "restart": False}
         outcome = Outcome(Status.WRONG_RESULT, error=verdict.error, reason=one_line(verdict.detail or "wrong result"))
@@ -195,8 +173,8 @@ class RankServer:
             if name in message["without"]:
                 continue
             talk.phase("baseline", name)
-            other, verdict = _attempt(partial(self._once, factory), talk)
-            if other is None or not _ok(verdict):
+            other, verdict = attempt(partial(self._once, factory), talk)
+            if other is None or not ok(verdict):
                 outcomes[name] = verdict
             else:
                 runs[name], errors[name] = other, None
@@ -211,14 +189,14 @@ class RankServer:
             nonlocal busy
             p = self._policy
             with self._alone(1.0, talk):
-                load = _Load(self.group)
+                load = Load(self.group)
                 samples = time_ranks(runs, self.group, p, rounds=p.final_rounds, budget_s=p.final_s, before=before)
                 busy = load.others() if self._device == "cpu" else None
                 return samples
 
-        samples, timed = _attempt(take, talk)
+        samples, timed = attempt(take, talk)
         restart = self._finish(runs, talk)
-        if samples is None or not _ok(timed):
+        if samples is None or not ok(timed):
             return {"failed": timed["reason"], "who": running, "restart": timed["restart"] or restart}
         for name, taken in samples.items():
             outcomes[name] = {**Outcome(Status.OK, tuple(taken), errors[name]).to_json(), "restart": False}
@@ -244,10 +222,10 @@ class RankServer:
     def _call(self, message: Mapping[str, Any], blob: bytes, talk: Talk) -> dict[str, Any]:
         module, _, name = message["function"].partition(":")
         talk.phase("call", name)
-        answer, verdict = _attempt(
+        answer, verdict = attempt(
             lambda: (getattr(importlib.import_module(module), name)(self.group, **message["arguments"]),), talk
         )
-        return {**verdict, "answer": answer[0] if answer and _ok(verdict) else None}
+        return {**verdict, "answer": answer[0] if answer and ok(verdict) else None}
 
     @contextlib.contextmanager
     def _alone(self, share: float, talk: Talk) -> Iterator[None]:
@@ -279,51 +257,10 @@ class RankServer:
         return False
 
 
-class _Load:
-    """How much processes other than the ranks keep the processors busy."""
-
-    def __init__(self, group: Group) -> None:
-        from autotune.measure.quiet import Meter
-
-        self._group, self._meter = group, Meter()
-        self._wall, self._mine = time.monotonic(), _processor_time()
-
-    def others(self) -> float:
-        """Processors that others kept busy on average since this was made; a collective call."""
-        wall = max(time.monotonic() - self._wall, 1e-9)
-        ours = self._group.gather((_processor_time() - self._mine) / wall)
-        return max(0.0, self._meter.others() - float(sum(ours)) + float(ours[self._group.rank]))
-
-
-def _processor_time() -> float:
-    mine = os.times()
-    return mine.user + mine.system
-
-
-def _attempt(step: Callable[[], T], talk: Talk) -> tuple[T | None, dict[str, Any]]:
-    """Do a step. Returns what came of it here, None if it failed here, and the verdict of all ranks."""
-    value: T | None = None
-    here = _FINE
-    try:
-        value = step()
-    except Exception as problem:
-        here = _failed(problem)
-    return value, talk.agree(here)
-
-
-def _ok(verdict: Mapping[str, Any]) -> bool:
-    return bool(verdict["status"] == Status.OK)
-
-
 def _close(thing: object) -> None:
     close = getattr(thing, "close", None)
     if close is not None:
         close()
-
-
-def _failed(problem: BaseException) -> dict[str, Any]:
-    status, restart = classify(problem)
-    return {**Outcome(status, reason=explain(problem)).to_json(), "restart": restart}
 
 
 if __name__ == "__main__":

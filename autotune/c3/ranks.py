@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -114,7 +114,7 @@ class Ranks:
         self._ready()
         begin = time.monotonic()
         try:
-            answer = self._ask(message, blob)
+            answer = self._ask(message, blob)[0]
         except Lost as lost:
             return replace(lost.outcome, seconds=time.monotonic() - begin)
         return Outcome.from_json(answer, time.monotonic() - begin)
@@ -158,9 +158,8 @@ class Ranks:
         """
         message = {"job": "call", "function": function, "arguments": dict(arguments)}
         try:
-            answers = self._ready().ask(message, b"", lambda phase: timeout_s)
+            answers = self._ask(message, b"", lambda phase: timeout_s)
         except Lost as lost:
-            self._restart()
             raise WorkerFault(f"{function} failed: {lost}") from None
         if answers[0]["status"] != Status.OK:
             self._restart()
@@ -181,29 +180,37 @@ class Ranks:
         items = [{"name": c.name, "config": dict(c.config), "artifact": head} for c, head, _ in pairs]
         message = {"job": "compare", "candidates": items, "without": list(without), "seed": seed}
         try:
-            answer = self._ask(message, b"".join(blob for _, _, blob in pairs))
+            answer = self._ask(message, b"".join(blob for _, _, blob in pairs))[0]
         except Lost as lost:
             return {}, lost.outcome, lost.who
         if "failed" in answer:
             return {}, Outcome(Status.LAUNCH_ERROR, reason=answer["failed"]), answer["who"]
         return answer, None, ""
 
-    def _ask(self, message: Mapping[str, Any], blob: bytes, again: bool = False) -> dict[str, Any]:
-        """One job: rank 0's answer, which is that of all. Replaces the processes where they are not to be trusted.
+    def _ask(
+        self,
+        message: Mapping[str, Any],
+        blob: bytes,
+        limit: Callable[[str], float] | None = None,
+        again: bool = False,
+    ) -> list[dict[str, Any]]:
+        """One job: the answers of all ranks, of which those of one would do but for calls.
+
+        Replaces the processes where they are not to be trusted any more.
 
         Raises:
             Lost: the job failed.
         """
         try:
-            answers = self._ready().ask(message, blob, self._limit, self._passed)
+            answers = self._ready().ask(message, blob, limit or self._limit, self._passed)
         except Lost as lost:
             self._restart()
             if lost.idle and not again:  # a rank was killed since the last job
-                return self._ask(message, blob, again=True)
+                return self._ask(message, blob, limit, again=True)
             raise
         if any(answer["restart"] for answer in answers):
             self._restart()
-        return answers[0]
+        return answers
 
     def _passed(self, phase: str, seconds: float) -> None:
         if phase == "verify":  # mostly the oracle's time
@@ -266,11 +273,11 @@ class Ranks:
             "bench": self._bench,
             "policy": self._policy.to_json(),
         }
-        answers = crew.ask(message, b"", lambda phase: deadline - time.monotonic())
-        bad = next((rank for rank, answer in enumerate(answers) if not answer["ok"]), None)
-        if bad is not None:
-            self.close()  # the ranks may have gone different ways
+        left = deadline - time.monotonic()
+        answers = crew.ask(message, b"", lambda phase: left)
+        if answers[0]["status"] != Status.OK:
+            self.close()
             where = f"on {self._ranks} ranks of {self._device}"
-            raise WorkerFault(f"the workload cannot be opened {where}: rank {bad}: {answers[bad]['reason']}")
+            raise WorkerFault(f"the workload cannot be opened {where}: {answers[0]['reason']}")
         self.bytes_moved = int(answers[0]["bytes"])
         crew.opened = True

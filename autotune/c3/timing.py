@@ -79,6 +79,7 @@ def _sampler(
 
         from autotune.c3.timing_cuda import sample_cuda
 
+        _wake_cuda(policy.wake_s)
         for name, run in runs.items():
             tell(name)
             for _ in range(max(policy.warmup, 1)):
@@ -95,6 +96,18 @@ def _sampler(
     size = policy.cold_bytes // group.ranks
     cold = group.keep((_COLD, size), lambda: ColdCache(size, "cpu"))
     return lambda name, count: [_sample_cpu(runs[name], group, cold, inner) for _ in range(count)]
+
+
+def _wake_cuda(seconds: float) -> None:
+    """Keep this rank's GPU busy for so long: one that waited for the next candidate has clocked down."""
+    import torch
+
+    work = torch.ones(1 << 24, device="cuda")
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        for _ in range(16):
+            work.mul_(1.0)
+        torch.cuda.synchronize()
 
 
 def _warm_cpu(run: Runnable, group: Group, policy: Policy) -> float:

@@ -43,8 +43,16 @@ QUICK = Policy(
 )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def own_lock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The ranks' lock of the device is their own, and nobody else on the machine keeps these tests waiting."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("locks")))
+        yield
+
+
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Ranks]:
+def shared(own_lock: None) -> Iterator[Ranks]:
     """Three ranks for the tests of this module: each must leave them usable for the next."""
     with Ranks(workload(3), "cpu", QUICK, bench=BENCH) as ranks:
         yield ranks
@@ -106,6 +114,7 @@ def test_a_rank_that_fails_alone_does_not_wait_for_the_others_deadline(
     shared: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("autotune.c3.crew._PEERS_S", 0.3)
+    assert measure(shared, how="good").ok
     begin = time.monotonic()
     outcome = measure(shared, how="raise", rank=1, when="time")  # the others are left in a collective call
     assert time.monotonic() - begin < 5
@@ -116,10 +125,17 @@ def test_a_rank_that_fails_alone_does_not_wait_for_the_others_deadline(
 def test_a_rank_killed_while_it_is_timed_costs_one_candidate(shared: Ranks) -> None:
     assert measure(shared, how="good").ok
     assert shared._crew is not None
-    before, victim = shared.restarts, shared._crew.pids[1]
-    timer = threading.Timer(0.7, os.kill, (victim, signal.SIGKILL))
-    timer.start()
+    before, victim = shared.restarts, shared._crew._seats[1]
+
+    def kill() -> None:
+        while victim.phase != "time":
+            time.sleep(0.01)
+        os.kill(victim.child.pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
     outcome = shared.measure({"how": "slow", "ms": 200}, ARTIFACT, stage="repeat", seed=1)
+    killer.join()
     assert outcome.status is Status.CRASHED
     assert outcome.reason.startswith("rank 1 killed by SIGKILL")
     assert outcome.reason.endswith("in timing")
