@@ -12,7 +12,7 @@ from autotune.cli.output import machine_output
 def run(args: argparse.Namespace) -> int:
     """Look up; returns 0 whatever the match."""
     with machine_output(args.json) as emit:
-        from autotune.cli.c3_report import figures, print_scenario, rivals, strategy_label
+        from autotune.cli.c3_report import figures, print_scenario, strategy_label
         from autotune.device import environment, resolve_device
         from autotune.runtime.c3_match import C3Level, match_scenario
         from autotune.store import Store
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
             if store is not None:
                 store.close()
         measured = found.schedule if found.level is C3Level.EXACT else None  # another scenario's times are not ours
-        baselines = measured.baselines if measured else {}
+        baselines = measured.rivals if measured else {}
         best = {"config": dict(found.config), "latency_us": measured.latency_us} if measured else None
         answer = {
             "workload": name,
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
             "device": identity.label,
             "match": str(found.level),
             "best": best,
-            "baselines": rivals(baselines),
+            "baselines": {name: {"latency_us": us} for name, us in baselines.items()},
             "winner": found.schedule.winner if found.schedule else "",
             "strategy": dict(found.config),
             "strategy_label": strategy_label(found.config, side),
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
             "distance": found.distance,
             "reason": found.reason,
             "others_busy": measured.others if measured else None,
-            **figures(baselines, measured.latency_us if measured else None),
+            **figures(baselines, measured.references if measured else {}, measured.latency_us if measured else None),
         }
         emit(answer)
         if not args.json:

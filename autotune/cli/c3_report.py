@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.bench.c3.metrics import Isolated, is_reference
+from autotune.bench.c3.metrics import Isolated
 from autotune.cli.output import BUSY_NOTE, console, microseconds, ratio
 from autotune.store.records import BUSY
 
@@ -30,15 +30,17 @@ def deployed_config(config: Mapping[str, Any] | None, winner: str, side: str) ->
     return None if found is None else dict(found)
 
 
-def figures(baselines: Mapping[str, float | None], deployed_us: float | None) -> dict[str, Any]:
+def figures(
+    baselines: Mapping[str, float | None], references: Mapping[str, float], deployed_us: float | None
+) -> dict[str, Any]:
     """Times in microseconds and the metrics; null what is not known.
 
     Args:
-        baselines: of a schedule: what the user had, and the isolated times.
+        baselines: what the user had, of a schedule.
+        references: the isolated times beside them.
         deployed_us: what is deployed.
     """
-    times = {name: us for name, us in baselines.items() if us is not None}
-    alone = Isolated.of({name: us for name, us in times.items() if is_reference(name)})
+    alone = Isolated.of(references)
     metrics: dict[str, Any] = {"speedup": None, "fraction": None, "t_over_max": None}
     if alone is not None and deployed_us is not None:
         metrics = alone.figures(deployed_us)
@@ -48,16 +50,11 @@ def figures(baselines: Mapping[str, float | None], deployed_us: float | None) ->
         "t_comm_by_engine_us": dict(alone.engines) if alone else {},
         "kind": alone.kind if alone else None,
         "ideal": round(alone.ideal, 4) if alone else None,
-        "sequential_us": times.get("sequential"),
-        "naive_us": times.get("naive"),
+        "sequential_us": baselines.get("sequential"),
+        "naive_us": baselines.get("naive"),
         "deployed_us": deployed_us,
         **metrics,
     }
-
-
-def rivals(baselines: Mapping[str, float | None]) -> dict[str, dict[str, Any]]:
-    """The baselines that can be deployed, as the other domains' answers have them."""
-    return {name: {"latency_us": us} for name, us in baselines.items() if not is_reference(name)}
 
 
 def print_scenario(answer: Mapping[str, Any]) -> None:
@@ -84,7 +81,8 @@ def print_scenario(answer: Mapping[str, Any]) -> None:
         ("strategy", answer["strategy_label"] or "–"),
     ]
     for name, text in rows:
-        table.add_row(name, text)
+        if text != "–":
+            table.add_row(name, text)
     console().print(table, markup=False, highlight=False)
     if _busy(answer):
         console().print(BUSY_NOTE, highlight=False)

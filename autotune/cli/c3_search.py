@@ -17,7 +17,7 @@ from autotune.errors import UserError
 
 if TYPE_CHECKING:
     from autotune.c3.scenario import Scenario
-    from autotune.store import Schedule, Store
+    from autotune.store import Store
     from autotune.tuner.result import Result
 
 
@@ -134,38 +134,22 @@ def _command(args: argparse.Namespace) -> str:
 
 
 def _one(store: Store, result: Result, scenario: Scenario, device: str) -> dict[str, Any]:
-    from autotune.cli.c3_report import deployed_config, figures, rivals, strategy_label
+    from autotune.cli.c3_report import deployed_config, figures, strategy_label
     from autotune.cli.search import reason
 
     side = device.partition(":")[0]
-    schedule = _schedule(store, result, scenario, device)
-    baselines = schedule.baselines if schedule else result.baselines
     config = deployed_config(result.best, result.winner, side)
-    best = None if result.best is None else {"config": dict(result.best), "latency_us": result.best_us}
     return {
         **result.to_json(),
         "fingerprint": result.workload,
         "label": scenario.label,
         "scenario": scenario.to_json(),
         "match": "exact" if result.winner else "none",
-        "best": best,
-        "baselines": rivals(baselines),
         "strategy": config,
         "strategy_label": None if config is None else strategy_label(config, side),
-        **figures(baselines, result.deployed_us),
+        **figures(result.baselines, result.references, result.deployed_us),
         "error": "" if result.ok else reason(store, result),
     }
-
-
-def _schedule(store: Store, result: Result, scenario: Scenario, device: str) -> Schedule | None:
-    """What was stored: its baselines hold the isolated times."""
-    from autotune.task import place
-
-    if not result.winner:
-        return None
-    where = place(scenario.workload(), device).fingerprint
-    mine = (s for s in store.schedules(where) if (s.key.workload, s.key.policy) == (result.workload, result.policy))
-    return max(mine, key=lambda s: s.when, default=None)
 
 
 def _answer(name: str, device: str, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:

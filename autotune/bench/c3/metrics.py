@@ -82,8 +82,3 @@ class Isolated:
             "fraction": None if fraction is None else round(fraction, 4),
             "t_over_max": round(time / self.longest, 4),
         }
-
-
-def is_reference(name: str) -> bool:
-    """Whether a stored schedule's baseline is an isolated time, which cannot be deployed."""
-    return name.startswith(REFERENCE)
