@@ -177,7 +177,7 @@ def test_the_summary_counts_each_case_as_all_at_most() -> None:
     assert found["heuristic"] == {
         "cases": 4, "calibrated": True, "within_10_percent": 1.0, "geomean_over_tuned": 1.1, "worst_over_tuned": 1.1,
     }  # fmt: skip
-    assert found["default"]["within_10_percent"] == 0.25
+    assert found["default"]["within_10_percent"] == 0.5
 
 
 def test_the_best_fixed_strategy_worked_everywhere() -> None:
