@@ -29,7 +29,8 @@ from autotune.workload import Workload
 class RankBench(Bench, Protocol):
     """What a bench module's ``open_bench(scenario, group)`` returns: a bench whose every method is a collective call.
 
-    What it makes may have a ``close()``, which is then called on all ranks when it is done with.
+    What it makes may have a ``close()``, which is called on all ranks when it is done with. The bench may have one too,
+    which closes whatever it has made and is still open, and after which the bench can be used again.
     """
 
     def references(self) -> Mapping[str, Callable[[], Runnable]]:
@@ -102,7 +103,7 @@ class RankServer:
         p, screen = self._policy, message["stage"] == "screen"
         run, verdict = self._prepare("", message, blob, message["seed"], talk)
         if run is None:
-            return verdict
+            return verdict if verdict["restart"] else {**verdict, "restart": self._finish({}, talk)}
 
         def take() -> list[float]:
             from autotune.c3.timing import time_ranks
@@ -247,11 +248,14 @@ class RankServer:
             yield
 
     def _finish(self, runs: Mapping[str, Runnable], talk: Talk) -> bool:
-        """Close what ran; returns whether that failed, and the ranks are not to be trusted any more."""
+        """Close what ran, and what never came to run; returns whether that failed, and the ranks are not to be trusted
+        any more."""
         try:
             for name, run in runs.items():
                 talk.phase("close", name)
                 _close(run)
+            talk.phase("close")
+            _close(self.bench)
         except Exception:
             return True
         return False

@@ -106,6 +106,7 @@ def test_a_bad_candidate_is_named_and_the_next_is_measured(
     assert outcome.samples == ()
     assert shared.restarts - before == replaced
     assert measure(shared, how="good").status is Status.OK
+    assert [a["left"] for a in shared.call(f"{BENCH}:whoami", {"word": ""}, 20)] == [0, 0, 0]  # all of it is closed
     assert shared.restarts - before == replaced
     assert capfd.readouterr() == ("", "")  # nothing of it on the user's terminal
 

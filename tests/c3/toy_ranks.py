@@ -36,6 +36,7 @@ class Run:
         self.config = dict(config)
         self.value = torch.zeros(1)
         self.steps = ""
+        group.keep("toy", list).append(self)
         self.step("load")
 
     def step(self, when: str) -> None:
@@ -62,6 +63,7 @@ class Run:
 
     def close(self) -> None:
         self.step("close")
+        self.group.keep("toy", list).remove(self)
 
 
 class ToyBench:
@@ -97,6 +99,10 @@ class ToyBench:
             "comm:toy": lambda: Run(self.group, {"how": "die", "rank": 1, "when": "time"}),
         }
 
+    def close(self) -> None:
+        for run in list(self.group.keep("toy", list)):
+            run.close()
+
     def bytes_moved(self) -> int:
         return self.scenario.nbytes
 
@@ -108,7 +114,14 @@ def open_bench(scenario: Scenario, group: Group) -> ToyBench:
 def whoami(group: Group, word: str) -> dict[str, Any]:
     """For :meth:`Ranks.call`."""
     total = group.largest([float(group.rank)])[0]
-    return {"word": word, "rank": group.rank, "largest": total, "opened": OPENED, "threads": torch.get_num_threads()}
+    return {
+        "word": word,
+        "rank": group.rank,
+        "largest": total,
+        "opened": OPENED,
+        "left": len(group.keep("toy", list)),
+        "threads": torch.get_num_threads(),
+    }
 
 
 def fail(group: Group, rank: int) -> None:
