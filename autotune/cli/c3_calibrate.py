@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,7 +36,8 @@ def run(args: argparse.Namespace) -> int:
             answer = {"device": where.label, "ranks": ranks, "figures": dict(figures)}
             emit(answer)
     if not args.json:
-        print("\n".join([where.label, *(f"{name}: {value:.4g}" for name, value in figures.items())]))
+        kinds = Counter(name.partition(".")[0] for name in figures)
+        print("\n".join([where.label, *(f"{kind}: {count} figures" for kind, count in kinds.items())]))
     return 0 if figures else 1
 
 

@@ -1,0 +1,66 @@
+"""The C3 suite run end to end with two ranks on the CPU: search, comparison, files, and going on where it was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autotune.bench import form
+from autotune.bench.c3.families import NAMES
+from autotune.cli.app import main
+
+pytestmark = pytest.mark.slow
+
+LIST = """
+[all_gather.equal]
+gather = { gemm = "128x128x128", bytes = "64KiB" }
+[reduce_scatter.compute]
+scatter = { gemm = "128x128x128", bytes = "64KiB" }
+"""
+
+
+def test_scenarios_are_searched_compared_and_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "two.toml").write_text(LIST)
+    out = tmp_path / "results" / "c3.json"
+    common = ["bench", "c3", "--device", "cpu", "--scenarios", str(tmp_path / "two.toml"), "--out", str(out)]
+    db = ["--db", str(tmp_path / "t.db")]
+
+    assert main([*common, *db, "--no-search"]) == 1
+    assert "NOT MEASURED: gather: nothing is stored for it" in capsys.readouterr().err
+    assert not out.exists()
+
+    assert main([*common, *db, "--cases", "gather", "--trials", "1"]) == 0
+    first = form.read(out)
+    (case,) = first["cases"]
+    assert (first["suite"], first["schema"], first["ranks"]) == ("c3", 1, 2)
+    assert (case["name"], case["class"], case["collective"]) == ("gather", "equal", "all_gather")
+    assert set(case["strategies"]) == set(NAMES)
+    assert set(case["t_comm_by_engine_ms"]) == {"gloo", "copy"}
+    assert case["t_comm_ms"] == min(case["t_comm_by_engine_ms"].values())
+    assert case["rounds"] >= 20
+    seen = case["strategies"]["copy_engine"]["engine_seen"]
+    assert seen == {"compute": 1, "copy": 1}
+    assert set(case["timeline"]) == {"naive", "tuned"}
+    assert all(run["spans"][0]["start_us"] == 0 for run in case["timeline"].values())
+    labels = {"gloo comm_first", "gloo gemm_first", "copy comm_first", "copy gemm_first"}
+    assert labels <= set(case["measured"])
+    capsys.readouterr()
+
+    assert main([*common, *db, "--trials", "1", "--resume", "--fixed", "--no-heuristics", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data == form.read(out)
+    assert [c["name"] for c in data["cases"]] == ["gather", "scatter"]
+    assert data["cases"][0]["strategies"] == case["strategies"]  # kept, not measured again
+    assert data["cases"][1]["heuristic"] is None
+    assert data["summary"]["best_fixed"]["compared"] > 0
+    assert all(c["fixed"]["label"] == data["summary"]["best_fixed"]["strategy"] for c in data["cases"])
+    assert "timeline" not in data["cases"][1]
+    assert "| gather |" in out.with_suffix(".md").read_text()
+    assert (out.parent / "c3-bars.svg").read_text().count("scatter, tuned") == 1
+    assert "gather" in (out.parent / "c3-timeline.svg").read_text()
+    assert "--resume" not in data["command"]
+
+    assert main([*common, *db, "--resume", "--ranks", "3", "--cases", "gather"]) == 2
+    assert "do not divide among 3 ranks" in capsys.readouterr().err
