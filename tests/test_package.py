@@ -56,6 +56,7 @@ def test_the_wheel_holds_the_package_and_its_data(wheel: Path) -> None:
     assert tops == {"autotune", f"{wheel.name.split('-py3')[0]}.dist-info"}
     for name in ("autotune/py.typed", "autotune/search_spaces/fusion.toml", "autotune/db/env.py"):
         assert name in names
+    assert [n for n in names if n.startswith("autotune/benchmarks/")] == ["autotune/benchmarks/c3_scenarios.toml"]
     assert any(name.startswith("autotune/db/versions/0001") for name in names)
     assert not [name for name in names if "__pycache__" in name or name.endswith((".db", ".pyc"))]
 
@@ -82,6 +83,7 @@ print(json.dumps([autotune.__file__, str(resource_dir("db")), str(resource_dir("
 
 def test_the_command_answers(venv: Path, tmp_path: Path) -> None:
     assert "search" in run(venv, tmp_path, "autotune", "--help").stdout
+    assert "ag-equal-proj" in run(venv, tmp_path, "autotune", "bench", "c3", "--list").stdout
     assert run(venv, tmp_path, "autotune", "--version").stdout.startswith("autotune 0.")
 
 

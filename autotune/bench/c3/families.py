@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import product
 
+from autotune.c3.scenario import REDUCING
 from autotune.c3.strategy import HOST_NAIVE, HOST_SEQUENTIAL, NAIVE, SEQUENTIAL, HostStrategy, Strategy
 from autotune.task import Config
 
@@ -17,16 +18,18 @@ NAMES = ("naive", "order", "partition", "copy_engine", "tuned")
 """As results have them; "tuned" is the best of all that was measured."""
 
 _ORDERS = ("comm_first", "gemm_first")
-_LIMITS = (0, 16, 32)
+_LIMITS = ((16, 0), (32, 0), (0, 16), (16, 16), (32, 32))
+"""Thread blocks of the collective, and SMs kept from the computation; 0 for no limit."""
 
 
-def families(side: str) -> Mapping[str, list[Config]]:
+def families(side: str, collective: str) -> Mapping[str, list[Config]]:
     """Each family's members.
 
     Args:
         side: "cuda" or "cpu".
+        collective: one that adds needs a kernel beside the copies, whose blocks are chosen too.
     """
-    return _host() if side == "cpu" else _cuda()
+    return _host() if side == "cpu" else _cuda(collective in REDUCING)
 
 
 def baselines(side: str) -> Mapping[str, Config]:
@@ -54,16 +57,21 @@ def from_label(text: str, side: str) -> Config:
     return config
 
 
-def _cuda() -> dict[str, list[Config]]:
-    limits = [(c, r) for c, r in product(_LIMITS, _LIMITS) if c or r]
+def _cuda(adds: bool) -> dict[str, list[Config]]:
+    copies = [Strategy(order, "copy", direction=way, batch=batch).config()
+              for order, way, batch in product(_ORDERS, ("push", "pull"), (False, True))]  # fmt: skip
+    if adds:
+        copies = [Strategy(order, "copy", priority="comm", ctas=128, chunks=chunks).config()
+                  for order, chunks in product(_ORDERS, (1, 2))]  # fmt: skip
+        copies += [Strategy(order, "copy", reserve=r, ctas=32, chunks=4).config()
+                   for order, r in product(_ORDERS, (4, 8))]  # fmt: skip
     return {
         "naive": [NAIVE],
         "order": [Strategy(order, "nccl", priority=p).config()
                   for order, p in product(_ORDERS, ("equal", "comm", "gemm"))],
         "partition": [Strategy(order, "nccl", ctas=c, reserve=r).config()
-                      for order, (c, r) in product(_ORDERS, limits)],
-        "copy_engine": [Strategy(order, "copy", direction=way, batch=batch).config()
-                        for order, way, batch in product(_ORDERS, ("push", "pull"), (False, True))],
+                      for order, (c, r) in product(_ORDERS, _LIMITS)],
+        "copy_engine": copies,
     }  # fmt: skip
 
 

@@ -104,7 +104,9 @@ class Case:
         from autotune.tuner.result import BusyMachine
 
         space = self.task.space()
-        members = [config for family in families(self.means.side).values() for config in family]
+        # The largest family last: should the time be up before it is through, it misses the fewest of its own.
+        own = sorted(self._families().values(), key=len)
+        members = [config for family in own for config in family]
         different = {config_key(c): c for c in map(self.task.normalize, members) if space.contains(c)}
         missing = len(different.keys() - self._known().keys())
         patience = None
@@ -166,7 +168,7 @@ class Case:
             "ideal": round(alone.ideal, 4),
             "sequential_ms": _ms(sequential),
             "rounds": max(len(o.samples) for o in outcomes.values()),
-            "strategies": {name: entries.get(name) for name in (*families(self.means.side), "tuned")},
+            "strategies": {name: entries.get(name) for name in (*self._families(), "tuned")},
             "heuristic": entries.get("heuristic"),
             "default": entries.get("default"),
             "calibrated": bool(self.figures),
@@ -193,6 +195,9 @@ class Case:
             return None
         return {"label": strategy, "ms": _ms(fixed), "tuned_ms": _ms(tuned)}
 
+    def _families(self) -> Mapping[str, list[Config]]:
+        return families(self.means.side, self.scenario.collective)
+
     def _known(self) -> dict[str, Measurement]:
         """What each strategy took in the search, or how it failed; a repeated timing counts more than a first."""
         key = self.key
@@ -218,7 +223,7 @@ class Case:
         """By the names of results."""
         side = self.means.side
         chosen: dict[str, Config] = {"naive": self.task.normalize(baselines(side)["naive"])}
-        for name, members in families(side).items():
+        for name, members in self._families().items():
             if name != "naive" and (best := self._best(members, known)) is not None:
                 chosen[name] = best
         chosen["tuned"] = self._tuned(schedule)
@@ -290,7 +295,7 @@ class Case:
         under the name that it has in all scenarios, whatever it comes to in this one."""
         side = self.means.side
         found = {label(m.config, side): m for m in known.values() if m.status is not Status.INVALID}
-        for config in (c for family in families(side).values() for c in family):
+        for config in (c for family in self._families().values() for c in family):
             m = known.get(config_key(self.task.normalize(config)))
             if m is not None:
                 found[label(config, side)] = m

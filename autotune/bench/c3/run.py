@@ -14,7 +14,7 @@ from autotune.bench.c3 import figure, report, suite
 from autotune.bench.c3.form import SCHEMA
 from autotune.bench.c3.measure import Case, Means, NotMeasured, say
 from autotune.c3.scenario import Scenario
-from autotune.errors import UserError
+from autotune.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from autotune.bench.c3.suite import Entry
@@ -103,7 +103,8 @@ def run(settings: Settings) -> tuple[dict[str, Any] | None, list[str]]:
             say(f"[{k}/{len(left)}] {entry.name}: {scenarios[entry.name].label}")
             try:
                 found = _one(entry, scenarios[entry.name], means, settings)
-            except NotMeasured as why:
+            except (NotMeasured, RuntimeError) as error:  # RuntimeError: out of memory, or a device that gave up
+                why = str(error) if isinstance(error, NotMeasured) else first_line(error)
                 missing.append(f"{entry.name}: {why}")
                 say(f"  NOT MEASURED: {why}")
                 continue
