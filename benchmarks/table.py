@@ -23,6 +23,7 @@ from typing import Any
 
 from autotune.bench import report
 from autotune.bench.ablation import ABLATIONS
+from autotune.bench.c3 import report as c3_report
 from autotune.bench.report import geometric_mean
 from benchmarks.form import RESULTS, read
 
@@ -41,8 +42,10 @@ def render(data: Mapping[str, Any]) -> str:
     """The table of a result file's content, times in microseconds; a column that no case ran is left out.
 
     The last columns are the speedup over the fastest peer that was run, and how near the floor autotune comes. The last
-    row is the geometric mean of both. A file of the fusion suite has a table of its own.
+    row is the geometric mean of both. Files of the suites have tables of their own.
     """
+    if data.get("suite") == "c3":
+        return c3_report.render(data)
     if data.get("suite"):
         return report.render(data)
     cases = data["cases"]
