@@ -38,6 +38,8 @@ _ISOLATED = {
     "copy-pull": Strategy(engine="copy", direction="pull"),
     "sm": Strategy(engine="sm", ctas=64),
 }
+_ADDING = Strategy(engine="copy", ctas=128)
+"""A collective that adds by copies, alone: the kernel has all SMs."""
 _ISOLATED_HOST = {"gloo": HostStrategy(), "copy": HostStrategy(engine="copy")}
 
 
@@ -151,6 +153,8 @@ class RankBench:
         for name, strategy in engines.items():
             if name == "copy-pull" and self.spec.op in REDUCING:
                 continue  # it would be the same as "copy"
+            if name == "copy" and self.spec.op in REDUCING and not cpu:
+                strategy = _ADDING
             found[f"comm:{name}"] = partial(self._alone, strategy.config())
         return found
 

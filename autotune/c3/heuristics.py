@@ -1,7 +1,8 @@
 """Choosing a strategy without a search.
 
-Without figures the choice is by the collective alone, as first measurements on H200s had it: copy engines where nothing
-must be added, else NCCL, and the collective enqueued first, since a large GEMM leaves no SM to what comes after it.
+Without figures the choice is by the collective alone, as measured on H200s: copy engines, except for all_reduce.
+An all-to-all's computation goes first, since what stays on the device is copied by a kernel, which then runs in the
+computation's tail; so does that of a reduce-scatter, whose additions need SMs at the end.
 With figures of a calibration the strategies that were tried in it, and some beside them, are ranked by the model.
 """
 
@@ -13,7 +14,7 @@ from itertools import product
 from typing import Any
 
 from autotune.c3.model import Model, parse_strategy, predict
-from autotune.c3.scenario import REDUCING, Scenario
+from autotune.c3.scenario import Scenario
 from autotune.c3.strategy import HostStrategy, Strategy, normalize, reject
 from autotune.task import Config
 
@@ -21,26 +22,43 @@ MOST = 8
 """Strategies that :func:`choose` returns at most."""
 _ALIKE = 3
 
-_MOVING: tuple[Mapping[str, Any], ...] = (
+_GATHERING: tuple[Mapping[str, Any], ...] = (
     {"engine": "copy", "order": "comm_first"},
     {"engine": "copy", "order": "gemm_first"},
-    {"engine": "copy", "order": "comm_first", "direction": "pull"},
-    {"engine": "nccl", "order": "comm_first", "priority": "comm"},
     {"engine": "copy", "order": "gemm_first", "direction": "pull"},
     {"engine": "copy", "order": "comm_first", "batch": True},
-    {"engine": "nccl", "order": "comm_first", "priority": "comm", "reserve": 24},
+    {"engine": "nccl", "order": "comm_first", "priority": "comm"},
+    {"engine": "copy", "order": "comm_first", "direction": "pull"},
+    {"engine": "nccl", "order": "comm_first", "priority": "comm", "reserve": 16},
     {"engine": "sm", "order": "comm_first", "priority": "comm", "ctas": 32},
+)
+_EXCHANGING: tuple[Mapping[str, Any], ...] = (_GATHERING[1], _GATHERING[0], *_GATHERING[2:])
+_SCATTERING: tuple[Mapping[str, Any], ...] = (
+    {"engine": "copy", "order": "gemm_first", "priority": "comm", "ctas": 128},
+    {"engine": "copy", "order": "comm_first", "priority": "comm", "ctas": 128},
+    {"engine": "copy", "order": "comm_first", "ctas": 32, "chunks": 4, "reserve": 4},
+    {"engine": "copy", "order": "comm_first", "priority": "comm", "ctas": 128, "chunks": 2},
+    {"engine": "nccl", "order": "comm_first", "priority": "comm"},
+    {"engine": "sm", "order": "comm_first", "ctas": 8, "reserve": 8},
+    {"engine": "copy", "order": "gemm_first", "priority": "comm", "ctas": 64, "chunks": 2},
+    {"engine": "nccl", "order": "comm_first", "priority": "comm", "ctas": 16},
 )
 _REDUCING: tuple[Mapping[str, Any], ...] = (
     {"engine": "nccl", "order": "comm_first", "priority": "comm"},
-    {"engine": "copy", "order": "comm_first", "priority": "comm", "chunks": 4, "reserve": 16},
-    {"engine": "copy", "order": "comm_first", "priority": "comm", "chunks": 4},
-    {"engine": "nccl", "order": "comm_first", "priority": "comm", "reserve": 24},
-    {"engine": "nccl", "order": "gemm_first", "priority": "comm"},
-    {"engine": "sm", "order": "comm_first", "priority": "comm", "ctas": 32},
-    {"engine": "sm", "order": "comm_first", "priority": "comm", "ctas": 16, "reserve": 16},
-    {"engine": "copy", "order": "comm_first", "priority": "comm"},
+    {"engine": "nccl", "order": "comm_first", "reserve": 16},
+    {"engine": "copy", "order": "gemm_first", "ctas": 32, "chunks": 4, "reserve": 8},
+    {"engine": "nccl", "order": "gemm_first", "reserve": 16},
+    {"engine": "copy", "order": "comm_first", "priority": "comm", "ctas": 128},
+    {"engine": "copy", "order": "comm_first", "ctas": 32, "chunks": 4, "reserve": 8},
+    {"engine": "nccl", "order": "comm_first", "priority": "comm", "chunks": 2},
+    {"engine": "sm", "order": "comm_first", "ctas": 8, "reserve": 8},
 )
+_RULES = {
+    "all_gather": _GATHERING,
+    "all_to_all": _EXCHANGING,
+    "reduce_scatter": _SCATTERING,
+    "all_reduce": _REDUCING,
+}
 _HOST: tuple[Mapping[str, Any], ...] = (
     {"engine": "gloo", "order": "comm_first"},
     {"engine": "copy", "order": "comm_first"},
@@ -124,7 +142,7 @@ def _unlike(ranked: Iterable[Config]) -> Iterator[Config]:
 def _by_rule(scenario: Scenario, side: str) -> Sequence[Mapping[str, Any]]:
     if side == "cpu":
         return _HOST
-    return _REDUCING if scenario.collective in REDUCING else _MOVING
+    return _RULES[scenario.collective]
 
 
 __all__ = ["MOST", "choose", "default", "distinct", "predict"]

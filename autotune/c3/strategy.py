@@ -16,6 +16,10 @@ SM_BLOCKS = 16
 """Blocks of a Numba kernel where ``ctas`` is 0."""
 
 
+NCCL_MOST = 64
+"""Thread blocks that NCCL may be limited to, at most."""
+
+
 @dataclass(frozen=True)
 class Strategy:
     """A strategy on CUDA devices; the fields are the parameters of ``[cuda]``."""
@@ -111,12 +115,16 @@ def normalize(config: Config, scenario: Scenario, side: str) -> Config:
         c.update(streams=1, batch=False)
         if engine == "nccl":
             c["direction"] = "push"
+            if scenario.collective != "all_reduce":
+                c["chunks"] = 1  # pieces of the others would not lie where they belong
     elif not reducing:
         c["ctas"] = 0
     if reducing and engine == "sm":
         c["direction"] = "pull"  # a kernel adds what it reads from its peers; adding at the peers would race
     if reducing and engine == "copy":
         c["direction"] = "push"
+    if c["batch"]:
+        c["launch"] = "eager"  # a batch cannot be captured
     if engine != "nccl" and c["ctas"] == 0 and (engine == "sm" or reducing):
         c["ctas"] = SM_BLOCKS
     return c
@@ -134,6 +142,8 @@ def reject(config: Config, scenario: Scenario, side: str, *, sms: int = 0) -> st
         return why
     if int(config["chunks"]) > max(1, scenario.part // 1024):
         return f"a share of {scenario.part} elements in {config['chunks']} chunks"
+    if config["engine"] == "nccl" and int(config["ctas"]) > NCCL_MOST:
+        return f"{config['ctas']} thread blocks of NCCL, which takes {NCCL_MOST} at most"
     if sms and int(config["reserve"]) >= sms:
         return f"{config['reserve']} SMs kept from the computation of {sms}"
     return None

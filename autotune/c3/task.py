@@ -209,6 +209,7 @@ def policy(device: str) -> Policy:
         "final_top": 3,
         "timeout_s": 20.0,
         "load_s": 60.0,
+        "wake_s": 0.05,
     }
     if side_of(device) == "cuda":
         return Policy(method="ranks-graph", **common)

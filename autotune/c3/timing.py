@@ -18,6 +18,8 @@ from autotune.task import Runnable
 Samples = list[float]
 _LEAST = 3
 _LEAST_ROUNDS = 5  # of a comparison
+_COMPARED = 4  # so much longer contenders are run before a comparison than a candidate alone
+_MOST_TURNS = 500
 _COLD = "autotune.c3.timing.cold"
 
 
@@ -79,12 +81,12 @@ def _sampler(
 
         from autotune.c3.timing_cuda import sample_cuda
 
-        _wake_cuda(policy.wake_s)
         for name, run in runs.items():
             tell(name)
             for _ in range(max(policy.warmup, 1)):
                 run()
             torch.cuda.synchronize()
+        _settle(runs, group, policy.wake_s * (1 if len(runs) == 1 else _COMPARED))
         return lambda name, count: sample_cuda(runs[name], group, policy, count)
 
     quickest = math.inf
@@ -98,16 +100,25 @@ def _sampler(
     return lambda name, count: [_sample_cpu(runs[name], group, cold, inner) for _ in range(count)]
 
 
-def _wake_cuda(seconds: float) -> None:
-    """Keep this rank's GPU busy for so long: one that waited for the next candidate has clocked down."""
+def _settle(runs: Mapping[str, Runnable], group: Group, seconds: float) -> None:
+    """Run everything, in turn, for about so long, so that the clocks are those of a GPU at this work.
+
+    A GPU that waited has clocked down, and one that has rested may exceed its power limit for a while: on an H200 a
+    large GEMM runs 10% faster in its first 50 ms than after 200.
+    """
     import torch
 
-    work = torch.ones(1 << 24, device="cuda")
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        for _ in range(16):
-            work.mul_(1.0)
-        torch.cuda.synchronize()
+    def turn() -> None:
+        for run in runs.values():
+            run()
+
+    begin = time.perf_counter()
+    turn()
+    torch.cuda.synchronize()
+    spent = group.largest([time.perf_counter() - begin])[0]
+    for _ in range(min(_MOST_TURNS, int(seconds / max(spent, 1e-6)))):
+        turn()
+    torch.cuda.synchronize()
 
 
 def _warm_cpu(run: Runnable, group: Group, policy: Policy) -> float:

@@ -114,14 +114,16 @@ def test_metrics_are_those_of_the_paper() -> None:
     assert Isolated.of({"comm:nccl": 3.0}) is None
 
 
-@pytest.mark.parametrize("side", ["cuda", "cpu"])
-def test_families_are_told_apart_and_their_labels_mean_them(side: str) -> None:
-    found = families.families(side)
+@pytest.mark.parametrize(
+    ("side", "collective"), [("cuda", "all_gather"), ("cuda", "reduce_scatter"), ("cpu", "all_gather")]
+)
+def test_families_are_told_apart_and_their_labels_mean_them(side: str, collective: str) -> None:
+    found = families.families(side, collective)
     assert [*found, "tuned"] == list(families.NAMES)
     every = [config for members in found.values() for config in members]
     assert [families.from_label(families.label(c, side), side) for c in every] == every
     different = {config_key(c) for c in every}
-    assert len(different) == (30 if side == "cuda" else 10)
+    assert len(different) == (24 if side == "cuda" else 10)
     assert config_key(families.baselines(side)["naive"]) in different
     if side == "cuda":
         assert {c["engine"] for c in found["order"]} == {"nccl"}

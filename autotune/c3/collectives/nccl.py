@@ -30,7 +30,9 @@ def communicator(group: Group, ctas: int) -> dist.ProcessGroup:
         options: Any = dist.ProcessGroupNCCL.Options()
         options.config.min_ctas = options.config.max_ctas = ctas
         members = dist.get_process_group_ranks(group.data)
-        made: dist.ProcessGroup = dist.new_group(members, backend="nccl", pg_options=options)
+        made: dist.ProcessGroup = dist.new_group(
+            members, backend="nccl", pg_options=options, use_local_synchronization=True
+        )
         warm = torch.zeros(1, device=group.device)
         dist.all_reduce(warm, group=made)  # makes the communicator, which must not happen in a capture
         torch.cuda.synchronize()
