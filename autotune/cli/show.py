@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.options import add_db, add_json
@@ -27,11 +28,11 @@ def show(args: argparse.Namespace) -> int:
 
     with Store.open(args.db, migrate=False, readonly=True) as store:
         rows, misses, name = store.overview(), store.misses(), store.name
-        labels = {w.fingerprint: w.label for w in store.find_workloads()} if misses else {}
+        known = {w.fingerprint: w for w in store.find_workloads()} if misses else {}
     if args.json:
         missed = [
-            {"workload": m.workload, "label": labels.get(m.workload, ""), "device": m.device, "count": m.count,
-             "reason": m.reason} for m in misses
+            {"workload": m.workload, "label": known[m.workload].label if m.workload in known else "",
+             "device": m.device, "count": m.count, "reason": m.reason} for m in misses
         ]  # fmt: skip
         print(json.dumps({"database": name, "tuned": [r.to_json() for r in rows], "missed": missed}))
         return 0
@@ -68,9 +69,11 @@ def show(args: argparse.Namespace) -> int:
         out.print(table)
         if any(r.busy for r in rows):
             out.print(BUSY_NOTE, highlight=False)
-    if misses:
-        what = "workload was" if len(misses) == 1 else "workloads were"
-        out.print(f"{len(misses)} {what} met at deploy time without a schedule: `autotune search --missed`.")
+    kinds = Counter(known[m.workload].kind if m.workload in known else "fusion" for m in misses)
+    for kind, count in sorted(kinds.items()):
+        what = "workload was" if count == 1 else "workloads were"
+        command = "autotune search --missed" if kind == "fusion" else f"autotune search {kind} --missed"
+        out.print(f"{count} {what} met at deploy time without a schedule: `{command}`.")
     return 0
 
 

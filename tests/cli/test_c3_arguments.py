@@ -11,6 +11,8 @@ from autotune.c3.scenario import Gemm, Program
 from autotune.cli.app import build_parser, main
 from autotune.cli.c3_scenario import ranks_of, scenario_of
 from autotune.errors import UserError
+from autotune.store import Store
+from autotune.task import place
 
 MINE = ["--collective", "all_gather", "--bytes", "4MiB", "--device", "cpu"]
 
@@ -110,3 +112,18 @@ def test_scenarios_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5
     assert lines[0].split() == ["ar-equal-proj", "equal", "8192x8192x8192", "beside", "all_reduce", "of", "512", "MiB"]
+
+
+def test_what_was_missed_is_told_with_the_command_that_searches_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    db = str(tmp_path / "t.db")
+    workload, _ = scenario_of(parsed("--gemm", "64x64x64", *MINE), "cpu")
+    with Store.open(db) as store:
+        device = store.put_device(place(workload.workload(), "cpu"))
+        store.add_miss(workload.workload(), device, "not tuned")
+    assert main(["show", "--db", db]) == 0
+    assert (
+        "1 workload was met at deploy time without a schedule: `autotune search c3 --missed`."
+        in capsys.readouterr().out
+    )
