@@ -7,6 +7,7 @@ for layer in layers:
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,28 +30,36 @@ class TunedAllGather(AllGather):
     """FSDP2's all-gather by a strategy; see ``torch.distributed.fsdp``'s ``AllGather``.
 
     FSDP asks for an output, copies the rank's shard to its place in it, and then has it gathered: in place, where the
-    strategy's engine can. Outputs may be of symmetric memory, which is dear to make, so they are kept, and handed out
-    again once nothing refers to them: FSDP lets go of an output after its streams wait for the last reader, as it must
-    for any memory that torch reuses.
+    strategy's engine can. Outputs may be of symmetric memory, which is dear to make, so they are kept and take turns.
+    Nothing but the number of calls decides whose turn it is, as all ranks must take the same, and memory is not let go
+    of at the same time on each. FSDP lets go of an output after its streams wait for the last reader, for the sake of
+    torch's own allocator, so that it may be written again then.
+
+    Args:
+        depth: outputs of one size that take turns. FSDP uses two at a time, and one more for each layer that
+            it is told to prefetch beyond the next.
     """
 
-    def __init__(self, group: Group, config: Mapping[str, Choice], artifact: Artifact | None = None) -> None:
-        self.group, self.config, self.artifact = group, dict(config), artifact
-        self._opened: dict[tuple[int, torch.dtype], list[tuple[Collective, int]]] = {}
+    def __init__(
+        self, group: Group, config: Mapping[str, Choice], artifact: Artifact | None = None, depth: int = 3
+    ) -> None:
+        self.group, self.config, self.artifact, self.depth = group, dict(config), artifact, depth
+        self._turns: dict[tuple[int, torch.dtype], list[Collective]] = {}  # the one that is next comes first
         self._by_address: dict[int, Collective] = {}
+        self._handed: dict[int, weakref.ref[Tensor]] = {}  # by address too
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        numel = int(torch.Size([int(s) for s in size]).numel())
+        shape = torch.Size([int(s) for s in size])
         if dtype not in SHORT:
-            return torch.empty(*size, dtype=dtype, device=device)
-        opened = self._opened.setdefault((numel, dtype), [])
-        for collective, idle in opened:
-            if _references(collective.output) == idle:
-                break
-        else:
-            collective = self._open(numel, dtype)
-            opened.append((collective, _references(collective.output)))
-        out: Tensor = collective.output.view([int(s) for s in size])
+            return torch.empty(shape, dtype=dtype, device=device)
+        turns = self._turns.setdefault((shape.numel(), dtype), [])
+        collective = turns.pop(0) if len(turns) == self.depth else self._open(shape.numel(), dtype)
+        turns.append(collective)
+        out = collective.output.view(shape)
+        before = self._handed.get(out.data_ptr())
+        if before is not None and before() is not None:
+            raise RuntimeError(f"more than {self.depth} gathered layers are in use: give TunedAllGather a larger depth")
+        self._handed[out.data_ptr()] = weakref.ref(out)
         return out
 
     def _open(self, numel: int, dtype: torch.dtype) -> Collective:
@@ -73,10 +82,6 @@ class TunedAllGather(AllGather):
         """Give the memory back. A collective call."""
         for collective in self._by_address.values():
             collective.close()
-        self._opened.clear()
+        self._turns.clear()
         self._by_address.clear()
-
-
-def _references(t: Tensor) -> int:
-    """How many tensors share the memory of ``t``, or a number that grows with it."""
-    return int(torch._C._storage_Use_Count(t.untyped_storage()._cdata))
+        self._handed.clear()

@@ -39,6 +39,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the repository, 
 MODES = ("fsdp2", "fsdp2_prefetch", "autotune", "fsdp2_copy")
 ALONE = "fsdp2_copy"
 """The mode that cannot share a process with ``autotune``."""
+_OURS = "FSDP_OVERLAP_STARTED"
+"""In the environment of ranks that this script started: it tells what came of them, not they."""
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -77,8 +79,10 @@ def start_ranks(ranks: int, modes: Sequence[str], argv: Sequence[str]) -> dict[s
         command += [__file__, *argv, "--modes", *modes, "--out", str(out)]
         # A stream that waits for a peer must not hold back another that shares a hardware queue with it.
         own = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks))}
-        done = subprocess.run(command, env=own | os.environ, stdout=subprocess.DEVNULL, check=False)
-        found: dict[str, Any] = json.loads(out.read_text()) if done.returncode in (0, 1) and out.exists() else {}
+        if sys.platform == "linux":
+            own["GLOO_SOCKET_IFNAME"] = "lo"  # the host's name may lead nowhere
+        done = subprocess.run(command, env=own | os.environ | {_OURS: "1"}, check=False)
+        found: dict[str, Any] = json.loads(out.read_text()) if done.returncode == 0 and out.exists() else {}
         return found
 
 
@@ -104,6 +108,8 @@ def finish(args: argparse.Namespace, result: dict[str, Any], skipped: Mapping[st
     result["skipped"] = {**skipped, **result["skipped"]}
     if args.out:
         args.out.write_text(json.dumps(result, indent=1) + "\n")
+    if _OURS in os.environ:
+        return 0
     show(result)
     return 0 if result["agree"] else 1
 

@@ -119,19 +119,20 @@ def ask(gather: TunedAllGather, numel: int, dtype: torch.dtype = torch.float32) 
     return gather.allocate((numel,), dtype=dtype, device=torch.device("cpu"))
 
 
-def test_an_output_is_handed_out_again_when_nothing_refers_to_it(opened: list[FakeGather]) -> None:
+def test_outputs_take_turns_whatever_becomes_of_them(opened: list[FakeGather]) -> None:
     group: Any = None
-    gather = TunedAllGather(group, TUNED)
-    first = ask(gather, 8)
-    shard = first[4:]
-    second = ask(gather, 8)
-    assert [t.data_ptr() for t in (first, second)] == [c.output.data_ptr() for c in opened]
+    gather = TunedAllGather(group, TUNED, depth=2)
+    first, second = ask(gather, 8), ask(gather, 8)
+    places = [c.output.data_ptr() for c in opened]
+    assert [t.data_ptr() for t in (first, second)] == places
+    with pytest.raises(RuntimeError, match="more than 2"):
+        ask(gather, 8)
+    del second
+    assert ask(gather, 8).data_ptr() == places[1]  # its turn: the first is in use, and was not given away
     del first
-    assert ask(gather, 8).data_ptr() not in {shard.data_ptr() - 16, second.data_ptr()}  # a view of it is still there
-    del shard
-    assert ask(gather, 8).data_ptr() == opened[0].output.data_ptr()
+    assert [ask(gather, 8).data_ptr() for _ in range(3)] == [places[0], places[1], places[0]]
     ask(gather, 16)
-    assert [c.output.numel() for c in opened] == [8, 8, 8, 16]
+    assert [c.output.numel() for c in opened] == [8, 8, 16]
     gather.close()
     assert all(c.closed for c in opened)
 
