@@ -18,7 +18,7 @@ NAMES = ("naive", "order", "partition", "copy_engine", "tuned")
 """As results have them; "tuned" is the best of all that was measured."""
 
 _ORDERS = ("comm_first", "gemm_first")
-_LIMITS = ((16, 0), (32, 0), (0, 16), (16, 16), (32, 32))
+_LIMITS = ((16, 0), (32, 0), (0, 16), (32, 32))
 """Thread blocks of the collective, and SMs kept from the computation; 0 for no limit."""
 
 
@@ -37,6 +37,13 @@ def baselines(side: str) -> Mapping[str, Config]:
     if side == "cpu":
         return {"sequential": HOST_SEQUENTIAL, "naive": HOST_NAIVE}
     return {"sequential": SEQUENTIAL, "naive": NAIVE}
+
+
+def fixed(side: str) -> list[Config]:
+    """Strategies that could be used everywhere, and so are in every comparison."""
+    if side == "cpu":
+        return [HostStrategy(order, engine).config() for order, engine in product(_ORDERS, ("gloo", "copy"))]
+    return [Strategy(order, "copy", priority="comm", ctas=128).config() for order in _ORDERS]
 
 
 def label(config: Mapping[str, object], side: str) -> str:
@@ -58,8 +65,9 @@ def from_label(text: str, side: str) -> Config:
 
 
 def _cuda(adds: bool) -> dict[str, list[Config]]:
+    ways = (("push", False), ("pull", False), ("push", True))
     copies = [Strategy(order, "copy", direction=way, batch=batch).config()
-              for order, way, batch in product(_ORDERS, ("push", "pull"), (False, True))]  # fmt: skip
+              for order, (way, batch) in product(_ORDERS, ways)]  # fmt: skip
     if adds:
         copies = [Strategy(order, "copy", priority="comm", ctas=128, chunks=chunks).config()
                   for order, chunks in product(_ORDERS, (1, 2))]  # fmt: skip

@@ -19,7 +19,8 @@ Beside that, a file has ``suite`` ("c3"), ``schema``, ``ranks`` and ``summary``.
 ========================  ============================================================================================
 
 All times of a case are medians of one comparison, taken in turn, of the slowest rank. ``measured`` maps strategies to
-what they took in the search, which is another run. More fields may follow.
+what they took in the search, which is another run; ``beside`` has the times of strategies that took part in every
+comparison. More fields may follow.
 """
 
 from __future__ import annotations

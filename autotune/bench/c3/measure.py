@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from autotune.bench.c3.families import baselines, families, from_label, label
+from autotune.bench.c3.families import baselines, families, fixed, from_label, label
 from autotune.bench.c3.metrics import Isolated
 from autotune.bench.c3.suite import Entry
 from autotune.c3 import heuristics
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _RECORD, _RECORD_S = "autotune.c3.timeline:record", 120.0
 _MOST_TRIALS, _PATIENCE = 256, 48  # as of a search without a number of trials
+_FIXED = "fixed "  # names of strategies that are in every comparison
 PROFILED = ("naive", "copy_engine", "tuned")
 """Whose engine is looked at with a profiler."""
 
@@ -169,6 +170,7 @@ class Case:
             "sequential_ms": _ms(sequential),
             "rounds": max(len(o.samples) for o in outcomes.values()),
             "strategies": {name: entries.get(name) for name in (*self._families(), "tuned")},
+            "beside": {n.removeprefix(_FIXED): e["ms"] for n, e in entries.items() if n.startswith(_FIXED) and e},
             "heuristic": entries.get("heuristic"),
             "default": entries.get("default"),
             "calibrated": bool(self.figures),
@@ -230,6 +232,7 @@ class Case:
         if self.means.heuristics:
             chosen["heuristic"] = self.task.normalize(heuristics.choose(self.scenario, self.figures, side)[0])
             chosen["default"] = self.task.normalize(heuristics.default(self.scenario, side))
+        chosen |= {_FIXED + label(config, side): self.task.normalize(config) for config in fixed(side)}
         return self._sharing(chosen)
 
     def _tuned(self, schedule: Schedule) -> Config:

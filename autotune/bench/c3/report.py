@@ -70,8 +70,8 @@ def _group(cases: Sequence[Case]) -> dict[str, Any] | None:
 def best_fixed(cases: Sequence[Case]) -> dict[str, Any] | None:
     """The strategy that, used in all scenarios, takes least in the geometric mean, and how much more than tuned.
 
-    Its times are those of the searches; the tuned ones are of the final comparisons, so that neither was chosen for
-    being the luckiest of its samples. ``compared`` is of comparisons of the two, where there were such.
+    Its times are of the final comparisons, as the tuned ones', where it took part in them, else of the searches, which
+    had it alone. ``compared`` is of comparisons of the two, where there were such.
 
     Returns:
         None where no strategy was measured in every case.
@@ -79,10 +79,9 @@ def best_fixed(cases: Sequence[Case]) -> dict[str, Any] | None:
     tuned = {c["name"]: c["strategies"]["tuned"]["ms"] for c in cases if c["strategies"].get("tuned")}
     if not cases or len(tuned) < len(cases):
         return None
-    everywhere = set.intersection(*(_working(c) for c in cases))
-    over = {
-        name: geometric_mean([c["measured"][name] / tuned[c["name"]] for c in cases]) for name in sorted(everywhere)
-    }
+    times = [(tuned[c["name"]], {n: ms for n, ms in c["measured"].items() if ms} | c.get("beside", {})) for c in cases]
+    everywhere = set.intersection(*({*own} for _, own in times))
+    over = {name: geometric_mean([own[name] / best for best, own in times]) for name in sorted(everywhere)}
     if not over:
         return None
     best = min(over, key=lambda name: over[name])
@@ -94,10 +93,6 @@ def best_fixed(cases: Sequence[Case]) -> dict[str, Any] | None:
         "geomean_over_tuned": _round(over[best]),
         "compared": None if compared is None else _round(compared),
     }
-
-
-def _working(case: Case) -> set[str]:
-    return {name for name, ms in case["measured"].items() if ms is not None}
 
 
 def _beside_tuned(cases: Sequence[Case], name: str) -> dict[str, Any] | None:

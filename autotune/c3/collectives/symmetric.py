@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 FLAGS = 1 << 16
 """Words for flags that a group has; a collective takes 2 to 20 times as many as there are ranks."""
+KEPT_BYTES = 16 << 30
+"""Free buffers are kept up to this; then all of them are let go."""
 _ALIGN = 1 << 21
 _POOL = "symmetric buffers"
 
@@ -84,6 +86,9 @@ def take(group: Group, nbytes: int) -> Buffer:
         best = min(fitting, key=lambda b: b.nbytes)
         free.remove(best)
         return best
+    if sum(b.nbytes for b in free) + size > KEPT_BYTES:
+        torch.cuda.synchronize(group.device)
+        drop_free(group)  # sizes are the same on all ranks, so all do
     memory = symmetric.empty(size, dtype=torch.uint8, device=group.device)
     handle = symmetric.rendezvous(memory, group.data)
     return Buffer(memory, [int(p) for p in handle.buffer_ptrs], size, handle)
