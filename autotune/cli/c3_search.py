@@ -7,12 +7,13 @@ import shlex
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.c3_scenario import scenario_of, serves
 from autotune.cli.options import SCENARIO
 from autotune.cli.output import machine_output
+from autotune.cli.searched import Searched, conclude, reason
 from autotune.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ def run(args: argparse.Namespace) -> int:
     with machine_output(args.json) as emit:
         from autotune.device import resolve_device
         from autotune.store import Store
-        from autotune.task import place
         from autotune.tuner.space import load_space
 
         device = resolve_device(args.device)
@@ -37,34 +37,55 @@ def run(args: argparse.Namespace) -> int:
         if serves():
             return 0
         with Store.open(args.db) as store:
-            scenarios = _missed(store, device) if described is None else [described[0]]
+            scenarios = missed(store, device) if described is None else [described[0]]
+            if not scenarios:
+                raise UserError(
+                    f"{store.name} has no missed c3 scenario of these devices: run a model with autotune.overlap"
+                )
             name = "missed scenarios" if described is None else described[1]
-            workloads = [scenario.workload() for scenario in scenarios]
-            where = place(workloads[0], device)
-            many = f"{name}: {len(scenarios)} scenarios" if len(scenarios) > 1 else scenarios[0].label
-            print(f"{many} on {where.label}, stored in {store.name}", file=sys.stderr)
-            if store.get_calibration(where.fingerprint, "c3") is None:
-                hint = "`autotune calibrate c3` measures these devices', in a minute or two"
-                print(f"heuristics: by rule; {hint}", file=sys.stderr)
-            results = _tune(args, device, store, scenarios)
-            answers = [_one(store, r, s, device) for r, s in zip(results, scenarios, strict=False)]
-            if args.missed:
-                for result, workload in zip(results, workloads, strict=False):
-                    if result.winner:
-                        store.clear_miss(result.workload, place(workload, device).fingerprint)
-        emit(_answer(name, where.label, answers))
-    if not args.json:
-        from autotune.cli.c3_report import print_scenario
+            searched = search_scenarios(args, device, store, name, scenarios, args.timeout)
+        emit(searched.answer)
+    return conclude([searched], args.json)
 
-        for answer in answers:
-            print_scenario(answer)
-    for result, answer in zip(results, answers, strict=True):
-        if not result.ok and not result.interrupted:
-            why = answer["error"] or result.stop
-            print(f"autotune: NOTHING COULD BE MEASURED for {result.label}: {why}", file=sys.stderr)
-    if any(result.interrupted for result in results):
-        raise KeyboardInterrupt
-    return 0 if any(result.ok for result in results) else 1
+
+def search_scenarios(
+    args: argparse.Namespace,
+    device: str,
+    store: Store,
+    name: str,
+    scenarios: Sequence[Scenario],
+    timeout: float | None,
+) -> Searched:
+    """Search scenarios one after the other, with the options of the command.
+
+    Args:
+        name: what to call them together.
+        timeout: seconds for all of them.
+    """
+    from autotune.task import place
+
+    workloads = [scenario.workload() for scenario in scenarios]
+    where = place(workloads[0], device)
+    many = f"{name}: {len(scenarios)} scenarios" if len(scenarios) > 1 else scenarios[0].label
+    print(f"{many} on {where.label}, stored in {store.name}", file=sys.stderr)
+    if store.get_calibration(where.fingerprint, "c3") is None:
+        hint = "`autotune calibrate c3` measures these devices', in a minute or two"
+        print(f"heuristics: by rule; {hint}", file=sys.stderr)
+    results = _tune(args, device, store, scenarios, timeout)
+    answers = [_one(store, r, s, device) for r, s in zip(results, scenarios, strict=False)]
+    if args.missed:
+        for result, workload in zip(results, workloads, strict=False):
+            if result.winner:
+                store.clear_miss(result.workload, place(workload, device).fingerprint)
+    reasons = {str(answer["fingerprint"]): str(answer["error"]) for answer in answers}
+    return Searched(_answer(name, where.label, answers), results, reasons, _show)
+
+
+def _show(answer: Mapping[str, Any]) -> None:
+    from autotune.cli.c3_report import print_scenario
+
+    for scenario in answer["workloads"]:
+        print_scenario(scenario)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -78,22 +99,31 @@ def _check(args: argparse.Namespace) -> None:
             )
 
 
-def _missed(store: Store, device: str) -> list[Scenario]:
-    """The scenarios that deployments on these devices missed, on any number of ranks."""
+def missed(store: Store, device: str) -> list[Scenario]:
+    """The scenarios that deployments on these devices missed, on any number of ranks; those for which there are too
+    few GPUs are told and left out."""
     from autotune.c3.scenario import KIND, Scenario
+    from autotune.c3.task import check_devices
     from autotune.task import place
 
     found = []
     for miss in store.misses():
         workload = store.get_workload(miss.workload)
-        if workload is not None and workload.kind == KIND and place(workload, device).fingerprint == miss.device:
-            found.append(Scenario.from_json(workload.spec))
-    if not found:
-        raise UserError(f"{store.name} has no missed c3 scenario of these devices: run a model with autotune.overlap")
+        if workload is None or workload.kind != KIND or place(workload, device).fingerprint != miss.device:
+            continue
+        scenario = Scenario.from_json(workload.spec)
+        try:
+            check_devices(scenario.ranks, device)
+        except UserError as few:
+            print(f"{scenario.label} is left out: {few}", file=sys.stderr)
+            continue
+        found.append(scenario)
     return found
 
 
-def _tune(args: argparse.Namespace, device: str, store: Store, scenarios: Sequence[Scenario]) -> list[Result]:
+def _tune(
+    args: argparse.Namespace, device: str, store: Store, scenarios: Sequence[Scenario], timeout: float | None
+) -> list[Result]:
     from autotune.api import tune_workloads
     from autotune.cli.progress import ProgressDisplay
     from autotune.tuner.result import BusyMachine, busy_note
@@ -105,7 +135,7 @@ def _tune(args: argparse.Namespace, device: str, store: Store, scenarios: Sequen
             device,
             store,
             trials=args.trials,
-            timeout=args.timeout,
+            timeout=timeout,
             sampler=args.sampler,
             seed=args.seed,
             space_file=args.space,
@@ -135,7 +165,6 @@ def _command(args: argparse.Namespace) -> str:
 
 def _one(store: Store, result: Result, scenario: Scenario, device: str) -> dict[str, Any]:
     from autotune.cli.c3_report import deployed_config, figures, strategy_label
-    from autotune.cli.search import reason
 
     side = device.partition(":")[0]
     config = deployed_config(result.best, result.winner, side)

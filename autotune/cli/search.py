@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+import time
 import warnings
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from autotune.cli.options import (
 )
 from autotune.cli.output import TUNABLE, machine_output
 from autotune.cli.report import print_table, total
+from autotune.cli.searched import Searched, conclude, reason
 from autotune.errors import UserError
 from autotune.fusion.ablation import ABLATIONS, PLANS
 
@@ -55,7 +56,10 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--seed", type=natural_int, default=0, metavar="N", help="of the sampler (default: 0)")
     about = "a narrowed copy of search_spaces/DOMAIN.toml"
     parser.add_argument("--space", metavar="FILE", help=about)
-    about = "search the workloads that deployments missed, as the database has recorded them, instead of a target"
+    about = (
+        "search what deployments missed, as the database has recorded it, instead of a target: of every domain, or of"
+        " DOMAIN alone"
+    )
     parser.add_argument("--missed", action="store_true", help=about)
     about = "search the forward and the backward pass of TARGET, whether or not something of it requires a gradient"
     parser.add_argument("--train", action="store_true", help=about)
@@ -81,53 +85,89 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--missed takes its workloads from the database: leave out TARGET, --inputs and --train")
     if not args.missed and not args.target:
         raise UserError("name what to search: autotune search DOMAIN TARGET (`autotune workloads` lists built-in ones)")
+    domain = args.domain or _only_domain(args)
     with machine_output(args.json) as emit:
-        from autotune.device import identify, resolve_device
+        from autotune.cli.c3_scenario import serves
+        from autotune.device import resolve_device
         from autotune.store import Store
         from autotune.tuner.space import load_space
 
         device = resolve_device(args.device)
         if args.space:  # a mistake in the file is told before the target is captured, which takes seconds
-            load_space(args.domain or "fusion", device.partition(":")[0], args.space)
+            load_space("fusion", device.partition(":")[0], args.space)
+        if domain is None and serves():
+            return 0
         with Store.open(args.db) as store:
-            captured = None if args.missed else _captured(args, device, store)
-            counted = _missed(store, device) if captured is None else captured.workloads
-            name = "missed workloads" if args.missed else args.target
-            many = f"{len(counted)} workloads" if len(counted) > 1 else "1 workload"
-            print(f"{name}: {many} on {identify(device).label}, stored in {store.name}", file=sys.stderr)
-            if store.get_calibration(identify(device).fingerprint, args.domain or "fusion") is None:
-                hint = "`autotune calibrate fusion` measures this device's, in about a minute"
-                print(f"cost models: built-in figures; {hint}", file=sys.stderr)
-            results = _tune(args, device, store, counted, {} if captured is None else {"capture": captured.to_json()})
-            reasons = {result.workload: reason(store, result) for result in results if not result.ok}
             if args.missed:
-                for result in results:
-                    if result.winner:
-                        store.clear_miss(result.workload, identify(device).fingerprint)
-        answer = _answer(name, device, counted, results)
-        emit(answer)
-    if not args.json:
-        print_table(answer)
-    for result in results:
-        if not result.ok and not result.interrupted:
-            why = reasons[result.workload] or result.stop
-            print(f"autotune: NOTHING COULD BE MEASURED for {result.label}: {why}", file=sys.stderr)
-    if any(result.interrupted for result in results):
-        raise KeyboardInterrupt
-    return 0 if any(result.ok for result in results) else 1
+                done = _search_missed(args, device, store, domain)
+            else:
+                found = _captured(args, device, store)
+                notes = {"capture": found.to_json()}
+                done = [_search(args, device, store, args.target, found.workloads, args.timeout, notes)]
+        # One object: what c3 came to goes under its name where there is something else too.
+        emit({**done[0].answer, **({"c3": done[1].answer} if len(done) > 1 else {})})
+    return conclude(done, args.json)
 
 
-def reason(store: Store, result: Result) -> str:
-    """Why no candidate worked, in one line: what the machine said, or how they failed and the commonest reason."""
-    if result.error:
-        return result.error
-    failed = [m for m in store.measurements(workload=result.workload, policy=result.policy) if m.reason]
-    if not failed:
-        return ""
-    counts = Counter(str(m.status) for m in failed)
-    (reason, times), *_ = Counter(m.reason for m in failed).most_common(1)
-    statuses = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
-    return f"{statuses}; {times} of them: {reason}"
+def _only_domain(args: argparse.Namespace) -> str | None:
+    """The domain that options of its own confine ``--missed`` to."""
+    return "fusion" if args.space or args.plans != "measured" or args.ablation != "full" else None
+
+
+def _search_missed(args: argparse.Namespace, device: str, store: Store, domain: str | None) -> list[Searched]:
+    """Search what deployments missed: of ``domain``, or all of it, one domain after the other."""
+    from autotune.cli import c3_search
+
+    begin = time.monotonic()
+    counted = _missed(store, device, args.domain)
+    scenarios = c3_search.missed(store, device) if domain is None else []
+    if not counted and not scenarios:
+        how = "backend='autotune'" if domain else "backend='autotune' or autotune.overlap"
+        raise UserError(f"{store.name} has no missed workload of this device: run the model with {how} first")
+    done, left = [], args.timeout
+    if counted:
+        share = len(counted) / (len(counted) + len(scenarios))
+        timeout = None if args.timeout is None else share * args.timeout
+        done.append(_search(args, device, store, "missed workloads", counted, timeout))
+        if args.timeout is not None:
+            left = max(1.0, args.timeout - (time.monotonic() - begin))
+    if scenarios and not any(searched.interrupted for searched in done):
+        done.append(c3_search.search_scenarios(args, device, store, "missed scenarios", scenarios, left))
+    return done
+
+
+def _search(
+    args: argparse.Namespace,
+    device: str,
+    store: Store,
+    name: str,
+    counted: Sequence[tuple[Workload, int]],
+    timeout: float | None,
+    notes: Mapping[str, Any] | None = None,
+) -> Searched:
+    """Search workloads that one process measures, with the options of the command.
+
+    Args:
+        name: what to call them together.
+        counted: workloads and how often each occurs.
+        timeout: seconds for all of them.
+        notes: of the run.
+    """
+    from autotune.device import identify
+
+    where = identify(device)
+    many = f"{len(counted)} workloads" if len(counted) > 1 else "1 workload"
+    print(f"{name}: {many} on {where.label}, stored in {store.name}", file=sys.stderr)
+    if store.get_calibration(where.fingerprint, args.domain or "fusion") is None:
+        hint = "`autotune calibrate fusion` measures this device's, in about a minute"
+        print(f"cost models: built-in figures; {hint}", file=sys.stderr)
+    results = _tune(args, device, store, counted, timeout, notes)
+    reasons = {result.workload: reason(store, result) for result in results if not result.ok}
+    if args.missed:
+        for result in results:
+            if result.winner:
+                store.clear_miss(result.workload, where.fingerprint)
+    return Searched(_answer(name, device, counted, results), results, reasons, print_table)
 
 
 def _captured(args: argparse.Namespace, device: str, store: Store) -> Captured:
@@ -139,16 +179,16 @@ def _captured(args: argparse.Namespace, device: str, store: Store) -> Captured:
     return found
 
 
-def _missed(store: Store, device: str) -> list[tuple[Workload, int]]:
+def _missed(store: Store, device: str, domain: str | None) -> list[tuple[Workload, int]]:
+    """The workloads of ``domain``, or of every one but c3, that deployments on this device missed."""
     from autotune.device import identify
 
     found = [(store.get_workload(miss.workload), miss.count) for miss in store.misses(identify(device).fingerprint)]
-    counted = [(workload, count) for workload, count in found if workload is not None]
-    if not counted:
-        raise UserError(
-            f"{store.name} has no missed workload of this device: run the model with backend='autotune' first"
-        )
-    return counted
+    return [
+        (workload, count)
+        for workload, count in found
+        if workload is not None and workload.kind != "c3" and domain in (None, workload.kind)
+    ]
 
 
 def _tune(
@@ -156,6 +196,7 @@ def _tune(
     device: str,
     store: Store,
     counted: Sequence[tuple[Workload, int]],
+    timeout: float | None = None,
     notes: Mapping[str, Any] | None = None,
 ) -> list[Result]:
     from autotune.api import time_weights, tune_workloads
@@ -169,7 +210,7 @@ def _tune(
             device,
             store,
             trials=args.trials,
-            timeout=args.timeout,
+            timeout=timeout,
             sampler=args.sampler,
             seed=args.seed,
             space_file=args.space,

@@ -1,0 +1,68 @@
+"""What came of a search, of any domain: how it is told, and the exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autotune.store import Store
+    from autotune.tuner.result import Result
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What a search of workloads of one domain came to.
+
+    Attributes:
+        answer: for ``--json``.
+        results: of those that were begun.
+        reasons: fingerprint to why nothing could be measured.
+        show: prints the answer on stdout.
+    """
+
+    answer: Mapping[str, Any]
+    results: Sequence[Result]
+    reasons: Mapping[str, str]
+    show: Callable[[Mapping[str, Any]], None]
+
+    @property
+    def interrupted(self) -> bool:
+        return any(result.interrupted for result in self.results)
+
+
+def conclude(done: Sequence[Searched], json: bool) -> int:
+    """Tell what came of a search; returns the exit code.
+
+    Args:
+        json: the answers have been printed.
+
+    Raises:
+        KeyboardInterrupt: the user interrupted it.
+    """
+    for searched in done:
+        if not json:
+            searched.show(searched.answer)
+        for result in searched.results:
+            if not result.ok and not result.interrupted:
+                why = searched.reasons.get(result.workload) or result.stop
+                print(f"autotune: NOTHING COULD BE MEASURED for {result.label}: {why}", file=sys.stderr)
+    if any(searched.interrupted for searched in done):
+        raise KeyboardInterrupt
+    return 0 if any(result.ok for searched in done for result in searched.results) else 1
+
+
+def reason(store: Store, result: Result) -> str:
+    """Why no candidate worked, in one line: what the machine said, or how they failed and the commonest reason."""
+    if result.error:
+        return result.error
+    failed = [m for m in store.measurements(workload=result.workload, policy=result.policy) if m.reason]
+    if not failed:
+        return ""
+    counts = Counter(str(m.status) for m in failed)
+    (reason, times), *_ = Counter(m.reason for m in failed).most_common(1)
+    statuses = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
+    return f"{statuses}; {times} of them: {reason}"
