@@ -1,0 +1,66 @@
+"""What the scripts that check C3 on a GPU host share: arguments, the ranks, and the file of results."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from autotune.bench.form import commit
+from autotune.c3 import task
+from autotune.c3.ranks import Ranks
+from autotune.c3.scenario import Gemm, Scenario
+from autotune.device import environment, resolve_device
+from autotune.errors import UserError
+
+
+def parser(about: str) -> argparse.ArgumentParser:
+    """With what every one of the scripts takes."""
+    made = argparse.ArgumentParser(description=about)
+    made.add_argument("--ranks", type=int, metavar="N", help="processes, one GPU each (default: all GPUs)")
+    made.add_argument("--device", default="cuda:0", metavar="cuda:N|cpu", help="of rank 0 (default: %(default)s)")
+    made.add_argument("--seed", type=int, default=0, metavar="N", help="of all that is drawn (default: %(default)s)")
+    made.add_argument("--out", type=Path, metavar="FILE", help="write the results there, as JSON")
+    return made
+
+
+def open_ranks(options: argparse.Namespace) -> tuple[Ranks, str]:
+    """The ranks that the options ask for, and the device of the first.
+
+    Raises:
+        UserError: there are no such devices, or too few.
+    """
+    device = resolve_device(options.device)
+    count = options.ranks
+    if count is None:
+        import torch
+
+        first = int(device.partition(":")[2] or 0)
+        count = 2 if device == "cpu" else torch.cuda.device_count() - first
+    if count < 2:
+        raise UserError(f"C3 needs 2 ranks or more, not {count}; --device cpu can have any number of them")
+    task.check_devices(count, device)
+    return Ranks(None, device, task.policy(device), ranks=count), device
+
+
+def write(out: Path | None, ranks: int, device: str, result: dict[str, Any]) -> None:
+    """Write the results, with what they are true of, where a file is wanted."""
+    if out is None:
+        return
+    any_scenario = Scenario(Gemm(64, 64, 64, "f32"), "all_gather", 4 * ranks, ranks, "f32")
+    data = {
+        "device": task.place(any_scenario.workload(), device).label,
+        "ranks": ranks,
+        "versions": environment(device).to_json(),
+        "commit": commit(),
+        "command": " ".join([os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
+        **result,
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(data, indent=1) + "\n")
+    print(f"written to {out}")
