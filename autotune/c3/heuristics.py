@@ -1,9 +1,9 @@
 """Choosing a strategy without a search.
 
-Without figures the choice is by the collective alone, as measured on H200s: copy engines, except for all_reduce.
-An all-to-all's computation goes first, since what stays on the device is copied by a kernel, which then runs in the
-computation's tail; so does that of a reduce-scatter, whose additions need SMs at the end.
-With figures of a calibration the strategies that were tried in it, and some beside them, are ranked by the model.
+Without figures the choice is by the collective alone, as measured on H200s: copy engines, except for all_reduce, and
+the computation first. What an all-to-all keeps on the device is copied by a kernel, and what a reduce-scatter adds is
+added by one, which both then run in the computation's tail. The collective's stream has the higher priority even where
+it launches no kernel: streams of one priority may share a hardware queue, and then run one after the other.
 """
 
 from __future__ import annotations
@@ -22,40 +22,39 @@ MOST = 8
 """Strategies that :func:`choose` returns at most."""
 _ALIKE = 3
 
-_GATHERING: tuple[Mapping[str, Any], ...] = (
-    {"engine": "copy", "order": "comm_first"},
-    {"engine": "copy", "order": "gemm_first"},
-    {"engine": "copy", "order": "gemm_first", "direction": "pull"},
-    {"engine": "copy", "order": "comm_first", "batch": True},
+_MOVING: tuple[Mapping[str, Any], ...] = (
+    {"engine": "copy", "order": "gemm_first", "priority": "comm"},
+    {"engine": "copy", "order": "comm_first", "priority": "comm"},
+    {"engine": "copy", "order": "gemm_first", "priority": "comm", "direction": "pull"},
+    {"engine": "copy", "order": "comm_first", "priority": "comm", "panels": 2},
+    {"engine": "nccl", "order": "comm_first", "priority": "comm", "ctas": 32, "reserve": 32},
+    {"engine": "copy", "order": "comm_first", "priority": "comm", "direction": "pull"},
     {"engine": "nccl", "order": "comm_first", "priority": "comm"},
-    {"engine": "copy", "order": "comm_first", "direction": "pull"},
-    {"engine": "nccl", "order": "comm_first", "priority": "comm", "reserve": 16},
     {"engine": "sm", "order": "comm_first", "priority": "comm", "ctas": 32},
 )
-_EXCHANGING: tuple[Mapping[str, Any], ...] = (_GATHERING[1], _GATHERING[0], *_GATHERING[2:])
 _SCATTERING: tuple[Mapping[str, Any], ...] = (
     {"engine": "copy", "order": "gemm_first", "priority": "comm", "ctas": 128},
     {"engine": "copy", "order": "comm_first", "priority": "comm", "ctas": 128},
-    {"engine": "copy", "order": "comm_first", "ctas": 32, "chunks": 4, "reserve": 4},
+    {"engine": "copy", "order": "comm_first", "priority": "comm", "ctas": 32, "chunks": 4, "reserve": 4},
     {"engine": "copy", "order": "comm_first", "priority": "comm", "ctas": 128, "chunks": 2},
     {"engine": "nccl", "order": "comm_first", "priority": "comm"},
-    {"engine": "sm", "order": "comm_first", "ctas": 8, "reserve": 8},
+    {"engine": "sm", "order": "comm_first", "priority": "comm", "ctas": 8, "reserve": 8},
     {"engine": "copy", "order": "gemm_first", "priority": "comm", "ctas": 64, "chunks": 2},
     {"engine": "nccl", "order": "comm_first", "priority": "comm", "ctas": 16},
 )
 _REDUCING: tuple[Mapping[str, Any], ...] = (
     {"engine": "nccl", "order": "comm_first", "priority": "comm"},
-    {"engine": "nccl", "order": "comm_first", "reserve": 16},
-    {"engine": "copy", "order": "gemm_first", "ctas": 32, "chunks": 4, "reserve": 8},
-    {"engine": "nccl", "order": "gemm_first", "reserve": 16},
+    {"engine": "nccl", "order": "comm_first", "priority": "comm", "reserve": 16},
+    {"engine": "copy", "order": "gemm_first", "priority": "comm", "ctas": 32, "chunks": 4, "reserve": 8},
+    {"engine": "nccl", "order": "gemm_first", "priority": "comm", "reserve": 16},
     {"engine": "copy", "order": "comm_first", "priority": "comm", "ctas": 128},
-    {"engine": "copy", "order": "comm_first", "ctas": 32, "chunks": 4, "reserve": 8},
+    {"engine": "copy", "order": "comm_first", "priority": "comm", "ctas": 32, "chunks": 4, "reserve": 8},
     {"engine": "nccl", "order": "comm_first", "priority": "comm", "chunks": 2},
-    {"engine": "sm", "order": "comm_first", "ctas": 8, "reserve": 8},
+    {"engine": "sm", "order": "comm_first", "priority": "comm", "ctas": 8, "reserve": 8},
 )
 _RULES = {
-    "all_gather": _GATHERING,
-    "all_to_all": _EXCHANGING,
+    "all_gather": _MOVING,
+    "all_to_all": _MOVING,
     "reduce_scatter": _SCATTERING,
     "all_reduce": _REDUCING,
 }

@@ -123,6 +123,10 @@ def normalize(config: Config, scenario: Scenario, side: str) -> Config:
         c["direction"] = "pull"  # a kernel adds what it reads from its peers; adding at the peers would race
     if reducing and engine == "copy":
         c["direction"] = "push"
+    if engine != "nccl" and c["order"] != "sequential" and c["priority"] == "equal":
+        # Streams of one priority may come to share a hardware queue, and then run one after the other: on 8 H200s one
+        # graph in twelve did, of those whose streams differed in priority none.
+        c["priority"] = "comm"
     if c["batch"]:
         c["launch"] = "eager"  # a batch cannot be captured
     if engine != "nccl" and c["ctas"] == 0 and (engine == "sm" or reducing):

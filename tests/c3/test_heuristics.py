@@ -79,12 +79,13 @@ def test_what_was_measured_together_is_found_again() -> None:
         "comm_us.all_gather.copy,push.512MiB": 1000.0,
         "comm_us.all_gather.nccl.512MiB": 1200.0,
         "gemm_us.8192x8192x8192.bf16": 1500.0,
-        "unhidden.all_gather.copy,comm_first.8192x8192x8192.bf16.67pct": 0.4,
-        "unhidden.all_gather.copy,gemm_first.8192x8192x8192.bf16.67pct": 0.1,
+        "unhidden.all_gather.copy,comm_first,priority=comm.8192x8192x8192.bf16.67pct": 0.4,
+        "unhidden.all_gather.copy,gemm_first,priority=comm.8192x8192x8192.bf16.67pct": 0.1,
         "unhidden.all_gather.nccl,comm_first,priority=comm.8192x8192x8192.bf16.80pct": 0.3,
     }
     s = scenario()
-    assert predict(s, default(s, "cuda"), figures) == pytest.approx(1500 + 0.4 * 1000)
+    other = {**default(s, "cuda"), "order": "comm_first"}
+    assert predict(s, other, figures) == pytest.approx(1500 + 0.4 * 1000)
     first = choose(s, figures, "cuda")[0]
     assert (first["engine"], first["order"]) == ("copy", "gemm_first")
     assert predict(s, first, figures) == pytest.approx(1500 + 0.1 * 1000)

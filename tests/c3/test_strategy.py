@@ -97,3 +97,12 @@ def test_labels_name_what_differs() -> None:
     assert Strategy().label == "nccl sequential"
     assert Strategy("comm_first", "copy", reserve=8).label == "copy comm_first reserve=8"
     assert HostStrategy("gemm_first", copies=2).label == "gloo gemm_first copies=2"
+
+
+def test_streams_differ_in_priority_where_only_nccl_need_not() -> None:
+    s = scenario()
+    for engine, priority in (("copy", "comm"), ("sm", "comm"), ("nccl", "equal")):
+        config = Strategy("gemm_first", engine).config()
+        assert normalize(config, s, "cuda")["priority"] == priority
+    kept = Strategy("gemm_first", "copy", priority="gemm").config()
+    assert normalize(kept, s, "cuda")["priority"] == "gemm"

@@ -66,18 +66,18 @@ def from_label(text: str, side: str) -> Config:
 
 def _cuda(adds: bool) -> dict[str, list[Config]]:
     ways = (("push", False), ("pull", False), ("push", True))
-    copies = [Strategy(order, "copy", direction=way, batch=batch).config()
+    copies = [Strategy(order, "copy", priority="comm", direction=way, batch=batch).config()
               for order, (way, batch) in product(_ORDERS, ways)]  # fmt: skip
     if adds:
         copies = [Strategy(order, "copy", priority="comm", ctas=128, chunks=chunks).config()
                   for order, chunks in product(_ORDERS, (1, 2))]  # fmt: skip
-        copies += [Strategy(order, "copy", reserve=r, ctas=32, chunks=4).config()
+        copies += [Strategy(order, "copy", priority="comm", reserve=r, ctas=32, chunks=4).config()
                    for order, r in product(_ORDERS, (4, 8))]  # fmt: skip
     return {
         "naive": [NAIVE],
         "order": [Strategy(order, "nccl", priority=p).config()
                   for order, p in product(_ORDERS, ("equal", "comm", "gemm"))],
-        "partition": [Strategy(order, "nccl", ctas=c, reserve=r).config()
+        "partition": [Strategy(order, "nccl", priority="comm", ctas=c, reserve=r).config()
                       for order, (c, r) in product(_ORDERS, _LIMITS)],
         "copy_engine": copies,
     }  # fmt: skip
