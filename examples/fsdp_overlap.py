@@ -104,12 +104,23 @@ def show(result: Mapping[str, Any]) -> None:
         print(f"error: {what}", file=sys.stderr)
 
 
+def keep(out: Path, result: Mapping[str, Any]) -> None:
+    """Write the result file: the modes are its cases."""
+    from autotune.bench import form
+
+    cases = [{"name": name, **mode} for name, mode in result["modes"].items()]
+    rest = {k: v for k, v in result.items() if k not in ("device", "torch", "modes")}
+    form.write(out, f"{result['ranks']} x {result['device']}", cases, extra={"suite": "fsdp", **rest})
+
+
 def finish(args: argparse.Namespace, result: dict[str, Any], skipped: Mapping[str, str]) -> int:
     result["skipped"] = {**skipped, **result["skipped"]}
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
     if _OURS in os.environ:
+        if args.out:
+            args.out.write_text(json.dumps(result))
         return 0
+    if args.out:
+        keep(args.out, result)
     show(result)
     return 0 if result["agree"] else 1
 

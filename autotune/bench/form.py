@@ -16,7 +16,7 @@ A case has ``name``, ``bytes`` (in and out of a perfect implementation) and time
 (``bytes`` over the copy bandwidth measured in the same run), ``eager_us``, ``inductor_us``, ``inductor_best_us``,
 ``xla_us`` (these null where not run) and ``autotune_us``. More fields may follow, of the file and of a case; a case's
 that ends in ``_us`` is a time or null. Files whose ``suite`` is "c3" have cases of their own:
-:mod:`autotune.bench.c3.form`.
+:mod:`autotune.bench.c3.form`. Of cases of further suites only names and times are checked.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def problems(data: object) -> list[str]:
     cases = data["cases"]
     if not isinstance(cases, list) or not cases:
         return [*found, "cases is not a list with a case in it"]
-    check = c3_problems if data.get("suite") == "c3" else _case_problems
+    check = {None: _case_problems, "fusion": _case_problems, "c3": c3_problems}.get(data.get("suite"), _named_problems)
     for number, case in enumerate(cases):
         found += [f"case {number}: {fault}" for fault in check(case)]
     names = [case.get("name") for case in cases if isinstance(case, Mapping)]
@@ -107,6 +107,15 @@ def _case_problems(case: object) -> list[str]:
         if key.endswith("_us") and not _positive(value) and (value is not None or key in ALWAYS):
             found.append(f"{key} is not a time above 0")
     return found
+
+
+def _named_problems(case: object) -> list[str]:
+    if not isinstance(case, Mapping) or not _text(case.get("name")):
+        return ["it is not an object with a name"]
+    times = {k: v for k, v in case.items() if k.endswith(("_us", "_ms")) or k == "ms"}
+    return [
+        f"{key} is not a time above 0" for key, value in times.items() if value is not None and not _positive(value)
+    ]
 
 
 def _text(value: object) -> bool:

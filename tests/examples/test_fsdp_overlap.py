@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from autotune.bench import form
 from autotune.c3.collectives.base import Spec
 from autotune.c3.strategy import HostStrategy
 from autotune.device import environment
@@ -47,16 +47,17 @@ def test_all_modes_train_alike_and_the_stored_strategy_gathers(
 ) -> None:
     out = tmp_path / "result.json"
     code = fsdp_overlap.main([*SMALL, "--db", tuned_db(tmp_path / "c3.db"), "--out", str(out)])
-    result = json.loads(out.read_text())
     assert code == 0, capsys.readouterr().err
+    result = form.read(out)
+    modes = {case["name"]: case for case in result["cases"]}
     assert result["agree"]
     assert result["wrong"] == []
     assert result["strategy"]["level"] == "exact"
     assert result["strategy"]["config"] == TUNED
-    assert set(result["modes"]) == {"fsdp2", "fsdp2_prefetch", "autotune"}
+    assert set(modes) == {"fsdp2", "fsdp2_prefetch", "autotune"}
     assert result["skipped"] == {"fsdp2_copy": "there are no copy engines without GPUs"}
-    for mode in result["modes"].values():
-        assert mode["losses"] == pytest.approx(result["modes"]["fsdp2"]["losses"], rel=1e-4)
+    for mode in modes.values():
+        assert mode["losses"] == pytest.approx(modes["fsdp2"]["losses"], rel=1e-4)
         assert len(set(mode["losses"])) == 3  # it does train
         assert mode["ms"] > 0
     said = capsys.readouterr().out
