@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from autotune.cli.bench import only_of, result_file
-from autotune.cli.c3_scenario import ranks_of, serves
+from autotune.cli.c3_scenario import lent_database, ranks_of, serves
 from autotune.cli.output import machine_output
 
 
@@ -45,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
         )
         if serves():
             return 0
-        data, missing = run_suite(settings)
+        with lent_database(args.db):
+            data, missing = run_suite(settings)
         if data is not None:
             emit(data)
     if data is not None and not args.json:

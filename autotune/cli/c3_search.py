@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.c3_scenario import scenario_of, serves
+from autotune.cli.c3_scenario import lent_database, scenario_of, serves
 from autotune.cli.options import SCENARIO
 from autotune.cli.output import machine_output
 from autotune.cli.searched import Searched, conclude, reason
@@ -71,7 +71,8 @@ def search_scenarios(
     if store.get_calibration(where.fingerprint, "c3") is None:
         hint = "`autotune calibrate c3` measures these devices', in a minute or two"
         print(f"heuristics: by rule; {hint}", file=sys.stderr)
-    results = _tune(args, device, store, scenarios, timeout)
+    with lent_database(args.db):
+        results = _tune(args, device, store, scenarios, timeout)
     answers = [_one(store, r, s, device) for r, s in zip(results, scenarios, strict=False)]
     if args.missed:
         for result, workload in zip(results, workloads, strict=False):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 from pathlib import Path
 
 import pytest
 
 from autotune.c3.scenario import Gemm, Program
 from autotune.cli.app import build_parser, main
-from autotune.cli.c3_scenario import ranks_of, scenario_of
+from autotune.cli.c3_scenario import lent_database, ranks_of, scenario_of
 from autotune.errors import UserError
 from autotune.store import Store
 from autotune.task import place
@@ -127,3 +129,16 @@ def test_what_was_missed_is_told_with_the_command_that_searches_it(
         "1 workload was met at deploy time without a schedule: `autotune search c3 --missed`."
         in capsys.readouterr().out
     )
+
+
+@pytest.mark.parametrize("before", [None, "other.db"])
+def test_ranks_look_up_where_the_command_stores(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AUTOTUNE_DB", raising=False)
+    if before is not None:
+        monkeypatch.setenv("AUTOTUNE_DB", before)
+    with lent_database(None):
+        assert os.environ.get("AUTOTUNE_DB") == before
+    with contextlib.suppress(KeyboardInterrupt), lent_database("mine.db"):
+        assert os.environ["AUTOTUNE_DB"] == "mine.db"
+        raise KeyboardInterrupt
+    assert os.environ.get("AUTOTUNE_DB") == before
