@@ -67,15 +67,15 @@ def measure(group: Group, probe: Mapping[str, Any], policy: Mapping[str, Any], r
 
     skipped: dict[str, str] = {}
     with ExitStack() as stack:
-        opened = _Opened(group, probe, stack)
+        opened = Opened(group, probe, stack)
         runs = {}
         for run in probe["runs"]:
-            overlap, why = _together(group, partial(opened.overlap, run))
+            overlap, why = together(group, partial(opened.overlap, run))
             if overlap is None:
                 skipped[run["name"]] = why
             else:
                 runs[run["name"]] = overlap
-        with _alone(group):
+        with alone(group):
             samples = time_ranks(runs, group, Policy.from_json(policy), rounds=rounds, budget_s=_BUDGET_S)
     if probe["collective"] and group.device.type == "cuda" and probe["collective"]["numel"] >= _LARGE:
         from autotune.c3.collectives.symmetric import drop_free
@@ -90,7 +90,7 @@ def where(group: Group) -> str:
 
 
 @contextmanager
-def _alone(group: Group) -> Iterator[None]:
+def alone(group: Group) -> Iterator[None]:
     """While no other search is timing on the ranks' devices; each locks its own, one after the other."""
     from autotune.measure.lock import device_lock
 
@@ -102,7 +102,7 @@ def _alone(group: Group) -> Iterator[None]:
         yield
 
 
-def _together(group: Group, make: Callable[[], Any]) -> tuple[Any, str]:
+def together(group: Group, make: Callable[[], Any]) -> tuple[Any, str]:
     """What ``make`` makes, or None and the reason of the first rank that could not; all ranks get one verdict."""
     import torch
 
@@ -126,7 +126,7 @@ class _Nothing:
         raise ValueError(f"there is no piece {chunk}")
 
 
-class _Opened:
+class Opened:
     """Computations and collectives of one probe, each made once and closed by ``stack``."""
 
     def __init__(self, group: Group, probe: Mapping[str, Any], stack: ExitStack) -> None:
