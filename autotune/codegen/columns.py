@@ -21,8 +21,6 @@ from autotune.errors import Unsupported
 from autotune.fusion.graph import REDUCTIONS, Graph, Output, Value
 from autotune.fusion.simplify import remap
 
-MOST_ELEMENTS = 1 << 31
-
 
 @dataclass(frozen=True)
 class Column:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.codegen.counts import Counts
 from autotune.codegen.cuda_columns import add_columns, beginnings
 from autotune.codegen.cuda_moments import add_moments
 from autotune.codegen.cuda_names import HINTS, NAMES, tuple_of
@@ -149,6 +150,8 @@ class CudaEmitter:
         self.vec = vector_length(program, schedule.vector_bytes)
         if self.vec == 0:
             raise Unsupported(f"vectors of {schedule.vector_bytes} bytes do not divide a row")
+        flat = program.pointwise and not program.columns
+        self.count = Counts.of(program.n_rows * (program.n_cols // self.vec if flat else 1), program.n_cols)
         n_in = len(self.g.inputs)
         self.out_ptr = [f"p{n_in + k}" for k in range(len(self.g.outputs))]
         self.access: dict[int, _Access] = {}
@@ -211,8 +214,8 @@ class CudaEmitter:
         out = []
         rem = "row"
         for a in reversed(self.p.rows[1:]):
-            out.append(f"i{a} = int64(urem({rem}, {self.g.extents[a]}))")
-            out.append(f"q{a} = udiv({rem}, {self.g.extents[a]})")
+            out.append(f"i{a} = int64({self.count.urem}({rem}, {self.g.extents[a]}))")
+            out.append(f"q{a} = {self.count.udiv}({rem}, {self.g.extents[a]})")
             rem = f"q{a}"
         if self.p.rows:  # the outermost is what is left: its extent may be open
             out.append(f"i{self.p.rows[0]} = int64({rem})")
@@ -253,8 +256,8 @@ class CudaEmitter:
         out = []
         rest = "c"
         for a in reversed(self.p.cols[1:]):
-            out.append(f"j{a} = urem({rest}, {self.g.extents[a]})")
-            out.append(f"n{a} = udiv({rest}, {self.g.extents[a]})")
+            out.append(f"j{a} = {self.count.urem}({rest}, {self.g.extents[a]})")
+            out.append(f"n{a} = {self.count.udiv}({rest}, {self.g.extents[a]})")
             rest = f"n{a}"
         out.append(f"j{self.p.cols[0]} = {rest}")
         return out

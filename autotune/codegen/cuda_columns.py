@@ -161,7 +161,7 @@ class Accumulators:
                         for lane, name in enumerate(names[part]):
                             out.append(f"{name} = g{q}_{k}[{order[n, part, lane]}]")
                     out += self.join(n, names, span)
-                    c = f"int32(({k} * {self.r.TT} + tg) * {self.e.vec} + c0)"
+                    c = f"{self.r.count}(({k} * {self.r.TT} + tg) * {self.e.vec} + c0)"
                     out += self.store(n, names, c)
             for n in pas.row_columns:
                 parts = ("m", "s") if self.p.columns[n].kind == "moments" else ("",)

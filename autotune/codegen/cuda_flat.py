@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+from autotune.codegen.counts import check_launch
 from autotune.codegen.cuda import GENERATOR, CudaEmitter, CudaSource, narrowest, open_row
 from autotune.codegen.cuda_rows import alignments
 from autotune.errors import Unsupported
@@ -28,6 +30,8 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
     if not open_cols:
         inner *= col_packs
     total = (f"n0 // {vec}" if open_cols else f"n0 * {inner}") if dynamic else str(inner)
+    wide = open_cols or e.count.wide
+    count = "int64" if wide else "int32"
 
     def pack(at: str) -> list[str]:
         out = [f"w = {at}"]
@@ -35,10 +39,10 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
             out.append(f"c = w * {vec}")
         else:
             if p.rows:
-                out.append(f"row = udiv(w, {col_packs})")
-                out.append(f"c = int32((w - row * {col_packs}) * {vec})")
+                out.append(f"row = {e.count.udiv}(w, {col_packs})")
+                out.append(f"c = {count}((w - row * {col_packs}) * {vec})")
             else:
-                out.append(f"c = int32(w * {vec})")
+                out.append(f"c = {count}(w * {vec})")
             out += e.row_indices()
         for i in pas.row_values:
             out += e.row_value(i)
@@ -48,29 +52,28 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
 
     if pas.row_stores:
         raise Unsupported("an output without a column axis in a flat kernel")
-    body = ["tid = int32(cuda.threadIdx.x)", f"total = {'' if open_cols else 'int32'}({total})"]
+    body = ["tid = int32(cuda.threadIdx.x)", f"total = {'' if open_cols else count}({total})"]
     step = block * unroll
-    wide = "int64" if open_cols else "int32"
-    loop = [f"at = {wide}(group * {step} + tid)", f"if (group + 1) * {step} <= total:"]
+    loop = [f"at = {count}(group * {step} + tid)", f"if (group + 1) * {step} <= total:"]
     for u in range(unroll):
-        loop += ["    " + x for x in pack(f"{wide}(at + {u * block})")]
+        loop += ["    " + x for x in pack(f"{count}(at + {u * block})")]
     loop.append("else:")
     loop.append(f"    for u in range({unroll}):")
-    loop.append(f"        w = {wide}(at + u * {block})")
+    loop.append(f"        w = {count}(at + u * {block})")
     loop.append("        if w < total:")
     loop += ["            " + x for x in pack("w")]
     if s.blocks_per_sm > 0:
-        body.append(f"for group in range({wide}(blk), (total + {step - 1}) // {step}, nblk):")
+        body.append(f"for group in range({count}(blk), (total + {step - 1}) // {step}, nblk):")
         body += ["    " + x for x in loop]
     else:
-        body.append(f"group = {wide}(blk)")
+        body.append(f"group = {count}(blk)")
         body += loop
     functions = [text]
     if open_cols and vec > 1:
         lines, function = _rest(e)
         body += lines
         functions.append(function)
-    launch = {
+    launch: dict[str, Any] = {
         "dynamic": dynamic,
         "inner": 1 if open_cols else inner,
         "per_block": step * (vec if open_cols else 1),
@@ -81,6 +84,9 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
         "multiple": 1,
         "generator": GENERATOR,
     }
+    if wide:
+        launch["wide"] = True
+    check_launch(launch, p.graph.extents[0])
     return CudaSource(tuple(functions), tuple(body), e.params(), launch, block, s.max_registers)
 
 

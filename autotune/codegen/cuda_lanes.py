@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from autotune.codegen.counts import Counts
 from autotune.codegen.cuda import CudaSchedule
 from autotune.codegen.cuda_names import HINTS, NAMES
 from autotune.codegen.expr import LOG2E, accumulator, combine, identity, literal, pointwise
@@ -76,6 +77,7 @@ class Lanes:
         self.across = self.g.extents[self.x] // self.vec if self.tile else 1  # threads that lie on one tile
         if self.tile and (self.across > 32 or self.across & (self.across - 1)):
             raise Unsupported(f"{self.across} threads across a tile")
+        self.count = Counts.of(self.g.size(self.kept) // self.vec, program.n_cols)
         self.access = {
             i: Access(self, v.axes, v.strides, v.offset)
             for i, v in enumerate(self.g.values)
@@ -291,7 +293,8 @@ class Lanes:
         """Take the number ``j`` of a place apart into the index along each reduced axis."""
         out, rest = [], need("j")
         for a in reversed(self.p.cols[1:]):
-            out += [f"j{a} = urem({rest}, {self.g.extents[a]})", f"n{a} = udiv({rest}, {self.g.extents[a]})"]
+            n = self.g.extents[a]
+            out += [f"j{a} = {self.count.urem}({rest}, {n})", f"n{a} = {self.count.udiv}({rest}, {n})"]
             rest = f"n{a}"
         return [*out, f"j{self.p.cols[0]} = {rest}"]
 

@@ -13,6 +13,9 @@ and once only results are left to be stored, only the warps that store them go o
 
 from __future__ import annotations
 
+from typing import Any
+
+from autotune.codegen.counts import check_launch
 from autotune.codegen.cuda import GENERATOR, CudaSchedule, CudaSource
 from autotune.codegen.cuda_lanes import Access, Field, Lanes
 from autotune.codegen.cuda_names import NAMES
@@ -27,6 +30,7 @@ MAX_STATIC = 48 * 1024
 class _Outer:
     def __init__(self, program: Program, schedule: CudaSchedule) -> None:
         self.e = Lanes(program, schedule)
+        self.count = self.e.count.type  # of packs along the kept axes and of places of the reduced ones
         self.p, self.s, self.g = program, schedule, program.graph
         self.X, self.Y, self.C = schedule.threads_per_row, schedule.rows_per_block, schedule.cluster
         self.step = self.Y * self.C  # places of the reduced axes that all threads take at a time
@@ -63,8 +67,6 @@ class _Outer:
             values = max(1, *(len(pas.compute) for pas in self.p.passes), 1)
             if self.packs * self.e.vec * values > MAX_PACK_LANES:
                 raise Unsupported(f"too much for {self.Y} threads to keep in registers")
-        if self.inner >= 1 << 31 or self.p.n_cols >= 1 << 31:
-            raise Unsupported("more than 2**31 packs")
 
     # ---- a walk -----------------------------------------------------------------------------------------------------
 
@@ -98,10 +100,10 @@ class _Outer:
         shared = self.s.keep == "shared"
         held = self.s.keep == "registers"  # each pack's result has a name of its own where later passes take it
         where = f"({k} * {self.C} + rank)" if self.C > 1 else k
-        out = [f"j = int32({where} * {self.Y} + ty)"]
+        out = [f"j = {self.count}({where} * {self.Y} + ty)"]
         live = "ok" if self.ok_needed else "True"
         if masked:
-            out += [f"inside = j < {self.p.n_cols}", f"j = sel(inside, j, int32({self.p.n_cols - 1}))"]
+            out += [f"inside = j < {self.p.n_cols}", f"j = sel(inside, j, {self.count}({self.p.n_cols - 1}))"]
             live = "sel(inside, ok, False)" if self.ok_needed else "inside"
         if shared:
             out += [line for z in params if z[0] == "z" for line in self.fetch(int(z[1:]), k)]
@@ -259,11 +261,13 @@ class _Outer:
     def indices(self) -> list[str]:
         """Lines that take the number ``row`` of a pack apart, and the bases of all tensors there."""
         e, out, rest = self.e, [], "row"
+        udiv, urem = e.count.udiv, e.count.urem
         if self.outer:
-            out += [f"line = udiv(row, {self.line})", f"i{e.x} = int64((row - line * {self.line}) * {e.vec})"]
+            out += [f"line = {udiv}(row, {self.line})", f"i{e.x} = int64((row - line * {self.line}) * {e.vec})"]
             rest = "line"
             for a in reversed(self.outer[1:]):
-                out += [f"i{a} = int64(urem({rest}, {self.g.extents[a]}))", f"q{a} = udiv({rest}, {self.g.extents[a]})"]
+                n = self.g.extents[a]
+                out += [f"i{a} = int64({urem}({rest}, {n}))", f"q{a} = {udiv}({rest}, {n})"]
                 rest = f"q{a}"
             out.append(f"i{self.outer[0]} = int64({rest})")
         else:
@@ -303,10 +307,11 @@ class _Outer:
         shared = 4 * kept * s.block if s.keep == "shared" else 0
         if shared:
             pre += ["sf = cuda.shared.array(0, float32)", "su = cuda.shared.array(0, uint32)"]
-        pre.append(f"rows = int32(n0 * {self.inner})" if self.dynamic else f"rows = int32({self.inner})")
-        loop = [f"row = int32(group * {X} + tx)"]
+        rows = f"n0 * {self.inner}" if self.dynamic else f"{self.inner}"
+        pre.append(f"rows = {self.count}({rows})")
+        loop = [f"row = {self.count}(group * {X} + tx)"]
         if self.ok_needed:
-            loop += ["ok = row < rows", "row = sel(ok, row, int32(rows - 1))"]
+            loop += ["ok = row < rows", f"row = sel(ok, row, {self.count}(rows - 1))"]
         loop += self.indices() + body
         if s.blocks_per_sm:
             if len(self.joins) % 2 and self.parts > 1:
@@ -314,7 +319,7 @@ class _Outer:
             text = [f"for group in range(blk, (rows + {X - 1}) // {X}, nblk):", *("    " + line for line in loop)]
         else:
             text = [f"group = udiv(blk, {self.C})" if self.C > 1 else "group = blk", *loop]
-        launch = {
+        launch: dict[str, Any] = {
             "dynamic": self.dynamic,
             "inner": self.inner,
             "per_block": X,
@@ -325,8 +330,10 @@ class _Outer:
             "multiple": 1,
             "generator": GENERATOR,
         }
+        launch |= self.e.count.launch()
         if self.C > 1:
             launch["cluster"] = self.C
+        check_launch(launch, self.g.extents[0])
         return CudaSource(
             tuple(self.functions), (*pre, *text), self.params(), launch, s.block, s.max_registers, self.C
         )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from autotune.codegen.counts import check_launch
 from autotune.codegen.cuda import GENERATOR, CudaSource, accumulators_of
 from autotune.codegen.cuda_cluster import join_cluster
 from autotune.codegen.cuda_columns import Accumulators, beginnings
@@ -25,6 +26,7 @@ MAX_PACK_LANES = 4096
 class Rows:
     def __init__(self, e: CudaEmitter) -> None:
         self.e, self.p, self.s, self.g, self.vec = e, e.p, e.s, e.g, e.vec
+        self.count = e.count.type  # of rows and columns
         self.T = self.s.threads_per_row
         self.R = self.s.rows_per_block
         self.C = self.s.cluster
@@ -113,14 +115,14 @@ class Rows:
     def column(self, k: str) -> str:
         """The first column of a thread's pack number ``k``."""
         offset = " + c0" if self.tiles > 1 else ""
-        return f"int32(({k} * {self.TT} + tg) * {self.vec}{offset})"
+        return f"{self.count}(({k} * {self.TT} + tg) * {self.vec}{offset})"
 
     def row_of(self, group: str) -> str:
         """The row of this thread in row set ``group``; the last one where there are no more."""
         if self.R == 1:
-            return f"int32({group})"
-        at = f"int32({group} * {self.R} + rb)"
-        return f"sel({at} < rows, {at}, int32(rows - 1))"
+            return f"{self.count}({group})"
+        at = f"{self.count}({group} * {self.R} + rb)"
+        return f"sel({at} < rows, {at}, {self.count}(rows - 1))"
 
     def emit_pack(self, q: int, pas: Pass, params: list[str], accs: list[str], k: str, guarded: bool) -> list[str]:
         e = self.e
@@ -349,8 +351,7 @@ class Rows:
             pre.append(f"part = int32(lane & {power_of_two(self.warps) - 1})")
             pre.append(f"mine = part < {self.warps}")
             pre.append("part = sel(mine, part, int32(0))")
-        total = f"int32(n0 * {inner_rows})" if dynamic else f"int32({inner_rows})"
-        pre.append(f"rows = {total}")
+        pre.append(f"rows = {self.count}(n0 * {inner_rows})" if dynamic else f"rows = {self.count}({inner_rows})")
         parity = self.warps > 1 and persistent and self.syncs == 1
         sizes: dict[str, int] = {}
         for t, n in self.slot_counts.items():
@@ -369,16 +370,16 @@ class Rows:
             pre.append("sf = cuda.shared.array(0, float32)")
             pre.append("su = cuda.shared.array(0, uint32)")
         loop: list[str] = []
-        loop.append(f"row = int32(group * {self.R} + rb)" if self.R > 1 else "row = int32(group)")
+        loop.append(f"row = {self.count}(group * {self.R} + rb)" if self.R > 1 else f"row = {self.count}(group)")
         if self.R > 1:
             loop.append("ok = row < rows")
-            loop.append("row = sel(ok, row, int32(rows - 1))")
+            loop.append(f"row = sel(ok, row, {self.count}(rows - 1))")
         loop += held.each_row() if held else []
         loop += e.row_indices() + e.bases() + main
         if parity:
             loop.append(f"par = int32({span} - par)")
         text: list[str] = []
-        pre.append(f"sets = int32((rows + {self.R - 1}) // {self.R})")
+        pre.append(f"sets = {self.count}((rows + {self.R - 1}) // {self.R})")
         sets, first, step = "sets", "chunk" if held else "blk", "step" if held else "nblk"
         if ahead:
             at = loop.index("#ahead")
@@ -386,7 +387,7 @@ class Rows:
         if held:
             text.append(f"chunk = udiv(blk, {self.tiles})" if self.tiles > 1 else "chunk = blk")
             text.append(f"tile = int32(blk - chunk * {self.tiles})")
-            text.append(f"c0 = int32(tile * {self.per_step * self.packs})")
+            text.append(f"c0 = {self.count}(tile * {self.per_step * self.packs})")
             text.append(f"step = udiv(nblk, {self.tiles})" if self.tiles > 1 else "step = nblk")
             text += held.begin()
             text += ahead.begin(first, sets) if ahead else []
@@ -416,8 +417,10 @@ class Rows:
             "multiple": 1,
             "generator": GENERATOR,
         }
+        launch |= e.count.launch()
         if self.C > 1:
             launch["cluster"] = self.C
+        check_launch(launch, g.extents[0])
         params = e.params()
         if held:
             params += held.params()

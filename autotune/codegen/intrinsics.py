@@ -359,13 +359,13 @@ def _select(typingctx, cond, a, b):  # type: ignore[no-untyped-def]
     return a(types.boolean, a, a), codegen
 
 
-def _divide32(name: str) -> Any:
+def _divide(name: str, of: Any) -> Any:
     @intrinsic
     def op(typingctx, a, b):  # type: ignore[no-untyped-def]
         def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
             return getattr(builder, name)(args[0], args[1])
 
-        return types.int32(types.int32, types.int32), codegen
+        return of(of, of), codegen
 
     return op
 
@@ -423,8 +423,10 @@ PLAIN: dict[str, Any] = {
     "rsqrt": _unary("rsqrt.approx.ftz.f32 $0, $1;", "=f,f", types.float32, types.float32, F32),
     "sqrt": _unary("sqrt.approx.ftz.f32 $0, $1;", "=f,f", types.float32, types.float32, F32),
     "rint": _unary("cvt.rni.f32.f32 $0, $1;", "=f,f", types.float32, types.float32, F32),
-    "udiv": _divide32("udiv"),
-    "urem": _divide32("urem"),
+    "udiv": _divide("udiv", types.int32),
+    "urem": _divide("urem", types.int32),
+    "udiv64": _divide("udiv", types.int64),
+    "urem64": _divide("urem", types.int64),
 }
 DEVICE: dict[str, Callable[..., Any]] = {"tanh_": _tanh, "sigmoid_": _sigmoid, "erf_": _erf}
 _PATTERN = re.compile(r"^(ld|lg|lr|st|un)_([a-z0-9]+)_(\d+)(?:_([dsnpelc]))?$")

@@ -8,12 +8,12 @@ hand; that is checked here by planning both. ``none``: neither.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from autotune.codegen import cpu_columns
+from autotune.codegen.counts import check_launch
 from autotune.codegen.program import Program
 from autotune.device import DeviceIdentity, Environment
 from autotune.errors import Unsupported
@@ -26,8 +26,6 @@ from autotune.workload import Workload
 
 if TYPE_CHECKING:
     from autotune.store import Store
-
-_INT32_LIMIT = 2**31
 
 
 class Level(StrEnum):
@@ -130,7 +128,7 @@ def misfit(graph: Graph, tuned: Graph, schedule: Schedule) -> str:
         side = "cpu" if schedule.artifact.target == "cpu" else "cuda"
         text = str(schedule.config.get("plan", ""))
         here, there = make_plan(graph, side, text), make_plan(tuned, side, text)
-        return _differ(here, there) or _launch_misfit(graph, tuned, here, there, schedule)
+        return _differ(here, there) or _launch_misfit(graph, here, there, schedule)
     except Unsupported as e:
         return str(e)
 
@@ -148,7 +146,7 @@ def _differ(here: Plan, there: Plan) -> str:
     return ""
 
 
-def _launch_misfit(graph: Graph, tuned: Graph, plan: Plan, there: Plan, schedule: Schedule) -> str:
+def _launch_misfit(graph: Graph, plan: Plan, there: Plan, schedule: Schedule) -> str:
     assert schedule.artifact is not None
     assert schedule.config is not None
     kernels = schedule.artifact.kernels
@@ -167,9 +165,9 @@ def _launch_misfit(graph: Graph, tuned: Graph, plan: Plan, there: Plan, schedule
         multiple = int(kernel.launch.get("multiple", 1) or 1)
         if graph.extents[0] % multiple:
             return f"a kernel takes a multiple of {multiple} rows"
-    # Kernels may count elements in 32 bits where that was enough for the workload they were made for.
-    if _largest(graph, plan) >= _INT32_LIMIT > _largest(tuned, there):
-        return "its tensors are too large for the kernel's 32-bit offsets"
+        if "inner" in kernel.launch:
+            own = plan.groups[int(kernel.launch.get("group", 0))].graph
+            check_launch(kernel.launch, own.extents[0] if own.extents else 1)
     return ""
 
 
@@ -177,14 +175,3 @@ def group_program(plan: Plan, k: int, config: Config) -> Program:
     """The program of the ``k``-th group of a plan for the CPU under a configuration of the region."""
     own = group_configs(plan, config)[k]
     return cpu_columns.group_program(plan.groups[k].graph, own)
-
-
-def _largest(graph: Graph, plan: Plan) -> int:
-    """Elements of the largest tensor that the region's kernels touch."""
-
-    def sizes() -> Iterator[int]:
-        yield from (graph.input_numel(slot) for slot in range(len(graph.inputs)))
-        yield from (graph.output_numel(k) for k in range(len(graph.outputs)))
-        yield from (graph.size(axes) for _, axes in plan.scratch)
-
-    return max(sizes(), default=0)

@@ -141,8 +141,9 @@ def dtype_of(kind: Any) -> Any:
     raise TypeError(f"no shared arrays of {kind}")
 
 
-def _divide(a: int, b: int) -> tuple[int, int]:
+def _divide(a: int, b: int, bits: int = 32) -> tuple[int, int]:
     assert min(a, b) >= 0, f"unsigned division of {a} by {b}"
+    assert max(a, b) < 1 << (bits - 1), f"division of {a} by {b} in {bits} bits"
     return divmod(int(a), int(b))
 
 
@@ -166,6 +167,8 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "rint": _one(np.rint),
     "udiv": lambda a, b: _divide(a, b)[0],
     "urem": lambda a, b: _divide(a, b)[1],
+    "udiv64": lambda a, b: _divide(a, b, 64)[0],
+    "urem64": lambda a, b: _divide(a, b, 64)[1],
     "tanh_": _one(np.tanh),
     "sigmoid_": lambda x: F(1) / (F(1) + np.exp(-F(x))),
     "erf_": lambda x: F(math.erf(float(x))),

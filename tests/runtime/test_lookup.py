@@ -113,8 +113,12 @@ def test_what_a_launch_demands(tune: Tune) -> None:
     assert misfit(here, tuned, with_launch(dynamic=True)) == ""
     assert "one number of rows" in misfit(here, tuned, with_launch(dynamic=False))
     assert "multiple of 4" in misfit(here, tuned, with_launch(dynamic=True, multiple=4))
-    huge = replace(tuned, extents=(2**27, *tuned.extents[1:]))
-    assert "32-bit" in misfit(huge, tuned, with_launch(dynamic=True))
+    many = replace(tuned, extents=(2**27, *tuned.extents[1:]))
+    unit = {"dynamic": True, "per_block": 8, "blocks_per_sm": 0}
+    assert misfit(many, tuned, with_launch(**unit, inner=1)) == ""  # large tensors of rows that 32 bits can count
+    assert "32-bit" in misfit(many, tuned, with_launch(**unit, inner=16))
+    assert misfit(many, tuned, with_launch(**unit, inner=16, wide=True)) == ""
+    assert "blocks" in misfit(many, tuned, with_launch(**unit | {"per_block": 1}, inner=16, wide=True))
     wider = replace(tuned, extents=(32, 50))
     assert "differ" in misfit(wider, tuned, found[0])
 

@@ -1,0 +1,64 @@
+"""How a CUDA kernel counts rows, columns and packs: in 32 bits, and in 64 where there are too many of them.
+
+Offsets into tensors have 64 bits in every kernel, for Numba widens what is added and multiplied. A number that is
+counted to has 32, since dividing one of 64 takes several times as long. So what decides is how far a kernel counts, not
+how far apart its elements lie: 2**31 elements in rows of 4096 are counted in 32 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.errors import Unsupported
+
+LIMIT = (1 << 31) - (1 << 22)
+"""The first number that takes 64 bits: below 2**31 by more than a block covers, since the last one counts past the
+end."""
+MOST_BLOCKS = (1 << 31) - 1
+"""Blocks that one launch may have."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How one kernel counts. ``type``, ``udiv`` and ``urem`` are names for its source."""
+
+    wide: bool = False
+
+    @classmethod
+    def of(cls, *most: int) -> Counts:
+        """As wide as the largest of these numbers needs."""
+        return cls(max(most) >= LIMIT)
+
+    @property
+    def type(self) -> str:
+        return "int64" if self.wide else "int32"
+
+    @property
+    def udiv(self) -> str:
+        return "udiv64" if self.wide else "udiv"
+
+    @property
+    def urem(self) -> str:
+        return "urem64" if self.wide else "urem"
+
+    def launch(self) -> dict[str, Any]:
+        """What a kernel's launch data says of it; nothing where 32 bits do."""
+        return {"wide": True} if self.wide else {}
+
+
+def check_launch(rule: Mapping[str, Any], extent0: int) -> None:
+    """Whether a kernel with this launch data can run at this extent of axis 0.
+
+    Raises:
+        Unsupported: it counts in 32 bits what takes 64, or a launch has not that many blocks.
+    """
+    if "grid" in rule:
+        return
+    units = (extent0 if rule.get("dynamic") else 1) * int(rule["inner"])
+    if units >= LIMIT and not rule.get("wide"):
+        raise Unsupported("more rows than the kernel's 32-bit counters hold")
+    blocks = -(-units // int(rule["per_block"])) * int(rule.get("cluster", 1))
+    if blocks > MOST_BLOCKS and not int(rule["blocks_per_sm"]):
+        raise Unsupported(f"{blocks} blocks in one launch, which has {MOST_BLOCKS} at most")
