@@ -28,6 +28,11 @@ _FOLD: dict[str, Callable[..., float | int]] = {
 _WRAP = {"int32": 1 << 31, "int64": 1 << 63}
 
 
+def position_type(*reached: int) -> str:
+    """The arithmetic type of positions along an axis that come to these numbers."""
+    return "int32" if all(abs(n) < _WRAP["int32"] for n in reached) else "int64"
+
+
 def number_as(number: float | int | bool, dtype: str) -> float | int | bool:
     """A Python number as a constant of an arithmetic type. Raises Unsupported where it does not fit."""
     if dtype == "float32":

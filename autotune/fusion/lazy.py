@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from autotune.errors import Unreachable, Unsupported
-from autotune.fusion.build import Builder
+from autotune.fusion.build import Builder, position_type
 from autotune.fusion.graph import STORAGE_BYTES, compute_type
 
 Dims = tuple[int, ...]
@@ -295,7 +295,8 @@ def iota(region: Region, extent: int, dtype: torch.dtype, step: int = 1, start: 
     def at(index: tuple[Index, ...], guards: Guards) -> int:
         i = index[0].scaled(step, start)
         if kind(dtype) == "float32":
-            return region.build.cast(region.build.index(i.terms, i.offset, i.pick, "int32"), "float32")
+            whole = position_type(start, start + step * extent)
+            return region.build.cast(region.build.index(i.terms, i.offset, i.pick, whole), "float32")
         return region.build.index(i.terms, i.offset, i.pick, kind(dtype))
 
     return Lazy(region, (extent,), dtype, [region.names.new(extent)], at)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from autotune.errors import Unsupported
+from autotune.fusion.build import position_type
 from autotune.fusion.graph import Value
 from autotune.fusion.lazy import Guards, Index, Lazy, Number, Region, broadcast_index, broadcast_names, cast, kind
 
@@ -287,8 +288,9 @@ def _choose(region: Region, bound: tuple[int, int], then: int, other: int) -> in
         return then
     if _is_zero(a) and any(g[0] == axis and g[1] >= t for g in b.guards):
         return other
-    position = build.index(((axis, 1),), 0, None, "int32")
-    return build.pointwise("where", [build.pointwise("lt", [position, build.const(t, "int32")]), then, other])
+    whole = position_type(build.extents[axis])
+    position = build.index(((axis, 1),), 0, None, whole)
+    return build.pointwise("where", [build.pointwise("lt", [position, build.const(t, whole)]), then, other])
 
 
 def _is_zero(v: Value) -> bool:
