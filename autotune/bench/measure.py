@@ -16,6 +16,7 @@ import torch
 from autotune.bench import ablation, peers
 from autotune.bench.agree import disagreement
 from autotune.bench.case import Case, bytes_moved
+from autotune.bench.rotate import input_sets, rotate
 from autotune.errors import first_line
 from autotune.measure.policy import Policy
 from autotune.measure.quiet import Meter, wait_for_quiet
@@ -40,6 +41,7 @@ class Figures:
         uncaptured: contenders that could not be captured in a CUDA graph: their launches from Python show.
         counted: what the deployment of autotune's contender counted.
         bytes: in and out.
+        input_sets: copies of the inputs that the contenders took in turn (CPU); 0 on a GPU.
         others: processors that other processes kept busy meanwhile (CPU); 0 on a quiet machine.
     """
 
@@ -49,6 +51,7 @@ class Figures:
     uncaptured: list[str] = field(default_factory=list)
     counted: dict[str, int] = field(default_factory=dict)
     bytes: int = 0
+    input_sets: int = 0
     others: float = 0.0
 
 
@@ -75,7 +78,8 @@ def measure(
     sets: Mapping[str, peers.Options],
     databases: Mapping[str, str | None],
 ) -> Figures:
-    """Time a case's contenders, interleaved in this process; on a GPU by graph replay with a cold L2.
+    """Time a case's contenders, interleaved in this process: on a GPU by graph replay with a cold L2, on a CPU with
+    cold data and warm code (:mod:`autotune.bench.rotate`).
 
     Args:
         groups, sets: peers, as of :func:`autotune.bench.peers.wanted`.
@@ -113,15 +117,21 @@ def measure(
             figures.failed[name] = first_line(error)
             print(f"  {name} not run: {figures.failed[name]}", file=sys.stderr, flush=True)
         figures.compile_s[name] = time.monotonic() - begin
-    watched = {name: _Watched(call) for name, call in calls.items()}
-    if not device.startswith("cuda"):
+    if device.startswith("cuda"):
+        watched = {name: _Watched(call) for name, call in calls.items()}
+        samples = interleave(watched, policy, device)
+        figures.uncaptured = [name for name, w in watched.items() if w.refused]
+        del watched
+    else:
+        copies = input_sets(args, figures.bytes, policy)
+        figures.input_sets = len(copies)
         wait_for_quiet(policy.quiet_s)
-    meter = Meter()
-    samples = interleave(watched, policy, device)
-    figures.others = 0.0 if device.startswith("cuda") else meter.others()
+        meter = Meter()
+        samples = rotate(calls, copies, policy)
+        figures.others = meter.others()
+        del copies
     figures.us = {name: statistics.median(s) for name, s in samples.items()}
-    figures.uncaptured = [name for name, w in watched.items() if w.refused]
-    del calls, watched, args
+    del calls, args
     forget()
     return figures
 
@@ -187,5 +197,6 @@ def to_case(case: Case, size: str, figures: Figures, bandwidth: float) -> dict[s
         "counted": figures.counted,
         "compile_s": {name: round(s, 1) for name, s in figures.compile_s.items()},
         "copy_tb_s": round(bandwidth / 1e6, 3),
+        **({"input_sets": figures.input_sets} if figures.input_sets else {}),
         **({"others_busy": round(figures.others, 2)} if figures.others else {}),
     }

@@ -11,7 +11,8 @@ import torch
 from autotune.bench.case import Arguments
 from autotune.errors import UserError
 
-Call = Callable[[], object]
+Call = Callable[..., object]
+"""A contender bound to its inputs; called with others (equal in all but their values) it takes those."""
 Options = Mapping[str, object]
 
 _THOROUGH = {"max_autotune_pointwise": True, "coordinate_descent_tuning": True}
@@ -87,9 +88,9 @@ def wanted(peers: list[str] | None, device: str) -> tuple[set[str], dict[str, di
 def eager(fn: Callable[..., Any], args: Arguments) -> Call:
     """``fn`` as it is."""
 
-    def call() -> object:
+    def call(given: Arguments = args) -> object:
         with torch.no_grad():
-            return fn(*args)
+            return fn(*given)
 
     return call
 
@@ -101,9 +102,9 @@ def compiled(fn: Callable[..., Any], args: Arguments, **kwargs: Any) -> Call:
     """
     run = torch.compile(_fresh(fn), dynamic=False, **kwargs)
 
-    def call() -> object:
+    def call(given: Arguments = args) -> object:
         with torch.no_grad():
-            return run(*args)
+            return run(*given)
 
     call()
     return call

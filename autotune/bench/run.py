@@ -130,6 +130,8 @@ def _prepare(settings: Settings) -> tuple[Policy, float]:
         pin_cpu()
         policy = dataclasses.replace(policy, final_rounds=60, final_s=15.0)
     bandwidth = copy_bandwidth(policy, settings.device)
+    if not settings.device.startswith("cuda"):
+        policy = dataclasses.replace(policy, final_rounds=200)  # no sweeps from here on: rounds are cheap
     _say(f"copy: {bandwidth / 1e6:.3g} TB/s")
     return policy, bandwidth
 

@@ -52,7 +52,9 @@ def test_contenders_do_not_evict_each_other() -> None:
     assert len(traced) == 20
     for call in calls:
         assert torch.equal(call(), -x[0])  # type: ignore[arg-type]
+        assert torch.equal(call((torch.full((4,), 3.0),)), torch.full((4,), -3.0))  # type: ignore[arg-type]
     assert len(traced) == 20  # nothing was compiled again
+    assert torch.equal(peers.eager(torch.neg, x)((torch.zeros(4),)), torch.zeros(4))  # type: ignore[arg-type]
 
 
 def test_an_ablation_narrows_the_space_for_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
