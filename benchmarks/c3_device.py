@@ -203,7 +203,7 @@ def run(m: Measure, parts: Sequence[str], out: Path) -> dict[str, Any] | None:
 
     workload = Scenario(Gemm(64, 64, 64), "all_gather", 4096 * m.ranks.ranks, m.ranks.ranks).workload()
     where, env = place(workload, m.device).label, environment(m.device)
-    versions = {k: str(v) for k, v in (("cuda", env.cuda), ("driver", env.driver)) if v}
+    versions = {k: str(v) for k, v in (("cuda", env.cuda), ("driver", env.driver), ("nccl", _nccl(m.side))) if v}
     measured = {"bandwidth": bandwidth, "power": power, "partition": partition}
     cases: list[Case] = []
     data = None
@@ -213,6 +213,15 @@ def run(m: Measure, parts: Sequence[str], out: Path) -> dict[str, Any] | None:
             extra = {"suite": SUITE, "ranks": m.ranks.ranks, "summary": summary(cases), "notes": m.notes}
             data = form.write(out, where, cases, versions, extra=extra)
     return data
+
+
+def _nccl(side: str) -> str:
+    if side == "cpu":
+        return ""
+    import torch
+
+    version: Any = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    return ".".join(map(str, version))
 
 
 def parts_of(text: str | None, side: str) -> list[str]:

@@ -25,6 +25,7 @@ from autotune.bench import report
 from autotune.bench.ablation import ABLATIONS
 from autotune.bench.c3 import report as c3_report
 from autotune.bench.report import geometric_mean
+from benchmarks import c3_device_table
 from benchmarks.form import RESULTS, read
 
 MARKED = re.compile(r"(<!-- (results|ablations): (\S+) -->\n)(.*?)(<!-- end \2 -->)", re.DOTALL)
@@ -46,6 +47,8 @@ def render(data: Mapping[str, Any]) -> str:
     """
     if data.get("suite") == "c3":
         return c3_report.render(data)
+    if data.get("suite") == "c3_device":
+        return c3_device_table.render(data)
     if data.get("suite"):
         return report.render(data)
     cases = data["cases"]

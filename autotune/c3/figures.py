@@ -74,7 +74,7 @@ def sms_left(group: Group, reserves: Sequence[int]) -> list[int]:
     found = []
     for reserve in reserves:
         try:
-            left = partition_stream(group.device.index or 0, every - reserve)[1] if reserve else every
+            left = partition_stream(group.device.index or 0, every - reserve, False)[1] if reserve else every
         except Unsupported:
             left = 0
         found.append(left)

@@ -11,7 +11,7 @@ import pytest
 from autotune.c3.scenario import COLLECTIVES, REDUCING
 from autotune.errors import UserError
 from autotune.measure.worker import WorkerFault
-from benchmarks import c3_device, form
+from benchmarks import c3_device, form, table
 from benchmarks.c3_device import BESIDE, KIB, MIB, PARTED, SIZES, Measure, bandwidth, partition, parts_of, power
 from benchmarks.c3_device_cases import crossover, summary
 from benchmarks.c3_device_table import finding, findings, render
@@ -195,5 +195,6 @@ def test_a_cpu_has_the_first_part(
         assert case["copy_over_base"] == pytest.approx(case["us"]["gloo"] / case["us"][fastest], rel=1e-3)
     said = capsys.readouterr().out
     assert said.endswith(render(data) + "\n")
+    assert table.render(data) == render(data)
     assert c3_device.main(["--device", "cpu", "--parts", "power", "--out", str(out)]) == 2
     assert capsys.readouterr().err == "c3_device: --parts power: needs GPUs\n"
