@@ -1,6 +1,7 @@
 """Are random programs right on a real GPU? Default and random configurations of every region, each verified.
 
     python tests/gpu/property_check.py [--seconds 300] [--first 0] [--configs 4] [--out DIR] [--device cuda:0] [--dry]
+        [--wide]
     python tests/gpu/property_check.py --only 1234    # one program again: prints it, and every candidate's verdict
 
 The programs are those of tests/property (``families.program(seed, size_of(seed))``). Candidates are compiled in a pool
@@ -9,7 +10,8 @@ with NaN and infinities, and looks for writes outside the outputs. What is about
 first; a candidate that kills that process, or hangs, is named and counted, and a new process goes on with the next.
 
 Prints what is wrong and a last line "checked N bad M"; exit code 1 if M is not 0. Writes DIR/property_check.json.
-``--dry`` only compiles, without a GPU; ``--device cpu`` checks the CPU target.
+``--dry`` only compiles, without a GPU; ``--device cpu`` checks the CPU target. ``--wide``: every CUDA kernel counts in
+64 bits, as those of more than 2**31 rows do.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ sys.path[:0] = [str(HERE.parents[1]), str(HERE), str(HERE.parent / "codegen"), s
 import torch  # noqa: E402
 from families import program  # noqa: E402
 
+from autotune.codegen import counts  # noqa: E402
 from autotune.errors import BuildError, Unsupported  # noqa: E402
 from autotune.task import Artifact, Config  # noqa: E402
 from autotune.workload import Workload  # noqa: E402
@@ -69,8 +72,10 @@ class Prepared:
     seconds: float = 0.0
 
 
-def _calm() -> None:
+def _calm(wide: bool) -> None:
     torch.set_num_threads(1)
+    if wide:
+        counts.LIMIT = 0
 
 
 def prepare(seed: int, configs: int, device: str, target: str | None, sms: int | None) -> Prepared:
@@ -282,7 +287,9 @@ def run(options: argparse.Namespace, report: Report) -> None:
         target, sms = describe_cuda(options.device)
     seeds = iter([options.only]) if options.only is not None else iter(range(options.first, 1 << 40))
     child = Child(check_all, (options.device,))
-    pool = ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn"), initializer=_calm)
+    pool = ProcessPoolExecutor(
+        options.processes, multiprocessing.get_context("spawn"), initializer=_calm, initargs=(options.wide,)
+    )
     pending: deque[Future[Prepared]] = deque()
 
     def fill() -> None:
@@ -323,6 +330,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path, default=Path(os.environ["OUT"]) if os.environ.get("OUT") else None)
+    parser.add_argument("--wide", action="store_true", help="kernels count in 64 bits")
     parser.add_argument("--dry", action="store_true", help="compile only, without a GPU")
     options = parser.parse_args()
     if options.dry:
