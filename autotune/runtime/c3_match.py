@@ -193,9 +193,9 @@ def needs_kernels(config: Mapping[str, Choice], scenario: Scenario) -> bool:
 
 def without_search(scenario: Scenario, figures: Mapping[str, float], side: str, *, sms: int = 0) -> list[Config]:
     """Strategies that need nothing from a search, the best first; the last is what works everywhere."""
-    guesses = heuristics.choose(scenario, figures, side) if figures else []
+    guesses = heuristics.choose(scenario, figures, side)
     out: list[Config] = []
-    for guess in [*guesses, heuristics.default(scenario, side), _BASELINES[side]["sequential"]]:
+    for guess in [*guesses, _BASELINES[side]["sequential"]]:
         config, why = fit(guess, scenario, side, sms=sms)
         if not why and not needs_kernels(config, scenario) and config not in out:
             out.append(config)

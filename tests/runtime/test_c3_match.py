@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.c3.scenario import Gemm, Program, Scenario
+from autotune.c3.scenario import COLLECTIVES, Gemm, Program, Scenario
 from autotune.c3.strategy import HOST_NAIVE, NAIVE, SEQUENTIAL, HostStrategy, Strategy
 from autotune.device import DeviceIdentity, environment
 from autotune.runtime.c3_agree import match_from_wire, match_to_wire, searchable
@@ -190,3 +190,12 @@ def test_a_match_travels_whole(store: Store) -> None:
     put(store, ADDING, COPY, GPUS, KERNELS)
     for found in (find(store, ADDING, GPUS), find(store, replace(ADDING, nbytes=300 * MIB), GPUS), find(None)):
         assert match_from_wire(match_to_wire(found)) == found
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_what_was_never_searched_overlaps_all_the_same(collective: str) -> None:
+    s = replace(SCENARIO, collective=collective)
+    first, *_, last = without_search(s, {}, "cuda", sms=132)
+    assert first["order"] != "sequential"
+    assert not needs_kernels(first, s)
+    assert last["order"] == "sequential"
