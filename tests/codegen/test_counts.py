@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 import re
 from pathlib import Path
@@ -212,6 +213,26 @@ def test_positions_along_a_long_axis(half: int, dtype: str) -> None:
     counted = graph_of(Case("", lambda x: x * torch.arange(2 * half + 64, dtype=torch.float32), (T(2 * half + 64),)))
     for graph in (joined, counted):
         assert {v.dtype for v in graph.values if v.op == "index"} == {dtype}
+
+
+def test_the_check_of_large_tensors_works(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The GPU host's script at 2**11 instead of 2**31, on the CPU: right kernels pass, and wrong results do not."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "gpu"))
+    large_check = importlib.import_module("large_check")
+    options = ["--device", "cpu", "--log2", "11", "--configs", "0"]
+    assert large_check.main(options) == 0
+    assert "checked 7 bad 0" in capsys.readouterr().out
+    real = large_check.run
+
+    def wrong_at_the_end(*args: Any) -> tuple[list[Tensor], list[bool]]:
+        outputs, wide = real(*args)
+        for y in outputs:
+            y[-1] += 0.5 + abs(y[-1])
+        return outputs, wide
+
+    monkeypatch.setattr(large_check, "run", wrong_at_the_end)
+    assert large_check.main(options) == 1
+    assert "checked 7 bad 7" in capsys.readouterr().out
 
 
 def test_more_blocks_than_a_launch_has_are_refused() -> None:
