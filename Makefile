@@ -49,8 +49,18 @@ demo: $(READY)
 	$(BIN)/autotune lookup fusion bert_layer --device cpu --db $(DEMO_DB)
 	$(BIN)/python examples/bert_layer.py --db $(DEMO_DB)
 
+# What times nothing runs in as many processes as there are cores; the rest needs the machine for itself.
+APART := codegen fusion property store
+
 test: $(READY)
+ifdef PYTEST_ARGS
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+else
+	@failed=0; set -x; \
+	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile $(APART:%=tests/%) || failed=1; \
+	$(BIN)/python -m pytest $(APART:%=--ignore=tests/%) || failed=1; \
+	exit $$failed
+endif
 
 lint: $(READY)
 	$(BIN)/ruff check .

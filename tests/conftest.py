@@ -1,4 +1,5 @@
-"""What every test gets: a user data directory of its own, so that none reads or writes the user's database."""
+"""What every test gets: a user data directory of its own, so that none reads or writes the user's database, and a
+terminal of one width."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ def own_data_directory(tmp_path_factory: pytest.TempPathFactory, monkeypatch: py
     """Point the default database at an empty folder and forget the user's AUTOTUNE_DB."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
     monkeypatch.delenv("AUTOTUNE_DB", raising=False)
+    monkeypatch.setenv("COLUMNS", "120")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
