@@ -20,6 +20,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,22 @@ from typing import Any
 from autotune.errors import UserError
 
 Kernel = Callable[[Sequence[int], int], None]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a compiled kernel is entered, and how it is launched.
+
+    Attributes:
+        address: of a function of one argument, the address of its block (``cpu_emit``).
+        threads: of a launch that is worth them.
+        serial_below: value of ``n0`` under which one thread does the work sooner.
+    """
+
+    address: int
+    threads: int
+    serial_below: int
+
 
 _lock = threading.Lock()
 _compiled: dict[str, Any] = {}
@@ -157,6 +174,29 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def starter(address: int, threads: int) -> Callable[[int, int], None]:
+    """A function of (address of an argument block, number of threads) that runs the function at ``address`` in each.
+
+    Args:
+        threads: of any call, at most.
+    """
+    run = ctypes.CFUNCTYPE(None, ctypes.c_int64)(address)  # ctypes lets go of the GIL for the call
+    gomp = _gomp_parallel() if threads > 1 else None
+
+    def start(at: int, n: int) -> None:
+        if n == 1 or _forked:
+            run(at)
+        elif gomp is not None:
+            gomp(address, at, n, 0)
+        else:
+            others = [_pool().submit(run, at) for _ in range(n - 1)]
+            run(at)
+            for o in others:
+                o.result()
+
+    return start
+
+
 def launcher(text: str, threads: int, serial_below: int, rows: Callable[[int], int] | None = None) -> Kernel:
     """A callable that runs the kernel of ``text``.
 
@@ -168,25 +208,16 @@ def launcher(text: str, threads: int, serial_below: int, rows: Callable[[int], i
     """
     kernel = compile_source(text)
     address = int(kernel.address)
-    run = ctypes.CFUNCTYPE(None, ctypes.c_int64)(address)  # ctypes lets go of the GIL for the call
     threads = min(threads, processors())
-    gomp = _gomp_parallel() if threads > 1 else None
+    start = starter(address, threads)
 
     def launch(addresses: Sequence[int], n0: int) -> None:
         n = threads if n0 >= serial_below and not _forked else 1
         if n > 1 and rows is not None:
             n = max(1, min(n, rows(n0)))
         block = (ctypes.c_int64 * (len(addresses) + 3))(*addresses, n0, n, 0)
-        at = ctypes.addressof(block)
-        if n == 1:
-            run(at)
-        elif gomp is not None:
-            gomp(address, at, n, 0)
-        else:
-            others = [_pool().submit(run, at) for _ in range(n - 1)]
-            run(at)
-            for o in others:
-                o.result()
+        start(ctypes.addressof(block), n)
 
     launch.kernel = kernel  # type: ignore[attr-defined]
+    launch.entry = Entry(address, threads, serial_below)  # type: ignore[attr-defined]
     return launch

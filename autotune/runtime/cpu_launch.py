@@ -7,30 +7,73 @@ source comes from our own emitter and a checked graph; nothing that is stored is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from autotune.fusion.plan import Plan
 from autotune.fusion.schedules import group_configs
 from autotune.task import Config
 
+if TYPE_CHECKING:
+    from autotune.codegen.cpu_load import Entry, Kernel
 
-def make_launches(plan: Plan, config: Config) -> list[Callable[[int, Sequence[int]], None]]:
-    """For each group of ``plan``, in launch order, a function of (ignored stream, addresses of inputs then outputs).
+
+def make_launches(plan: Plan, config: Config) -> list[tuple[range, Callable[[int, Sequence[int]], None]]]:
+    """Launches in order: the numbers of the groups that each runs, and a function of (ignored stream, addresses).
+
+    A launch takes for each of its groups the addresses of inputs then outputs. Groups that follow each other and do not
+    wait for each other are one launch.
 
     Raises:
         Unsupported, BuildError: a group that cannot be emitted for the CPU.
     """
     from autotune.codegen.cpu import CpuSchedule, load_group
 
-    out = []
-    for group, own in zip(plan.groups, group_configs(plan, config), strict=True):
-        schedule = CpuSchedule.from_config(own)
-        kernel = load_group(group.graph, schedule)
-        extent0 = group.graph.extents[0] if group.graph.extents else 1
-        out.append(_bind(kernel, extent0))
+    kernels = [
+        load_group(group.graph, CpuSchedule.from_config(own))
+        for group, own in zip(plan.groups, group_configs(plan, config), strict=True)
+    ]
+    entries = [getattr(kernel, "entry", None) for kernel in kernels]
+    return [(together, _launch(plan, together, kernels, entries)) for together in _together(plan, entries)]
+
+
+def _together(plan: Plan, entries: Sequence[Entry | None]) -> list[range]:
+    """Neighbours that one launch can run; a group of several kernels (no entry) stays alone."""
+    out: list[range] = []
+    written: set[tuple[str, int]] = set()
+    for k, (group, entry) in enumerate(zip(plan.groups, entries, strict=True)):
+        last = out[-1] if out else range(0)
+        if last and entry is not None and entries[last[0]] is not None and not written & {*group.inputs}:
+            out[-1] = range(last.start, k + 1)
+        else:
+            out.append(range(k, k + 1))
+            written = set()
+        written |= {*group.outputs}
     return out
 
 
-def _bind(kernel: Callable[[Sequence[int], int], None], extent0: int) -> Callable[[int, Sequence[int]], None]:
+def _launch(
+    plan: Plan, together: range, kernels: Sequence[Kernel], entries: Sequence[Entry | None]
+) -> Callable[[int, Sequence[int]], None]:
+    groups = [plan.groups[k] for k in together]
+    extents = [group.graph.extents[0] if group.graph.extents else 1 for group in groups]
+    if len(together) == 1:
+        return _bind(kernels[together[0]], extents[0])
+    from autotune.codegen.cpu_batch import batch
+
+    parts = []
+    for k, group, extent0 in zip(together, groups, extents, strict=True):
+        entry = entries[k]
+        assert entry is not None
+        parts.append((entry, len(group.inputs) + len(group.outputs), extent0))
+    run_all = batch(parts)
+
+    def run(stream: int, pointers: Sequence[int]) -> None:
+        run_all(pointers)
+
+    return run
+
+
+def _bind(kernel: Kernel, extent0: int) -> Callable[[int, Sequence[int]], None]:
     def run(stream: int, pointers: Sequence[int]) -> None:
         kernel(pointers, extent0)
 

@@ -134,8 +134,8 @@ def _cpu_steps(plan: Plan, config: Any, n_inputs: int, n_outputs: int) -> list[t
 
     start = {"input": 0, "output": n_inputs, "scratch": n_inputs + n_outputs}
     return [
-        (launch, tuple(start[kind] + k for kind, k in (*group.inputs, *group.outputs)))
-        for launch, group in zip(make_launches(plan, config), plan.groups, strict=True)
+        (launch, tuple(start[s] + n for k in groups for s, n in (*plan.groups[k].inputs, *plan.groups[k].outputs)))
+        for groups, launch in make_launches(plan, config)
     ]
 
 
