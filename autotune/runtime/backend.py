@@ -115,9 +115,13 @@ class _Session:
         if kind == "backward":
             return late.build()
         self.late.append(late)
+        ready: Boxed | None = None
 
         def run(args: list[Any]) -> Sequence[Any]:
-            return late.build()(args)
+            nonlocal ready
+            if ready is None:
+                ready = late.build()
+            return ready(args)
 
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
