@@ -129,6 +129,6 @@ class CudaOverlap:
 
 def _in_turn(first: list[Step], second: list[Step]) -> list[Step]:
     """Steps of both, beginning with ``first``, spread evenly over each other."""
-    keyed = [((k + 1) / len(first), 0, s) for k, s in enumerate(first)]
-    keyed += [((k + 1) / len(second), 1, s) for k, s in enumerate(second)]
+    keyed = [(k / len(first), 0, s) for k, s in enumerate(first)]
+    keyed += [(k / len(second), 1, s) for k, s in enumerate(second)]
     return [s for _, _, s in sorted(keyed, key=lambda e: e[:2])]

@@ -278,19 +278,7 @@ def test_what_is_not_joined_is_not_captured(device: Device) -> None:
 # ---- branches of a graph that share a queue, in an order that the capture did not have ------------------------------
 
 
-@pytest.mark.parametrize(
-    "op",
-    [
-        "all_gather",
-        "all_to_all",
-        *(
-            pytest.param(
-                op, marks=pytest.mark.xfail(strict=True, reason="a wait may come to lie before what peers need")
-            )
-            for op in REDUCING
-        ),
-    ],
-)
+@pytest.mark.parametrize("op", COLLECTIVES)
 def test_branches_of_a_graph_in_any_order(device: Device, op: str) -> None:
     def attempt(seed: int) -> None:
         world = device.open(2, seed, "one")

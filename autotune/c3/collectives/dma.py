@@ -147,12 +147,12 @@ class CopyCollective:
                 self._own(raw)
             self._tell[_READY](raw)
             self._wait[_READY](raw)
-            if self.spec.op in REDUCING:
-                self._reduction.wait_stream(stream)
         self._issue(self._copies[chunk], stream)
         last = chunk == self.chunks - 1
         if self.spec.op in REDUCING:
             self._tell[_CHUNKS + chunk](raw)
+            # Else, where branches of a graph share a hardware queue, every rank may wait before it tells.
+            self._reduction.wait_stream(stream)
             self._add(chunk)
             if last:
                 self._finish(stream)
