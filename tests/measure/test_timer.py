@@ -110,6 +110,11 @@ def test_outcome_statistics_and_round_trip() -> None:
 def test_cold_memory_is_slower_than_warm(policy: Policy) -> None:
     x = torch.zeros(1 << 18)  # 1 MiB: fits in a cache, unless something drives it out
     policy = replace(policy, warmup=3)
-    cold = time_cpu(lambda: x.sum(), replace(policy, cold_bytes=64 << 20), repeats=15)
-    warm = time_cpu(lambda: x.sum(), replace(policy, cold_bytes=0), repeats=15)
-    assert min(cold) > min(warm)
+
+    def slower() -> bool:
+        cold = time_cpu(lambda: x.sum(), replace(policy, cold_bytes=64 << 20), repeats=15)
+        warm = time_cpu(lambda: x.sum(), replace(policy, cold_bytes=0), repeats=15)
+        return min(cold) > min(warm)
+
+    # The two are taken one after the other, and what else runs on the machine may change between them.
+    assert any(slower() for _ in range(4))
