@@ -155,6 +155,33 @@ def environment(device: str) -> Environment:
     return _environment(resolve_device(device).partition(":")[0])
 
 
+def describe_cuda(device: str) -> tuple[str, int]:
+    """("sm_90", 132) for a CUDA device, asked of the driver without creating a context.
+
+    ``AUTOTUNE_CUDA_TARGET`` ("sm_90" or "sm_90:132") stands in for the device on machines that only compile.
+
+    Raises:
+        UserError: there is no such device.
+    """
+    named = os.environ.get("AUTOTUNE_CUDA_TARGET")
+    if named:
+        arch, _, sms = named.partition(":")
+        return arch, int(sms or 132)
+    import ctypes
+
+    try:
+        lib = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        raise UserError(f"{device}: no CUDA driver on this machine; use --device cpu") from None
+    handle, major, minor, sms_ = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    index = int(device.partition(":")[2] or 0)
+    if lib.cuInit(0) or lib.cuDeviceGet(ctypes.byref(handle), index):
+        raise UserError(f"{device}: no such CUDA device")
+    for out, attribute in ((major, 75), (minor, 76), (sms_, 16)):
+        lib.cuDeviceGetAttribute(ctypes.byref(out), attribute, handle)
+    return f"sm_{major.value}{minor.value}", sms_.value
+
+
 @lru_cache(maxsize=64)
 def _identify(device: str) -> DeviceIdentity:
     if device == "cpu":

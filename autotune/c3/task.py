@@ -111,7 +111,7 @@ def space_default(name: str) -> Choice:
 
 
 def _target(device: str) -> tuple[str, int]:
-    from autotune.fusion.task import describe_cuda
+    from autotune.device import describe_cuda
 
     return describe_cuda(device)
 

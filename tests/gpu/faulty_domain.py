@@ -91,7 +91,7 @@ class FaultyTask:
         return config
 
     def build(self, config: Config) -> Artifact:
-        from autotune.fusion.task import describe_cuda
+        from autotune.device import describe_cuda
 
         target, _ = describe_cuda(self.device)
         how = str(config["how"])

@@ -282,7 +282,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
     """Programs from ``--first`` on, until the time is up."""
     target = sms = None
     if options.device.startswith("cuda"):
-        from autotune.fusion.task import describe_cuda
+        from autotune.device import describe_cuda
 
         target, sms = describe_cuda(options.device)
     seeds = iter([options.only]) if options.only is not None else iter(range(options.first, 1 << 40))
