@@ -148,6 +148,27 @@ def read(path: Path) -> dict[str, Any]:
     return dict(data)
 
 
+def finished(path: Path, **own: object) -> dict[str, dict[str, Any]]:
+    """The cases, by name, of a result file that a run goes on with; empty where there is none.
+
+    Args:
+        own: fields of the file that the run has too, ``device`` among them.
+
+    Raises:
+        UserError: it cannot be read, or is of another run.
+    """
+    if not path.exists():
+        return {}
+    try:
+        data = read(path)
+    except ValueError as error:
+        raise UserError(f"--resume: {error}") from None
+    if any(data.get(name) != value for name, value in own.items()):
+        rest = ", ".join(f"{name} {data.get(name)}" for name in own if name != "device")
+        raise UserError(f"--resume: {path} is of {data['device']}, {rest}; name another --out")
+    return {case["name"]: case for case in data["cases"]}
+
+
 def write(
     path: Path,
     device: str,

@@ -23,7 +23,6 @@ Samples = list[float]
 
 _FEWEST, _MOST = 3, 64
 _MOST_BYTES = 2 << 30
-_MIN_ROUNDS = 5
 
 
 def input_sets(args: Arguments, moved: int, policy: Policy) -> list[Arguments]:
@@ -74,18 +73,16 @@ def rotate(
     Returns:
         ``policy.final_rounds`` samples each in microseconds, fewer (at least five) where ``policy.final_s`` ran out.
     """
+    from autotune.measure.timer import rounds
+
     names = list(calls)
     turn = _Turn(sets)
     for name in names:
         for _ in range(max(policy.warmup, 1)):
             turn.sample(calls[name])
     samples: dict[str, Samples] = {name: [] for name in names}
-    end = time.perf_counter() + policy.final_s
-    for done in range(policy.final_rounds):
-        if done >= _MIN_ROUNDS and time.perf_counter() > end:
-            break
-        shift = done % max(len(names), 1)
-        for name in names[shift:] + names[:shift]:
+    for order in rounds(names, policy):
+        for name in order:
             turn.sample(calls[name])
             samples[name].append(turn.sample(calls[name]))
     return samples

@@ -17,7 +17,7 @@ from autotune.bench.floor import copy_bandwidth
 from autotune.bench.instrument import CONTENDERS, Instrument
 from autotune.bench.measure import Figures, NotMeasured, forget, measure, to_case
 from autotune.bench.suite import choose
-from autotune.errors import UserError, first_line
+from autotune.errors import first_line
 from autotune.measure.policy import Policy, default_policy
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def run(settings: Settings) -> tuple[dict[str, Any] | None, list[str]]:
     databases = {name: ablation.database(settings.db, name) for name in names}
     groups, sets = peers.wanted(list(settings.peers) if settings.peers is not None else None, settings.device)
     device = identify(settings.device).label
-    done = _finished(settings, device) if settings.resume else {}
+    done = form.finished(settings.out, device=device, suite=SUITE) if settings.resume else {}
     data: dict[str, Any] | None = None
     missing: list[str] = []
     policy, bandwidth = _prepare(settings) if settings.measure else (None, 0.0)
@@ -234,21 +234,6 @@ def _profile(
     found["xla_us"] = times["xla"]["us"] if "xla" in times else None
     found["kernels"] = {name: times[name]["kernels"] for name in times}
     return found | {"not_profiled": answer["errors"], "instrument_versions": answer["versions"]}
-
-
-def _finished(settings: Settings, device: str) -> dict[str, dict[str, Any]]:
-    """The cases that the result file has, by label."""
-    if not settings.out.exists():
-        return {}
-    try:
-        data = form.read(settings.out)
-    except ValueError as error:
-        raise UserError(f"--resume: {error}") from None
-    if data.get("suite") != SUITE or data["device"] != device:
-        raise UserError(
-            f"--resume: {settings.out} is of {data['device']}, suite {data.get('suite')}; name another --out"
-        )
-    return {case["name"]: case for case in data["cases"]}
 
 
 def _write(settings: Settings, device: str, done: Mapping[str, dict[str, Any]]) -> dict[str, Any]:

@@ -13,8 +13,14 @@ from autotune.c3.crew import Crew, Lost
 from autotune.errors import UserError
 from autotune.measure.outcome import Outcome
 from autotune.measure.policy import Policy
-from autotune.measure.wire import artifact_to_wire
-from autotune.measure.worker import Contender, WorkerFault
+from autotune.measure.worker import (
+    Attempt,
+    Contender,
+    WorkerFault,
+    compare_message,
+    measure_message,
+    without_failing,
+)
 from autotune.task import REFERENCE, Artifact, Config, Status
 from autotune.workload import Workload
 
@@ -108,9 +114,7 @@ class Ranks:
         Raises:
             WorkerFault: the ranks cannot be started, or cannot open the scenario.
         """
-        head, blob = artifact_to_wire(artifact)
-        message = {"job": "measure", "config": dict(config), "artifact": head, "stage": stage, "seed": seed,
-                   "limit_us": limit_us}  # fmt: skip
+        message, blob = measure_message(config, artifact, stage, seed, limit_us)
         self._ready()
         begin = time.monotonic()
         try:
@@ -128,24 +132,11 @@ class Ranks:
         Raises:
             WorkerFault: as :meth:`measure`; or no comparison came about after every failing one was left out.
         """
-        left, without = list(contenders), list[str]()
-        outcomes: dict[str, Outcome] = {}
-        for _ in range(len(contenders) + 9):
-            answer, failure, who = self._comparison(left, without, seed)
-            if failure is None:
-                self.others = answer["others"]
-                outcomes |= {name: Outcome.from_json(o) for name, o in answer["outcomes"].items()}
-                self.references = {n.removeprefix(REFERENCE): o.latency_us for n, o in outcomes.items()
-                                   if n.startswith(REFERENCE) and o.latency_us is not None}  # fmt: skip
-                return outcomes
-            if not who:
-                raise WorkerFault(f"the final comparison failed: {failure.reason}")
-            outcomes[who] = failure
-            if any(c.name == who for c in left):
-                left = [c for c in left if c.name != who]
-            else:
-                without.append(who)
-        raise WorkerFault("the final comparison failed again and again")
+        answer, outcomes = without_failing(contenders, lambda left, without: self._comparison(left, without, seed), 9)
+        self.others = answer["others"]
+        self.references = {n.removeprefix(REFERENCE): o.latency_us for n, o in outcomes.items()
+                           if n.startswith(REFERENCE) and o.latency_us is not None}  # fmt: skip
+        return outcomes
 
     def call(self, function: str, arguments: Mapping[str, Any], timeout_s: float) -> list[Any]:
         """Run a function on every rank, as ``fn(group, **arguments)``; returns its JSON answers in the order of ranks.
@@ -172,15 +163,9 @@ class Ranks:
             self._crew.kill()
             self._crew = None
 
-    def _comparison(
-        self, left: Sequence[Contender], without: Sequence[str], seed: int
-    ) -> tuple[dict[str, Any], Outcome | None, str]:
-        """One attempt: its answer, or the failure and whom it is blamed on."""
-        pairs = [(c, *artifact_to_wire(c.artifact)) for c in left]
-        items = [{"name": c.name, "config": dict(c.config), "artifact": head} for c, head, _ in pairs]
-        message = {"job": "compare", "candidates": items, "without": list(without), "seed": seed}
+    def _comparison(self, left: Sequence[Contender], without: Sequence[str], seed: int) -> Attempt:
         try:
-            answer = self._ask(message, b"".join(blob for _, _, blob in pairs))[0]
+            answer = self._ask(*compare_message(left, without, seed))[0]
         except Lost as lost:
             return {}, lost.outcome, lost.who
         if "failed" in answer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -211,6 +211,16 @@ def _batch_cuda(run: Callable[[], object], cold: ColdCache, repeats: int) -> Sam
     return [begin.elapsed_time(end) * 1e3 for begin, end in pairs]
 
 
+def rounds(names: list[str], policy: Policy) -> Iterator[list[str]]:
+    """The order of each round of a comparison, which rotates from round to round, until the policy ends it."""
+    end = time.perf_counter() + policy.final_s
+    for done in range(policy.final_rounds):
+        if done >= _MIN_ROUNDS and time.perf_counter() > end:
+            return
+        shift = done % max(len(names), 1)
+        yield names[shift:] + names[:shift]
+
+
 def interleave(
     fns: Mapping[str, Runnable], policy: Policy, device: str, before: Callable[[str], None] | None = None
 ) -> dict[str, Samples]:
@@ -243,12 +253,8 @@ def interleave(
     if cuda:
         _wake(cold, policy.wake_s)
     samples: dict[str, Samples] = {name: [] for name in names}
-    end = time.perf_counter() + policy.final_s
-    for done in range(policy.final_rounds):
-        if done >= _MIN_ROUNDS and time.perf_counter() > end:
-            break
-        shift = done % max(len(names), 1)
-        for name in names[shift:] + names[:shift]:
+    for order in rounds(names, policy):
+        for name in order:
             sample = _batch_cuda(runs[name], cold, 1)[0] if cuda else _sample_cpu(runs[name], cold, inner)
             samples[name].append(sample)
     return samples

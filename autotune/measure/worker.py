@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Protocol
@@ -50,6 +50,65 @@ class Measurer(Protocol):
     def compare(self, contenders: Sequence[Contender], *, seed: int) -> dict[str, Outcome]: ...
 
     def close(self) -> None: ...
+
+
+def measure_message(
+    config: Config, artifact: Artifact, stage: str, seed: int, limit_us: float | None
+) -> tuple[dict[str, Any], bytes]:
+    """The job of :meth:`Measurer.measure`, and the code that goes with it."""
+    head, blob = artifact_to_wire(artifact)
+    message = {
+        "job": "measure",
+        "config": dict(config),
+        "artifact": head,
+        "stage": stage,
+        "seed": seed,
+        "limit_us": limit_us,
+    }
+    return message, blob
+
+
+def compare_message(contenders: Sequence[Contender], without: Sequence[str], seed: int) -> tuple[dict[str, Any], bytes]:
+    """The job of :meth:`Measurer.compare`, and the code that goes with it."""
+    pairs = [(c, *artifact_to_wire(c.artifact)) for c in contenders]
+    items = [{"name": c.name, "config": dict(c.config), "artifact": head} for c, head, _ in pairs]
+    message = {"job": "compare", "candidates": items, "without": list(without), "seed": seed}
+    return message, b"".join(blob for _, _, blob in pairs)
+
+
+Attempt = tuple[dict[str, Any], Outcome | None, str]
+"""One comparison: its answer, or the failure and whom it is blamed on."""
+
+
+def without_failing(
+    contenders: Sequence[Contender], attempt: Callable[[Sequence[Contender], Sequence[str]], Attempt], others: int
+) -> tuple[dict[str, Any], dict[str, Outcome]]:
+    """Compare, leaving out whoever fails, until a comparison comes about.
+
+    Args:
+        attempt: one comparison of candidates, without some of the others.
+        others: how many that are no candidates may fail.
+
+    Returns:
+        The answer, and the outcome of everybody, those left out included.
+
+    Raises:
+        WorkerFault: nobody is to blame, or no comparison came about after every failing one was left out.
+    """
+    left, without = list(contenders), list[str]()
+    lost: dict[str, Outcome] = {}
+    for _ in range(len(contenders) + others):
+        answer, failure, who = attempt(left, without)
+        if failure is None:
+            return answer, lost | {name: Outcome.from_json(o) for name, o in answer["outcomes"].items()}
+        if not who:
+            raise WorkerFault(f"the final comparison failed: {failure.reason}")
+        lost[who] = failure
+        if any(c.name == who for c in left):
+            left = [c for c in left if c.name != who]
+        else:
+            without.append(who)
+    raise WorkerFault("the final comparison failed again and again")
 
 
 class Worker:
@@ -109,15 +168,7 @@ class Worker:
         Raises:
             WorkerFault: the worker cannot be started, or cannot open the workload.
         """
-        head, blob = artifact_to_wire(artifact)
-        message = {
-            "job": "measure",
-            "config": dict(config),
-            "artifact": head,
-            "stage": stage,
-            "seed": seed,
-            "limit_us": limit_us,
-        }
+        message, blob = measure_message(config, artifact, stage, seed, limit_us)
         begin = time.monotonic()
         answer, failure, _ = self._call(message, blob)
         seconds = time.monotonic() - begin
@@ -137,36 +188,26 @@ class Worker:
         Raises:
             WorkerFault: as :meth:`measure`; or no comparison came about after every failing contender was left out.
         """
-        left = list(contenders)
-        without: list[str] = []
-        lost: dict[str, Outcome] = {}
-        for _ in range(len(contenders) + 6):
-            pairs = [(c, *artifact_to_wire(c.artifact)) for c in left]
-            items = [{"name": c.name, "config": dict(c.config), "artifact": head} for c, head, _ in pairs]
-            message = {"job": "compare", "candidates": items, "without": without, "seed": seed}
-            answer, failure, who = self._call(message, b"".join(blob for _, _, blob in pairs))
-            if failure is None:
-                assert answer is not None
-                if answer["restart"]:
-                    self._restart()
-                if "failed" not in answer:
-                    self.others = answer["others"]
-                    return lost | {name: Outcome.from_json(o) for name, o in answer["outcomes"].items()}
-                failure, who = Outcome(Status.LAUNCH_ERROR, reason=answer["failed"]), answer.get("who", "")
-            if not who:
-                raise WorkerFault(f"the final comparison failed: {failure.reason}")
-            lost[who] = failure
-            if any(c.name == who for c in left):
-                left = [c for c in left if c.name != who]
-            else:
-                without.append(who)
-        raise WorkerFault("the final comparison failed again and again")
+        answer, outcomes = without_failing(contenders, lambda left, without: self._comparison(left, without, seed), 6)
+        self.others = answer["others"]
+        return outcomes
 
     def close(self) -> None:
         """End the process and everything it started."""
         if self._child is not None:
             self._child.kill()
             self._child = None
+
+    def _comparison(self, left: Sequence[Contender], without: Sequence[str], seed: int) -> Attempt:
+        answer, failure, who = self._call(*compare_message(left, without, seed))
+        if failure is not None:
+            return {}, failure, who
+        assert answer is not None
+        if answer["restart"]:
+            self._restart()
+        if "failed" in answer:
+            return {}, Outcome(Status.LAUNCH_ERROR, reason=answer["failed"]), answer.get("who", "")
+        return answer, None, ""
 
     def _call(self, message: dict[str, Any], blob: bytes) -> tuple[dict[str, Any] | None, Outcome | None, str]:
         """One job: its answer, or the failure and whom it is blamed on."""

@@ -87,7 +87,7 @@ def run(settings: Settings) -> tuple[dict[str, Any] | None, list[str]]:
     first = scenarios[entries[0].name].workload()
     _check_devices(settings)
     device = place(first, settings.device).label
-    done = _finished(settings, device) if settings.resume else {}
+    done = form.finished(settings.out, device=device, suite=SUITE, ranks=settings.ranks) if settings.resume else {}
     data = form.read(settings.out) if done else None
     left = [entry for entry in entries if entry.name not in done]
     missing: list[str] = []
@@ -174,22 +174,6 @@ def _progress(now: Progress) -> None:
     if now.phase == "done":
         best = "nothing works" if now.best_us is None else f"{now.best_us / 1e3:.3g} ms"
         say(f"  {best}, {now.measured} measured, {now.failed} failed, {now.elapsed_s:.0f} s: {now.note}")
-
-
-def _finished(settings: Settings, device: str) -> dict[str, dict[str, Any]]:
-    """The cases that the result file has, by name."""
-    if not settings.out.exists():
-        return {}
-    try:
-        data = form.read(settings.out)
-    except ValueError as error:
-        raise UserError(f"--resume: {error}") from None
-    if (data.get("suite"), data["device"], data.get("ranks")) != (SUITE, device, settings.ranks):
-        raise UserError(
-            f"--resume: {settings.out} is of {data['device']}, suite {data.get('suite')}, ranks {data.get('ranks')};"
-            " name another --out"
-        )
-    return {case["name"]: case for case in data["cases"]}
 
 
 def _write(settings: Settings, device: str, order: Sequence[str], done: Mapping[str, dict[str, Any]]) -> dict[str, Any]:

@@ -61,6 +61,7 @@ class CopyCollective:
         self._shared = take(group, whole)
         if reducing:
             self._reduction = new_stream(group.device, high=True)
+            self._added = [new_event() for _ in range(self.chunks)]
         if spec.op == "all_reduce":
             self._result = take(group, whole)
             full = self._result.view(dtype, self._part * ranks)
@@ -189,13 +190,7 @@ class CopyCollective:
         device = self.group.device.index or 0
         launch(self._kernels[0], device, self.strategy.blocks, [*sources, target], count, stream)
         if self._gather and len(self._gather) > 1:
-            self._events()[chunk].record(self._reduction)
-
-    def _events(self) -> list[Any]:
-        """Events of this call; made anew where a capture needs its own."""
-        if not hasattr(self, "_marks"):
-            self._marks = [new_event() for _ in range(self.chunks)]
-        return self._marks
+            self._added[chunk].record(self._reduction)
 
     def _finish(self, stream: Any) -> None:
         """After the last chunk: what is added goes to the peers (all_reduce), and the streams join."""
@@ -205,7 +200,7 @@ class CopyCollective:
             return
         for c, copies in enumerate(self._gather):
             if len(self._gather) > 1 and self._pieces[c][1]:
-                stream.wait_event(self._events()[c])
+                stream.wait_event(self._added[c])
             elif c == len(self._gather) - 1:
                 stream.wait_stream(self._reduction)
             copies(raw)
