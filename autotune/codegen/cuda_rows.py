@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune.codegen.counts import check_launch
@@ -10,6 +11,7 @@ from autotune.codegen.cuda_cluster import join_cluster
 from autotune.codegen.cuda_columns import Accumulators, beginnings
 from autotune.codegen.cuda_moments import Joining
 from autotune.codegen.cuda_names import tuple_of
+from autotune.codegen.cuda_pairs import Pairs
 from autotune.codegen.cuda_prefetch import Ahead
 from autotune.codegen.expr import LOG2E, accumulator, combine, identity
 from autotune.codegen.program import Online, Pass, power_of_two
@@ -193,18 +195,20 @@ class Rows:
 
     def shared_at(self, q: int, k: str, w: int) -> str:
         per_pack = self.words(q) * self.T
-        return f"{self.shared_base(q)} + (rb * {self.packs} + {k}) * {per_pack} + {w * self.T} + t"
+        return f"uint32({self.shared_base(q)} + (rb * {self.packs} + {k}) * {per_pack} + {w * self.T} + t)"
 
     # ---- joining the threads of a row -------------------------------------------------------------------------------
 
     def join(self, pas: Pass) -> list[str]:
         self.joining = Joining(self)
         out: list[str] = self.joining.begin() if pas.moments else []
+        pairs = Pairs(self, pas)
         offsets = [o for o in (16, 8, 4, 2, 1) if o < self.T]
         for o in offsets:
-            out += self.exchange(pas, o)
+            out += pairs.halve() if o == 16 else []
+            out += self.exchange(pas, o, pairs.single if o == 16 else pairs.carried)
         if self.warps > 1:
-            out += self.join_warps(pas)
+            out += self.join_warps(pas, pairs)
         if self.C > 1:
             out += join_cluster(self, pas, self.joining)
         for m in pas.moments:
@@ -214,9 +218,10 @@ class Rows:
             out.append(f"v{r} = (a{r} != 0)" if v.dtype == "bool" else f"v{r} = a{r}")
         return out
 
-    def exchange(self, pas: Pass, offset: int) -> list[str]:
+    def exchange(self, pas: Pass, offset: int, reduce: Sequence[int]) -> list[str]:
+        """Lines that join each lane with the one ``offset`` away; of the pass's reductions those in ``reduce``."""
         out = []
-        for r in pas.reduce:
+        for r in reduce:
             v = self.g.values[r]
             other = f"cuda.shfl_xor_sync(0xffffffff, a{r}, {offset})"
             out.append(f"y = {other}" if accumulator(v.dtype) == "float32" else f"y{accumulator(v.dtype)} = {other}")
@@ -242,12 +247,13 @@ class Rows:
             f"{m} = mm",
         ]
 
-    def join_warps(self, pas: Pass) -> list[str]:
+    def join_warps(self, pas: Pass, pairs: Pairs) -> list[str]:
         """Lane 0 of each warp leaves its part in shared memory; after one barrier every warp combines all parts."""
         out = []
         self.syncs += 1
         slots = []
-        for r in pas.reduce:
+        left, paired = pairs.leave(self.slot_at)
+        for r in pairs.single:
             t = accumulator(self.g.values[r].dtype)
             v = self.g.values[r]
             slots.append((f"a{r}", f"x{t}", self.slot(t), identity(v.op, v.dtype)))
@@ -259,19 +265,21 @@ class Rows:
             slots.append((f"a{m.square}", "xfloat32", self.slot("float32"), "float32(0)"))
         if pas.moments and self.joining.uneven:
             slots.append(("nc", "xfloat32", self.slot("float32"), "float32(0)"))
-        out.append("if lane == 0:")
+        if slots:
+            out.append("if lane == 0:")
         for name, array, slot, _ in slots:
-            out.append(f"    {array}[{self.slot_at(slot)} + warp] = {name}")
-        out.append("cuda.syncthreads()")
+            out.append(f"    {array}[{self.slot_at(slot, 'warp')}] = {name}")
+        out += [*left, "cuda.syncthreads()"]
         whole = power_of_two(self.warps)
         for name, array, slot, nothing in slots:
-            part = f"{array}[{self.slot_at(slot)} + part]"
+            part = f"{array}[{self.slot_at(slot, 'part')}]"
             out.append(f"{name} = {part if whole == self.warps else f'sel(mine, {part}, {nothing})'}")
+        out += pairs.collect(paired, self.slot_at)
         o2 = whole // 2
         while o2:
-            out += self.exchange(pas, o2)
+            out += self.exchange(pas, o2, pairs.single if o2 == 16 else pairs.carried)
             o2 //= 2
-        return out
+        return out + pairs.share()
 
     slot_counts: dict[str, int]
     joining: Joining
@@ -286,8 +294,9 @@ class Rows:
         self.slot_counts[t] = n + 1
         return n
 
-    def slot_at(self, slot: int) -> str:
-        return f"par + {slot * self.R * self.warps} + rb * {self.warps}"
+    def slot_at(self, slot: int, part: str) -> str:
+        """Unsigned, as all indices of shared memory: Numba wraps a negative index round, five instructions each."""
+        return f"uint32(par + {slot * self.R * self.warps} + rb * {self.warps} + {part})"
 
     # ---- the kernel -------------------------------------------------------------------------------------------------
 
