@@ -210,6 +210,19 @@ class Bench(Protocol):
 
 
 @runtime_checkable
+class CopiedBench(Protocol):
+    """What a bench may offer beside :class:`Bench`: several copies of its inputs.
+
+    Its candidates and baselines, called with one of them, take that in the place of the bench's own, so that each call
+    of a timing can have data that no cache holds, while its code is in the caches; see ``autotune.measure.rotate``.
+    """
+
+    def input_sets(self, count: int) -> Sequence[Any]:
+        """``count`` copies of the inputs, the bench's own among them."""
+        ...
+
+
+@runtime_checkable
 class CalibratedTask(Protocol):
     """What a task may offer beside :class:`Task`: heuristics that a calibration of the device makes better."""
 

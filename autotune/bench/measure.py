@@ -16,10 +16,10 @@ import torch
 from autotune.bench import ablation, peers
 from autotune.bench.agree import disagreement
 from autotune.bench.case import Case, bytes_moved
-from autotune.bench.rotate import input_sets, rotate
 from autotune.errors import first_line
 from autotune.measure.policy import Policy
 from autotune.measure.quiet import Meter, wait_for_quiet
+from autotune.measure.rotate import input_sets, rotate
 from autotune.measure.timer import interleave
 
 AUTOTUNE = "autotune"
@@ -79,7 +79,7 @@ def measure(
     databases: Mapping[str, str | None],
 ) -> Figures:
     """Time a case's contenders, interleaved in this process: on a GPU by graph replay with a cold L2, on a CPU with
-    cold data and warm code (:mod:`autotune.bench.rotate`).
+    cold data and warm code (:mod:`autotune.measure.rotate`).
 
     Args:
         groups, sets: peers, as of :func:`autotune.bench.peers.wanted`.

@@ -221,14 +221,32 @@ class FusionTask:
         make_launches(plan, join_configs(parts))
 
 
+class _Inputs:
+    """A set of a bench's inputs: flat, as kernels take them, and as views of the same memory for baselines."""
+
+    def __init__(self, workload: Workload, flat: list[torch.Tensor], device: torch.device) -> None:
+        self.flat = flat
+        self.views = source_inputs(workload.source, flat, device) if workload.source else []
+
+
 class _Candidate:
     """A loaded configuration; calling it runs the kernels as deployment would, outputs allocated anew."""
 
     def __init__(self, executor: Executor, bench: FusionBench) -> None:
         self.executor, self.bench = executor, bench
 
-    def __call__(self) -> object:
-        return self.executor(*self.bench.inputs)
+    def __call__(self, given: _Inputs | None = None) -> object:
+        return self.executor.call(*(given or self.bench.given).flat)
+
+
+class _Baseline:
+    """What the user had, on the bench's inputs."""
+
+    def __init__(self, function: Callable[..., object], bench: FusionBench) -> None:
+        self.function, self.bench = function, bench
+
+    def __call__(self, given: _Inputs | None = None) -> object:
+        return self.function(*(given or self.bench.given).views)
 
 
 _KEPT_BYTES = 1 << 31
@@ -268,11 +286,20 @@ class FusionBench:
         self.reduction_length = max(
             (self.graph.size(v.over) for v in self.graph.values if v.op in REDUCTIONS), default=1
         )
-        self._baseline_inputs: list[torch.Tensor] | None = None
         self._expected: dict[tuple[int, bool], _Expectation] = {}
 
     def bytes_moved(self) -> int:
         return self.graph.bytes_moved
+
+    @cached_property
+    def given(self) -> _Inputs:
+        """The inputs for kernels and baselines, which read the same memory."""
+        return _Inputs(self.workload, self.inputs, self.device)
+
+    def input_sets(self, count: int) -> list[_Inputs]:
+        """See ``autotune.task.CopiedBench``."""
+        copies = ([t.clone() for t in self.inputs] for _ in range(count - 1))
+        return [self.given, *(_Inputs(self.workload, flat, self.device) for flat in copies)]
 
     def load(self, config: Config, artifact: Artifact) -> Runnable:
         import torch
@@ -349,7 +376,7 @@ class FusionBench:
             return {}
         return {
             "eager": self._eager,
-            "inductor": lambda: self._inductor({}),
+            "inductor": self._inductor,
         }
 
     def _module(self) -> Any:
@@ -357,23 +384,18 @@ class FusionBench:
 
         return aten.from_json(self.workload.source, self.device.type)
 
-    def _source_inputs(self) -> list[torch.Tensor]:
-        """The user's tensors, as views of the bench's inputs: baselines read the same memory as candidates."""
-        if self._baseline_inputs is None:
-            self._baseline_inputs = source_inputs(self.workload.source, self.inputs, self.device)
-        return self._baseline_inputs
-
     def _eager(self) -> Runnable:
-        module, inputs = self._module(), self._source_inputs()
-        return _no_grad(module, inputs)
+        return _Baseline(self._module().forward, self)
 
-    def _inductor(self, options: Mapping[str, Any]) -> Runnable:
+    def _inductor(self) -> Runnable:
         import torch
 
-        module, inputs = self._module(), self._source_inputs()
+        if self.device.type == "cpu":
+            from autotune.runtime.inductor import compile_bare
+
+            return _Baseline(compile_bare(self._module(), self.given.views), self)
         torch._dynamo.reset()
-        compiled = torch.compile(module, dynamic=False, options=dict(options) or None)
-        run = _no_grad(compiled, inputs)
+        run = _Baseline(torch.compile(self._module(), dynamic=False), self)
         run()
         return run
 
@@ -400,16 +422,6 @@ def source_inputs(source: Mapping[str, Any], flat: Sequence[torch.Tensor], devic
                 base[: have.numel()] = have
         out.append(base.as_strided(shape, strides))
     return out
-
-
-def _no_grad(fn: Any, inputs: Sequence[torch.Tensor]) -> Runnable:
-    import torch
-
-    def run() -> object:
-        with torch.no_grad():
-            return fn(*inputs)
-
-    return run
 
 
 def _poison(t: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,9 @@ from autotune.workload import digest
 
 MIB = 1 << 20
 
+COPIES = "cpu-copies"
+"""The method of a CPU's default policy."""
+
 _OPERATIONAL = ("startup_s", "build_s", "load_s", "baseline_s", "lock_s", "quiet_s")
 """Fields that say how long we are patient with the machine; they do not change what a number means."""
 
@@ -20,7 +23,8 @@ class Policy:
     """Everything that a latency depends on besides the candidate, the workload and the machine.
 
     Attributes:
-        method: "cuda-graph" (events round graph replays) or "cpu" (``perf_counter``).
+        method: "cuda-graph" (events round graph replays with a cold L2); on a CPU by ``perf_counter``, "cpu-copies"
+            (cold data, warm code: copies of the inputs in turn, where the bench has them) or "cpu" (swept caches).
         version: bumped when the way of timing or of comparing results changes, so that old numbers are not reused.
         warmup: calls before the first sample.
         wake_s: on a GPU, seconds of other work before the first sample: an idle GPU clocks down while it waits for the
@@ -34,8 +38,10 @@ class Policy:
         final_top: candidates that meet the baselines in the final comparison.
         final_rounds: rounds of the final comparison; every contender runs once a round, in rotating order.
         final_s: the final comparison ends after about this many seconds, with at least five rounds.
-        cold_bytes: bytes written between samples so that caches hold nothing of the inputs; 0 leaves them warm.
-        min_sample_us: on the CPU a sample shorter than this is made of several calls (those after the first are warm).
+        cold_bytes: bytes swept between samples so that caches hold nothing of the inputs; 0 leaves them warm. With
+            copies of the inputs, what these hold at least.
+        min_sample_us: with swept caches on a CPU, a sample shorter than this is made of several calls (those after the
+            first are warm).
         timeout_s: a candidate's own time to verify and, again, to be timed, beyond what the oracle needs.
         startup_s: time for the worker to start (importing torch, creating a CUDA context) and to make the inputs.
         build_s: time for a candidate to be compiled in the pool.
@@ -87,8 +93,8 @@ class Policy:
 def default_policy(device: str) -> Policy:
     """The policy a search on ``device`` ("cpu" or "cuda:N") uses unless told otherwise.
 
-    On a CPU samples are dearer and caches smaller, so there are fewer samples and a smaller sweep.
+    On a CPU samples are dearer and caches smaller, so there are fewer samples and fewer bytes between them.
     """
     if device.startswith("cuda"):
         return Policy(method="cuda-graph")
-    return Policy(method="cpu", warmup=2, screen_repeats=9, repeat_repeats=21, final_rounds=25, cold_bytes=64 * MIB)
+    return Policy(method=COPIES, warmup=2, screen_repeats=9, repeat_repeats=21, final_rounds=25, cold_bytes=64 * MIB)

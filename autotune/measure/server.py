@@ -6,6 +6,7 @@ give every step its own deadline and knows whom to blame when the process dies.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +16,10 @@ from autotune import task as tasks
 from autotune.errors import BuildError
 from autotune.measure.lock import device_lock
 from autotune.measure.outcome import Outcome, one_line
-from autotune.measure.policy import Policy
+from autotune.measure.policy import COPIES, Policy
 from autotune.measure.serve import Link, serve
 from autotune.measure.wire import artifact_from_wire
-from autotune.task import Bench, Runnable, Status
+from autotune.task import Bench, CopiedBench, Runnable, Status
 from autotune.workload import Workload
 
 _STICKY = re.compile(
@@ -56,6 +57,8 @@ class Server:
         self.bench: Bench | None = None
         self.policy = Policy(method="cpu")
         self.device = "cpu"
+        self.moved = 0  # bytes that the bench's inputs and results take
+        self.sets: Sequence[Any] | None = None  # copies of the bench's inputs, made for the first timing
 
     def handle(self, link: Link, message: dict[str, Any], blob: bytes) -> None:
         def phase(name: str, who: str = "") -> None:
@@ -76,7 +79,7 @@ class Server:
         workload = Workload.from_json(message["workload"])
         tasks.DOMAINS[workload.kind] = message["domain"]
         self.policy = Policy.from_json(message["policy"])
-        self.device = message["device"]
+        self.device, self.sets = message["device"], None
         if self.device.startswith("cuda"):
             import torch
 
@@ -87,7 +90,8 @@ class Server:
             pin_cpu()
         try:
             self.bench = tasks.open_bench(workload, self.device)
-            return {"ok": True, "bytes": self.bench.bytes_moved()}
+            self.moved = self.bench.bytes_moved()
+            return {"ok": True, "bytes": self.moved}
         except Exception as error:
             return {"ok": False, "reason": explain(error)}
 
@@ -100,6 +104,7 @@ class Server:
         error = failure["error"] if failure else None
         try:
             phase("wait")
+            self._copy_inputs()
             with device_lock(self.device, self.policy.lock_s):
                 self._quiet(0.1 if message["stage"] == "screen" else 1.0)
                 phase("time")
@@ -114,11 +119,28 @@ class Server:
 
             wait_for_quiet(share * self.policy.quiet_s)
 
+    def _copy_inputs(self) -> None:
+        """Have copies of the inputs, where the policy wants the calls to take some in turn and the bench can."""
+        bench: object = self.bench
+        if self.sets is None and self.policy.method == COPIES and isinstance(bench, CopiedBench):
+            from autotune.measure.rotate import set_count
+
+            self.sets = bench.input_sets(set_count(self.moved, self.policy))
+
+    def _interleave(self, runs: Mapping[str, Any], before: Callable[[str], None]) -> dict[str, list[float]]:
+        from autotune.measure import rotate, timer
+
+        if self.sets is not None:
+            return rotate.rotate(runs, self.sets, self.policy, before)
+        return timer.interleave(runs, self.policy, self.device, before)
+
     def _time(self, run: Runnable, stage: str, limit_us: float | None) -> list[float]:
-        from autotune.measure import timer
+        from autotune.measure import rotate, timer
 
         p = self.policy
-        time = timer.time_cuda if self.device.startswith("cuda") else timer.time_cpu
+        time: Callable[..., list[float]] = timer.time_cuda if self.device.startswith("cuda") else timer.time_cpu
+        if self.sets is not None:
+            time = functools.partial(rotate.time_rotating, self.sets)
         if stage == "screen":
             return time(run, p, repeats=p.screen_repeats, budget_s=p.screen_s, limit_us=limit_us or math.inf)
         return time(run, p, repeats=p.repeat_repeats, budget_s=p.final_s)
@@ -146,7 +168,6 @@ class Server:
     def _compare(self, message: Mapping[str, Any], blob: bytes, phase: Callable[..., None]) -> dict[str, Any]:
         """Candidates and baselines, interleaved. Answers one outcome for each name."""
         from autotune.measure.quiet import Meter
-        from autotune.measure.timer import interleave
 
         assert self.bench is not None
         runs: dict[str, Runnable] = {}
@@ -173,10 +194,11 @@ class Server:
 
         try:
             phase("wait")
+            self._copy_inputs()
             with device_lock(self.device, self.policy.lock_s):
                 self._quiet(1.0)
                 meter = Meter()
-                samples = interleave(runs, self.policy, self.device, before)
+                samples = self._interleave(runs, before)
                 others = meter.others() if self.device == "cpu" else None
         except Exception as problem:
             return {"failed": explain(problem), "who": running, "restart": classify(problem)[1]}

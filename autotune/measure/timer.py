@@ -1,5 +1,7 @@
 """Timing: CUDA events round graph replays with a cold L2, ``perf_counter`` with swept caches on a CPU. Microseconds.
 
+On a CPU :mod:`autotune.measure.rotate` has the other way, for benches that have several copies of their inputs.
+
 All functions here run in the measuring worker and import torch.
 """
 
@@ -19,7 +21,7 @@ from autotune.measure.policy import Policy
 from autotune.task import Runnable
 
 Samples = list[float]
-_MIN_SAMPLES = 3
+MIN_SAMPLES = 3
 _MIN_ROUNDS = 5
 _SWEEP_BYTES = 1 << 20  # a thread sweeps at least so much
 
@@ -110,12 +112,12 @@ def time_cpu(
     """
     estimate = _warm_cpu(fn, policy)
     if estimate > limit_us:
-        repeats = _MIN_SAMPLES
+        repeats = MIN_SAMPLES
     cold = _cold_cache(policy, "cpu")
     inner = _inner(estimate, policy)
     samples: Samples = []
     end = time.perf_counter() + budget_s
-    while len(samples) < repeats and (len(samples) < _MIN_SAMPLES or time.perf_counter() < end):
+    while len(samples) < repeats and (len(samples) < MIN_SAMPLES or time.perf_counter() < end):
         samples.append(_sample_cpu(fn, cold, inner))
     return samples
 
@@ -179,9 +181,9 @@ def time_cuda(
     _wake(cold, policy.wake_s)
     estimate = _batch_cuda(run, cold, 1)[0]
     if estimate > limit_us:
-        repeats = _MIN_SAMPLES
+        repeats = MIN_SAMPLES
     affordable = budget_s * 1e6 / max(estimate, 1.0)
-    repeats = max(_MIN_SAMPLES, int(min(repeats, affordable)))
+    repeats = max(MIN_SAMPLES, int(min(repeats, affordable)))
     return _batch_cuda(run, cold, repeats)
 
 

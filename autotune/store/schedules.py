@@ -45,6 +45,8 @@ _JOINED = (  # built once: a look-up spends more time on building its statement 
     .outerjoin(ConfigRow, ConfigRow.fingerprint == _S.config)
     .outerjoin(ArtifactRow, ArtifactRow.fingerprint == _S.artifact)
 )
+_LATEST = sa.func.max(_S.created).over(partition_by=(_S.workload, _S.policy)).desc()
+"""Puts first what was decided by the policy that decided last."""
 
 
 class Schedules(Database):
@@ -151,9 +153,12 @@ class Schedules(Database):
                 prefers equal software.
 
         Returns:
-            The fastest that fits. One that is damaged is passed over with a warning and an entry in :attr:`problems`.
+            The fastest that fits, of those decided by the measuring policy that decided last: numbers of different
+            policies cannot be compared. One that is damaged is passed over with a warning and an entry in
+            :attr:`problems`.
         """
-        found = self._schedules([_S.workload == workload, _S.device == device], environment, match, first=True)
+        where = [_S.workload == workload, _S.device == device]
+        found = self._schedules(where, environment, match, first=True, latest=True)
         return found[0] if found else None
 
     def family_schedules(
@@ -174,7 +179,7 @@ class Schedules(Database):
             return []
         where = [_S.family == family, _S.device == device]
         best: dict[str, Schedule] = {}
-        for s in self._schedules(where, environment, match, artifacts=artifacts):
+        for s in self._schedules(where, environment, match, artifacts=artifacts, latest=True):
             best.setdefault(s.key.workload, s)
         return sorted(best.values(), key=lambda s: s.extent)
 
@@ -191,6 +196,7 @@ class Schedules(Database):
         *,
         first: bool = False,
         artifacts: bool = True,
+        latest: bool = False,
     ) -> list[Schedule]:
         query = _JOINED.where(*where)
         if environment is not None:
@@ -202,6 +208,8 @@ class Schedules(Database):
                 query = query.join(EnvironmentRow, EnvironmentRow.fingerprint == _S.environment)
                 query = query.where(EnvironmentRow.loose == _loose(environment))
                 query = query.order_by(sa.case((equal, 0), else_=1))
+        if latest:
+            query = query.order_by(_LATEST)
         query = query.order_by(_S.latency_us, _S.created.desc())
         found = []
         with self.reading() as c:

@@ -299,8 +299,8 @@ def test_baselines_are_the_users_program() -> None:
     assert list(bench.baselines()) == ["eager", "inductor"]
     h, y = bench.baselines()["eager"]()()
     flat = dict(enumerate(bench.inputs))
-    x, r = (t.view(4, 16, 768) for t in bench._source_inputs()[:2])
+    x, r = (t.view(4, 16, 768) for t in bench.given.views[:2])
     torch.testing.assert_close(h, x + r)
     assert y.shape == (4, 16, 768)
-    assert {t.data_ptr() for t in bench._source_inputs()} <= {t.data_ptr() for t in flat.values()}
+    assert {t.data_ptr() for t in bench.given.views} <= {t.data_ptr() for t in flat.values()}
     assert bench.bytes_moved() == 4 * (4 * 64 * 768 + 2 * 768)

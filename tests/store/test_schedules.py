@@ -91,6 +91,26 @@ def test_a_schedule_gives_way_to_a_faster_one_only(store: Store, key: Key) -> No
     assert (stored.config, stored.latency_us) == ({"a": 4}, 20.0)
 
 
+def test_the_policy_that_decided_last_decides(store: Store, key: Key) -> None:
+    newer = dataclasses.replace(key, policy="q" * 64)
+    store.put_schedule(schedule(key, 10.0, when=100.0))
+    assert store.get_schedule(key.workload, key.device, ENVIRONMENT) == schedule(key, 10.0, when=100.0)
+    decided = schedule(newer, 12.0, config=None, artifact=None, winner="eager", when=200.0)
+    store.put_schedule(decided)
+    near = dataclasses.replace(decided, key=dataclasses.replace(put_key(store, env=NEAR), policy="q" * 64), when=150.0)
+    store.put_schedule(dataclasses.replace(near, latency_us=11.0))
+    for match in ("strict", "loose"):
+        assert store.get_schedule(key.workload, key.device, ENVIRONMENT, match=match) == decided
+    found = store.get_schedule(key.workload, key.device)
+    assert found is not None
+    assert found.latency_us == 11.0  # the fastest of the newer policy's
+    assert store.family_schedules("f" * 64, key.device, ENVIRONMENT) == [decided]
+    store.put_schedule(schedule(key, 10.5, when=300.0), replace=True)
+    found = store.get_schedule(key.workload, key.device, ENVIRONMENT)
+    assert found is not None
+    assert found.latency_us == 10.5
+
+
 def test_a_new_measurement_of_the_same_winner_replaces_its_number(store: Store, key: Key) -> None:
     assert store.put_schedule(schedule(key, 10.0))
     assert store.put_schedule(schedule(key, 11.0, when=200.0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.bench import rotate as module
 from autotune.bench.case import Arguments
-from autotune.bench.rotate import input_sets, last_level_cache, rotate
+from autotune.measure import rotate as module
 from autotune.measure.policy import default_policy
+from autotune.measure.rotate import input_sets, last_level_cache, rotate, time_rotating
+from autotune.measure.server import Server
 
 MIB = 1 << 20
 POLICY = dataclasses.replace(default_policy("cpu"), warmup=2, final_rounds=4, final_s=30.0, cold_bytes=8 * MIB)
@@ -28,7 +30,8 @@ POLICY = dataclasses.replace(default_policy("cpu"), warmup=2, final_rounds=4, fi
         (1 << 10, 64),
         (0, 64),
         (20 * MIB, 3),
-        (1 << 31, 3),
+        (1 << 30, 3),
+        (1 << 31, 2),  # memory is dear then
     ],
 )
 def test_copies_are_more_than_the_caches_hold(moved: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,3 +102,46 @@ def test_results_live_until_the_turn_of_their_set_comes_again() -> None:
 def test_time_runs_out_after_five_rounds() -> None:
     hurried = dataclasses.replace(POLICY, final_rounds=100, final_s=0.0)
     assert len(rotate({"a": lambda given: None}, [(1,), (2,)], hurried)["a"]) == 5
+
+
+def test_one_contender_alone_has_a_set_of_its_own_in_each_call() -> None:
+    seen: list[int] = []
+    samples = time_rotating([0, 1, 2], seen.append, POLICY, repeats=4)
+    assert len(samples) == 4
+    assert seen == [i % 3 for i in range(2 + 2 * 4)]
+
+
+def test_hopeless_contenders_and_spent_budgets_end_early() -> None:
+    def slow(given: int) -> None:
+        time.sleep(0.002)
+
+    assert len(time_rotating([0, 1], slow, POLICY, repeats=50, limit_us=100)) == 3
+    assert len(time_rotating([0, 1], slow, POLICY, repeats=500, budget_s=0.05)) in range(3, 13)
+
+
+def test_the_worker_times_copies_in_turn_where_the_policy_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Copied:
+        inputs = 0
+
+        def input_sets(self, count: int) -> list[int]:
+            return list(range(count))
+
+    monkeypatch.setattr(module, "last_level_cache", lambda: 0)
+    seen: list[int] = []
+
+    def run(given: int = -1) -> None:
+        seen.append(given)
+
+    server = Server()
+    server.bench, server.moved = Copied(), 2 * MIB  # type: ignore[assignment]
+    server.policy = dataclasses.replace(POLICY, screen_repeats=3, repeat_repeats=4)
+    server._copy_inputs()
+    assert len(server._time(run, "screen", None)) == 3
+    assert sorted(set(seen)) == [0, 1, 2, 3]
+    assert set(server._interleave({"a": run, "b": run}, lambda name: None)) == {"a", "b"}
+    assert -1 not in seen
+    swept = Server()
+    swept.bench, swept.policy = server.bench, dataclasses.replace(server.policy, method="cpu", cold_bytes=0)
+    swept._copy_inputs()
+    swept._time(run, "screen", None)
+    assert seen[-1] == -1

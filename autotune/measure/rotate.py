@@ -3,39 +3,47 @@
 Every call takes another copy of the inputs, and results are kept until their copy's turn comes again; all of that is
 larger than the caches, so that whatever a call reads or writes was last touched long ago. Right before each sample
 the same contender runs untimed, on the copy before: its code is in the caches then. Swept caches would hold neither
-data nor code, and what is compiled would pay 300 to 400 us for Dynamo's wrappers, whatever it computes. One call is
-enough (a second takes 4 us off a case of 40); with no call the code of the others, which ran before, is in its place.
+data nor code: what runs through much Python (eager's operators, Dynamo's wrappers, 300 to 400 us of them) would pay
+for that whatever it computes, and what runs through little would look better than it is. One call is enough (a second
+takes 4 us off a case of 40); with no call the code of the others, which ran before, is in its place.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from autotune.bench.case import Arguments
 from autotune.measure.policy import Policy
+from autotune.measure.timer import MIN_SAMPLES, rounds
 
 Samples = list[float]
+Inputs = TypeVar("Inputs")
+"""A set of inputs, in whatever form the contenders take it."""
 
 _FEWEST, _MOST = 3, 64
 _MOST_BYTES = 2 << 30
 
 
-def input_sets(args: Arguments, moved: int, policy: Policy) -> list[Arguments]:
-    """Copies of a case's inputs, so many that a round through them leaves nothing of the first in the caches.
+def set_count(moved: int, policy: Policy) -> int:
+    """How many copies of the inputs it takes that a round through them leaves nothing of the first in the caches.
 
     Args:
-        args: the inputs; tensors that share memory do so in each copy.
         moved: bytes of the inputs and the results, which are kept as well.
         policy: its ``cold_bytes`` count where the caches are smaller or not known.
     """
     wanted = max(policy.cold_bytes, 2 * last_level_cache())
     count = min(-(-wanted // max(moved, 1)), _MOST, _MOST_BYTES // max(moved, 1))
-    return [copy.deepcopy(args) for _ in range(max(count, _FEWEST))]
+    return max(count, _FEWEST if _FEWEST * moved <= 2 * _MOST_BYTES else 2)  # two are cold already, three surely
+
+
+def input_sets(args: Inputs, moved: int, policy: Policy) -> list[Inputs]:
+    """As many copies of ``args`` as :func:`set_count` asks for; tensors that share memory do so in each copy."""
+    return [copy.deepcopy(args) for _ in range(set_count(moved, policy))]
 
 
 def last_level_cache(root: Path = Path("/sys/devices/system/cpu")) -> int:
@@ -62,24 +70,27 @@ def _size(text: str) -> int:
 
 
 def rotate(
-    calls: Mapping[str, Callable[[Arguments], object]], sets: Sequence[Arguments], policy: Policy
+    calls: Mapping[str, Callable[[Inputs], object]],
+    sets: Sequence[Inputs],
+    policy: Policy,
+    before: Callable[[str], None] | None = None,
 ) -> dict[str, Samples]:
     """Time contenders in rounds, each once a round, in an order that rotates from round to round.
 
     Args:
         calls: contenders by name; each takes a set of inputs.
         sets: at least two; see :func:`input_sets`.
+        before: told the name of a contender ahead of its warm-up (so that a hang can be blamed).
 
     Returns:
         ``policy.final_rounds`` samples each in microseconds, fewer (at least five) where ``policy.final_s`` ran out.
     """
-    from autotune.measure.timer import rounds
-
     names = list(calls)
     turn = _Turn(sets)
     for name in names:
-        for _ in range(max(policy.warmup, 1)):
-            turn.sample(calls[name])
+        if before is not None:
+            before(name)
+        turn.warm(calls[name], policy)
     samples: dict[str, Samples] = {name: [] for name in names}
     for order in rounds(names, policy):
         for name in order:
@@ -88,14 +99,42 @@ def rotate(
     return samples
 
 
+def time_rotating(
+    sets: Sequence[Inputs],
+    call: Callable[[Inputs], object],
+    policy: Policy,
+    *,
+    repeats: int,
+    budget_s: float = math.inf,
+    limit_us: float = math.inf,
+) -> Samples:
+    """Time one contender alone, as :func:`rotate` times several.
+
+    Args and returns: as for :func:`autotune.measure.timer.time_cpu`.
+    """
+    turn = _Turn(sets)
+    if turn.warm(call, policy) > limit_us:
+        repeats = MIN_SAMPLES
+    samples: Samples = []
+    end = time.perf_counter() + budget_s
+    while len(samples) < repeats and (len(samples) < MIN_SAMPLES or time.perf_counter() < end):
+        turn.sample(call)
+        samples.append(turn.sample(call))
+    return samples
+
+
 class _Turn:
     """Whose turn it is among the sets, and what was computed from each the last time."""
 
-    def __init__(self, sets: Sequence[Arguments]) -> None:
+    def __init__(self, sets: Sequence[Any]) -> None:
         self._sets, self._next = sets, 0
         self._results: list[Any] = [None] * len(sets)
 
-    def sample(self, call: Callable[[Arguments], object]) -> float:
+    def warm(self, call: Callable[[Any], object], policy: Policy) -> float:
+        """Warm up; microseconds of the fastest of the calls."""
+        return min(self.sample(call) for _ in range(max(policy.warmup, 1)))
+
+    def sample(self, call: Callable[[Any], object]) -> float:
         """Microseconds of a call with the set whose turn it is. What becomes of the results is not timed."""
         k = self._next
         self._next = (k + 1) % len(self._sets)
@@ -107,4 +146,4 @@ class _Turn:
         return took / 1e3
 
 
-__all__ = ["input_sets", "last_level_cache", "rotate"]
+__all__ = ["input_sets", "last_level_cache", "rotate", "set_count", "time_rotating"]
