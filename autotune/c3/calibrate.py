@@ -15,10 +15,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from autotune.c3.grids import CPU, CUDA, Grid, Settings
-from autotune.c3.model import Model, gemm_name, strategy_name, unhidden, variant
+from autotune.c3.model import Model, unhidden
 from autotune.c3.probe import COMPUTE, Probe, Run
 from autotune.c3.scenario import ITEMSIZE, REDUCING, Gemm, Scenario, format_bytes
 from autotune.c3.strategy import HostStrategy, Strategy, normalize
+from autotune.c3.tables import gemm_name, strategy_name, variant
 from autotune.errors import BuildError, Unsupported, UserError
 from autotune.task import Config, open_task
 

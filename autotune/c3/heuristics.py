@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from autotune.c3.model import Model, parse_strategy, predict
+from autotune.c3.model import Expected, Model, predict
 from autotune.c3.scenario import Scenario
 from autotune.c3.strategy import HostStrategy, Strategy, normalize, reject
+from autotune.c3.tables import parse_strategy
 from autotune.task import Config
 
 MOST = 8
@@ -43,13 +44,13 @@ _SCATTERING: tuple[Mapping[str, Any], ...] = (
     {"engine": "nccl", "order": "comm_first", "priority": "comm", "ctas": 16},
 )
 _REDUCING: tuple[Mapping[str, Any], ...] = (
-    {"engine": "nccl", "order": "comm_first", "priority": "comm"},
-    {"engine": "nccl", "order": "comm_first", "priority": "comm", "reserve": 16},
+    {"engine": "nccl", "order": "comm_first", "priority": "comm", "ctas": 32},
     {"engine": "copy", "order": "gemm_first", "priority": "comm", "ctas": 32, "chunks": 4, "reserve": 8},
-    {"engine": "nccl", "order": "gemm_first", "priority": "comm", "reserve": 16},
-    {"engine": "copy", "order": "comm_first", "priority": "comm", "ctas": 128},
+    {"engine": "nccl", "order": "comm_first", "priority": "comm"},
     {"engine": "copy", "order": "comm_first", "priority": "comm", "ctas": 32, "chunks": 4, "reserve": 8},
-    {"engine": "nccl", "order": "comm_first", "priority": "comm", "chunks": 2},
+    {"engine": "nccl", "order": "comm_first", "priority": "comm", "reserve": 16},
+    {"engine": "copy", "order": "comm_first", "priority": "comm", "ctas": 128},
+    {"engine": "copy", "order": "comm_first", "priority": "comm", "ctas": 128, "chunks": 2},
     {"engine": "sm", "order": "comm_first", "priority": "comm", "ctas": 8, "reserve": 8},
 )
 _RULES = {
@@ -89,13 +90,28 @@ def choose(scenario: Scenario, figures: Mapping[str, float], side: str) -> list[
     if not figures:
         return plain[:MOST]
     model = Model.of(figures)
-    expected: list[tuple[float, Config]] = []
+    expected: list[tuple[Expected, Config]] = []
     for config in distinct((*_tried(model, scenario, side), *plain, *_more(side)), scenario, side):
-        us = model.predict(scenario, config)
-        if us is not None:
-            expected.append((us, config))
-    ranked = [config for _, config in sorted(expected, key=lambda e: e[0])]
-    return distinct((*_unlike(ranked), *plain), scenario, side)[:MOST]
+        found = model.expect(scenario, config)
+        if found is not None:
+            expected.append((found, config))
+    expected.sort(key=lambda e: e[0].us)
+    first = _first(model, scenario, plain, expected)
+    return distinct((*first, *_unlike(config for _, config in expected), *plain), scenario, side)[:MOST]
+
+
+def _first(
+    model: Model, scenario: Scenario, plain: Sequence[Config], expected: Sequence[tuple[Expected, Config]]
+) -> list[Config]:
+    """The choice: the first by rule of which anything is known (an engine may not work here), or what is expected to
+    gain more on that than expectations are off by. None where nothing is known of those by rule."""
+    for rule in plain:
+        for old, config in expected:
+            if config == rule:
+                gains = [(model.gain(scenario, new, old), other) for new, other in expected]
+                gain, best = max(gains, key=lambda e: e[0])
+                return [best] if gain > 0 else [rule]
+    return []
 
 
 def distinct(found: Iterable[Mapping[str, Any]], scenario: Scenario, side: str) -> list[Config]:

@@ -17,71 +17,46 @@ table has, such as an issue order on an engine that failed, follows from what th
 from __future__ import annotations
 
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
-from autotune.c3.scenario import ITEMSIZE, REDUCING, Gemm, Scenario, parse_bytes, parse_gemm
-from autotune.c3.strategy import HostStrategy, Strategy
+from autotune.c3.curves import Curve, at, extents, mean_of_like, over_sizes, traffic, weight
+from autotune.c3.scenario import ITEMSIZE, Gemm, Scenario, parse_bytes, parse_gemm
+from autotune.c3.tables import BLOCKS, blocks, distance, kind, parameters, parse_strategy, side_of, variant
 from autotune.errors import UserError
 from autotune.task import Config
 
-Curve = list[tuple[float, float]]
-"""Points by rising first coordinate."""
-Features = tuple[float, ...]
-
 _DOUBT = 0.05
 """Added to the unhidden share for every parameter in which the strategy differs from the one that was measured."""
+_UNKNOWN = 0.2
+"""What an unhidden share is off by where the tables do not tell."""
 _BEST, _WORST = -0.2, 2.0
 """Unhidden shares beyond are noise. One may be below 0: chunks, say, can make a collective faster."""
 _SMS = 132
-_BLOCKS = 24
-"""Thread blocks of NCCL's kernels, more or less, where nobody limits them."""
 _PARTNERS = {"all_gather": "all_to_all", "all_to_all": "all_gather", "reduce_scatter": "all_reduce",
              "all_reduce": "reduce_scatter"}  # fmt: skip
+Table = tuple[str, str]
+"""A collective and a strategy, which unhidden shares were measured of."""
 
 
-def gemm_name(gemm: Gemm) -> str:
-    """``8192x8192x8192.bf16``."""
-    return f"{gemm.m}x{gemm.n}x{gemm.k}.{gemm.dtype}"
+@dataclass(frozen=True)
+class Expected:
+    """What a strategy is expected to take.
 
+    Attributes:
+        us: the computation and the collective.
+        shorter_us: the shorter of the two alone.
+        table: where the unhidden share is from; None where no table has one.
+        doubt: how far from ``table`` the strategy and the scenario are, as an unhidden share.
+    """
 
-def strategy_name(config: Mapping[str, Any]) -> str:
-    """``copy,comm_first,reserve=8``: what the strategy's label says, without spaces."""
-    return _strategy(config).label.replace(" ", ",")
-
-
-def parse_strategy(name: str, side: str) -> Config:
-    """The inverse of :func:`strategy_name`."""
-    engine, order, *rest = name.split(",")
-    config: Config = (HostStrategy if side == "cpu" else Strategy)(order=order, engine=engine).config()
-    for text in rest:
-        key, _, value = text.partition("=")
-        plain = config[key]
-        if isinstance(plain, bool):
-            config[key] = value == "True"
-        else:
-            config[key] = int(value) if isinstance(plain, int) else value
-    return config
-
-
-def variant(config: Mapping[str, Any], collective: str) -> str:
-    """How a strategy moves the data: what ``comm_us`` is tabulated by. ``copy,push``, ``nccl,ctas=16``."""
-    c = _strategy(config).config()
-    words = [str(c["engine"])]
-    if "direction" in c:
-        if c["engine"] != "nccl":
-            words.append(str(c["direction"]))
-        if c["ctas"]:
-            words.append(f"ctas={c['ctas']}")
-        # Where something is added, a chunk is added while the next one travels; else chunks only cost a little.
-        if collective in REDUCING and c["engine"] != "nccl" and c["chunks"] != 1:
-            words.append(f"chunks={c['chunks']}")
-    elif c["engine"] == "copy":
-        words.append(f"copies={c['copies']}")
-    return ",".join(words)
+    us: float
+    shorter_us: float
+    table: Table | None = None
+    doubt: float = 0.0
 
 
 def unhidden(both_us: float, compute_us: float, comm_us: float) -> float:
@@ -142,12 +117,12 @@ class Model:
         if not known:
             return None
         rate = max(g.flops / us for g, us in known.items())
-        flow = max(_traffic(g) / us for g, us in known.items())
+        flow = max(traffic(g) / us for g, us in known.items())
 
         def roof(g: Gemm) -> float:
-            return max(g.flops / rate, _traffic(g) / flow)
+            return max(g.flops / rate, traffic(g) / flow)
 
-        return roof(gemm) / _mean_of_like(gemm, {g: roof(g) / us for g, us in known.items()}, _extents)
+        return roof(gemm) / mean_of_like(gemm, {g: roof(g) / us for g, us in known.items()}, extents)
 
     def slowdown(self, gemm: Gemm, name: str, value: int) -> float:
         """Time under ``name`` = ``value`` ("reserve", "panels" or "threads") over the time without."""
@@ -158,41 +133,93 @@ class Model:
         for setting, by_gemm in self.slowdowns.items():
             key, _, text = setting.partition("=")
             if key == name and by_gemm:
-                points.append((float(text), _mean_of_like(gemm, by_gemm, _weight)))
+                points.append((float(text), mean_of_like(gemm, by_gemm, weight)))
         if len(points) > 1:
-            return _at(sorted(points), float(value))
+            return at(sorted(points), float(value))
         return _SMS / max(_SMS - value, 1) if name == "reserve" else 1.0
 
     def comm_us(self, scenario: Scenario, config: Mapping[str, Any]) -> float | None:
         """The collective alone, by the way of ``config``, or by the nearest one that was measured."""
-        op = scenario.collective
+        op, nbytes = scenario.collective, float(scenario.nbytes)
         wanted = variant(config, op)
-        if (op, wanted) not in self.comms:
-            known = [(_apart(_words(wanted), _words(way)), way) for o, way in self.comms if o == op]
-            known = [(apart, way) for apart, way in known if apart < math.inf]
-            if not known:
-                return None
-            wanted = min(known)[1]
-        return _over_sizes(self.comms[op, wanted], float(scenario.nbytes))
+        if (op, wanted) in self.comms:
+            return over_sizes(self.comms[op, wanted], nbytes)
+        known = [(distance(parameters(wanted), parameters(way)), way) for o, way in self.comms if o == op]
+        known = [(apart, way) for apart, way in known if apart < math.inf]
+        if not known:
+            return None
+        # So few blocks that nobody tried may be what the time is in proportion to; more than were tried may not help.
+        least = min(blocks(parameters(way)) for _, way in known)
+        return over_sizes(self.comms[op, min(known)[1]], nbytes) * max(1.0, least / blocks(parameters(wanted)))
 
     def predict(self, scenario: Scenario, config: Mapping[str, Any]) -> float | None:
         """Microseconds of both; None where a table is missing."""
+        expected = self.expect(scenario, config)
+        return expected.us if expected is not None else None
+
+    def expect(self, scenario: Scenario, config: Mapping[str, Any]) -> Expected | None:
+        """What both take, and how that is known; None where a table is missing."""
         gemm = scenario.compute
         compute_us = self.gemm_us(gemm) if isinstance(gemm, Gemm) else None
         comm_us = self.comm_us(scenario, config)
         if compute_us is None or comm_us is None or not isinstance(gemm, Gemm):
             return None
         if config["order"] == "sequential":
-            return compute_us + comm_us
-        for op in (scenario.collective, _PARTNERS[scenario.collective]):
-            known = [(_apart(config, tried), name) for name, tried in self._tried(op, _side(config)).items()]
-            if known and min(known)[0] < math.inf:
-                apart, name = min(known)
-                compute_us *= self._slower(gemm, config, self._tried(op, _side(config))[name])
-                share = self._share(gemm, self.shares[op, name], comm_us / compute_us) + _DOUBT * apart
-                return max(compute_us, comm_us) + share * min(compute_us, comm_us)
-        compute_us *= self._slower(gemm, config, None)
-        return self._by_rates(gemm, config, compute_us, comm_us) + _DOUBT * min(compute_us, comm_us)
+            return Expected(compute_us + comm_us, min(compute_us, comm_us))
+        table, apart = self._nearest(scenario.collective, config)
+        measured = self._tried(table[0], side_of(config))[table[1]] if table is not None else None
+        compute_us *= self._slower(gemm, config, measured)
+        shorter = min(compute_us, comm_us)
+        if table is None:
+            us = self._by_rates(gemm, config, compute_us, comm_us)
+            return Expected(us + _UNKNOWN * shorter, shorter)
+        ratio = math.log2(comm_us / compute_us)
+        share = self._share(gemm, self.shares[table], ratio) + _DOUBT * apart
+        doubt = _DOUBT * self._beyond(self.shares[table], ratio)
+        return Expected(max(compute_us, comm_us) + share * shorter, shorter, table, doubt)
+
+    def gain(self, scenario: Scenario, new: Expected, old: Expected) -> float:
+        """Microseconds that one strategy is expected to save over another, less what such an expectation is off by:
+        with every GEMM of the tables in turn left out, and more of those that are like this one."""
+        if not isinstance(scenario.compute, Gemm):
+            raise ValueError(f"nothing is expected beside {scenario.compute.label}")
+        off = self._off(scenario.compute, new.table, old.table) + new.doubt
+        return old.us - new.us - off * new.shorter_us
+
+    def _off(self, gemm: Gemm, table: Table | None, other: Table | None) -> float:
+        """What the difference between the unhidden shares of two tables is off by (root of the mean square)."""
+        if table is None or other is None:
+            return _UNKNOWN
+        squares = {}
+        for left in self.shares[table].keys() & self.shares[other].keys():
+            ours, theirs = self._missed(table, left), self._missed(other, left)
+            if ours is None or theirs is None:
+                return _UNKNOWN
+            ends = [ratio for ratio, _ in self.shares[table][left]]
+            squares[left] = statistics.fmean((ours(ratio) - theirs(ratio)) ** 2 for ratio in ends)
+        return math.sqrt(mean_of_like(gemm, squares, weight)) if squares else _UNKNOWN
+
+    def _missed(self, table: Table, left: Gemm) -> Callable[[float], float] | None:
+        """How much more than measured is expected beside GEMM ``left`` by the others, over the ratio; None without."""
+        curves = self.shares[table]
+        others = {g: curve for g, curve in curves.items() if g != left}
+        if not others:
+            return None
+        return lambda ratio: self._share(left, others, ratio) - _bounded(at(curves[left], ratio))
+
+    def _nearest(self, op: str, config: Mapping[str, Any]) -> tuple[Table | None, float]:
+        """The table of the strategy most like ``config``, and how far it is: of the same collective, of the one most
+        like it, or of any."""
+        for further, ops in enumerate(((op,), (_PARTNERS[op],), tuple(_PARTNERS))):
+            known = []
+            for other in ops:
+                for name, tried in self._tried(other, side_of(config)).items():
+                    if kind(config, op) == kind(tried, other):
+                        known.append((distance(config, tried), (other, name)))
+            if known:
+                apart, table = min(known)
+                return table, apart + further
+        return None, 0.0
 
     def _tried(self, op: str, side: str) -> dict[str, Config]:
         """The strategies in the tables of a collective, by name."""
@@ -210,9 +237,12 @@ class Model:
         return factor
 
     def _share(self, gemm: Gemm, table: Mapping[Gemm, Curve], ratio: float) -> float:
-        at = math.log2(ratio)
-        shares = {g: min(max(_at(curve, at), _BEST), _WORST) for g, curve in table.items()}
-        return _mean_of_like(gemm, shares, _weight)
+        return mean_of_like(gemm, {g: _bounded(at(curve, ratio)) for g, curve in table.items()}, weight)
+
+    def _beyond(self, table: Mapping[Gemm, Curve], ratio: float) -> float:
+        """By how many doublings a ratio is outside those that were measured."""
+        ends = [x for curve in table.values() for x, _ in curve]
+        return max(min(ends) - ratio, ratio - max(ends), 0.0)
 
     def _by_rates(self, gemm: Gemm, config: Mapping[str, Any], compute_us: float, comm_us: float) -> float:
         """Both, from how much slower each goes while the other runs: a GEMM by the SMs that it loses, or by the memory
@@ -223,7 +253,7 @@ class Model:
         elif engine == "copy":
             slow_gemm, slow_comm = 1.1, 1.05
         elif first or int(config["reserve"]):
-            lost = max(int(config["ctas"]) or _BLOCKS - int(config["reserve"]), 0)
+            lost = max(int(config["ctas"]) or BLOCKS - int(config["reserve"]), 0)
             slow_gemm, slow_comm = self.slowdown(gemm, "reserve", lost), 1.1
         else:
             return compute_us + 0.95 * comm_us  # the GEMM holds every SM until its last blocks
@@ -237,68 +267,5 @@ def predict(scenario: Scenario, config: Mapping[str, Any], figures: Mapping[str,
     return Model.of(figures).predict(scenario, config)
 
 
-def _strategy(config: Mapping[str, Any]) -> Strategy | HostStrategy:
-    return HostStrategy.of(config) if _side(config) == "cpu" else Strategy.of(config)
-
-
-def _side(config: Mapping[str, Any]) -> str:
-    return "cpu" if "threads" in config else "cuda"
-
-
-def _words(way: str) -> dict[str, Any]:
-    """A variant's name as parameters."""
-    engine, *rest = way.split(",")
-    pairs = [word.partition("=") for word in rest]
-    return {"engine": engine, "order": "", **{key if value else "direction": value or key for key, _, value in pairs}}
-
-
-def _apart(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
-    """In how many parameters two strategies or variants differ (of thread blocks: how often their number doubles);
-    infinite with another engine or issue order."""
-    if a["engine"] != b["engine"] or a["order"] != b["order"]:
-        return math.inf
-    blocks = [int(c.get("ctas", 0)) or _BLOCKS for c in (a, b)]
-    others = sum(a.get(name) != b.get(name) for name in a.keys() | b.keys() if name != "ctas")
-    return float(others + abs(math.log2(blocks[0] / blocks[1])))
-
-
-def _traffic(g: Gemm) -> int:
-    """Bytes that a GEMM reads and writes at least."""
-    return ITEMSIZE[g.dtype] * (g.m * g.k + g.k * g.n + g.m * g.n)
-
-
-def _extents(g: Gemm) -> Features:
-    return math.log2(g.m), math.log2(g.n), math.log2(g.k)
-
-
-def _weight(g: Gemm) -> Features:
-    """How long it takes, and how much of that is arithmetic."""
-    return math.log2(g.flops) / 2, math.log2(g.flops / _traffic(g))
-
-
-def _mean_of_like(gemm: Gemm, values: Mapping[Gemm, float], features: Callable[[Gemm], Features]) -> float:
-    """Mean of ``values``, those of GEMMs near to ``gemm`` counting most (inverse squared distance)."""
-    at = features(gemm)
-    total = weights = 0.0
-    for other, value in values.items():
-        weight = 1 / (0.01 + sum((a - b) ** 2 for a, b in zip(at, features(other), strict=True)))
-        total, weights = total + weight * value, weights + weight
-    return total / weights
-
-
-def _at(curve: Curve, x: float) -> float:
-    """On the line through the points on both sides of ``x``; beyond the ends their value."""
-    if x <= curve[0][0]:
-        return curve[0][1]
-    for (x0, y0), (x1, y1) in pairwise(curve):
-        if x <= x1:
-            return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
-    return curve[-1][1]
-
-
-def _over_sizes(curve: Curve, nbytes: float) -> float:
-    """Time at a size: a line in logarithms between two; above the largest in proportion to the size, and below the
-    smallest the same time."""
-    logs = [(math.log(size), math.log(us)) for size, us in curve]
-    beyond = max(nbytes / curve[-1][0], 1.0)
-    return math.exp(_at(logs, math.log(nbytes))) * beyond
+def _bounded(share: float) -> float:
+    return min(max(share, _BEST), _WORST)

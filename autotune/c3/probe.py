@@ -164,7 +164,8 @@ class Opened:
 
         config = run["config"]
         own = ("engine", "ctas", "chunks", "streams", "direction", "batch", "copies")
-        key = tuple(config[name] for name in own if name in config)
+        # With the computation first, what an all-to-all keeps on the device is copied last.
+        key = (config["order"] == "gemm_first", *(config[name] for name in own if name in config))
         if key not in self._collectives:
             spec = Spec(**self._probe["collective"])
             made = open_collective(spec, self._group, config, _artifact(run["artifact"]))

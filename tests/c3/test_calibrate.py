@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from autotune.c3 import task
 from autotune.c3.calibrate import calibrate
 from autotune.c3.grids import CPU, CUDA, KIB
 from autotune.c3.heuristics import choose
-from autotune.c3.model import Model, strategy_name
-from autotune.c3.probe import COMPUTE
+from autotune.c3.model import Model
+from autotune.c3.probe import COMPUTE, Opened
 from autotune.c3.ranks import Ranks
 from autotune.c3.scenario import REDUCING, Gemm, Scenario, parse_bytes, parse_gemm
 from autotune.c3.strategy import Strategy
+from autotune.c3.tables import strategy_name
 from autotune.measure.worker import WorkerFault
-from autotune.task import Artifact
+from autotune.task import Artifact, Config
 
 RANKS = 4
 TABLE = Path(__file__).parents[2] / "benchmarks" / "c3_scenarios.toml"
@@ -165,6 +169,31 @@ def test_an_engine_that_does_not_work_is_told_and_never_chosen() -> None:
     assert choose(s, figures, "cuda")[0]["engine"] == "nccl"
 
 
+def test_a_collective_is_shared_by_strategies_that_it_cannot_tell_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an all-to-all keeps on the device is copied first or last, as the order says, and so is not shared."""
+    made: list[Config] = []
+
+    def open_collective(spec: Any, group: Any, config: Config, artifact: Any) -> Any:
+        made.append(config)
+        return SimpleNamespace(close=lambda: None, input=torch.zeros(1))
+
+    monkeypatch.setattr("autotune.c3.collectives.open.open_collective", open_collective)
+    probe = {"collective": {"op": "all_to_all", "numel": 64, "dtype": "bf16"}}
+    with ExitStack() as stack:
+        opened = Opened(SimpleNamespace(), probe, stack)  # type: ignore[arg-type]
+        plain = Strategy("comm_first", "copy", priority="comm")
+        runs = [
+            plain,
+            replace(plain, order="sequential"),
+            replace(plain, reserve=8),
+            replace(plain, order="gemm_first"),
+        ]
+        found = [opened.collective({"config": s.config(), "artifact": None}) for s in runs]
+    assert found[0] is found[1] is found[2]
+    assert found[3] is not found[0]
+    assert [c["order"] for c in made] == ["comm_first", "gemm_first"]
+
+
 def test_ranks_that_die_cost_a_probe_and_end_the_calibration_the_third_time() -> None:
     one = Paper(dies="all_to_all 48MiB")
     figures = calibrate(one)
@@ -179,16 +208,16 @@ def test_ranks_that_die_cost_a_probe_and_end_the_calibration_the_third_time() ->
 def test_no_probe_begins_after_the_time_is_up() -> None:
     machine = Paper()
     told: list[str] = []
-    figures = calibrate(machine, lambda name, seconds: told.append(name), dataclasses.replace(CUDA, seconds=0.0))
+    figures = calibrate(machine, lambda name, seconds: told.append(name), replace(CUDA, seconds=0.0))
     assert machine.asked == []
     assert figures == {}
     assert all("no time" in name for name in told)
 
 
 def test_real_ranks_on_a_cpu() -> None:
-    grid = dataclasses.replace(
+    grid = replace(
         CPU,
-        gemms=(Gemm(128, 128, 128, "f32"),),
+        gemms=(Gemm(384, 384, 384, "f32"),),
         sizes=(64 * KIB, 256 * KIB),
         most=512 * KIB,
         collectives=("all_gather", "reduce_scatter"),
@@ -200,15 +229,13 @@ def test_real_ranks_on_a_cpu() -> None:
         assert ranks.restarts == 0
     assert None not in told.values(), told
     model = Model.of(figures)
-    assert set(model.gemms) == {Gemm(128, 128, 128, "f32")}
+    assert set(model.gemms) == {Gemm(384, 384, 384, "f32")}
     assert set(model.slowdowns) == {"threads=1", "panels=2"}
     ways = {"gloo", "copy,copies=1", "copy,copies=2"}
     assert set(model.comms) == {(op, way) for op in grid.collectives for way in ways}
     assert all([size for size, _ in curve] == [64 * KIB, 256 * KIB] for curve in model.comms.values())
     assert {op for op, _ in model.shares} == set(grid.collectives)
-    s = Scenario(Gemm(160, 160, 160, "f32"), "all_gather", 128 * KIB, 2, "f32")
+    s = Scenario(Gemm(320, 320, 320, "f32"), "all_gather", 128 * KIB, 2, "f32")
     chosen = choose(s, figures, "cpu")
-    expected = [model.predict(s, config) for config in chosen]
-    assert expected[0] is not None
-    assert expected[0] == min(us for us in expected if us is not None)
+    assert model.predict(s, chosen[0]) is not None
     assert COMPUTE not in figures
