@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -85,6 +85,12 @@ def assemble(gm: fx.GraphModule, cuts: Sequence[Cut], options: Mapping[str, Any]
     (output,) = gm.graph.find_nodes(op="output")
     graph.output(fx.map_arg(output.args[0], value))
     return _boxed(fx.GraphModule(gm, graph))
+
+
+def leaves_nothing(gm: fx.GraphModule, nodes: Collection[fx.Node]) -> bool:
+    """Whether all that an aten graph computes outside ``nodes`` runs as well without Inductor."""
+    rest = (n for n in gm.graph.nodes if n.op not in ("placeholder", "output") and n not in nodes)
+    return all(_is_trivial(node) for node in rest)
 
 
 def _inductor(gm: fx.GraphModule, piece: Piece, patches: Mapping[str, Any]) -> Callable[..., Any] | None:

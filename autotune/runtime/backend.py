@@ -2,7 +2,8 @@
 
 A Dynamo graph goes through AOTAutograd, as when its regions were captured for the search, and each of its aten graphs
 (forward, backward or inference) is looked up. Where nothing is stored, the Dynamo graph goes to Inductor untouched.
-Otherwise each aten graph is cut around its hits; the pieces between go to Inductor, or stay library calls.
+Otherwise each aten graph is cut around its hits; the pieces between go to Inductor, or stay library calls. Where
+eager code was fastest throughout, the Dynamo graph runs as it is, with no wrapper of AOTAutograd's around it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from autotune.fusion.capture import aot_backend
 from autotune.runtime.assemble import Boxed, assemble
 from autotune.runtime.counters import count
 from autotune.runtime.database import warn_once
-from autotune.runtime.inductor import compile_whole
+from autotune.runtime.inductor import compile_whole, piece_options
 from autotune.runtime.replace import Found, cuts, find
 
 log = logging.getLogger("autotune")
@@ -75,6 +76,9 @@ def compile_static(gm: fx.GraphModule, inputs: Sequence[Any], options: Mapping[s
         return None
     if not session.kernels:
         return None
+    if session.eager and not piece_options(options):
+        eager: Compiled = gm.forward
+        return eager
     session.finish()
     return compiled
 
@@ -89,6 +93,7 @@ class _Session:
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.options = options
         self.kernels = 0
+        self.eager = True
         self.late: list[_Late] = []
         self.seen_backward = False
 
@@ -99,7 +104,7 @@ class _Session:
         @functools.wraps(split)
         def partition(*args: Any, **kwargs: Any) -> Any:
             forward, backward = split(*args, **kwargs)
-            self.kernels += find(backward).kernels
+            self._note(find(backward), backward)
             self.seen_backward = True
             return forward, backward
 
@@ -110,7 +115,7 @@ class _Session:
     def compile(self, gm: fx.GraphModule, inputs: Sequence[Any], kind: str) -> Boxed:
         found = find(gm, tell=kind != "backward" or not self.seen_backward)
         if kind != "backward":
-            self.kernels += found.kernels
+            self._note(found, gm)
         late = _Late(gm, found, self.options)
         if kind == "backward":
             return late.build()
@@ -125,6 +130,10 @@ class _Session:
 
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
+
+    def _note(self, found: Found, gm: fx.GraphModule) -> None:
+        self.kernels += found.kernels
+        self.eager = self.eager and found.runs_eagerly(gm)
 
     def finish(self) -> None:
         """Build the graphs that waited for the decision to build at all."""

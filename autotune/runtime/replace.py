@@ -18,6 +18,7 @@ from autotune.device import environment, identify
 from autotune.errors import UserError
 from autotune.fusion.graph import Graph
 from autotune.fusion.regions import Region, find_regions
+from autotune.runtime.assemble import leaves_nothing
 from autotune.runtime.counters import count
 from autotune.runtime.database import deploy_store, record_misses, warn_once
 from autotune.runtime.executor import Executor, TensorSpec, load_executor
@@ -44,6 +45,11 @@ class Found:
     def kernels(self) -> int:
         """Hits that would run stored kernels or eager code: what is worth cutting the graph for."""
         return sum(_takes_over(m) for m in self.matches)
+
+    def runs_eagerly(self, gm: fx.GraphModule) -> bool:
+        """Whether only eager code is to run: it was the fastest in every region, and the rest is of libraries."""
+        won = all(m.schedule is not None and m.schedule.winner == "eager" for m in self.matches)
+        return won and leaves_nothing(gm, {node for region in self.regions for node in region.nodes})
 
 
 def find(gm: fx.GraphModule, *, tell: bool = True) -> Found:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import autotune
+from autotune.runtime import backend
 from autotune.store import Store
 from tests.runtime.conftest import Tune, baseline
 from tests.runtime.models import Block, Statistics, assert_same_step, twin
@@ -159,6 +160,71 @@ def test_a_baseline_that_won_is_a_hit(tune: Tune, winner: str) -> None:
     counters = autotune.counters()
     assert counters.hits == counters.baseline_wins == 2
     assert counters.misses == 0
+
+
+def _softmax(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, -1).mul(2.0)
+
+
+def _assembled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Calls of ``assemble`` from now on."""
+    calls: list[Any] = []
+
+    def counting(*args: Any) -> Any:
+        calls.append(args)
+        return real(*args)
+
+    real = backend.assemble
+    monkeypatch.setattr(backend, "assemble", counting)
+    return calls
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_where_eager_won_throughout_nothing_is_assembled(
+    tune: Tune, monkeypatch: pytest.MonkeyPatch, train: bool
+) -> None:
+    x = torch.randn(32, 48, requires_grad=train)
+    stored = tune(_softmax, (x,), edit=baseline("eager"))
+    calls = _assembled(monkeypatch)
+    f = compiled(_softmax)
+    torch.testing.assert_close(f(x), _softmax(x), rtol=0, atol=0)
+    assert autotune.counters().baseline_wins == len(stored) == 1 + train
+    assert not calls
+    if train:
+        grad = torch.randn(32, 48)
+        (got,) = torch.autograd.grad(f(x), x, grad)
+        (want,) = torch.autograd.grad(_softmax(x), x, grad)
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+def test_a_kernel_for_the_backward_alone_is_used_where_eager_won_the_forward(
+    tune: Tune, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randn(32, 48, requires_grad=True)
+    edits = iter([baseline("eager"), lambda s: s])  # the forward's region comes first
+    assert len(tune(_softmax, (x,), edit=lambda s: next(edits)(s))) == 2
+    calls = _assembled(monkeypatch)
+    f = compiled(_softmax)
+    grad = torch.randn(32, 48)
+    (got,) = torch.autograd.grad(f(x), x, grad)
+    (want,) = torch.autograd.grad(_softmax(x), x, grad)
+    close(got, want)
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"options": {"max_autotune": True}}])
+def test_where_inductor_has_something_left_to_do_the_graph_is_assembled(
+    tune: Tune, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x, -1) @ w if options else torch.softmax(x, -1).cumsum(-1)
+
+    args = torch.randn(32, 48), torch.randn(48, 16)
+    with torch.no_grad():
+        assert tune(fn, args, edit=baseline("eager"), select=lambda w: "softmax" in w.label)
+        calls = _assembled(monkeypatch)
+        close(compiled(fn, **options)(*args), fn(*args))
+    assert len(calls) == 1
 
 
 def test_graph_breaks(tune: Tune) -> None:
