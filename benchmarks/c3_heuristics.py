@@ -19,7 +19,7 @@ from typing import Any
 
 from autotune.c3.heuristics import choose
 from autotune.c3.model import Model
-from autotune.c3.scenario import Scenario
+from autotune.c3.scenario import Gemm, Scenario, parse_gemm
 from autotune.c3.strategy import HostStrategy, Strategy, normalize
 from autotune.c3.tables import gemm_name, parse_strategy, strategy_name
 from autotune.task import Config
@@ -72,30 +72,30 @@ def left_out(figures: Mapping[str, float], side: str, *, by_rule: bool = False) 
         by_rule: choose without any figures.
     """
     model = Model.of(figures)
+    curves: dict[tuple[str, Gemm], dict[str, list[tuple[float, float]]]] = {}
+    for name, unhidden in figures.items():
+        match name.split("."):
+            case ["unhidden", op, strategy, shape, dtype, percent]:
+                point = float(percent.removesuffix("pct")) / 100, unhidden
+                curves.setdefault((op, parse_gemm(shape, dtype)), {}).setdefault(strategy, []).append(point)
     out = []
-    for op, gemm in dict.fromkeys((op, gemm) for (op, _), table in model.shares.items() for gemm in table):
+    for (op, gemm), by_strategy in curves.items():
         own = f".{gemm_name(gemm)}."
         others = {} if by_rule else {name: v for name, v in figures.items() if own not in f"{name}."}
-        curves = {name: table[gemm] for (o, name), table in model.shares.items() if o == op and gemm in table}
-        count = max(len(curve) for curve in curves.values())
+        count = max(len(curve) for curve in by_strategy.values())
         for k in range(count):  # the sizes, the smallest first; of a strategy without one of them, none is known
-            points = {name: curve[k] for name, curve in curves.items() if len(curve) == count}
-            times = {name: _both(model.gemms[gemm], *point) for name, point in points.items()}
+            points = {name: sorted(curve)[k] for name, curve in by_strategy.items() if len(curve) == count}
+            times = {name: max(1.0, comm) + unhidden * min(1.0, comm) for name, (comm, unhidden) in points.items()}
             name = next(iter(points))
-            nbytes = _size(model, Scenario(gemm, op, 1024, 2), name, model.gemms[gemm] * 2 ** points[name][0], side)
+            nbytes = _size(model, Scenario(gemm, op, 1024, 2), name, model.gemms[gemm] * points[name][0], side)
             scenario = Scenario(gemm, op, nbytes, 2)
             chosen = choose(scenario, others, side)[0]
             best = min(times, key=times.__getitem__)
-            us = times.get(strategy_name(chosen))
-            over = us / times[best] if us is not None else None
+            time = times.get(strategy_name(chosen))
+            over = time / times[best] if time is not None else None
             label = f"{op} {nbytes >> 20} MiB {gemm.label}"
             out.append(Choice(label, _label(chosen, side), best.replace(",", " "), over))
     return out
-
-
-def _both(gemm_us: float, ratio: float, unhidden: float) -> float:
-    comm_us = gemm_us * 2**ratio
-    return max(gemm_us, comm_us) + unhidden * min(gemm_us, comm_us)
 
 
 def _size(model: Model, scenario: Scenario, name: str, comm_us: float, side: str) -> int:

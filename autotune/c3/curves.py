@@ -32,7 +32,7 @@ def mean_of_like(gemm: Gemm, values: Mapping[Gemm, float], features: Callable[[G
     here = features(gemm)
     total = weights = 0.0
     for other, value in values.items():
-        near = 1 / (0.01 + sum((a - b) ** 2 for a, b in zip(here, features(other), strict=True)))
+        near = 1 / (0.01 + math.dist(here, features(other)) ** 2)
         total, weights = total + near * value, weights + near
     return total / weights
 

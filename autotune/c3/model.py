@@ -7,11 +7,13 @@ The figures are flat, and their names say what they are:
   the time without;
 - ``comm_us.all_gather.copy,push.48MiB``: a collective alone, by the way the data moves;
 - ``unhidden.all_gather.copy,comm_first.8192x8192x8192.bf16.100pct``: both under a strategy, where the collective alone
-  takes 100% of the GEMM's time: the share of the shorter that was not hidden behind the longer (0 ideal, 1 sequential).
+  takes 100% of the GEMM's own time: the share of the shorter that was not hidden (0 ideal, 1 sequential).
 
 So ``T = max(T_gemm, T_comm) + unhidden * min(T_gemm, T_comm)``, each term looked up between what was measured: times
-over sizes by straight lines in logarithms, GEMMs by a roofline whose efficiency is a mean over those like them. What no
-table has, such as an issue order on an engine that failed, follows from what the two take of each other.
+over sizes by straight lines, GEMMs by a roofline whose efficiency is a mean over those like them. Where a strategy
+slows the GEMM down by itself, it is beside that slower GEMM that a share is looked up: what it costs differs more
+between GEMMs than what is not hidden. What no table has, such as an issue order on an engine that failed, follows from
+what the two take of each other.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,7 +74,8 @@ class Model:
         gemms: microseconds of GEMMs alone.
         slowdowns: of "reserve=16" and the like, by GEMM.
         comms: (bytes, microseconds) by collective and variant.
-        shares: (log2 of T_comm / T_gemm, unhidden share) by collective and strategy, then GEMM.
+        shares: (log2 of T_comm / T_gemm, unhidden share) by collective and strategy, then GEMM; both with T_gemm as it
+            is with the SMs and in the panels of the strategy.
     """
 
     gemms: dict[Gemm, float] = field(default_factory=dict)
@@ -92,9 +95,10 @@ class Model:
                 continue
         for curve in made.comms.values():
             curve.sort()
-        for by_gemm in made.shares.values():
-            for points in by_gemm.values():
-                points.sort()
+        for (_, strategy), by_gemm in made.shares.items():
+            for gemm, points in by_gemm.items():
+                slower = made._slower(gemm, parameters(strategy))
+                points[:] = sorted(_beside_slower(ratio, share, slower) for ratio, share in points)
         return made
 
     def _add(self, words: Sequence[str], value: float) -> None:
@@ -167,8 +171,7 @@ class Model:
         if config["order"] == "sequential":
             return Expected(compute_us + comm_us, min(compute_us, comm_us))
         table, apart = self._nearest(scenario.collective, config)
-        measured = self._tried(table[0], side_of(config))[table[1]] if table is not None else None
-        compute_us *= self._slower(gemm, config, measured)
+        compute_us *= self._slower(gemm, config)
         shorter = min(compute_us, comm_us)
         if table is None:
             us = self._by_rates(gemm, config, compute_us, comm_us)
@@ -186,26 +189,28 @@ class Model:
         off = self._off(scenario.compute, new.table, old.table) + new.doubt
         return old.us - new.us - off * new.shorter_us
 
-    def _off(self, gemm: Gemm, table: Table | None, other: Table | None) -> float:
+    def _off(self, gemm: Gemm, new: Table | None, old: Table | None) -> float:
         """What the difference between the unhidden shares of two tables is off by (root of the mean square)."""
-        if table is None or other is None:
+        if new == old and new is not None:
+            return 0.0
+        tables = [table for table in (new, old) if table is not None]
+        known = [self.shares[table].keys() for table in tables]
+        both = set(known[0]).intersection(*known[1:]) if known else set()
+        if len(both) < 2:
             return _UNKNOWN
         squares = {}
-        for left in self.shares[table].keys() & self.shares[other].keys():
-            ours, theirs = self._missed(table, left), self._missed(other, left)
-            if ours is None or theirs is None:
-                return _UNKNOWN
-            ends = [ratio for ratio, _ in self.shares[table][left]]
-            squares[left] = statistics.fmean((ours(ratio) - theirs(ratio)) ** 2 for ratio in ends)
-        return math.sqrt(mean_of_like(gemm, squares, weight)) if squares else _UNKNOWN
+        for left in both:
+            missed = [self._missed(new, left, ratio) - self._missed(old, left, ratio)
+                      for ratio, _ in self.shares[tables[0]][left]]  # fmt: skip
+            squares[left] = statistics.fmean(m**2 for m in missed)
+        return math.sqrt(mean_of_like(gemm, squares, weight)) + _UNKNOWN * (2 - len(tables))
 
-    def _missed(self, table: Table, left: Gemm) -> Callable[[float], float] | None:
-        """How much more than measured is expected beside GEMM ``left`` by the others, over the ratio; None without."""
-        curves = self.shares[table]
-        others = {g: curve for g, curve in curves.items() if g != left}
-        if not others:
-            return None
-        return lambda ratio: self._share(left, others, ratio) - _bounded(at(curves[left], ratio))
+    def _missed(self, table: Table | None, left: Gemm, ratio: float) -> float:
+        """How much more is expected of the share beside ``left``, by the other GEMMs, than was measured."""
+        if table is None:
+            return 0.0
+        others = {g: curve for g, curve in self.shares[table].items() if g != left}
+        return self._share(left, others, ratio) - _bounded(at(self.shares[table][left], ratio))
 
     def _nearest(self, op: str, config: Mapping[str, Any]) -> tuple[Table | None, float]:
         """The table of the strategy most like ``config``, and how far it is: of the same collective, of the one most
@@ -227,14 +232,10 @@ class Model:
             self._parsed[op, side] = {name: parse_strategy(name, side) for o, name in self.shares if o == op}
         return self._parsed[op, side]
 
-    def _slower(self, gemm: Gemm, config: Mapping[str, Any], measured: Mapping[str, Any] | None) -> float:
-        """What ``config`` costs the computation alone, over what ``measured`` (None: the default) does."""
-        factor = 1.0
-        for name, plain in (("reserve", 0), ("panels", 1), ("threads", 0)):
-            if name in config:
-                was = plain if measured is None else int(measured[name])
-                factor *= self.slowdown(gemm, name, int(config[name])) / self.slowdown(gemm, name, was)
-        return factor
+    def _slower(self, gemm: Gemm, config: Mapping[str, Any]) -> float:
+        """What the SMs and panels of a strategy cost the computation alone: its time over that without."""
+        names = ("reserve", "panels", "threads")
+        return math.prod(self.slowdown(gemm, name, int(config[name])) for name in names if name in config)
 
     def _share(self, gemm: Gemm, table: Mapping[Gemm, Curve], ratio: float) -> float:
         return mean_of_like(gemm, {g: _bounded(at(curve, ratio)) for g, curve in table.items()}, weight)
@@ -265,6 +266,13 @@ class Model:
 def predict(scenario: Scenario, config: Mapping[str, Any], figures: Mapping[str, float]) -> float | None:
     """Microseconds of a scenario under a strategy by a calibration's figures; None where they do not tell."""
     return Model.of(figures).predict(scenario, config)
+
+
+def _beside_slower(ratio: float, share: float, slower: float) -> tuple[float, float]:
+    """A point of a curve, from a GEMM's own time to one so many times as long."""
+    comm = 2**ratio
+    both = max(1.0, comm) + share * min(1.0, comm)
+    return math.log2(comm / slower), unhidden(both, slower, comm)
 
 
 def _bounded(share: float) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from statistics import geometric_mean
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +24,6 @@ from autotune.c3.probe import COMPUTE, Opened
 from autotune.c3.ranks import Ranks
 from autotune.c3.scenario import REDUCING, Gemm, Scenario, parse_bytes, parse_gemm
 from autotune.c3.strategy import Strategy
-from autotune.c3.tables import strategy_name
 from autotune.measure.worker import WorkerFault
 from autotune.task import Artifact, Config
 
@@ -42,10 +42,12 @@ def scenarios() -> Iterator[Scenario]:
 
 
 class Paper:
-    """A machine of formulas: GEMMs run at 700 TFLOP/s or 4 TB/s, copies fast but late, NCCL early but slow."""
+    """A machine of formulas: GEMMs run at 700 TFLOP/s or 4 TB/s, copies fast but late, NCCL early but slow. ``copies``
+    makes copies faster."""
 
-    def __init__(self, broken: str = "", dies: str = "") -> None:
+    def __init__(self, broken: str = "", dies: str = "", copies: float = 1.0) -> None:
         self.ranks = RANKS
+        self.copies = copies
         self.broken, self.dies = broken, dies
         self.asked: list[str] = []
 
@@ -80,6 +82,7 @@ class Paper:
     def comm(self, op: str, nbytes: int, s: Strategy) -> float:
         reducing = 1.4 if op in REDUCING and s.engine == "copy" else 1.0
         start, rate = {"copy": (25, 0.42e6), "nccl": (12, 0.36e6), "sm": (8, 0.30e6)}[s.engine]
+        rate *= self.copies if s.engine == "copy" else 1.0
         if s.engine == "nccl" and s.ctas:
             rate *= min(1.0, s.ctas / 24)
         return start + reducing * nbytes / rate + 3 * (s.chunks - 1)
@@ -128,23 +131,25 @@ def test_no_scenario_of_the_suite_is_near_what_is_calibrated() -> None:
             assert max(apart) > 0.3, f"{s.label} is nearly {g.label}"
 
 
-def test_first_choices_come_near_the_best_on_a_machine_of_known_times(paper_figures: dict[str, float]) -> None:
-    machine = Paper()
-    near = best_of_all = rules = 0
-    found = list(scenarios())
-    for s in found:
-        candidates = {strategy_name(c): machine.scenario(s, c) for c in choose(s, paper_figures, "cuda")}
+@pytest.mark.parametrize("copies", [1.0, 0.4])
+def test_first_choices_come_near_the_best_on_a_machine_of_known_times(copies: float) -> None:
+    """The choice by rule is good on a machine with fast copies, and there the tables hardly improve on it."""
+    machine = Paper(copies=copies)
+    figures = calibrate(machine)
+    over: list[float] = []
+    by_rule: list[float] = []
+    for s in scenarios():
+        chosen = choose(s, figures, "cuda")
+        candidates = [machine.scenario(s, c) for c in chosen]
         for order in ("comm_first", "gemm_first", "sequential"):
-            for engine in ("copy", "nccl", "sm"):
-                config = Strategy(order, engine).config()
-                candidates.setdefault(strategy_name(config), machine.scenario(s, config))
-        best = min(candidates.values())
-        chosen = machine.scenario(s, choose(s, paper_figures, "cuda")[0])
-        near += chosen <= 1.1 * best
-        best_of_all += chosen <= 1.02 * best
-        rules += machine.scenario(s, choose(s, {}, "cuda")[0]) <= 1.02 * best
-    assert near / len(found) >= 0.95
-    assert best_of_all > rules
+            candidates += [machine.scenario(s, Strategy(order, engine).config()) for engine in ("copy", "nccl", "sm")]
+        over.append(machine.scenario(s, chosen[0]) / min(candidates))
+        by_rule.append(machine.scenario(s, choose(s, {}, "cuda")[0]) / min(candidates))
+    near = sum(o <= 1.1 for o in over) / len(over)
+    assert near >= 0.95
+    assert geometric_mean(over) < geometric_mean(by_rule)
+    if copies < 1:
+        assert sum(o <= 1.1 for o in by_rule) / len(by_rule) < 0.5
 
 
 def test_predictions_are_close_on_a_machine_of_known_times(paper_figures: dict[str, float]) -> None:

@@ -117,12 +117,12 @@ def test_what_hides_with_SMs_of_its_own_tells_nothing_of_what_has_none() -> None
     free = {**held, "reserve": 0}
     s, name = scenario("reduce_scatter"), "8192x8192x8192.bf16.67pct"
     figures[f"unhidden.reduce_scatter.{strategy_name(held)}.{name}"] = 0.1
-    assert predict(s, held, figures) == pytest.approx(1600)
+    assert predict(s, held, figures) == pytest.approx(1600, rel=1e-3)  # a ratio of 67%, not of two thirds
     assert Model.of(figures).expect(s, free).table is None  # type: ignore[union-attr]
     # Of another collective, without SMs of its own as well, is as near as it gets.
     figures[f"unhidden.all_gather.sm,comm_first,priority=comm,ctas=8.{name}"] = 0.9
     assert predict(s, free, figures) > 2400  # type: ignore[operator]
-    assert predict(s, held, figures) == pytest.approx(1600)
+    assert predict(s, held, figures) == pytest.approx(1600, rel=1e-3)
 
 
 def two_gemms(pull: tuple[float, float]) -> dict[str, float]:
