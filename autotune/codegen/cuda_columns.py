@@ -2,11 +2,12 @@
 
 Each thread holds, for every pack of columns it owns, one accumulator a lane (two for running moments) over all the rows
 its block walks; they travel through the pass functions as a tuple ``g<pass>``. The parts of a block's row groups meet
-in shared memory at the end, and one row of partials a block goes to scratch.
+in shared memory at the end, and one row of partials a block, or a cluster of them, goes to scratch.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autotune.codegen.cuda_names import tuple_of
@@ -66,6 +67,23 @@ def add_columns(e: CudaEmitter, q: int, pas: Pass, body: list[str], need: Any, u
                     body.append(f"k{n}{part}_{lane} = sel({need('ok')}, k{n}{part}_{lane}, {was})")
     out += [f"k{n}{part}_{lane}" for n, part, lane in lanes(e, q)]
     return out
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What is joined and stored at a time: one accumulator of one pack of columns, or one of a number a row.
+
+    Attributes:
+        column: which of the program's accumulators.
+        number: of the pass that adds to it.
+        pack: of the thread's packs; None for one number a row.
+        names: of each of its parts ("", or "m" and "s"), a name a lane.
+    """
+
+    column: int
+    number: int
+    pack: int | None
+    names: dict[str, list[str]]
 
 
 class Accumulators:
@@ -135,6 +153,20 @@ class Accumulators:
 
     # ---- after the row loop -----------------------------------------------------------------------------------------
 
+    def units(self) -> list[Unit]:
+        """What is joined and stored at a time, in the order of the passes."""
+        out = []
+        for q, pas in enumerate(self.p.passes):
+            for k in range(self.r.packs):
+                for n in pas.columns:
+                    parts = ("m", "s") if self.p.columns[n].kind == "moments" else ("",)
+                    names = {part: [f"x{n}{part}_{lane}" for lane in range(self.e.vec)] for part in parts}
+                    out.append(Unit(n, q, k, names))
+            for n in pas.row_columns:
+                parts = ("m", "s") if self.p.columns[n].kind == "moments" else ("",)
+                out.append(Unit(n, q, None, {part: [f"k{n}{part}"] for part in parts}))
+        return out
+
     def end(self) -> tuple[list[str], list[str], int]:
         """(lines before everything: shared arrays; lines after the row loop; bytes of static shared memory)."""
         pre: list[str] = []
@@ -151,30 +183,33 @@ class Accumulators:
                 pre.append(f"hc = cuda.shared.array({groups}, float32)")
                 size += 4 * groups
                 out += ["if t == 0:", "    hc[rb] = cnt"]
-        for q, pas in enumerate(self.p.passes):
-            order = {at: k for k, at in enumerate(lanes(self.e, q))}
-            for k in range(self.r.packs):
-                for n in pas.columns:
-                    parts = ("m", "s") if self.p.columns[n].kind == "moments" else ("",)
-                    names = {part: [f"x{n}{part}_{lane}" for lane in range(self.e.vec)] for part in parts}
-                    for part in parts:
-                        for lane, name in enumerate(names[part]):
-                            out.append(f"{name} = g{q}_{k}[{order[n, part, lane]}]")
-                    out += self.join(n, names, span)
-                    c = f"{self.r.count}(({k} * {self.r.TT} + tg) * {self.e.vec} + c0)"
-                    out += self.store(n, names, c)
-            for n in pas.row_columns:
-                parts = ("m", "s") if self.p.columns[n].kind == "moments" else ("",)
-                names = {part: [f"k{n}{part}"] for part in parts}
-                out += self.join(n, names, span)
-                out += self.store_row(n, names)
+        if self.r.joined > 1:
+            from autotune.codegen.cuda_joint import Joint
+
+            shared, after, more = Joint(self).lines()
+            return pre + shared, out + after, size + more
+        for unit in self.units():
+            out += self.gather(unit) + self.store(unit)
         if self.moments:
-            total = "cnt"
-            if groups > 1:
-                total = " + ".join(f"hc[{j}]" for j in range(groups))
-                out.append("cuda.syncthreads()")
-            out += [f"if tid == 0 and {self.r.first_tile}:", f"    st_f32_1_d(p{self.first}, int64(chunk), {total})"]
+            out += self.total_count()
+            out += [f"if tid == 0 and {self.r.first_tile}:", f"    st_f32_1_d(p{self.first}, int64(chunk), total)"]
         return pre, out, size
+
+    def gather(self, unit: Unit) -> list[str]:
+        """Lines after which the threads of row group 0 hold a unit of their block under its names."""
+        out = []
+        if unit.pack is not None:
+            order = {at: k for k, at in enumerate(lanes(self.e, unit.number))}
+            for part, names in unit.names.items():
+                for lane, name in enumerate(names):
+                    out.append(f"{name} = g{unit.number}_{unit.pack}[{order[unit.column, part, lane]}]")
+        return out + self.join(unit.column, unit.names, self.r.T * self.r.R)
+
+    def total_count(self) -> list[str]:
+        """Rows of this block, as ``total``."""
+        if self.r.R == 1:
+            return ["total = cnt"]
+        return ["cuda.syncthreads()", f"total = {' + '.join(f'hc[{j}]' for j in range(self.r.R))}"]
 
     def join(self, n: int, names: dict[str, list[str]], span: int) -> list[str]:
         """Bring the parts of a block's row groups together in the threads of group 0."""
@@ -185,11 +220,13 @@ class Accumulators:
         width = len(next(iter(names.values())))
         out = ["cuda.syncthreads()"]
         for p, part in enumerate(names):
-            out += [f"h{t}[{(p * width + lane) * span} + tid] = {x}" for lane, x in enumerate(names[part])]
+            out += [f"h{t}[uint32({(p * width + lane) * span} + tid)] = {x}" for lane, x in enumerate(names[part])]
         out += ["cuda.syncthreads()", "if rb == 0:"]
         body: list[str] = []
         for lane in range(width):
-            at = {part: f"h{t}[{(p * width + lane) * span} + j * {self.r.T} + t]" for p, part in enumerate(names)}
+            at = {
+                part: f"h{t}[uint32({(p * width + lane) * span} + j * {self.r.T} + t)]" for p, part in enumerate(names)
+            }
             if c.kind == "moments":
                 body += join_moments(names["m"][lane], names["s"][lane], at["m"], at["s"])
             else:
@@ -202,24 +239,20 @@ class Accumulators:
         out += ["        " + x for x in body]
         return out
 
-    def store(self, n: int, names: dict[str, list[str]], c: str) -> list[str]:
-        short = SHORT[self.p.columns[n].storage]
-        guard = ["rb == 0"] if self.r.R > 1 else []
-        out = [f"cp = {c}"]
-        guard.append(f"cp < {self.p.n_cols}")
-        out.append(f"if {' and '.join(guard)}:")
-        for p, part in enumerate(names):
+    def store(self, unit: Unit) -> list[str]:
+        """Lines that store a unit in this block's row of partials."""
+        short = SHORT[self.p.columns[unit.column].storage]
+        if unit.pack is None:
+            out, at = [f"if tid == 0 and {self.r.first_tile}:"], "int64(chunk)"
+        else:
+            guard = ["rb == 0"] if self.r.R > 1 else []
+            guard.append(f"cp < {self.p.n_cols}")
+            out = [f"cp = {self.r.count}(({unit.pack} * {self.r.TT} + tg) * {self.e.vec} + c0)"]
+            out.append(f"if {' and '.join(guard)}:")
             at = f"int64(chunk) * {self.p.n_cols} + cp"
-            xs = names[part]
+        for p, xs in enumerate(unit.names.values()):
             value = xs[0] if len(xs) == 1 else f"({', '.join(xs)})"
-            out.append(f"    st_{short}_{len(xs)}_d(p{self.planes[n] + p}, {at}, {value})")
-        return out
-
-    def store_row(self, n: int, names: dict[str, list[str]]) -> list[str]:
-        short = SHORT[self.p.columns[n].storage]
-        out = [f"if tid == 0 and {self.r.first_tile}:"]
-        for p, part in enumerate(names):
-            out.append(f"    st_{short}_1_d(p{self.planes[n] + p}, int64(chunk), {names[part][0]})")
+            out.append(f"    st_{short}_{len(xs)}_d(p{self.planes[unit.column] + p}, {at}, {value})")
         return out
 
 

@@ -31,7 +31,8 @@ class Rows:
         self.count = e.count.type  # of rows and columns
         self.T = self.s.threads_per_row
         self.R = self.s.rows_per_block
-        self.C = self.s.cluster
+        self.C = 1 if self.p.columns else self.s.cluster  # blocks that share a row
+        self.joined = self.s.cluster if self.p.columns else 1  # blocks that join their partials over the rows
         self.TT = self.T * self.C  # threads of a row in all blocks that share it
         cols = self.p.n_cols
         self.per_step = self.TT * self.vec
@@ -66,7 +67,7 @@ class Rows:
             raise Unsupported("threads_per_row must be a power of two up to 32 or a multiple of 32")
         if s.block > 1024:
             raise Unsupported("more than 1024 threads a block")
-        if self.C > 1 and (self.R > 1 or s.blocks_per_sm or self.p.columns):
+        if self.C > 1 and (self.R > 1 or s.blocks_per_sm):
             raise Unsupported("a cluster works on one row, and not on row after row")
         if self.C > 1 and self.packs == 1 and self.per_step // self.C >= self.p.n_cols:
             raise Unsupported("a row that one block holds needs no cluster")
@@ -353,6 +354,7 @@ class Rows:
             pre.append("rank = cluster_rank()")
             pre.append(f"tg = int32(rank * {self.T} + t)")
         else:
+            pre += ["cluster_arrive()", "rank = cluster_rank()"] if self.joined > 1 else []
             pre.append("tg = t")
         pre.append("lane = int32(tid & 31)")
         pre.append("warp = int32(t >> 5)")
@@ -394,8 +396,13 @@ class Rows:
             at = loop.index("#ahead")
             loop[at : at + 1] = ahead.next_row(step, sets)
         if held:
-            text.append(f"chunk = udiv(blk, {self.tiles})" if self.tiles > 1 else "chunk = blk")
-            text.append(f"tile = int32(blk - chunk * {self.tiles})")
+            place = "blk"
+            if self.joined > 1:  # the blocks of a cluster have different rows of the same tile
+                place = "team"
+                text.append(f"team = udiv(blk, {self.joined})")
+            text.append(f"lead = udiv({place}, {self.tiles})" if self.tiles > 1 else f"lead = {place}")
+            text.append(f"tile = int32({place} - lead * {self.tiles})")
+            text.append(f"chunk = int32(lead * {self.joined} + rank)" if self.joined > 1 else "chunk = lead")
             text.append(f"c0 = {self.count}(tile * {self.per_step * self.packs})")
             text.append(f"step = udiv(nblk, {self.tiles})" if self.tiles > 1 else "step = nblk")
             text += held.begin()
@@ -427,8 +434,9 @@ class Rows:
             "generator": GENERATOR,
         }
         launch |= e.count.launch()
-        if self.C > 1:
-            launch["cluster"] = self.C
+        cluster = max(self.C, self.joined)
+        if cluster > 1:
+            launch["cluster"] = cluster
         check_launch(launch, g.extents[0])
         params = e.params()
         if held:
@@ -436,7 +444,7 @@ class Rows:
             launch["align"] += [16] * len(held.params())
             launch["tiles"] = self.tiles
         return CudaSource(
-            tuple(self.functions), (*pre, *text), params, launch, self.s.block, self.s.max_registers, self.C
+            tuple(self.functions), (*pre, *text), params, launch, self.s.block, self.s.max_registers, cluster
         )
 
     def row_chain(self, i: int) -> list[int]:

@@ -380,7 +380,7 @@ def reduction_home(graph: Graph, i: int, config: Mapping[str, Any], side: str, s
         if unit_axis(graph) in graph.values[i].over:
             return "warp"
         threads = 1024 if int(config.get("rows_per_block", 1)) > 1 else 1  # these share the reduced axes
-    if int(config.get("cluster", 1) or 1) > 1:
+    if scheme != "columns" and int(config.get("cluster", 1) or 1) > 1:
         return "cluster"
     if threads <= 1:
         return "thread"
