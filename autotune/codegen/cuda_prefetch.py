@@ -37,6 +37,21 @@ def loads_ahead(e: CudaEmitter) -> tuple[int, ...]:
     return tuple(out)
 
 
+def load_function(e: CudaEmitter) -> str:
+    """Text of device function ``l0``: the raw words of one pack of the loads ``e.ahead``."""
+    pointers = list(dict.fromkeys(f"p{e.g.values[i].slot}" for i in e.ahead))
+    body = e.column_indices()
+    for i in e.ahead:
+        v = e.g.values[i]
+        at = e.address(e.access[i], f"b{i}", 0)
+        short = SHORT[e.g.inputs[v.slot]]
+        body.append(f"u{i} = lr_{short}_{e.vec}_{e.load_hint(i)}(p{v.slot}, {at})")
+    words = [f"u{i}[{w}]" for i in e.ahead for w in range(e.raw_words(i))]
+    body.append(f"return {tuple_of(words)}")
+    params = ", ".join(["c", *pointers, *(f"b{i}" for i in e.ahead)])
+    return "\n".join([f"def l0({params}):", *(f"    {x}" for x in body)])
+
+
 class Ahead:
     """The lines of one kernel that load a row ahead. Sets ``rows.e.ahead``, which pass functions look at."""
 
@@ -51,19 +66,7 @@ class Ahead:
         self.pass_number = self.e.ahead_pass = next(q for q, p in enumerate(self.e.p.passes) if p.walks)
 
     def function(self) -> str:
-        """Text of device function ``l0``: the raw words of one pack."""
-        e = self.e
-        pointers = list(dict.fromkeys(f"p{e.g.values[i].slot}" for i in e.ahead))
-        body = e.column_indices()
-        for i in e.ahead:
-            v = e.g.values[i]
-            at = e.address(e.access[i], f"b{i}", 0)
-            short = SHORT[e.g.inputs[v.slot]]
-            body.append(f"u{i} = lr_{short}_{e.vec}_{e.load_hint(i)}(p{v.slot}, {at})")
-        words = [f"u{i}[{w}]" for i in e.ahead for w in range(e.raw_words(i))]
-        body.append(f"return {tuple_of(words)}")
-        params = ", ".join(["c", *pointers, *(f"b{i}" for i in e.ahead)])
-        return "\n".join([f"def l0({params}):", *(f"    {x}" for x in body)])
+        return load_function(self.e)
 
     def loads(self, row: str) -> list[str]:
         """Lines that load every pack of row number ``row``."""

@@ -78,13 +78,27 @@ def join_spaces(spaces: Sequence[Space], leaders: Sequence[int] | None = None) -
 
 
 def agree(plan: Plan, parts: Sequence[Config]) -> list[Config]:
-    """The configurations with one block size within each phase of a launch."""
+    """The configurations with one block size within each launch of several groups."""
     out = list(parts)
-    for phase in (phase for launch in plan.launches for phase in launch if len(phase) > 1):
-        for k, config in zip(
-            phase, one_block([plan.groups[k].graph for k in phase], [out[k] for k in phase]), strict=True
-        ):
-            out[k] = config
+    for launch in plan.launches:
+        if len(launch) > 1 or len(launch[0]) > 1:
+            out = one_launch(plan, launch, out)
+    return out
+
+
+def one_launch(plan: Plan, launch: Sequence[Sequence[int]], parts: Sequence[Config]) -> list[Config]:
+    """The configurations of all groups, with one block size within ``launch``.
+
+    In a launch of several phases a group of several kernels has a grid barrier between them too.
+    """
+    from autotune.fusion.schemes import scheme_of
+
+    out = list(parts)
+    numbers = [k for phase in launch for k in phase]
+    graphs = [plan.groups[k].graph for k in numbers]
+    for k, graph, config in zip(numbers, graphs, one_block(graphs, [out[k] for k in numbers]), strict=True):
+        behind: Config = {"finish": "barrier"} if len(launch) > 1 and scheme_of(graph).name == "columns" else {}
+        out[k] = config | behind
     return out
 
 
@@ -120,3 +134,8 @@ def narrow(space: Space, name: str, allowed: Iterable[Choice]) -> Space:
     if any(c in legal for c in space[name].choices):
         return space.restrict(name, legal)
     return space
+
+
+def without(space: Space, name: str) -> Space:
+    """The space without a parameter that means nothing for a workload: configurations do not mention it."""
+    return replace(space, parameters=tuple(p for p in space if p.name != name))

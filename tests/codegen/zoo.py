@@ -199,6 +199,17 @@ def norm_then_softmax(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.softmax(h, -1), x.amax((0, 1))
 
 
+def nhwc(x: Tensor, b: Tensor) -> Tensor:
+    """A convolution's bias and activation, written with the channels last."""
+    return F.silu(x + b[:, None, None]).contiguous(memory_format=torch.channels_last)
+
+
+def both_ways(x: Tensor, y: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+    """Tensors that have their neighbours along different axes, read and written."""
+    h = torch.where(m.t(), x * 2 + y.t(), 0.5)
+    return h, (h.abs() * y.t()).t().contiguous()
+
+
 def _ln(rows: int, cols: int, d: torch.dtype) -> tuple[Callable[[], Tensor], ...]:
     return T(rows, cols, d=d), T(cols, d=d), T(cols, d=d)
 
@@ -231,6 +242,8 @@ ZOO: tuple[Case, ...] = (
     Case("gelu_13", F.gelu, (T(13, d=BF16),)),
     Case("residual_ln", residual_ln, (T(4, 16, 768), T(4, 16, 768), T(768), T(768))),
     Case("transposed", lambda x: x + x.t(), (T(96, 96),)),
+    Case("transposed_types", both_ways, (T(45, 130, d=BF16), T(130, 45), T(130, 45, d=BOOL))),
+    Case("nhwc", nhwc, (T(3, 56, 10, 10, d=F16), T(56, d=F16))),
     Case("rope", rope, (T(8, 16, 128, d=BF16), T(8, 1, 128, d=BF16), T(8, 1, 128, d=BF16))),
     Case("rope_odd", rope, (T(5, 3, 30), T(5, 1, 30), T(5, 1, 30))),
     Case("group_norm", group_norm, (T(4, 32, 8, 8), T(32), T(32))),

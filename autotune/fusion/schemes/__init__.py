@@ -3,14 +3,15 @@
 Which scheme a group has follows from its graph alone: the first of :data:`ORDER` that fits. So a plan is legal if
 each of its groups has a scheme, and deployment needs no more than the plan to know them.
 
-========  ============================================================================================================
-flat      no reductions: every element is independent
-rows      reductions over one set of axes, everything else row by row: thread, warp, block or cluster scope
-columns   as ``flat`` or ``rows``, with reductions over all the rows beside: per-block partials, finished by a second
-          kernel or behind a grid barrier
-outer     reductions over outer axes, results used again at full size: threads side by side on the axis that stays
-tile      as ``outer``, with reductions over the unit-stride axis beside, both inside small tiles
-========  ============================================================================================================
+=========  ===========================================================================================================
+transpose  no reductions, tensors with unit stride along different axes: tiles that go through shared memory
+flat       no reductions: every element is independent
+rows       reductions over one set of axes, everything else row by row: thread, warp, block or cluster scope
+columns    as ``flat`` or ``rows``, with reductions over all the rows beside: per-block partials, finished by a second
+           kernel or behind a grid barrier
+outer      reductions over outer axes, results used again at full size: threads side by side on the axis that stays
+tile       as ``outer``, with reductions over the unit-stride axis beside, both inside small tiles
+=========  ===========================================================================================================
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Scheme(Protocol):
         ...
 
 
-ORDER = ("flat", "columns", "outer", "tile", "rows")
+ORDER = ("transpose", "flat", "columns", "outer", "tile", "rows")
 """The CUDA schemes in the order in which they are tried."""
 
 

@@ -18,7 +18,7 @@ from autotune.codegen.program import Program, build_program, power_of_two
 from autotune.errors import Unsupported
 from autotune.fusion.canonical import canonicalize
 from autotune.fusion.graph import Graph
-from autotune.fusion.schedules import PLAIN_CUDA, narrow
+from autotune.fusion.schedules import PLAIN_CUDA, narrow, without
 from autotune.fusion.schemes import rows as row_wise
 from autotune.fusion.simplify import simplify
 from autotune.task import Config
@@ -107,9 +107,9 @@ class ColumnsScheme:
     def space_of(self, graph: Graph, space: Space) -> Space:
         program = main_program(_split(graph))
         usable = row_wise.vectors(program)[:3]
-        space = narrow(space, "vector_bytes", usable)
+        space = narrow(without(space, "tile"), "vector_bytes", usable)
         space = narrow(space, "keep", ["registers", "reload"] if program.kept else ["registers"])
-        space = narrow(space, "cluster", [c for c in (1, 2, 4, 8) if c == 1 or c * 8 <= program.n_rows])
+        space = narrow(space, "cluster", [1])
         space = narrow(space, "blocks_per_sm", [1, 2, 3, 4, 6, 8, 12, 16])
         if not row_wise.one_pass(program):
             space = narrow(space, "online", [False])
@@ -142,11 +142,7 @@ class ColumnsScheme:
             r //= 2
         while r * t < 64:
             r *= 2
-        c["rows_per_block"] = max(1, r)
-        while int(c["cluster"]) > 1 and -(-program.n_rows // int(c["rows_per_block"])) < 2 * int(c["cluster"]):
-            c["cluster"] = int(c["cluster"]) // 2
-        if c["finish"] == "barrier":
-            c["cluster"] = 1
+        c.update(rows_per_block=max(1, r), cluster=1)
         if c["keep"] == "shared":
             c["keep"] = "registers"
         if c["prefetch"] and not row_wise.may_load_ahead(program, c):
@@ -223,9 +219,9 @@ class ColumnsScheme:
         split = _split(graph)
         source, program = emit_main(split, config)
         tiles = int(source.launch["tiles"])
-        blocks = grid_rows(program, config, tiles, sms)
-        parts = blocks // source.cluster
-        launch = dict(source.launch) | {"grid": blocks * tiles}
+        sets = -(-program.n_rows // int(config["rows_per_block"]))
+        parts = max(1, min(int(config["blocks_per_sm"]) * sms // tiles, sets))
+        launch = dict(source.launch) | {"grid": parts * tiles}
         main = CudaSource(
             source.functions, source.body, source.params, launch, source.block, source.max_registers, source.cluster
         )
@@ -253,16 +249,6 @@ class ColumnsScheme:
 
             return behind_barrier(main, tuple(args), made, after, (*private, *made.private))
         return GroupKernels((main, *made.sources), (tuple(args), *after), (*private, *made.private))
-
-
-def grid_rows(program: Program, config: Config, tiles: int, sms: int) -> int:
-    """Blocks that share the rows of one tile: whole clusters, at most one for each set of rows."""
-    cluster = int(config.get("cluster", 1))
-    sets = -(-program.n_rows // int(config["rows_per_block"]))
-    if cluster > 2 and sms >= 16:  # processors come in groups of 16 or so, and a cluster is within one
-        sms -= sms % 16
-    parts = max(1, min(int(config["blocks_per_sm"]) * sms // tiles, sets))
-    return max(1, parts // cluster) * cluster
 
 
 def emit_main(split: Split, config: Config) -> tuple[CudaSource, Program]:

@@ -20,7 +20,7 @@ from autotune.codegen.lane_axis import narrowest, unit_axis, vector_length
 from autotune.codegen.program import Program, build_program, power_of_two
 from autotune.errors import Unsupported
 from autotune.fusion.graph import REDUCTIONS, Graph
-from autotune.fusion.schedules import PLAIN_CUDA, has_online, narrow
+from autotune.fusion.schedules import PLAIN_CUDA, has_online, narrow, without
 from autotune.fusion.schemes.rows import REGISTERS_KEPT
 from autotune.task import Config
 
@@ -137,7 +137,7 @@ class OuterScheme:
         program = self.program(graph)
         usable = vectors(program)
         vec = vector_length(program.graph, unit_axis(program.graph), usable[-1])
-        space = narrow(space, "vector_bytes", usable)
+        space = narrow(without(space, "tile"), "vector_bytes", usable)
         most = min(256, power_of_two(_lines(program, vec)))
         least = min(across(program, b) for b in usable)
         space = narrow(space, "threads_per_row", [t for t in (1, 2, 4, 8, 16, 32, 64, 128, 256) if least <= t <= most])

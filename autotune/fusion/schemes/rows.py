@@ -15,7 +15,7 @@ from autotune.codegen.kernels import GroupKernels
 from autotune.codegen.program import Program, build_program, find_moments, once_a_row, power_of_two
 from autotune.errors import Unsupported
 from autotune.fusion.graph import REDUCTIONS, Graph
-from autotune.fusion.schedules import PLAIN_CUDA, has_online, narrow
+from autotune.fusion.schedules import PLAIN_CUDA, has_online, narrow, without
 from autotune.task import Config
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def space_of(program: Program, space: Space) -> Space:
     """``space`` narrowed to what can matter for ``program``."""
     usable = vectors(program)
     wide = usable[:3]
-    space = narrow(space, "vector_bytes", wide)
+    space = narrow(without(space, "tile"), "vector_bytes", wide)
     space = narrow(space, "finish", ["kernel"])
     if not clustered(program):
         space = narrow(space, "cluster", [1])
