@@ -402,7 +402,8 @@ def build_program(
                 moments=tuple(spread_at[p]),
             )
         )
-    dynamic = 0 if (rows and rows[0] == 0) or (not rows and cols == (0,) and not any(reduce)) else -1
+    reduces = bool(fused) or any(reduce)
+    dynamic = 0 if (rows and rows[0] == 0) or (not rows and cols == (0,) and not reduces) else -1
     return Program(graph, rows, cols, tuple(passes), dynamic, columns)
 
 

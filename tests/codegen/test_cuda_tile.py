@@ -53,6 +53,11 @@ def norm_then_softmax(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.softmax(h, -1), x.amax((0, 1))
 
 
+def softmax_of_sums(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums along rows, then softmax over all of them: one tile, whose rows are axis 0."""
+    return torch.softmax(x.sum(1) / 128, 0), x + 1.75
+
+
 def integers(x: Tensor, m: Tensor) -> tuple[Tensor, ...]:
     v, b = x.view(3, 5, 4, 8), m.view(3, 5, 4, 8)
     return v.amax(3), v + v.amax(1, keepdim=True), (b & (v > 0)).any(3), b.all(1), v.sum((1, 3))
@@ -62,6 +67,7 @@ CASES = (
     Case("scaled", scaled_8, (T(24, 40, d=BF16),)),
     Case("centred", centred, (T(24, 32),)),
     Case("norm_then_softmax", norm_then_softmax, (T(21, 16),)),
+    Case("softmax_of_sums", softmax_of_sums, (T(31, 32),)),
     Case("integers", integers, (T(15, 32, d=I32), T(15, 32, d=BOOL))),
 )
 BY_NAME = {c.name: c for c in CASES}

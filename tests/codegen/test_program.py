@@ -32,6 +32,17 @@ def programs(keep: bool, online: bool) -> Iterator[Program]:
                 yield build_program(finish_graph(split, 3)[0], keep=keep, online=online)
 
 
+@pytest.mark.parametrize("online", [False, True])
+def test_one_row_that_is_reduced_has_no_open_extent(online: bool) -> None:
+    """A sum of exponentials beside its maximum is a reduction too: how long the row is belongs to the kernel."""
+    b = Build(64)
+    s = b.load("float32", 0)
+    e = b.exp(b.sub(s, b.reduce("max", s, 0)))
+    b.out(b.div(e, b.reduce("sum", e, 0)), "float32")
+    p = build_program(b.graph(), online=online)
+    assert (p.rows, p.cols, p.dynamic) == ((), (0,), -1)
+
+
 def test_layer_norm_is_three_passes() -> None:
     p = build_program(layer_norm(8, 64))
     assert (p.rows, p.cols, p.dynamic) == ((0,), (1,), 0)
