@@ -109,7 +109,7 @@ class ColumnsScheme:
         usable = row_wise.vectors(program)[:3]
         space = narrow(without(space, "tile"), "vector_bytes", usable)
         space = narrow(space, "keep", ["registers", "reload"] if program.kept else ["registers"])
-        space = narrow(space, "cluster", [1])
+        space = narrow(space, "cluster", [c for c in (1, 2, 4, 8) if c == 1 or c * 8 <= program.n_rows])
         space = narrow(space, "blocks_per_sm", [1, 2, 3, 4, 6, 8, 12, 16])
         if not row_wise.one_pass(program):
             space = narrow(space, "online", [False])
@@ -142,7 +142,9 @@ class ColumnsScheme:
             r //= 2
         while r * t < 64:
             r *= 2
-        c.update(rows_per_block=max(1, r), cluster=1)
+        c["rows_per_block"] = max(1, r)
+        while _idle_cluster(program, c):
+            c["cluster"] = int(c["cluster"]) // 2
         if c["keep"] == "shared":
             c["keep"] = "registers"
         if c["prefetch"] and not row_wise.may_load_ahead(program, c):
@@ -203,6 +205,8 @@ class ColumnsScheme:
             source, program = emit_main(split, config)
         except Unsupported as error:
             return str(error)
+        if _idle_cluster(program, config):
+            return f"no use for clusters of {config['cluster']} blocks"
         vec = vector_length(program, int(config["vector_bytes"]))
         words = accumulators(program, vec, _packs(program, config, vec))
         if words > ACCUMULATORS_KEPT:
@@ -219,9 +223,9 @@ class ColumnsScheme:
         split = _split(graph)
         source, program = emit_main(split, config)
         tiles = int(source.launch["tiles"])
-        sets = -(-program.n_rows // int(config["rows_per_block"]))
-        parts = max(1, min(int(config["blocks_per_sm"]) * sms // tiles, sets))
-        launch = dict(source.launch) | {"grid": parts * tiles}
+        blocks = grid_rows(program, config, tiles, sms)
+        parts = blocks // source.cluster
+        launch = dict(source.launch) | {"grid": blocks * tiles}
         main = CudaSource(
             source.functions, source.body, source.params, launch, source.block, source.max_registers, source.cluster
         )
@@ -249,6 +253,23 @@ class ColumnsScheme:
 
             return behind_barrier(main, tuple(args), made, after, (*private, *made.private))
         return GroupKernels((main, *made.sources), (tuple(args), *after), (*private, *made.private))
+
+
+def _idle_cluster(program: Program, config: Config) -> bool:
+    """Whether a schedule has clusters that it cannot have beside a barrier, or no two of them to join anything for."""
+    cluster = int(config.get("cluster", 1))
+    sets = -(-program.n_rows // int(config["rows_per_block"]))
+    return cluster > 1 and (config.get("finish") == "barrier" or sets < 2 * cluster)
+
+
+def grid_rows(program: Program, config: Config, tiles: int, sms: int) -> int:
+    """Blocks that share the rows of one tile: whole clusters, at most one for each set of rows."""
+    cluster = int(config.get("cluster", 1))
+    sets = -(-program.n_rows // int(config["rows_per_block"]))
+    if cluster > 2 and sms >= 16:  # processors come in groups of 16 or so, and a cluster is within one
+        sms -= sms % 16
+    parts = max(1, min(int(config["blocks_per_sm"]) * sms // tiles, sets))
+    return max(1, parts // cluster) * cluster
 
 
 def emit_main(split: Split, config: Config) -> tuple[CudaSource, Program]:
