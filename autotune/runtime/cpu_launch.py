@@ -57,7 +57,7 @@ def _launch(
     groups = [plan.groups[k] for k in together]
     extents = [group.graph.extents[0] if group.graph.extents else 1 for group in groups]
     if len(together) == 1:
-        return _bind(kernels[together[0]], extents[0])
+        return _bind(kernels[together[0]], extents[0], len(groups[0].inputs) + len(groups[0].outputs))
     from autotune.codegen.cpu_batch import batch
 
     parts = []
@@ -73,7 +73,12 @@ def _launch(
     return run
 
 
-def _bind(kernel: Kernel, extent0: int) -> Callable[[int, Sequence[int]], None]:
+def _bind(kernel: Kernel, extent0: int, count: int) -> Callable[[int, Sequence[int]], None]:
+    bind = getattr(kernel, "bind", None)  # a group of several kernels has none
+    if bind is not None:
+        bound: Callable[[int, Sequence[int]], None] = bind(extent0, count)
+        return bound
+
     def run(stream: int, pointers: Sequence[int]) -> None:
         kernel(pointers, extent0)
 

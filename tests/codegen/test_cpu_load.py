@@ -10,6 +10,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -202,10 +203,35 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
     assert torch.equal(got, want)
 
 
-def test_a_forked_process_runs_serially() -> None:
+@pytest.mark.parametrize("fallback", [False, True])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_kernel_bound_to_its_rows_does_the_same(
+    monkeypatch: pytest.MonkeyPatch, fallback: bool, threads: int
+) -> None:
+    if fallback:
+        monkeypatch.setattr(cpu_load, "_gomp_parallel", lambda: None)
+    monkeypatch.setattr(cpu_load, "processors", lambda: 3)
     graph = softmax(4000, 64)
     (x,) = random_inputs(graph)
-    kernel = load(build_program(graph), CpuSchedule(threads=2))
+    kernel: Any = load(build_program(graph), CpuSchedule(threads=threads))
+    for rows in (4000, 17, 1):  # with so few rows one thread does them, whatever the schedule says
+        bound = kernel.bind(rows, 2)
+        y, want = torch.full((2, 4000, 64), 7.0)
+        kernel([x.data_ptr(), want.data_ptr()], rows)
+        for _ in range(2):
+            y.fill_(7.0)
+            bound(0, (x.data_ptr(), y.data_ptr()))
+            assert torch.equal(y, want)
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_a_forked_process_runs_serially(bound: bool) -> None:
+    graph = softmax(4000, 64)
+    (x,) = random_inputs(graph)
+    kernel: Any = load(build_program(graph), CpuSchedule(threads=2))
+    if bound:
+        run = kernel.bind(4000, 2)
+        kernel = lambda addresses, n0: run(0, addresses)  # noqa: E731
     y = torch.zeros(4000, 64).share_memory_()
     kernel([x.data_ptr(), y.data_ptr()], 4000)
     want = y.clone()

@@ -42,8 +42,8 @@ def test_the_stored_kernels_are_what_computes(tune: Tune, monkeypatch: pytest.Mo
     launches = []
     bind = cpu_launch._bind
 
-    def counting(kernel: Any, extent0: int) -> Any:
-        run = bind(kernel, extent0)
+    def counting(kernel: Any, extent0: int, count: int) -> Any:
+        run = bind(kernel, extent0, count)
         return lambda stream, pointers: (launches.append(extent0), run(stream, pointers))
 
     model, x = Block().eval(), torch.randn(32, 48)
