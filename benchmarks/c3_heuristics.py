@@ -113,12 +113,13 @@ def share(choices: Iterable[Choice]) -> float | None:
 
 def _over_tuned(case: Mapping[str, Any], scenario: Scenario, chosen: Config, side: str) -> float | None:
     tuned = case["strategies"]["tuned"]
+    # The fixed strategies are today's in every result; what a search found may be of a version that ran it otherwise.
+    if (ms := _named(case.get("beside", {}), scenario, chosen, side)) is not None:
+        return float(ms / tuned["ms"])
     compared = [e for e in (*case["strategies"].values(), case.get("heuristic"), case.get("default")) if e]
     for entry in compared:  # of the final comparison, where it was part of it
         if normalize(entry["strategy"], scenario, side) == chosen:
             return float(entry["ms"] / tuned["ms"])
-    if (ms := _named(case.get("beside", {}), scenario, chosen, side)) is not None:
-        return float(ms / tuned["ms"])
     searched = case["measured"]
     ms = _named(searched, scenario, chosen, side)
     best = searched.get(tuned["label"])
