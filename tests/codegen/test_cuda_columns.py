@@ -8,6 +8,7 @@ from fake_cuda import check_group
 from torch import Tensor
 
 from autotune.codegen.compile import build, compile_ptx
+from autotune.errors import Unsupported
 from autotune.fusion.schemes import scheme_of
 from autotune.fusion.target import workloads_of
 from autotune.fusion.task import FusionTask
@@ -110,8 +111,11 @@ def test_a_cluster_has_its_own_rows_and_no_barrier() -> None:
     few = scheme.normalize(group.graph, config | {"threads_per_row": 8, "rows_per_block": 16})
     assert few["cluster"] == 2  # four sets of rows
     assert scheme.normalize(group.graph, config | {"finish": "barrier"})["cluster"] == 1
-    uneven = config | {"cluster": 64, "threads_per_row": 32}
-    assert "32 threads among 64 blocks" in (scheme.reject(group.graph, uneven) or "")
+    assert "no use for clusters" in (scheme.reject(group.graph, few | {"cluster": 8}) or "")
+    assert "no use for clusters" in (scheme.reject(group.graph, few | {"finish": "barrier"}) or "")
+    uneven = config | {"threads_per_row": 96, "rows_per_block": 1, "cluster": 64, "vector_bytes": 4}
+    with pytest.raises(Unsupported, match="96 threads among 64 blocks"):
+        scheme.emit(group.graph, uneven, 3)
 
 
 @pytest.mark.parametrize("rows", [1, 2])
