@@ -1,6 +1,6 @@
 """What the devices themselves can do: collectives alone by each engine, GEMMs beside copies, GEMMs on fewer SMs.
 
-    python -m benchmarks.c3_device --device cuda:0 --out benchmarks/results/h200x8/c3_device.json
+    python -m benchmarks.c3_device --device cuda:0 --out benchmarks/results/h200x4/c3_device.json
 
 Three parts (``--parts``), each a few cases of the file:
 
