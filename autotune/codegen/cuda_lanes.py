@@ -84,6 +84,9 @@ class Lanes:
             if v.op in ("load", "gather")
         }
         self.out_access = [Access(self, o.axes, o.strides, o.offset) for o in self.g.outputs]
+        # For kernels that keep values where pass functions do not see it (``cuda_outer_async``):
+        self.handing = False  # kept values reach a pass function as tuples s<i> of arithmetic values
+        self.ahead: tuple[int, ...] = ()  # and so do these loads, even in the pass that they belong to
 
     # ---- names ------------------------------------------------------------------------------------------------------
 
@@ -154,6 +157,8 @@ class Lanes:
     def value(self, i: int, need: Need) -> list[str]:
         """Lines that compute value ``i`` in all its lanes; ``need`` notes what a device function must be given."""
         v = self.g.values[i]
+        if i in self.ahead:
+            return self._handed(i, need)
         if v.op == "load":
             return self._load(i, v, need)
         if v.op == "gather":
@@ -267,7 +272,10 @@ class Lanes:
 
         body = self._columns(need)
         for i in pas.kept_in:
-            body += self._take(i, need(f"z{source[i]}"), self.kept_offset(source[i], i))
+            if self.handing:
+                body += self._handed(i, need)
+            else:
+                body += self._take(i, need(f"z{source[i]}"), self.kept_offset(source[i], i))
         for i in pas.compute:
             body += self.value(i, need)
         for r in pas.reduce:
@@ -280,7 +288,7 @@ class Lanes:
             stores = [f"    {line}" for line in stores]
         body += stores
         returns = [f.name for f in self.fields(pas)]
-        for i in pas.kept_out:
+        for i in (i for i in pas.kept_out if i not in self.ahead):
             if self.packed(i):
                 returns += [f"u{i}[{w}]" for w in range(self.kept_words(i))]
             else:
@@ -297,6 +305,9 @@ class Lanes:
             out += [f"j{a} = {self.count.urem}({rest}, {n})", f"n{a} = {self.count.udiv}({rest}, {n})"]
             rest = f"n{a}"
         return [*out, f"j{self.p.cols[0]} = {rest}"]
+
+    def _handed(self, i: int, need: Need) -> list[str]:
+        return [f"{self.name(i, e)} = {need(f's{i}')}[{e}]" for e in range(self.lanes(i))]
 
     def _take(self, i: int, z: str, at: int) -> list[str]:
         if not self.packed(i):

@@ -27,7 +27,7 @@ from autotune.fusion.graph import REDUCTIONS, STORAGE_BYTES
 MAX_STATIC = 48 * 1024
 
 
-class _Outer:
+class Outer:
     def __init__(self, program: Program, schedule: CudaSchedule) -> None:
         self.e = Lanes(program, schedule)
         self.count = self.e.count.type  # of packs along the kept axes and of places of the reduced ones
@@ -46,7 +46,11 @@ class _Outer:
         self.kept_from = {i: q for q, pas in enumerate(program.passes) for i in pas.kept_out}
         self.functions: list[str] = []
         self.cluster_words: dict[str, int] = {}
+        self.prepare()
         self.check()
+
+    def prepare(self) -> None:
+        """For other ways of keeping: what :meth:`check` has to know."""
 
     def check(self) -> None:
         s = self.s
@@ -60,7 +64,7 @@ class _Outer:
             raise Unsupported("a cluster works on one strip, and has at least as many rows_per_block as blocks")
         if self.C > 1 and self.packs == 1:
             raise Unsupported("reduced axes that one block holds need no cluster")
-        kept = {i for pas in self.p.passes for i in pas.kept_out}
+        kept = {i for pas in self.p.passes for i in pas.kept_out} - set(self.e.ahead)
         if s.keep == "shared" and any(self.g.values[i].dtype != "float32" for i in kept):
             raise Unsupported("keeping integers in shared memory")
         if s.keep == "registers":
@@ -140,6 +144,18 @@ class _Outer:
         skipped = [f.nothing for f in self.e.fields(self.p.passes[q])]
         words = [f"{view}[{self.place(q, k, w)}]" for w, view in enumerate(self.views(q))]
         return [f"z{q}_x = ({', '.join(skipped + words)},)"]
+
+    def words(self) -> int:
+        """Words of shared memory that each thread has for one place of the reduced axes."""
+        return sum(self.e.pass_words(pas) for pas in self.p.passes)
+
+    def ahead_of_walks(self) -> list[str]:
+        """Lines between the indices of a strip and its first walk."""
+        return []
+
+    def ahead_of_loop(self) -> list[str]:
+        """Lines before the first strip of a persistent grid."""
+        return []
 
     # ---- joining ----------------------------------------------------------------------------------------------------
 
@@ -303,8 +319,7 @@ class _Outer:
             pre.append("cluster_arrive()")  # no block may write to one that has not begun: see across()
         if static > MAX_STATIC:
             raise Unsupported(f"{static} bytes of static shared memory")
-        kept = sum(self.e.pass_words(pas) for pas in self.p.passes) * self.packs
-        shared = 4 * kept * s.block if s.keep == "shared" else 0
+        shared = 4 * self.words() * self.packs * s.block if s.keep == "shared" else 0
         if shared:
             pre += ["sf = cuda.shared.array(0, float32)", "su = cuda.shared.array(0, uint32)"]
         rows = f"n0 * {self.inner}" if self.dynamic else f"{self.inner}"
@@ -312,11 +327,12 @@ class _Outer:
         loop = [f"row = {self.count}(group * {X} + tx)"]
         if self.ok_needed:
             loop += ["ok = row < rows", f"row = sel(ok, row, {self.count}(rows - 1))"]
-        loop += self.indices() + body
+        loop += self.indices() + self.ahead_of_walks() + body
         if s.blocks_per_sm:
             if len(self.joins) % 2 and self.parts > 1:
                 loop += ["r0 = r1", "r1 = int32(1 - r0)"]
             text = [f"for group in range(blk, (rows + {X - 1}) // {X}, nblk):", *("    " + line for line in loop)]
+            text = [*self.ahead_of_loop(), *text]
         else:
             text = [f"group = udiv(blk, {self.C})" if self.C > 1 else "group = blk", *loop]
         launch: dict[str, Any] = {
@@ -364,4 +380,8 @@ def emit_outer(program: Program, schedule: CudaSchedule) -> CudaSource:
     """
     if any(e == 0 for e in program.graph.extents):
         raise Unsupported("an empty axis")
-    return _Outer(program, schedule).kernel()
+    if schedule.prefetch:
+        from autotune.codegen.cuda_outer_async import CopiedOuter
+
+        return CopiedOuter(program, schedule).kernel()
+    return Outer(program, schedule).kernel()

@@ -5,6 +5,8 @@ what a GPU would only do now and then is found every time:
 
 * a barrier or shuffle that some threads do not reach, or not the same one (an error names them);
 * a race: two threads touch one word of shared memory, one of them writing, with no barrier between;
+* an asynchronous copy whose words are touched before it was awaited;
+* a load through the path for read-only data of what the same launch wrote;
 * an access outside a tensor, or a vector access that is not aligned; an output element that is written twice;
 * anything that depends on the order of threads: they take turns in a random order.
 
@@ -17,12 +19,14 @@ from __future__ import annotations
 import ast
 import itertools
 import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import fake_intrinsics as names
 import numpy as np
+from fake_async import Copies
 from fake_intrinsics import Pointer
 from torch import Tensor
 
@@ -87,6 +91,8 @@ class _Words:
         if not 0 <= k < len(self.data):
             raise KernelError(f"index {k} outside a shared array of {len(self.data)}")
         for word in range(k * self.size // 4, (k * self.size + self.size + 3) // 4):
+            if (self.key, word) in self.block.in_flight:
+                raise KernelError(f"word {word} of shared memory is touched before its copy is there")
             self.block.touch((self.key, word), self.machine.now, write)
 
     def __getitem__(self, k: int) -> Any:
@@ -110,6 +116,7 @@ class _Block:
         self.buffers: dict[int, np.ndarray[Any, Any]] = {}
         self.writer: dict[Word, tuple[Any, ...]] = {}
         self.readers: dict[Word, list[tuple[Any, ...]]] = {}
+        self.in_flight: dict[Word, _Thread] = {}
 
     def buffer(self, key: int, nbytes: int) -> np.ndarray[Any, Any]:
         if key not in self.buffers:
@@ -140,7 +147,7 @@ class _Block:
 class _Thread:
     def __init__(self, block: _Block, tid: int) -> None:
         self.block, self.tid = block, tid
-        self.arrays = 0
+        self.copies: list[list[Any]] = [[]]  # groups of asynchronous copies not awaited yet, the last one still open
         self.run: Iterator[Any] = iter(())
         self.waits: tuple[Any, ...] | None = None
         self.answer: Any = None
@@ -159,6 +166,7 @@ class Machine:
         self.now: _Thread
         self.code = _compile(source.text)
         self.code.update(names.space(source.text))
+        self.code.update(Copies(self).space(source.text))
         self.code["cuda"] = SimpleNamespace(
             threadIdx=_Index(lambda: self.now.tid),
             blockIdx=_Index(lambda: self.now.block.number),
@@ -167,6 +175,7 @@ class Machine:
             shared=SimpleNamespace(array=self.shared_array),
         )
         self.blocks: dict[int, _Block] = {}
+        self.sites: dict[tuple[str, int], int] = {}
         self.code["cluster_rank"] = lambda: self.now.block.number % source.cluster
         self.code.update({f"rs_{t}": self.remote_store for t in ("float32", "int32", "int64")})
 
@@ -182,10 +191,13 @@ class Machine:
         thread, dtype = self.now, names.dtype_of(kind)
         if n == 0:  # all of the dynamic shared memory
             return _Words(self, thread.block, -1, dtype, int(self.source.launch["shared"]))
-        thread.arrays += 1
-        return _Words(self, thread.block, thread.arrays - 1, dtype, n * dtype.itemsize)
+        caller = sys._getframe(1)  # a static array is one, however often its line runs
+        site = self.sites.setdefault((caller.f_code.co_name, caller.f_lineno), len(self.sites))
+        return _Words(self, thread.block, site, dtype, n * dtype.itemsize)
 
     def run(self, pointers: Sequence[Pointer], extent0: int) -> None:
+        for p in pointers:
+            p.fresh[:] = False
         args = [*pointers, *([extent0] if self.source.launch["dynamic"] else [])]
         together = self.source.cluster
         if self.source.launch.get("cooperative"):
@@ -218,6 +230,8 @@ class Machine:
             thread.waits = thread.run.send(thread.answer) if thread.answer is not None else next(thread.run)
         except StopIteration:
             thread.done = True
+            if any(thread.copies):
+                raise KernelError(f"thread {thread.name} ends before its copies are there") from None
         thread.answer = None
 
     def _release(self, threads: list[_Thread]) -> None:

@@ -2,7 +2,9 @@
 
 Parameters have their names from the row-wise scheme with these meanings: ``threads_per_row`` threads lie along the kept
 axes, each taking a vector of neighbours, and ``rows_per_block`` threads (on each of ``cluster`` blocks) share the
-reduced ones; ``unroll`` is how many places of the reduced axes a thread has in flight.
+reduced ones; ``unroll`` is how many places of the reduced axes a thread has in flight. With ``keep = shared``,
+``prefetch`` means that strips are copied to shared memory ahead of their walks: see
+:mod:`autotune.codegen.cuda_outer_async`.
 """
 
 from __future__ import annotations
@@ -14,14 +16,16 @@ from typing import TYPE_CHECKING
 
 from autotune.codegen.cubin import SmLimits
 from autotune.codegen.cuda import CudaSchedule, CudaSource
+from autotune.codegen.cuda_lanes import Lanes
 from autotune.codegen.cuda_outer import emit_outer
+from autotune.codegen.cuda_outer_async import copied
 from autotune.codegen.kernels import GroupKernels
 from autotune.codegen.lane_axis import narrowest, unit_axis, vector_length
 from autotune.codegen.program import Program, build_program, power_of_two
 from autotune.errors import Unsupported
 from autotune.fusion.graph import REDUCTIONS, Graph
 from autotune.fusion.schedules import PLAIN_CUDA, has_online, narrow, without
-from autotune.fusion.schemes.rows import REGISTERS_KEPT
+from autotune.fusion.schemes.rows import CAPS, REGISTERS_KEPT
 from autotune.task import Config
 
 if TYPE_CHECKING:
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
 
 NARROWEST = 8
 """Elements of the kept axis below which a warp's accesses fall apart into sectors of other rows."""
-IDLE: Config = {"finish": "kernel", "prefetch": False}
+IDLE: Config = {"finish": "kernel"}
 """Parameters that mean nothing here, at the value they are given."""
 SMS = 132
 """Multiprocessors that a default schedule wants to give work to; a search finds out for others."""
@@ -123,6 +127,14 @@ def _held(program: Program, config: Config) -> bool:
     return words <= 64 and (room * words + 28) * block <= 65536
 
 
+def _may_copy(program: Program, config: Config) -> bool:
+    """Whether there are loads that can be copied to shared memory ahead, with vectors of this size."""
+    try:
+        return bool(copied(Lanes(program, CudaSchedule.from_config(config))))
+    except Unsupported:
+        return False
+
+
 class OuterScheme:
     """See ``autotune.fusion.schemes.Scheme``."""
 
@@ -150,6 +162,8 @@ class OuterScheme:
         space = narrow(space, "cluster", [1, *_clusters(program)])
         for name in {p.name for p in space} & set(IDLE):
             space = narrow(space, name, [IDLE[name]])
+        if not any(_may_copy(program, PLAIN_CUDA | {"vector_bytes": b}) for b in usable):
+            space = narrow(space, "prefetch", [False])
         if _kept(program) * program.n_cols < 1 << 20:
             space = narrow(space, "blocks_per_sm", [0])
             space = narrow(space, "store_hint", ["default"])
@@ -157,7 +171,7 @@ class OuterScheme:
 
     def normalize(self, graph: Graph, config: Config) -> Config:
         program = self.program(graph)
-        c: Config = {"cluster": 1}
+        c: Config = {"cluster": 1, "prefetch": False}
         c.update(config)
         t = 1 << (int(c["threads_per_row"]).bit_length() - 1)
         t = max(min(t, 256), across(program, int(c["vector_bytes"])))
@@ -177,6 +191,8 @@ class OuterScheme:
         packs = -(-program.n_cols // (r * cluster))
         if not program.kept and packs <= int(c["unroll"]):
             c["keep"] = "registers"  # straight-line either way
+        if c["keep"] != "shared" or not _may_copy(self.program(graph, True, bool(c["online"])), c):
+            c["prefetch"] = False
         if c["keep"] == "registers":
             c["unroll"] = 1
         while int(c["unroll"]) > packs:
@@ -191,7 +207,7 @@ class OuterScheme:
         bytes_ = next((b for b in fits if _kept(program) * b >= vector_length(g, x, b) * 32 * SMS), fits[-1])
         vec = vector_length(g, x, bytes_)
         lines = _lines(program, vec)
-        config: Config = PLAIN_CUDA | {"vector_bytes": bytes_} | IDLE
+        config: Config = PLAIN_CUDA | {"vector_bytes": bytes_}
         least = max(1, 32 // bytes_, across(program, bytes_))  # a sector, or a tile
         t = least
         while t < 32 and lines >= 2 * t * SMS * 2:
@@ -225,7 +241,7 @@ class OuterScheme:
     def seeds(self, graph: Graph) -> list[Config]:
         program, d = self.program(graph), self.default(graph)
         t, r = int(d["threads_per_row"]), int(d["rows_per_block"])
-        out: list[Config] = []
+        out = self._copied(graph, d) if _kept(program) * program.n_cols >= 1 << 20 else []
         for a, b in ((1, 2.0), (1, 0.5), (2, 0.5), (0.5, 2), (2, 1), (0.5, 1), (4, 0.25)):
             n, m = int(t * a), int(r * b)
             if 1 <= n <= 256 and 1 <= m <= _deepest(program) and 64 <= n * m <= 1024:
@@ -248,6 +264,39 @@ class OuterScheme:
             out += [d | {"load_hint": "no_allocate"}, d | {"store_hint": "evict_last"}, d | {"blocks_per_sm": 2}]
         made = [self.normalize(graph, c) for c in out]
         return [c for c in made if self.reject(graph, c) is None]
+
+    def _copied(self, graph: Graph, d: Config) -> list[Config]:
+        """Strips copied ahead to shared memory: three blocks an SM or more, under a register cap that lets them, in the
+        smallest clusters that have strips so small; and one block an SM that copies a strip while it stores another."""
+        program, out = self.program(graph), []
+        wide = next((b for b in vectors(program) if b <= 16), 0)
+        d = d | {"vector_bytes": wide, "keep": "shared", "prefetch": True, "online": False, "unroll": 2}
+        d |= {"cluster": 1, "blocks_per_sm": 0}
+        if not wide or not _may_copy(program, d):
+            return []
+        most = SmLimits().shared
+        for strip in (64, 32, 128):  # bytes
+            t = max(1, strip // wide, across(program, wide))
+            shape = d | {"threads_per_row": t, "rows_per_block": max(1, 256 // t)}
+            for cluster in (1, *_clusters(program)):
+                config = shape | {"cluster": cluster}
+                fit = most // (self._shared(graph, config) + 3072)  # what is static, and what the system takes
+                if fit >= 3:
+                    cap = max((c for c in CAPS if c * 256 * fit <= 65536), default=0)
+                    out.append(config | {"max_registers": cap if cap >= 40 else 0})
+                    break
+            if strip == 32 and (fit := most // (self._shared(graph, shape) + 3072)):
+                out.append(shape | {"rows_per_block": max(1, 512 // t), "blocks_per_sm": min(4, fit)})
+        if has_online(program):
+            out += [c | {"online": True} for c in out[:1]]
+        return out
+
+    def _shared(self, graph: Graph, config: Config) -> int:
+        """Dynamic shared memory of a block; more than any has where there is no such kernel."""
+        try:
+            return int(self._emit(graph, config)[1].launch["shared"])
+        except Unsupported:
+            return 1 << 30
 
     def reject(self, graph: Graph, config: Config) -> str | None:
         try:

@@ -1,0 +1,146 @@
+"""The outer scheme with strips copied to shared memory ahead: what the kernels compute, wait for, and need."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fake_cuda import KernelError, check_group
+from test_cuda_outer import BY_NAME, SHAPES, big, graph
+from test_fake_cuda import run
+from test_fake_cuda import source as one_kernel
+
+from autotune.codegen.compile import build, compile_ptx
+from autotune.codegen.cuda import CudaSource
+from autotune.codegen.kernels import GroupKernels
+from autotune.errors import Unsupported
+from autotune.fusion.graph import Graph
+from autotune.fusion.schemes.outer import SCHEME
+from autotune.task import Config
+from autotune.tuner.space import load_space
+
+COPIED: Config = {"keep": "shared", "prefetch": True, "unroll": 2, "cluster": 1, "vector_bytes": 8}
+
+
+def made(g: Graph, **changes: Any) -> GroupKernels:
+    return SCHEME.emit(g, {**SCHEME.default(g), **COPIED, **changes}, 2)
+
+
+def source(g: Graph, **changes: Any) -> CudaSource:
+    (only,) = made(g, **changes).sources
+    return only
+
+
+def with_body(kernels: GroupKernels, old: str, new: str) -> GroupKernels:
+    """The kernel with one kind of line replaced."""
+    (only,) = kernels.sources
+    body = tuple(re.sub(old, new, line) for line in only.body)
+    assert body != only.body
+    return replace(kernels, sources=(replace(only, body=body),))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "x".join(str(v) for v in s.values()))
+def test_every_way_of_joining(shape: dict[str, int]) -> None:
+    for name in ("softmax", "joined_moments", "layer_norm_0_bf16"):
+        for online in (False, True) if name == "softmax" else (False,):
+            check_group(graph(name), made(graph(name), **shape, online=online), seed=3, special=True, sms=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "vector_bytes"),
+    [("softmax", 4), ("softmax", 16), ("softmax", 32), ("layer_norm_0_bf16", 4), ("layer_norm_0_bf16", 16),
+     ("batched", 4), ("batched", 32), ("two_axes", 4), ("two_axes", 32)],
+)  # fmt: skip
+def test_copies_of_every_size(name: str, vector_bytes: int) -> None:
+    for blocks in (0, 1):
+        shape = {"threads_per_row": 2, "rows_per_block": 16, "blocks_per_sm": blocks}
+        kernels = made(graph(name), **shape, vector_bytes=vector_bytes)
+        check_group(graph(name), kernels, seed=blocks, special=True, sms=2)
+
+
+def test_what_cannot_be_copied_is_not() -> None:
+    """Nothing kept, gathered, guarded, or elements of two bytes that are not packed."""
+    for name in ("sum", "looked_up", "windows", "odd"):
+        g = graph(name)
+        with pytest.raises(Unsupported):
+            made(g, vector_bytes=2 if name == "odd" else 8)
+        config = SCHEME.default(g) | COPIED | {"vector_bytes": SCHEME.default(g)["vector_bytes"]}
+        assert SCHEME.normalize(g, config)["prefetch"] is False
+        space = SCHEME.space_of(g, load_space("fusion", "cuda"))
+        assert space["prefetch"].choices == (False,)
+
+
+def test_configurations_of_before_mean_what_they_did() -> None:
+    """They have no prefetch, or one that is off; and it is off wherever values do not wait in shared memory."""
+    g = graph("softmax")
+    old = {k: v for k, v in SCHEME.default(g).items() if k != "prefetch"}
+    assert SCHEME.normalize(g, old)["prefetch"] is False
+    for keep in ("registers", "reload"):
+        assert SCHEME.normalize(g, {**old, "keep": keep, "prefetch": True})["prefetch"] is False
+    assert SCHEME.normalize(g, {**old, "keep": "shared", "prefetch": True})["prefetch"] is True
+
+
+def test_a_copy_is_awaited_before_it_is_read() -> None:
+    kernels = made(graph("softmax"), threads_per_row=8, rows_per_block=8)
+    check_group(graph("softmax"), kernels)
+    with pytest.raises(KernelError, match="before its copy is there"):
+        check_group(graph("softmax"), with_body(kernels, r"^await_copies_0\(\)", "await_copies_1()"))
+
+
+def test_the_next_strip_is_copied_only_where_there_is_one() -> None:
+    kernels = made(graph("softmax"), threads_per_row=8, rows_per_block=8, blocks_per_sm=1)
+    check_group(graph("softmax"), kernels, sms=2)
+    with pytest.raises(KernelError, match="ends before its copies are there"):
+        check_group(graph("softmax"), with_body(kernels, r"if more:", "if True:"), sms=2)
+
+
+def test_the_fake_knows_what_asynchronous_copies_are() -> None:
+    begin = ("s = cuda.shared.array(64, uint32)", "copy_f32_2_d(s, int32(tid * 2), int32(0), p0, int64(tid * 2))")
+    store = "x = take_f32_2(s, int32(tid * 2), int32(0))"
+    run(one_kernel(*begin, "commit_copies()", "await_copies_0()", store), once=False)
+    for missing in ("commit_copies()", "await_copies_0()"):
+        lines = [x for x in ("commit_copies()", "await_copies_0()") if x != missing]
+        with pytest.raises(KernelError, match="before its copy is there"):
+            run(one_kernel(*begin, *lines, store), once=False)
+    other = "x = take_f32_2(s, int32((tid ^ 1) * 2), int32(0))"
+    with pytest.raises(KernelError, match=r"before its copy is there|race for word"):
+        run(one_kernel(*begin, "commit_copies()", "await_copies_0()", other), once=False)
+    with pytest.raises(KernelError, match="not aligned"):
+        run(one_kernel(begin[0], "x = take_f32_2(s, int32(tid * 2 + 1), int32(0))"), once=False)
+
+
+def test_exponentials_take_the_place_of_what_they_are_made_of() -> None:
+    """4096 rows of 64 bytes on four blocks: 64 KiB a block, whether or not there is a pass between."""
+    for online in (False, True):
+        shape = {"threads_per_row": 4, "rows_per_block": 64, "vector_bytes": 16, "cluster": 4}
+        assert source(big("softmax"), **shape, online=online).launch["shared"] == 4096 * 64 // 4
+
+
+def test_a_strip_is_read_by_copies_alone() -> None:
+    shape = {"threads_per_row": 4, "rows_per_block": 64, "vector_bytes": 16, "cluster": 4}
+    text = compile_ptx(source(big("softmax"), **shape), "sm_90")[0]
+    assert len(re.findall(r"cp\.async\.cg\.shared\.global \[\S+, \[\S+, 16", text)) == 16
+    assert "ld.global" not in text
+    assert text.count("cp.async.commit_group") == text.count("cp.async.wait_group") == 4
+    assert len(re.findall(r"ld\.shared\.v4", text)) == 3 * 16
+    assert len(re.findall(r"st\.shared\.v4", text)) == 16
+    evicting = compile_ptx(source(big("softmax"), **shape, load_hint="evict_first"), "sm_90")[0]
+    assert evicting.count("cp.async.cg.shared.global.L2::cache_hint") == 16
+
+
+def test_seeds_let_blocks_share_an_sm() -> None:
+    seeds = [c for c in SCHEME.seeds(big("softmax")) if c["prefetch"]]
+    assert {(c["threads_per_row"], c["cluster"], bool(c["blocks_per_sm"])) for c in seeds} >= {
+        (4, 4, False),
+        (2, 1, True),
+    }
+    for config in (c for c in seeds if c["threads_per_row"] in (2, 4) and not c["online"]):
+        kernel = build(source(big("softmax"), **config), "sm_90")
+        assert kernel.resources["stack"] == 0
+        assert kernel.resources["blocks_per_sm"] >= (1 if config["blocks_per_sm"] else 3)
+
+
+def test_every_case_is_one_of_the_schemes() -> None:
+    assert {"softmax", "joined_moments", "layer_norm_0_bf16", "batched", "two_axes"} <= set(BY_NAME)
