@@ -186,7 +186,7 @@ class Accumulators:
         if self.r.joined > 1:
             from autotune.codegen.cuda_joint import Joint
 
-            shared, after, more = Joint(self).lines()
+            shared, after, more = Joint(self, size).lines()
             return pre + shared, out + after, size + more
         for unit in self.units():
             out += self.gather(unit) + self.store(unit)

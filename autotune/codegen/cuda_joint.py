@@ -17,8 +17,8 @@ from autotune.errors import Unsupported
 if TYPE_CHECKING:
     from autotune.codegen.cuda_rows import Rows
 
-MOST_SHARED = 40 * 1024
-"""Bytes of static shared memory a block may set aside for the parts of others; what takes more goes in rounds."""
+MOST_SHARED = 44 * 1024
+"""Bytes of static shared memory for joining, the parts of others included; what takes more goes in rounds."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,10 @@ class _Place:
 class Joint:
     """The lines after the row loop of a kernel whose blocks join their partials in clusters."""
 
-    def __init__(self, held: Accumulators) -> None:
+    def __init__(self, held: Accumulators, taken: int) -> None:
+        """``taken``: bytes of static shared memory that are set aside for other things."""
         self.h: Accumulators = held
+        self.room = MOST_SHARED - taken
         self.r: Rows = held.r
         self.size = self.r.joined
         if self.r.T % self.size:
@@ -56,10 +58,10 @@ class Joint:
         for unit in self.h.units():
             t = self.type_of(unit)
             after = used | {t: used.get(t, 0) + self.slots(unit)}
-            if out[-1] and _bytes(after) > MOST_SHARED:
+            if out[-1] and _bytes(after) > self.room:
                 out.append([])
                 used, after = {}, {t: self.slots(unit)}
-            if _bytes(after) > MOST_SHARED:
+            if _bytes(after) > self.room:
                 raise Unsupported(f"{_bytes(after)} bytes of partials of a pack")
             out[-1].append(_Place(unit, used.get(t, 0)))
             used = after

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from autotune.codegen.cuda_names import NAMES as SHORT
 from autotune.codegen.cuda_names import tuple_of
+from autotune.codegen.expr import literal
 from autotune.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -64,6 +65,17 @@ class Ahead:
         if self.words * rows.packs > MOST_WORDS:
             raise Unsupported(f"{self.words * rows.packs} registers a thread for what is loaded ahead")
         self.pass_number = self.e.ahead_pass = next(q for q, p in enumerate(self.e.p.passes) if p.walks)
+        self.row_loads = self._row_loads()
+
+    def _row_loads(self) -> tuple[int, ...]:
+        """Loads of one number a row: a row whose packs are there would wait for them as long as for the packs."""
+        p = self.e.p
+        found = {i for q in p.passes for i in q.row_values if p.graph.values[i].op == "load"}
+        return tuple(i for i in sorted(found) if self.e.access[i].rows and not p.graph.values[i].guards)
+
+    def take(self) -> list[str]:
+        """At the beginning of a row: its numbers, before those of the next one come in their place."""
+        return [f"v{i} = v{i}n" for i in self.row_loads]
 
     def function(self) -> str:
         return load_function(self.e)
@@ -82,11 +94,16 @@ class Ahead:
                 out += [f"if cn < {r.p.n_cols}:", f"    x_{k} = l0({args})"]
             else:
                 out.append(f"x_{k} = l0({args})")
+        for i in self.row_loads:
+            v = e.g.values[i]
+            at = _NAMES.sub(r"\1n", e.base_terms(e.access[i]))
+            out.append(f"v{i}n = ld_{SHORT[e.g.inputs[v.slot]]}_1_d(p{v.slot}, {at})")
         return out
 
     def begin(self, first: str, sets: str) -> list[str]:
         """Before the row loop: nothing loaded yet, then the first row."""
         out = [f"x_{k} = {tuple_of(['uint32(0)'] * self.words)}" for k in range(self.r.packs)]
+        out += [f"v{i}n = {literal(0, self.e.g.values[i].dtype)}" for i in self.row_loads]
         return [*out, f"if {first} < {sets}:", *("    " + x for x in self.loads(self.r.row_of(first)))]
 
     def next_row(self, step: str, sets: str) -> list[str]:

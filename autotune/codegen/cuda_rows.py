@@ -315,7 +315,8 @@ class Rows:
                 raise Unsupported("loading ahead is for persistent kernels that keep rows in registers")
             ahead = Ahead(self)
             self.functions.append(ahead.function())
-        done: set[int] = set()
+        done: set[int] = set(ahead.row_loads) if ahead else set()
+        main += ahead.take() if ahead else []
 
         def row_values(ids: list[int]) -> list[str]:
             out = []

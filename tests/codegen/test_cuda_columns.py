@@ -90,7 +90,7 @@ def test_partials_joined_in_clusters(fn: object, cluster: int, threads: int, row
 
 
 def test_partials_that_do_not_fit_go_in_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.codegen.cuda_joint.MOST_SHARED", 64 * 4 * 4)
+    monkeypatch.setattr("autotune.codegen.cuda_joint.MOST_SHARED", 64 * 4 * 10)
     task = task_of(layer_norm_backward, torch.randn(64, 256), torch.randn(64, 256), torch.randn(256))
     (group,) = task.plan.groups
     scheme = scheme_of(group.graph)
@@ -148,3 +148,25 @@ def test_clusters_compile_and_reductions_share_their_shuffles(cluster: int) -> N
         kernel = build(source)
         assert kernel.resources["stack"] == 0
         assert kernel.resources["blocks_per_sm"] >= 4
+
+
+def saved_statistics(g: Tensor, x: Tensor, mean: Tensor, late: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
+    """Numbers of a row that the first pass needs, and one that only the second does; one of all rows."""
+    h = (x - mean) * g
+    return (h - h.sum(-1, keepdim=True) * late) * scale, h.sum(0)
+
+
+@pytest.mark.parametrize(("threads", "rows"), [(64, 1), (32, 2), (8, 8)], ids=lambda n: str(n))
+def test_the_numbers_of_a_row_are_loaded_ahead_with_it(threads: int, rows: int) -> None:
+    args = (torch.randn(70, 96), torch.randn(70, 96), torch.randn(70, 1), torch.randint(0, 9, (70, 1)), torch.ones(()))
+    task = task_of(saved_statistics, *args)
+    (group,) = task.plan.groups
+    scheme = scheme_of(group.graph)
+    config = {"prefetch": True, "threads_per_row": threads, "rows_per_block": rows, "blocks_per_sm": 2}
+    made = scheme.emit(group.graph, scheme.default(group.graph) | config, 3)
+    begins = [line for line in made.sources[0].body if line.strip().startswith("for group in")]
+    body = made.sources[0].body[made.sources[0].body.index(begins[0]) + 1 :]
+    ahead = [line.split()[0] for line in body if " = ld_" in line and line.split()[0].endswith("n")]
+    assert len(ahead) == 2
+    assert sum(" = ld_" in line for line in body) == 3  # the number of all rows does not wait for a row
+    check_group(group.graph, made, seed=rows, special=rows == 1)
