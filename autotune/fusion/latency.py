@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from autotune.codegen.cubin import SmLimits, limits
 from autotune.codegen.program import Program, build_program
+from autotune.codegen.tiling import tiling
 from autotune.errors import Unsupported
 from autotune.fusion.cost import Costs, Figures
 from autotune.fusion.graph import REDUCTIONS, STORAGE_BYTES, Graph
@@ -35,6 +36,7 @@ _ISSUE = 128.0  # lanes an SM issues for in a cycle
 _LATENCY_US = 0.75  # of a load from memory, on a busy device
 _REDUCE_US = 0.06, 0.25, 1.2  # a reduction over a warp, over a block, over a cluster
 _OVERLAP = 0.2
+_SPREAD = 3.0  # what a byte takes where the elements of a warp are each in a sector of their own, caches helping
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Shape:
     row_us: float
     rereads: float  # times that inputs are read again, from the cache where it holds them
     packs: float
+    spread: float = 1.0  # what moving a byte takes, for accesses to elements that are no neighbours
 
 
 def predict_cuda(graph: Graph, config: Schedule, figures: Figures, target: str) -> float | None:
@@ -62,15 +65,17 @@ def predict_cuda(graph: Graph, config: Schedule, figures: Figures, target: str) 
     from autotune.fusion.schemes import scheme_of
 
     name = scheme_of(graph).name
-    if name not in ("flat", "rows", "columns"):
+    if name not in ("flat", "rows", "columns", "transpose"):
         return None
     found = _program(graph, name, config["keep"] != "reload", bool(config["online"]))
     if found is None:
         return None
     program, extra = found
-    shape = _shape(program, config, extra)
+    shape = _tiled(graph, config) if config.get("tile") else _shape(program, config, extra)
     if shape is None:
         return None
+    if name == "transpose" and not config.get("tile"):
+        shape = replace(shape, spread=1.0 + (_SPREAD - 1.0) * tiling(graph).share)
     us = _time(graph, program, config, shape, figures, limits(target))
     if name == "columns" and config.get("finish") == "barrier":
         return figures.first_us + us + figures.barrier_us + 1.0
@@ -132,6 +137,20 @@ def _shape(program: Program, config: Schedule, accumulators: float) -> Shape | N
     return Shape(threads, max(1.0, rows), registers, shared, in_flight, lanes, row_us, again, packs)
 
 
+def _tiled(graph: Graph, config: Schedule) -> Shape:
+    """The shape of a kernel that works in tiles: a thread has a tile's share of all inputs in flight at a time."""
+    t, side, threads = tiling(graph), int(config["tile"]), int(config["threads_per_row"])
+    share = side * side / threads
+    widths = [STORAGE_BYTES[d] for d in graph.inputs] or [4]
+    lines = {a: math.ceil(graph.extents[a] / side) for a in (t.x, t.y)}
+    filled = math.prod(graph.extents[a] / (n * side) for a, n in lines.items())
+    tiles = math.prod(lines.values()) * t.program.n_rows / graph.extents[t.y]
+    in_flight = share * sum(widths[:4])
+    shared = 4.0 * side * (side + 1) * max(len(t.loads), len(t.stores))
+    registers = _BASE_REGISTERS + share + in_flight / 4
+    return Shape(threads, tiles, registers, shared, in_flight, filled, _LATENCY_US + _REDUCE_US[1], 0.0, 1.0)
+
+
 def _time(
     graph: Graph, program: Program, config: Schedule, shape: Shape, figures: Figures, sm: SmLimits
 ) -> float:  # fmt: skip
@@ -161,7 +180,7 @@ def _time(
     again = figures.l2_gbs if row_bytes < figures.l2_mib * 2**20 * 0.6 else figures.copy_gbs
     # Bandwidth, or by Little's law what the bytes in flight draw of it.
     memory = math.hypot(total / figures.copy_gbs / 1e3, total * _LATENCY_US / max(flying, 1.0)) * tail
-    memory += shape.rereads * read / again / 1e3
+    memory = memory * shape.spread + shape.rereads * read / again / 1e3
     memory *= 1.0 + spilled / 32.0
     warps = resident * shape.threads / 32
     rate = _ISSUE * _CLOCK_GHZ * 1e3 * figures.units * min(1.0, warps / 12.0) * busy

@@ -255,6 +255,21 @@ def _packed(m: Maker) -> None:
     m.pool[:] = m.finished
 
 
+def _transposed(m: Maker) -> None:
+    """Tensors that have their neighbours along different axes, combined, and written either way round."""
+    batch = m.rng.choice([[], [], [2], [3]])
+    room = m.largest // math.prod(batch)
+    rows = m.rng.choice([n for n in (16, 17, 24, 32, 50, 64, 96, 128) if n * 16 <= room])
+    cols = m.rng.choice([n for n in (16, 19, 32, 40, 64, 72, 100, 128, 250) if n * rows <= room])
+    x = m.input([*batch, rows, cols], m.rng.choice(["float32", *FLOATS]))
+    y = m.input([*batch, cols, rows], m.rng.choice(["float32", *FLOATS]))
+    m.add(f"{m.scaled(x, 8)} {m.rng.choice(['+', '-', '*'])} {m.scaled(y, 8)}.transpose(-1, -2)", 64)
+    walk(m, _POINTWISE, m.rng.randint(0, 3))
+    last = m.pick(lambda v: v.ndim >= 2 and v.name.startswith("v"))
+    if m.rng.random() < 0.6:
+        m.add(f"{last.name}.transpose(-1, -2).contiguous()", last.bound, exact=last.exact)
+
+
 def _optimizer(m: Maker) -> None:
     """A step of Adam over tensors of odd sizes, one of them a scalar now and then."""
     dtype = m.rng.choice(["float32", "float32", "bfloat16"])
@@ -287,6 +302,7 @@ FAMILIES: Mapping[str, Family] = {
     "gathers": Family(3, _gathers),
     "whole": Family(3, _whole),
     "scales": Family(1, _scales),
+    "transposed": Family(2, _transposed),
 }
 
 

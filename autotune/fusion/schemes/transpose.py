@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from autotune.codegen.cubin import SmLimits
 from autotune.codegen.cuda import CudaSchedule
-from autotune.codegen.cuda_transpose import MOST_ELEMENTS, Tiling, emit_transpose, tiling
+from autotune.codegen.cuda_transpose import MOST_ELEMENTS, emit_transpose
 from autotune.codegen.kernels import GroupKernels
+from autotune.codegen.tiling import Tiling, tiling
 from autotune.errors import Unsupported
 from autotune.fusion.graph import Graph
 from autotune.fusion.schedules import PLAIN_CUDA, narrow
