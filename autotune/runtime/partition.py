@@ -146,6 +146,21 @@ def pieces(graph: fx.Graph, cuts: Sequence[Cut]) -> list[Cut | Piece]:
     return out
 
 
+def cuts_are_all(graph: fx.Graph, cuts: Sequence[Cut]) -> bool:
+    """Whether cuts alone make every result of ``graph``, each a tensor of its own, and nothing is written beside."""
+    (output,) = graph.find_nodes(op="output")
+    results = output.args[0] if isinstance(output.args[0], (tuple, list)) else ()
+    made = {n for cut in cuts for n in cut.outputs}
+    given = made | set(graph.find_nodes(op="placeholder"))
+    return (
+        bool(results)
+        and all(isinstance(n, fx.Node) and n in made for n in results)
+        and len(set(results)) == len(results)
+        and all(n in given for cut in cuts for n in cut.inputs)
+        and not any(is_mutation(n) for n in graph.nodes if n.op not in ("placeholder", "output", "get_attr"))
+    )
+
+
 def is_mutation(node: fx.Node) -> bool:
     """Whether a node writes to one of its arguments; what is no operator of torch or Python is taken to."""
     if node.op != "call_function":

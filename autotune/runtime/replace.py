@@ -46,6 +46,11 @@ class Found:
         """Hits that would run stored kernels or eager code: what is worth cutting the graph for."""
         return sum(_takes_over(m) for m in self.matches)
 
+    @property
+    def eager(self) -> int:
+        """Hits that would run eager code."""
+        return sum(m.schedule is not None and m.schedule.winner == "eager" for m in self.matches)
+
     def runs_eagerly(self, gm: fx.GraphModule) -> bool:
         """Whether only eager code is to run: it was the fastest in every region, and the rest is of libraries."""
         won = all(m.schedule is not None and m.schedule.winner == "eager" for m in self.matches)

@@ -212,6 +212,72 @@ def test_a_kernel_for_the_backward_alone_is_used_where_eager_won_the_forward(
     assert len(calls) == 2
 
 
+def _bare(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What runs without AOTAutograd's wrapper from now on; None for what runs within."""
+    made: list[Any] = []
+    bare = backend._Session.bare
+
+    def telling(self: Any, *args: Any) -> Any:
+        made.append(bare(self, *args))
+        return made[-1]
+
+    monkeypatch.setattr(backend._Session, "bare", telling)
+    return made
+
+
+def test_kernels_alone_need_no_wrapper(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.softmax(y, -1), torch.softmax(x, -1).sum(0)
+
+    args = torch.randn(32, 48), torch.randn(48, 32).t()
+    tune(fn, args)
+    made = _bare(monkeypatch)
+    f = compiled(fn)
+    for _ in range(2):
+        for got, want in zip(f(*args), fn(*args), strict=True):
+            close(got, want)
+    assert len(made) == 1
+    assert made[0] is not None
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: (torch.softmax(x, -1), x),
+        lambda x: (torch.softmax(x, -1), x.view(-1)),
+        lambda x: (lambda y: (y, y))(torch.softmax(x, -1)),
+        lambda x: (lambda y: (y, y.view(-1)))(torch.softmax(x, -1)),
+        lambda x: (torch.softmax(x, -1), x.mul_(0.5)),
+        lambda x: torch.softmax(x, -1).cumsum(-1),
+        lambda x: (torch.softmax(x, -1), 3),
+    ],
+    ids=["input", "view", "twice", "views", "written", "rest", "number"],
+)
+@pytest.mark.parametrize("train", [False, True])
+def test_what_else_there_is_to_do_is_done(tune: Tune, fn: Any, train: bool) -> None:
+    def program(x: torch.Tensor) -> Any:
+        return fn(x * 1.5)
+
+    model = program if train else fn
+    x = torch.randn(32, 48, requires_grad=train)
+    tune(model, (x,))
+    given, expected = x.detach().clone().requires_grad_(train), x.detach().clone().requires_grad_(train)
+    got, want = compiled(model)(given), model(expected)
+    got, want = [list(r) if isinstance(r, tuple) else [r] for r in (got, want)]
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(given, expected)
+    tensors = [(a, b) for a, b in zip(got, want, strict=True) if isinstance(a, torch.Tensor)]
+    for a, b in tensors:
+        assert [a.data_ptr() == o.data_ptr() for o, _ in tensors] == [b.data_ptr() == o.data_ptr() for _, o in tensors]
+        assert (a.data_ptr() == given.data_ptr()) is (b.data_ptr() == expected.data_ptr())
+        assert a.requires_grad is b.requires_grad
+    if train:
+        sum(a.sum() for a, _ in tensors).backward()  # type: ignore[union-attr]
+        sum(b.sum() for _, b in tensors).backward()  # type: ignore[union-attr]
+        assert given.grad is not None
+        close(given.grad, expected.grad)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("options", [{}, {"options": {"max_autotune": True}}])
 def test_where_inductor_has_something_left_to_do_the_graph_is_assembled(
     tune: Tune, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
