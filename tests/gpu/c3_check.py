@@ -145,13 +145,12 @@ def main(words: list[str] | None = None) -> int:
         if check.hopeless:
             check.fail("given up: the ranks broke too often")
         result: dict[str, Any] = {
-            "checked": dict(check.checked),
             "bad": check.bad,
             "seed": options.seed,
             "strategies_s": round(took, 1),
             "wall_s": round(time.monotonic() - begin, 1),
         }
-        write(options.out, ranks.ranks, device, result)
+        write(options.out, ranks.ranks, device, dict(check.checked), result)
     print(f"{dict(check.checked)}; {result['strategies_s']} s for strategies, {result['wall_s']} s in all")
     print(f"checked {sum(check.checked.values())} bad {len(check.bad)}")
     return int(bool(check.bad))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from autotune.bench.form import commit
+from autotune.bench import form
 from autotune.c3 import task
 from autotune.c3.ranks import Ranks
 from autotune.c3.scenario import Gemm, Scenario
@@ -48,19 +47,23 @@ def open_ranks(options: argparse.Namespace) -> tuple[Ranks, str]:
     return Ranks(None, device, task.policy(device), ranks=count), device
 
 
-def write(out: Path | None, ranks: int, device: str, result: dict[str, Any]) -> None:
-    """Write the results, with what they are true of, where a file is wanted."""
+def write(out: Path | None, ranks: int, device: str, cases: dict[str, int], result: dict[str, Any]) -> None:
+    """Write a result file (:mod:`autotune.bench.form`) where one is wanted.
+
+    Args:
+        cases: by name, how often each was checked.
+        result: further fields of the file.
+    """
     if out is None:
         return
     any_scenario = Scenario(Gemm(64, 64, 64, "f32"), "all_gather", 4 * ranks, ranks, "f32")
-    data = {
-        "device": task.place(any_scenario.workload(), device).label,
-        "ranks": ranks,
-        "versions": environment(device).to_json(),
-        "commit": commit(),
-        "command": " ".join([os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
-        **result,
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(data, indent=1) + "\n")
+    env = environment(device)
+    form.write(
+        out,
+        task.place(any_scenario.workload(), device).label,
+        [{"name": name, "checked": count} for name, count in cases.items()] or [{"name": "nothing", "checked": 0}],
+        {name: str(v) for name, v in (("cuda", env.cuda), ("driver", env.driver)) if v},
+        command=" ".join([os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
+        extra={"suite": Path(sys.argv[0]).stem, "ranks": ranks, **result},
+    )
     print(f"written to {out}")

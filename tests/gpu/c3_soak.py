@@ -46,7 +46,8 @@ def main(words: list[str] | None = None) -> int:
                 f"{result['calls']} calls on {ranks.ranks} ranks in {result['seconds']} s: {result['wrong']} elements"
                 f" wrong; {result['pairs']} times two in flight, {result['late']} delays; {result['by_op']}"
             )
-        write(options.out, ranks.ranks, device, {**result, "seed": options.seed})
+        by_op = result.pop("by_op", {})
+        write(options.out, ranks.ranks, device, by_op, {**result, "seed": options.seed})
     return int("fault" in result or result["wrong"] > 0 or result["calls"] < options.calls)
 
 
