@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from autotune.codegen.compile import build
 from autotune.codegen.cuda import GENERATOR, CudaSource
+from autotune.codegen.cuda_compose import Phase, barrier_sets, coherent, in_phases
 from autotune.codegen.cuda_pack import Body, Run, pack_bodies
-from autotune.codegen.kernels import Ref
+from autotune.codegen.intrinsics_cluster import STATE_WORDS
+from autotune.codegen.kernels import Private, Ref
 from autotune.errors import BuildError, Unsupported
 from autotune.fusion.families import family_of, single
 from autotune.fusion.graph import Graph
+from autotune.fusion.packing import MOST_POINTERS
 from autotune.fusion.plan import Group, Plan
-from autotune.fusion.schedules import one_block
+from autotune.fusion.schedules import one_block, one_launch
 from autotune.fusion.schemes import scheme_of
 from autotune.task import Artifact, Config, Kernel
 
@@ -35,8 +39,11 @@ def build_artifact(graph: Graph, plan: Plan, parts: Sequence[Config], target: st
     scratch = list(plan.scratch_numel(graph))
     kernels: list[Kernel] = []
     for launch in plan.launches:
-        if len(launch) != 1:
-            raise Unsupported("several phases in one launch")
+        if len(launch) > 1:
+            source, pointers, private = phased(plan, launch, parts, sms, len(scratch))
+            scratch += [(p.storage, p.numel, p.state) for p in private]
+            kernels.append(compile_source(source, pointers, target, sms, launch[0][0]))
+            continue
         if len(launch[0]) > 1:
             kernels.append(compile_source(*packed(plan, launch[0], parts, sms), target, sms, launch[0][0]))
             continue
@@ -51,10 +58,57 @@ def build_artifact(graph: Graph, plan: Plan, parts: Sequence[Config], target: st
     return Artifact(target, tuple(kernels), tuple(scratch), GENERATOR)
 
 
-def packed(plan: Plan, numbers: Sequence[int], parts: Sequence[Config], sms: int) -> tuple[CudaSource, tuple[Ref, ...]]:
+def phased(
+    plan: Plan, launch: Sequence[Sequence[int]], parts: Sequence[Config], sms: int, first: int
+) -> tuple[CudaSource, tuple[Ref, ...], list[Private]]:
+    """The kernel of a launch of several phases, the region's tensors behind its pointers, and scratch of its own.
+
+    A phase is the kernels of a group, one after the other, or groups side by side.
+
+    Args:
+        first: number of the launch's own scratch among the region's.
+
+    Raises:
+        Unsupported: a configuration does not fit its group, or the groups' kernels cannot share a launch.
+    """
+    agreed = one_launch(plan, launch, parts)
+    phases: list[Phase] = []
+    private: list[Private] = []
+    written: set[Ref] = set()
+
+    def add(source: CudaSource, refs: Sequence[Ref], extent: int, reads: Collection[Ref]) -> None:
+        phases.append(Phase(coherent(source, [k for k, r in enumerate(refs) if r in written]), tuple(refs), extent))
+        written.update(r for r in refs if r not in reads)
+
+    for numbers in launch:
+        if len(numbers) > 1:
+            source, refs = packed(plan, numbers, agreed, sms, frozenset(written))
+            phases.append(Phase(source, refs, 1))
+            written.update(r for k in numbers for r in plan.groups[k].outputs)
+            continue
+        group = plan.groups[numbers[0]]
+        made = scheme_of(group.graph).emit(group.graph, agreed[numbers[0]], sms)
+        made = made.apart or made
+        at = first + len(private)
+        private += made.private
+        extent = group.graph.extents[0] if group.graph.extents else 1
+        for source, args in zip(made.sources, made.args, strict=True):
+            add(source, [_place(group.inputs, group.outputs, at, ref) for ref in args], extent, group.inputs)
+    state = ("scratch", first + len(private))
+    private.append(Private("int32", STATE_WORDS * barrier_sets(len(phases)), True))
+    source, refs = in_phases(phases, state, sms)
+    if len(refs) > MOST_POINTERS:
+        raise Unsupported(f"{len(refs)} tensors in one launch")
+    return source, refs, private
+
+
+def packed(
+    plan: Plan, numbers: Sequence[int], parts: Sequence[Config], sms: int, written: Collection[Ref] = ()
+) -> tuple[CudaSource, tuple[Ref, ...]]:
     """The kernel of groups side by side, and the region's tensors behind its pointers.
 
-    Groups of one family are runs of one body, emitted for the largest of them.
+    Groups of one family are runs of one body, emitted for the largest of them. ``written`` are tensors that an earlier
+    phase of the same launch writes.
 
     Raises:
         Unsupported: a configuration does not fit its group, or a group's kernels cannot share a launch.
@@ -83,7 +137,14 @@ def packed(plan: Plan, numbers: Sequence[int], parts: Sequence[Config], sms: int
         lead = plan.groups[numbers[leads[body]]]
         run = Run(_refs(lead, group), group.graph.extents[0] if group.graph.extents else 1, group.graph.bytes_moved)
         bodies[body] = Body(bodies[body].source, (*bodies[body].runs, run))
+    if written:
+        bodies = [replace(b, source=coherent(b.source, _written(b, written))) for b in bodies]
     return pack_bodies(bodies, sms)
+
+
+def _written(body: Body, written: Collection[Ref]) -> list[int]:
+    """The pointers of a body that stand for a written tensor in any of its runs."""
+    return [k for k in range(len(body.source.params)) if any(run.refs[k] in written for run in body.runs)]
 
 
 def _refs(lead: Group, group: Group) -> tuple[Ref, ...]:
@@ -117,6 +178,8 @@ def compile_source(source: CudaSource, refs: Sequence[Ref], target: str, sms: in
         raise BuildError(f"spills {kernel.resources['stack']} bytes a thread")
     launch = dict(kernel.launch)
     fit = kernel.resources["blocks_per_sm"]
+    if launch.get("cooperative"):
+        launch.setdefault("grid", min(int(launch["inner"]), fit * sms))
     if launch.get("cooperative") and int(launch["grid"]) > fit * sms:
         raise BuildError(f"{launch['grid']} blocks behind one barrier, {fit * sms} fit the device")
     launch["group"] = group

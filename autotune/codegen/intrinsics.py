@@ -2,7 +2,8 @@
 
 Each name a generated kernel may use is made by :func:`resolve` on first use. Loads are ``ld.global.nc`` through inline
 assembly without side effects, so that the compiler may move them above stores: a kernel never reads what it writes, but
-for hint ``c`` (coherent), where what a thread stores to an address depends on what it loaded there.
+for hint ``c`` (coherent), where what a thread stores to an address depends on what it loaded there, and ``w``, behind a
+grid barrier.
 Measured on an H200: 16-byte accesses reach what torch's copy reaches; ``cuda.float32x4`` would emit four scalar loads.
 """
 
@@ -30,6 +31,7 @@ LOAD_HINT = {
     "p": "ld.global.nc.L1::no_allocate.L2::256B",
     "e": "ld.global.nc.L1::no_allocate.L2::cache_hint",
     "c": "ld.global.L1::no_allocate",  # of what this kernel, or another device, writes
+    "w": "ld.global",  # of what other blocks wrote before a grid barrier
 }
 STORE_HINT = {"d": "st.global", "s": "st.global.cs", "e": "st.global.L2::cache_hint", "l": "st.global.L2::cache_hint"}
 POLICY = {"e": "evict_first", "l": "evict_last"}
@@ -429,7 +431,7 @@ PLAIN: dict[str, Any] = {
     "urem64": _divide("urem", types.int64),
 }
 DEVICE: dict[str, Callable[..., Any]] = {"tanh_": _tanh, "sigmoid_": _sigmoid, "erf_": _erf}
-_PATTERN = re.compile(r"^(ld|lg|lr|st|un)_([a-z0-9]+)_(\d+)(?:_([dsnpelc]))?$")
+_PATTERN = re.compile(r"^(ld|lg|lr|st|un)_([a-z0-9]+)_(\d+)(?:_([dsnpelcw]))?$")
 
 
 @functools.cache

@@ -33,11 +33,13 @@ class GroupKernels:
         sources: in launch order.
         args: for each source, what each of its pointers is.
         private: the group's own scratch.
+        apart: where a grid barrier joins kernels, these before that: of one block size, without the barrier's counters.
     """
 
     sources: tuple[CudaSource, ...]
     args: tuple[tuple[Ref, ...], ...]
     private: tuple[Private, ...] = ()
+    apart: GroupKernels | None = None
 
     @classmethod
     def single(cls, source: CudaSource, inputs: int, outputs: int) -> GroupKernels:

@@ -175,7 +175,7 @@ class FusionTask:
 
     def _joined(self, plan: Plan, parts: Sequence[Config]) -> Config:
         """The region's configuration: one copy for each family of groups, block sizes agreed within each launch."""
-        if self._cuda and any(len(phase) > 1 for launch in plan.launches for phase in launch):
+        if self._cuda and any(len(launch) > 1 or len(launch[0]) > 1 for launch in plan.launches):
             # Another block size may leave other parameters without effect.
             agreed = zip(self.sides(plan), agree(plan, parts), strict=True)
             parts = agree(plan, [on.normalize(g.graph, c) for (on, g), c in agreed])

@@ -6,6 +6,7 @@ what a GPU would only do now and then is found every time:
 * a barrier or shuffle that some threads do not reach, or not the same one (an error names them);
 * a race: two threads touch one word of shared memory, one of them writing, with no barrier between;
 * an asynchronous copy whose words are touched before it was awaited;
+* a load through the path for read-only data of what the same launch wrote;
 * an access outside a tensor, or a vector access that is not aligned; an output element that is written twice;
 * anything that depends on the order of threads: they take turns in a random order.
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 import ast
 import itertools
 import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -145,7 +147,6 @@ class _Block:
 class _Thread:
     def __init__(self, block: _Block, tid: int) -> None:
         self.block, self.tid = block, tid
-        self.arrays = 0
         self.copies: list[list[Any]] = [[]]  # groups of asynchronous copies not awaited yet, the last one still open
         self.run: Iterator[Any] = iter(())
         self.waits: tuple[Any, ...] | None = None
@@ -174,6 +175,7 @@ class Machine:
             shared=SimpleNamespace(array=self.shared_array),
         )
         self.blocks: dict[int, _Block] = {}
+        self.sites: dict[tuple[str, int], int] = {}
         self.code["cluster_rank"] = lambda: self.now.block.number % source.cluster
         self.code.update({f"rs_{t}": self.remote_store for t in ("float32", "int32", "int64")})
 
@@ -189,10 +191,14 @@ class Machine:
         thread, dtype = self.now, names.dtype_of(kind)
         if n == 0:  # all of the dynamic shared memory
             return _Words(self, thread.block, -1, dtype, int(self.source.launch["shared"]))
-        thread.arrays += 1
-        return _Words(self, thread.block, thread.arrays - 1, dtype, n * dtype.itemsize)
+        caller = sys._getframe(1)  # a static array is one, however often its line runs
+        site = self.sites.setdefault((caller.f_code.co_name, caller.f_lineno), len(self.sites))
+        return _Words(self, thread.block, site, dtype, n * dtype.itemsize)
 
     def run(self, pointers: Sequence[Pointer], extent0: int) -> None:
+        for p in pointers:
+            if isinstance(p, Pointer):  # a test may have memory of its own
+                p.fresh[:] = False
         args = [*pointers, *([extent0] if self.source.launch["dynamic"] else [])]
         together = self.source.cluster
         if self.source.launch.get("cooperative"):

@@ -34,6 +34,7 @@ class Pointer:
 
     def __init__(self, short: str, data: np.ndarray[Any, Any], once: bool = False, readonly: bool = False) -> None:
         self.short, self.data, self.readonly = short, data, readonly
+        self.fresh = np.zeros(len(data), bool)  # written by the launch at hand
         self.written = np.zeros(len(data), bool) if once else None
 
     @classmethod
@@ -77,8 +78,13 @@ class Pointer:
             raise KernelError(f"{n} elements at {at} are not aligned")
         return slice(at, at + n)
 
-    def load(self, at: int, n: int) -> np.ndarray[Any, Any]:
-        return self.data[self.span(int(at), n)]
+    def load(self, at: int, n: int, coherent: bool = True) -> np.ndarray[Any, Any]:
+        where = self.span(int(at), n)
+        if not coherent and self.fresh[where].any():
+            from fake_cuda import KernelError
+
+            raise KernelError("a load through the read-only path of what the same launch wrote")
+        return self.data[where]
 
     def store(self, at: int, values: list[Any]) -> None:
         from fake_cuda import KernelError
@@ -90,6 +96,7 @@ class Pointer:
             if self.written[where].any():
                 raise KernelError(f"element {at} is written twice")
             self.written[where] = True
+        self.fresh[where] = True
         self.data[where] = encode(self.short, values)
 
 
@@ -187,20 +194,24 @@ MATH = {"log": _one(np.log), "log2": _one(np.log2), "copysign": lambda a, b: F(n
 WAITING = frozenset(["cluster_sync", "cluster_wait", "grid_barrier"])
 """Functions at which a thread waits for those of other blocks."""
 
-_MEMORY = re.compile(r"\b(ld|lg|lr|st|un)_([a-z]+\d+)_(\d+)(?:_[a-z])?\b")
+_MEMORY = re.compile(r"\b(ld|lg|lr|st|un)_([a-z]+\d+)_(\d+)(?:_([a-z]))?\b")
 
 
-def _load(short: str, n: int) -> Callable[..., Any]:
+COHERENT = ("c", "w")
+"""Hints of loads that see what the same launch wrote."""
+
+
+def _load(short: str, n: int, hint: str) -> Callable[..., Any]:
     def load(p: Pointer, at: int) -> Any:
         assert p.short == short, f"a load of {short} from a tensor of {p.short}"
-        out = decode(short, p.load(at, n))
+        out = decode(short, p.load(at, n, hint in COHERENT))
         return out[0] if n == 1 else tuple(out)
 
     return load
 
 
-def _guarded(short: str, n: int) -> Callable[..., Any]:
-    plain = _load(short, n)
+def _guarded(short: str, n: int, hint: str) -> Callable[..., Any]:
+    plain = _load(short, n, hint)
 
     def load(p: Pointer, at: int, where: bool) -> Any:
         if where:
@@ -211,23 +222,23 @@ def _guarded(short: str, n: int) -> Callable[..., Any]:
     return load
 
 
-def _raw(short: str, n: int) -> Callable[..., Any]:
+def _raw(short: str, n: int, hint: str) -> Callable[..., Any]:
     def load(p: Pointer, at: int) -> Any:
         assert p.short == short
-        data = p.load(at, n).tobytes()
+        data = p.load(at, n, hint in COHERENT).tobytes()
         return tuple(int(w) for w in np.frombuffer(data.ljust(4, b"\0"), np.uint32))
 
     return load
 
 
-def _unpack(short: str, n: int) -> Callable[..., Any]:
+def _unpack(short: str, n: int, _: str) -> Callable[..., Any]:
     def unpack(words: tuple[int, ...]) -> Any:
         return tuple(decode(short, np.array(words, np.uint32).view(STORAGE[short])[:n]))
 
     return unpack
 
 
-def _store(short: str, n: int) -> Callable[..., Any]:
+def _store(short: str, n: int, _: str) -> Callable[..., Any]:
     def store(p: Pointer, at: int, values: Any) -> None:
         assert p.short == short, f"a store of {short} to a tensor of {p.short}"
         p.store(at, [values] if n == 1 else list(values))
@@ -238,7 +249,8 @@ def _store(short: str, n: int) -> Callable[..., Any]:
 def space(text: str) -> dict[str, Any]:
     """What the kernel of that text finds under its names, besides ``cuda``."""
     makers = {"ld": _load, "lg": _guarded, "lr": _raw, "un": _unpack, "st": _store}
-    memory = {m.group(0): makers[m.group(1)](m.group(2), int(m.group(3))) for m in _MEMORY.finditer(text)}
+    found = list(_MEMORY.finditer(text))
+    memory = {m.group(0): makers[m.group(1)](m.group(2), int(m.group(3)), m.group(4) or "") for m in found}
     return {
         "math": SimpleNamespace(**MATH),
         "libdevice": SimpleNamespace(**LIBDEVICE),

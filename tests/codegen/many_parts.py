@@ -95,11 +95,12 @@ def run_packed(task: FusionTask, config: Config | None = None, seed: int = 0, sp
             p.check(short, int(need))
         Machine(source, int(source.launch["grid"]), seed).run(pointers, 1)
         grids.append(int(source.launch["grid"]))
-    _check(graph, inputs, [p.tensor() for p in memory["output"]])
+    check_outputs(graph, inputs, [p.tensor() for p in memory["output"]])
     return grids
 
 
-def _check(graph: Graph, inputs: Sequence[Tensor], got: Sequence[Tensor]) -> None:
+def check_outputs(graph: Graph, inputs: Sequence[Tensor], got: Sequence[Tensor]) -> None:
+    """Compare outputs, flat, with the oracle's. Raises KernelError."""
     length = max((graph.size(v.over) for v in graph.values if v.op in REDUCTIONS), default=1)
     for k, (o, want) in enumerate(zip(graph.outputs, interpret(graph, list(inputs)), strict=True)):
         flat = got[k].as_strided([graph.extents[a] for a in o.axes], o.strides, o.offset)
