@@ -175,7 +175,7 @@ class _Kernel:
             both = [f"ok{a}" for a in (x, y) if e.partial[a]]
             out.append(f"ok = {both[0]}" if len(both) == 1 else f"ok = sel({both[0]}, {both[1]}, False)")
         skews = "".join(f" + (k{a} // {BANKS}) * {s}" for a, s in e.skews.items() if s and self.tile > BANKS)
-        out.append(f"at = int32(k{y} * {e.pitch} + k{x}{skews})")
+        out.append(f"at = uint32(k{y} * {e.pitch} + k{x}{skews})")
         return [*out, f"c = {self.count}(i{x})"]
 
     def indices(self) -> list[str]:

@@ -65,6 +65,7 @@ def softmax_1(x: Tensor) -> Tensor:
 
 CASES = {
     "flat": [Case("", by_rows, (T(20, 67), T(20))), Case("", lambda x: x + x.t(), (T(37, 37),))],
+    "transpose": [Case("", lambda x, y: x * 2 + y.t(), (T(16, 513), T(513, 16)))],
     "rows": [
         Case("", softmax_1, (T(330, 3),)),
         Case("", softmax_1, (T(2, 653),)),
@@ -125,6 +126,7 @@ def test_wide_kernels_share_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 LARGE = {
     "flat": (Case("", by_rows, (T(1 << 20, 4099, d=BF16), T(1 << 20, d=BF16))), {}),
+    "transpose": (Case("", lambda x, y: x * 2 + y.t(), (T(16, HUGE, d=BF16), T(HUGE, 16, d=BF16))), {}),
     "rows": (Case("", softmax_1, (T(HUGE, 3, d=BF16),)), {}),
     "rows_long": (Case("", lambda x: x.float().sum(-1), (T(2, HUGE + 8, d=BF16),)), {}),
     "columns": (Case("", layer_norm_backward, (T(HUGE, 8), T(HUGE, 8), T(8))), {}),
