@@ -260,6 +260,10 @@ class OuterScheme:
                 held |= {"rows_per_block": max(1, 512 // wide)}
                 # A cap that lets two blocks of an SM overlap, one loading while the other one stores.
                 out += [held, held | {"max_registers": 64}]
+                half = max(1, 64 // int(d["vector_bytes"]))  # what memory gives at a time
+                if half < wide:
+                    strip = {"threads_per_row": half, "rows_per_block": max(1, 512 // half), "max_registers": 64}
+                    out.append(held | strip)
         if _kept(program) * program.n_cols >= 1 << 20:
             out += [d | {"load_hint": "no_allocate"}, d | {"store_hint": "evict_last"}, d | {"blocks_per_sm": 2}]
         made = [self.normalize(graph, c) for c in out]
