@@ -280,20 +280,24 @@ BY_NAME = {c.name: c for c in ZOO}
 
 @functools.cache
 def workloads(name: str) -> tuple[Workload, ...]:
+    """The workloads of a case of the zoo."""
+    return workloads_of(BY_NAME[name])
+
+
+def workloads_of(case: Case) -> tuple[Workload, ...]:
     """The workloads of a case's regions, as a search on any device would have them."""
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
     from autotune.fusion.regions import find_regions
 
-    case = BY_NAME[name]
     with FakeTensorMode(allow_non_fake_inputs=True):
         args = [make() for make in case.inputs]
         with torch.no_grad():
             regions = find_regions(make_fx(case.fn)(*args))
     for r in regions:
         if r.workload is None:
-            raise AssertionError(f"{name}: {r.reason}")
+            raise AssertionError(f"{case}: {r.reason}")
     return tuple(r.workload for r in regions if r.workload is not None)
 
 
