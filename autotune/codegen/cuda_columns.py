@@ -171,7 +171,7 @@ class Accumulators:
         """(lines before everything: shared arrays; lines after the row loop; bytes of static shared memory)."""
         pre: list[str] = []
         out: list[str] = []
-        groups, span = self.r.R, self.r.T * self.r.R
+        groups, span = self.r.R, self.r.T * (self.r.R - 1)  # threads of all groups but the first
         size = 0
         if groups > 1:
             kinds = {accumulator(c.dtype) for c in self.p.columns}
@@ -203,7 +203,7 @@ class Accumulators:
             for part, names in unit.names.items():
                 for lane, name in enumerate(names):
                     out.append(f"{name} = g{unit.number}_{unit.pack}[{order[unit.column, part, lane]}]")
-        return out + self.join(unit.column, unit.names, self.r.T * self.r.R)
+        return out + self.join(unit.column, unit.names, self.r.T * (self.r.R - 1))
 
     def total_count(self) -> list[str]:
         """Rows of this block, as ``total``."""
@@ -218,14 +218,16 @@ class Accumulators:
         c = self.p.columns[n]
         t = accumulator(c.dtype)
         width = len(next(iter(names.values())))
-        out = ["cuda.syncthreads()"]
+        out = ["cuda.syncthreads()", "if rb > 0:"]
         for p, part in enumerate(names):
-            out += [f"h{t}[uint32({(p * width + lane) * span} + tid)] = {x}" for lane, x in enumerate(names[part])]
+            for lane, x in enumerate(names[part]):
+                out.append(f"    h{t}[uint32({(p * width + lane) * span} + tid - {self.r.T})] = {x}")
         out += ["cuda.syncthreads()", "if rb == 0:"]
         body: list[str] = []
         for lane in range(width):
             at = {
-                part: f"h{t}[uint32({(p * width + lane) * span} + j * {self.r.T} + t)]" for p, part in enumerate(names)
+                part: f"h{t}[uint32({(p * width + lane) * span} + (j - 1) * {self.r.T} + t)]"
+                for p, part in enumerate(names)
             }
             if c.kind == "moments":
                 body += join_moments(names["m"][lane], names["s"][lane], at["m"], at["s"])

@@ -90,7 +90,7 @@ def test_partials_joined_in_clusters(fn: object, cluster: int, threads: int, row
 
 
 def test_partials_that_do_not_fit_go_in_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.codegen.cuda_joint.MOST_SHARED", 64 * 4 * 10)
+    monkeypatch.setattr("autotune.codegen.cuda_joint.MOST_SHARED", 64 * 4 * 5)
     task = task_of(layer_norm_backward, torch.randn(64, 256), torch.randn(64, 256), torch.randn(256))
     (group,) = task.plan.groups
     scheme = scheme_of(group.graph)
@@ -99,7 +99,7 @@ def test_partials_that_do_not_fit_go_in_rounds(monkeypatch: pytest.MonkeyPatch) 
     made = scheme.emit(group.graph, config, 3)
     assert made.sources[0].body.count("cluster_sync()") > 2
     check_group(group.graph, made, special=True)
-    monkeypatch.setattr("autotune.codegen.cuda_joint.MOST_SHARED", 64)
+    monkeypatch.setattr("autotune.codegen.cuda_joint.MOST_SHARED", 768)
     assert "bytes of partials" in (scheme.reject(group.graph, config) or "")
 
 

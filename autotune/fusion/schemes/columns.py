@@ -175,26 +175,39 @@ class ColumnsScheme:
             "vector_bytes": vb,
             "blocks_per_sm": 2 if t >= 512 else 4,
         }
+        words = accumulators(program, vec, _packs(program, config, vec)) + row_wise.kept_words(program) * vec * packs
+        if t == 512 and words + 28 <= 64:  # or only one of two blocks an SM would run
+            config["max_registers"] = 64
         return self.normalize(graph, config)
 
     def seeds(self, graph: Graph) -> list[Config]:
         program = main_program(_split(graph))
         d = self.default(graph)
-        out: list[Config] = []
         t = int(d["threads_per_row"])
+        over = _overlapped(program, vector_length(program, int(d["vector_bytes"])))
+        out: list[Config] = [d | c for c in over]
+        # Of each width the schedule with the most blocks an SM leaves the most partials; clusters leave fewer.
+        widest = {c["threads_per_row"]: c for c in over if not program.pointwise or c["unroll"] == 1}
+        out += [d | c | {"cluster": k} for c in widest.values() for k in (2, 8)]
+        out += [d | c | {"finish": "barrier"} for c in over[:1]]
+        if (
+            not program.pointwise and t <= 512
+        ):  # as few partials as can be: one large block an SM, whose rows meet in it
+            large = {"rows_per_block": 1024 // t, "blocks_per_sm": 1, "prefetch": True, "max_registers": 64}
+            out += [d | large, d | large | {"cluster": 2}]
+        out += [d | {"cluster": k} for k in (2, 4)]
         for factor in (2, 0.5, 4, 0.25):
             n = int(t * factor)
             if 8 <= n <= 1024:
-                out.append(d | {"threads_per_row": n, "rows_per_block": max(1, 256 // n)})
+                out.append(d | {"threads_per_row": n, "rows_per_block": max(1, 256 // n), "max_registers": 0})
         out += [d | {"blocks_per_sm": b} for b in (1, 2, 4, 8) if b != d["blocks_per_sm"]]
         out.append(d | {"rows_per_block": max(1, 512 // t)})
         out.append(d | {"rows_per_block": 1})
         out.append(d | {"finish": "barrier", "blocks_per_sm": min(2, int(d["blocks_per_sm"]))})
         out.append(d | {"load_hint": "no_allocate"})
         out += [d | {"prefetch": True, "blocks_per_sm": b} for b in (1, 2, 4)]
-        out += [d | c for c in _overlapped(program, vector_length(program, int(d["vector_bytes"])))]
         usable = row_wise.vectors(program)
-        out += [d | {"vector_bytes": b} for b in usable[:3] if b != d["vector_bytes"]]
+        out += [d | {"vector_bytes": b, "max_registers": 0} for b in usable[:3] if b != d["vector_bytes"]]
         if program.pointwise:
             out += [d | {"unroll": u} for u in (2, 4)]
         return [self.normalize(graph, c) for c in out]
