@@ -14,6 +14,7 @@ from typing import Any
 from autotune.codegen.columns import split_columns
 from autotune.codegen.cpu import CpuSchedule
 from autotune.codegen.cpu_columns import column_split, parts_of, planes_of
+from autotune.codegen.everything import cut_everything
 from autotune.codegen.lane_axis import unit_axis
 from autotune.codegen.program import Program, build_program
 from autotune.errors import Unsupported
@@ -369,9 +370,14 @@ def _kept(graph: Graph, config: Config) -> set[int]:
     return set(program.kept)
 
 
+def _over_rows(graph: Graph, i: int) -> bool:
+    """Whether a reduction is finished from partial ones; one of everything is cut into rows and their results."""
+    return cut_everything(graph) is not None or i in split_columns(graph).reduced
+
+
 def reduction_home(graph: Graph, i: int, config: Mapping[str, Any], side: str, scheme: str) -> str:
     """Where the partial results of a reduction meet, one of :data:`HOMES`."""
-    if (scheme == "columns" or config.get("parts")) and i in split_columns(graph).reduced:
+    if (scheme == "columns" or config.get("parts")) and _over_rows(graph, i):
         return "grid"
     if side == "cpu":
         return "thread"

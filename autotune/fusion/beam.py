@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from autotune.errors import Unsupported
 from autotune.fusion.ablation import Method
 from autotune.fusion.cost import Costs, Figures, plan_us
-from autotune.fusion.graph import REDUCTIONS, Graph
+from autotune.fusion.graph import REDUCTIONS, STORAGE_BYTES, Graph
 from autotune.fusion.ops import LIGHT, POINTWISE
 from autotune.fusion.patterns import Mask, Vertices, bits, candidates
 from autotune.fusion.plan import Roots, Shape, build_plan, cone, make_plan, read_text, write_text
@@ -26,6 +26,8 @@ MOST_VERTICES = 48
 """Roots beyond which only the greedy plan and its variants are looked at."""
 MOST_GRID_BYTES = 24 << 20
 """Bytes of scratch between phases of one launch: beyond what the cache holds a barrier saves little."""
+MOST_PHASES = 4
+"""Launches that are joined: each takes its share of a block size and registers that suit all."""
 
 
 def confined(shape: Shape, method: Method) -> Shape:
@@ -285,27 +287,27 @@ def _effort(graph: Graph, i: int, home: Iterable[int]) -> int:
 
 def _launched(graph: Graph, shape: Shape, method: Method) -> list[Shape]:
     """A shape with its launches as they are, packed, and joined by grid barriers, as far as that is legal."""
-    from autotune.codegen import assemble
     from autotune.fusion.packing import pack
 
     out = [shape]
     if len(shape) > 1 and method.packing:
         with contextlib.suppress(Unsupported):
             out.append(pack(graph, shape))
-    # Until a launch of several phases can be put together, none is proposed.
-    if method.grid and getattr(assemble, "PHASES", False):
+    if method.grid:
         out += [joined for s in list(out) if (joined := _behind_barriers(graph, s)) is not None]
     return list({write_text(s): s for s in out}.values())
 
 
 def _behind_barriers(graph: Graph, shape: Shape) -> Shape | None:
-    """All launches as phases of one, where what goes between them fits the cache."""
-    if not 2 <= len(shape) <= 4 or any(len(launch) > 1 for launch in shape):
+    """All launches as phases of one, where what goes between them fits the cache and a block size suits all."""
+    from autotune.fusion.packing import may_be_phases
+
+    if not 2 <= len(shape) <= MOST_PHASES or any(len(launch) > 1 for launch in shape):
         return None
     try:
         plan = build_plan(graph, shape)
     except Unsupported:
         return None
-    if sum(4 * n for _, n, _ in plan.scratch_numel(graph)) > MOST_GRID_BYTES:
+    if sum(STORAGE_BYTES[dtype] * n for dtype, n, _ in plan.scratch_numel(graph)) > MOST_GRID_BYTES:
         return None
-    return (tuple(launch[0] for launch in shape),)
+    return (tuple(launch[0] for launch in shape),) if may_be_phases(plan) else None

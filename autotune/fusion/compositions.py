@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from autotune.fusion.task import FusionTask
 
 _TRIES = 48  # ways to combine the groups' candidates that are looked at
+_ADAPTED = 1.15  # what a part may take longer whose blocks were made those of other phases of its launch
 _SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 
@@ -95,16 +96,20 @@ class Combined:
         # In the order of how far down the rankings they reach: the best of each part comes first.
         depth = [range(min(len(c), 8)) for c in choices]
         ways = sorted(itertools.islice(itertools.product(*depth), 4096), key=sum)[:_TRIES]
+        phased = {k for launch in self.plan.launches if len(launch) > 1 for phase in launch for k in phase}
         for way in ways:
             picked = [choices[p][n] for p, n in enumerate(way)]
             config = self.task.joined(self.plan, [picked[p][0] for p in self.which])
             if self.task.reject(config) is not None:
                 continue
             times = [picked[p][1] * scale for p, scale in zip(self.which, self.scale, strict=True)]
+            for k in phased:  # blocks of another size than the part was measured with
+                if _blocks(self.task.parts_of(self.plan, config)[k]) != _blocks(picked[self.which[k]][0]):
+                    times[k] *= _ADAPTED
             found.append((config, self.whole_us(times)))
-            if len(found) == 3:
+            if len(found) == 3 and not phased:
                 break
-        return sorted(found, key=lambda r: r[1])
+        return sorted(found, key=lambda r: r[1])[:3]
 
     def whole_us(self, times: Sequence[float]) -> float:
         """See :func:`whole_us`."""
@@ -173,6 +178,10 @@ def describe_graph(graph: Graph) -> str:
     return (
         f"{'+'.join(names[:3])}{'+...' if len(names) > 3 else ''} {_SHORT.get(largest.dtype, largest.dtype)} {extents}"
     )
+
+
+def _blocks(config: Config) -> tuple[object, ...]:
+    return tuple(config.get(name) for name in ("threads_per_row", "rows_per_block", "cluster"))
 
 
 def _alone(group: Group, side: str) -> bool:

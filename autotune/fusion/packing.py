@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from autotune.fusion.families import Family, family_of
 from autotune.fusion.graph import Graph
 from autotune.fusion.plan import Group, Plan, Shape, build_plan
-from autotune.fusion.schedules import one_block
+from autotune.fusion.schedules import one_block, one_launch
 from autotune.fusion.schemes import scheme_of
 
 SCHEMES = ("transpose", "flat", "rows", "outer")
@@ -61,6 +61,22 @@ def pack(graph: Graph, shape: Shape) -> Shape:
         shape[launches[0]] if len(launches) == 1 else (tuple(g for n in launches for g in shape[n][0]),)
         for launches in joined
     )
+
+
+def may_be_phases(plan: Plan) -> bool:
+    """Whether all launches of a plan may be phases of one: their tensors fit, and no group is the worse for the block
+    size that suits them all."""
+    if sum(len(g.inputs) + len(g.outputs) for g in plan.groups) > MOST_POINTERS:
+        return False
+    numbers = [[k for phase in launch for k in phase] for launch in plan.launches]
+    schemes = [scheme_of(g.graph) for g in plan.groups]
+    parts = [s.default(g.graph) for s, g in zip(schemes, plan.groups, strict=True)]
+    agreed = one_launch(plan, numbers, parts)
+    for scheme, group, before, after in zip(schemes, plan.groups, parts, agreed, strict=True):
+        why = scheme.reject(group.graph, scheme.normalize(group.graph, after))
+        if why is not None and scheme.reject(group.graph, before) is None:
+            return False
+    return True
 
 
 def unpack(shape: Shape) -> Shape:

@@ -8,6 +8,7 @@ hand; that is checked here by planning both. ``none``: neither.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from autotune.fusion.graph import Graph
 from autotune.fusion.plan import Plan, make_plan
 from autotune.fusion.schedules import group_configs
 from autotune.store.records import Schedule
-from autotune.task import Config
+from autotune.task import Config, Kernel
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
@@ -155,10 +156,10 @@ def _launch_misfit(graph: Graph, plan: Plan, there: Plan, schedule: Schedule) ->
         for k, meets in enumerate(open_):
             if meets and group_program(plan, k, schedule.config).dynamic < 0:
                 return "a kernel is compiled for one number of rows"
-    elif len(kernels) != len(plan.groups) and not all(kernel.launch.get("dynamic") for kernel in kernels):
+    elif not _one_each(plan, kernels) and not all(kernel.launch.get("dynamic") for kernel in kernels):
         return "a kernel is compiled for one number of rows"  # which of them meet the rows is not written down
     for k, kernel in enumerate(kernels):
-        if len(kernels) == len(open_) and not open_[k]:
+        if _one_each(plan, kernels) and not open_[k]:
             continue  # the kernel never meets the rows
         if kernel.code and not kernel.launch.get("dynamic"):
             return "a kernel is compiled for one number of rows"
@@ -169,6 +170,11 @@ def _launch_misfit(graph: Graph, plan: Plan, there: Plan, schedule: Schedule) ->
             own = plan.groups[int(kernel.launch.get("group", 0))].graph
             check_launch(kernel.launch, own.extents[0] if own.extents else 1)
     return ""
+
+
+def _one_each(plan: Plan, kernels: Sequence[Kernel]) -> bool:
+    """Whether every group has a kernel of its own."""
+    return len(kernels) == len(plan.groups) and all(len(phases) == len(phases[0]) == 1 for phases in plan.launches)
 
 
 def group_program(plan: Plan, k: int, config: Config) -> Program:
