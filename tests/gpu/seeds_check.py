@@ -1,0 +1,104 @@
+"""How fast are the schedules that a search begins with? The default and the seeds of one function, verified and timed.
+
+    python tests/gpu/seeds_check.py [--only NAME] [--set KEY=VALUE ...] [--device cuda:0] [--dry]
+
+``--set`` lets only configurations through that have these values (``--set prefetch=true``). Prints a line each, fastest
+first: microseconds with a cold L2, what its first kernel needs of an SM, and the configuration where it differs from
+the default. ``--dry`` only compiles, without a GPU: all take no time then. Exit code 1 if a schedule is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "codegen")]
+
+import torch  # noqa: E402
+from zoo import F16, Case, T, candidates, workloads_of  # noqa: E402
+
+from autotune.errors import BuildError  # noqa: E402
+from autotune.fusion.task import FusionBench, FusionTask  # noqa: E402
+from autotune.measure.policy import default_policy  # noqa: E402
+from autotune.measure.timer import time_cuda  # noqa: E402
+from autotune.task import Artifact, Config  # noqa: E402
+
+GN = torch.nn.functional.group_norm
+CASES = {
+    "outer_softmax": Case("outer_softmax", lambda x: torch.softmax(x, 0), (T(4096, 2048),)),
+    "group_norm_silu": Case(
+        "group_norm_silu",
+        lambda x, w, b: torch.nn.functional.silu(GN(x, 32, w, b)),
+        (T(16, 320, 64, 64, d=F16), T(320, d=F16), T(320, d=F16)),
+    ),
+}
+
+
+def task_of(name: str, device: str) -> FusionTask:
+    (work,) = workloads_of(CASES[name])
+    return FusionTask(work, device)
+
+
+def compiled(name: str, config: Config, device: str) -> Artifact | str:
+    """The artifact, or why there is none; runs in the pool."""
+    try:
+        return task_of(name, device).build(config)
+    except BuildError as error:
+        return str(error)
+
+
+def differences(config: Config, default: Config) -> str:
+    return json.dumps({k: v for k, v in config.items() if v != default.get(k)})
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="outer_softmax", choices=list(CASES))
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="only configurations that have these")
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--dry", action="store_true", help="compile only, without a GPU")
+    options = parser.parse_args(argv)
+    if options.dry:
+        os.environ.setdefault("AUTOTUNE_CUDA_TARGET", "sm_90:132")
+    wanted = [text.partition("=")[::2] for text in options.set]
+    task = task_of(options.only, options.device)
+    default = task.default()
+    configs = [c for c in candidates(task, 0, 0) if all(str(c.get(k)).lower() == v.lower() for k, v in wanted)]
+    print(f"{len(configs)} schedules of {options.only}; the default is {json.dumps(default)}", flush=True)
+    lines: list[tuple[float, str]] = []
+    bad = 0
+    bench = None if options.dry else FusionBench(task.workload, options.device)
+    with ProcessPoolExecutor(options.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        n = len(configs)
+        built = pool.map(compiled, [options.only] * n, configs, [options.device] * n)
+        for seed, (config, artifact) in enumerate(zip(configs, built, strict=True)):
+            if isinstance(artifact, str):
+                print(f"refused: {artifact} {differences(config, default)}", flush=True)
+                continue
+            need = artifact.kernels[0].resources
+            text = ", ".join(f"{k} {need[k]}" for k in ("registers", "shared_total", "threads", "blocks_per_sm"))
+            took = 0.0
+            if bench is not None:
+                run = bench.load(config, artifact)
+                verdict = bench.verify(run, seed)
+                if not verdict.ok:
+                    bad += 1
+                    print(f"BAD {verdict.detail} {config}", flush=True)
+                    continue
+                took = statistics.median(time_cuda(run, default_policy(options.device), repeats=50))
+            lines.append((took, f"{took:8.2f} us  {text}  {differences(config, default)}"))
+    print("\n".join(text for _, text in sorted(lines)))
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
