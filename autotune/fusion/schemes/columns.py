@@ -190,9 +190,7 @@ class ColumnsScheme:
         widest = {c["threads_per_row"]: c for c in over if not program.pointwise or c["unroll"] == 1}
         out += [d | c | {"cluster": k} for c in widest.values() for k in (2, 8)]
         out += [d | c | {"finish": "barrier"} for c in over[:1]]
-        if (
-            not program.pointwise and t <= 512
-        ):  # as few partials as can be: one large block an SM, whose rows meet in it
+        if not program.pointwise and t <= 512:  # as few partials as can be: a large block an SM, whose rows meet in it
             large = {"rows_per_block": 1024 // t, "blocks_per_sm": 1, "prefetch": True, "max_registers": 64}
             out += [d | large, d | large | {"cluster": 2}]
         out += [d | {"cluster": k} for k in (2, 4)]
