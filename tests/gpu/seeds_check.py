@@ -23,8 +23,10 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "codegen")]
 
 import torch  # noqa: E402
-from zoo import F16, Case, T, candidates, workloads_of  # noqa: E402
+from zoo import BF16, F16, F32, Case, T, candidates, workloads_of  # noqa: E402
 
+from autotune.bench.backward import layer_norm_backward  # noqa: E402
+from autotune.bench.mixed import mixed_axes  # noqa: E402
 from autotune.errors import BuildError  # noqa: E402
 from autotune.fusion.task import FusionBench, FusionTask  # noqa: E402
 from autotune.measure.policy import default_policy  # noqa: E402
@@ -32,7 +34,19 @@ from autotune.measure.timer import time_cuda  # noqa: E402
 from autotune.task import Artifact, Config  # noqa: E402
 
 GN = torch.nn.functional.group_norm
+
+
+def norm_backward(name: str, rows: int, cols: int, d: torch.dtype) -> Case:
+    """Layer norm's backward from saved statistics, as the suite has it."""
+    x, column = T(rows, cols, d=d), T(cols, d=d)
+    return Case(name, layer_norm_backward, (x, x, T(rows, 1), T(rows, 1), column, column))
+
+
 CASES = {
+    "norm_backward": norm_backward("norm_backward", 8192, 1024, F32),
+    "norm_backward_narrow": norm_backward("norm_backward_narrow", 32768, 256, F32),
+    "norm_backward_bf16": norm_backward("norm_backward_bf16", 2048, 4096, BF16),
+    "mixed_axes": Case("mixed_axes", mixed_axes, (T(16384, 512),)),
     "outer_softmax": Case("outer_softmax", lambda x: torch.softmax(x, 0), (T(4096, 2048),)),
     "group_norm_silu": Case(
         "group_norm_silu",
