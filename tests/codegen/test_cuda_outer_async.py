@@ -7,17 +7,21 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_cuda import KernelError, check_group
+from fake_cuda import KernelError, Machine, check_group
+from fake_intrinsics import Pointer
 from test_cuda_outer import BY_NAME, SHAPES, big, graph
 from test_fake_cuda import run
 from test_fake_cuda import source as one_kernel
 
 from autotune.codegen.compile import build, compile_ptx
 from autotune.codegen.cuda import CudaSource
+from autotune.codegen.cuda_pack import Body, Run, pack_bodies
 from autotune.codegen.kernels import GroupKernels
 from autotune.errors import Unsupported
 from autotune.fusion.graph import Graph
+from autotune.fusion.interpret import interpret, make_inputs
 from autotune.fusion.schemes.outer import SCHEME
+from autotune.measure.verify import compare
 from autotune.task import Config
 from autotune.tuner.space import load_space
 
@@ -144,3 +148,27 @@ def test_seeds_let_blocks_share_an_sm() -> None:
 
 def test_every_case_is_one_of_the_schemes() -> None:
     assert {"softmax", "joined_moments", "layer_norm_0_bf16", "batched", "two_axes"} <= set(BY_NAME)
+
+
+@pytest.mark.parametrize("blocks_per_sm", [0, 1])
+def test_strips_of_two_groups_share_a_launch(blocks_per_sm: int) -> None:
+    """Side by side as bodies of one kernel, which has the larger body's shared memory."""
+    graphs = [graph("softmax"), graph("batched")]
+    shape = {"threads_per_row": 8, "rows_per_block": 8, "blocks_per_sm": blocks_per_sm}
+    bodies, memory, ends = [], {}, []
+    for n, g in enumerate(graphs):
+        body = source(g, **shape)
+        inputs = make_inputs(g, seed=n, special=True)
+        (want,) = interpret(g, inputs)
+        end = Pointer.poisoned(g.outputs[0].dtype, g.output_numel(0), once=True)
+        ends.append((end, want, g))
+        memory[("input", n)], memory[("output", n)] = Pointer.reading(inputs[0], g.inputs[0]), end
+        bodies.append(Body(body, (Run((("input", n), ("output", n)), g.extents[0], g.size(range(len(g.extents)))),)))
+    packed, refs = pack_bodies(bodies, 2)
+    assert packed.launch["shared"] == max(b.source.launch["shared"] for b in bodies)
+    Machine(packed, int(packed.launch["grid"])).run([memory[r] for r in refs], 0)
+    for end, want, g in ends:
+        o = g.outputs[0]
+        got = end.tensor().as_strided([g.extents[a] for a in o.axes], o.strides, o.offset)
+        assert compare(got, want, o.dtype, 64).ok
+    assert build(packed, "sm_90").resources["stack"] == 0
