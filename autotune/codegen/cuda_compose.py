@@ -177,7 +177,9 @@ def in_phases(phases: Sequence[Phase], state: Ref, sms: int) -> tuple[CudaSource
     number = {ref: k for k, ref in enumerate(refs)}
     functions: list[str] = []
     body: list[str] = []
+    back = False  # every other phase begins where the one before ended: that is what the cache still holds
     for j, phase in enumerate(phases):
+        back = j > 0 and not back and not phase.any_grid
         if j:
             first = STATE_WORDS * ((j - 1) % barrier_sets(len(phases)))
             body.append(f"grid_barrier(p{number[state]}, int64({first}), nblk)")
@@ -195,7 +197,8 @@ def in_phases(phases: Sequence[Phase], state: Ref, sms: int) -> tuple[CudaSource
                 f"    {name}({', '.join(['blk', f'm{j}', *given])})",
             ]
         else:
-            call = f"{name}({', '.join([f'int32(b{j})', f'int32({count})', *given])})"
+            at = f"int32({count - 1} - b{j})" if back else f"int32(b{j})"
+            call = f"{name}({', '.join([at, f'int32({count})', *given])})"
             # The next one's shared memory is this one's.
             body += [f"for b{j} in range(blk, {count}, nblk):", f"    {call}", "    cuda.syncthreads()"]
     caps = [phase.source.max_registers for phase in phases]
