@@ -41,8 +41,11 @@ class _Emitter(CudaEmitter):
         g = self.g
         self.lines = {a: -(-g.extents[a] // tile) for a in (t.x, t.y)}
         self.batch = [a for a in program.rows if a != t.y]
-        tiles = g.size(self.batch) * self.lines[t.x] * self.lines[t.y]
-        self.count = Counts.of(tiles, g.extents[t.x], g.extents[t.y])
+        self.tiles = self.lines[t.x] * self.lines[t.y]  # in the plane of both axes
+        self.side = self.lines[t.x] + self.lines[t.x] % 2  # of the square that pairs are counted in
+        if t.mirrored:
+            self.tiles = self.side * (self.side + 1)
+        self.count = Counts.of(g.size(self.batch) * self.tiles, g.extents[t.x], g.extents[t.y])
         self.partial = {a: g.extents[a] % tile != 0 for a in (t.x, t.y)}
         self.ok_needed = any(self.partial.values())
         self.skews = {t.x: BANKS * self.along_x // tile, t.y: BANKS * self.along_y // tile}
@@ -181,22 +184,46 @@ class _Kernel:
     def indices(self) -> list[str]:
         """Lines that take the number of a tile apart: its first element on both axes, the index along all others."""
         e, x, y = self.e, self.t.x, self.t.y
-        udiv, urem, rest, out = e.count.udiv, e.count.urem, "group", []
-        for a in (x, y):
-            n = e.lines[a]
-            out += [f"g{a} = {self.count}({urem}({rest}, {n}) * {self.tile})", f"q{a} = {udiv}({rest}, {n})"]
-            rest = f"q{a}"
+        udiv, urem, rest = e.count.udiv, e.count.urem, "plane"
+        out = [f"plane = {udiv}(group, {e.tiles})", f"place = {self.count}(group - plane * {e.tiles})"]
+        if self.t.mirrored:
+            out += self.pair()
+        else:
+            out.append(f"down = {udiv}(place, {e.lines[x]})")
+            out.append(f"g{x} = {self.count}((place - down * {e.lines[x]}) * {self.tile})")
+            out.append(f"g{y} = {self.count}(down * {self.tile})")
         for a in reversed(e.batch[1:]):
             n = e.g.extents[a]
             out += [f"i{a} = int64({urem}({rest}, {n}))", f"q{a} = {udiv}({rest}, {n})"]
             rest = f"q{a}"
         return out + [f"i{a} = int64({rest})" for a in e.batch[:1]]
 
+    def pair(self) -> list[str]:
+        """Lines that find tile number ``place`` where tiles come in pairs, one the other's mirror image.
+
+        Both read the same two places of one tensor, so the second finds them in the cache. Of the triangle ``down <=
+        right`` a line and its counterpart from the other end are as long together as any other such two. ``live`` is
+        false for the second of a pair on the diagonal, and beyond an odd number of tiles.
+        """
+        x, y, n, count, udiv = self.t.x, self.t.y, self.e.side, self.count, self.e.count.udiv
+        return [
+            f"number = {udiv}(place, 2)",
+            "first = place == number * 2",
+            f"top = {udiv}(number, {n + 1})",
+            f"along = {count}(number - top * {n + 1})",
+            f"near = along < {n} - top",
+            f"down = sel(near, {count}(top), {count}({n - 1} - top))",
+            f"right = {count}(down + sel(near, along, {count}(along - {n} + top)))",
+            f"live = sel(right < {self.e.lines[x]}, sel(down == right, first, True), False)",
+            f"g{x} = {count}(sel(first, right, down) * {self.tile})",
+            f"g{y} = {count}(sel(first, down, right) * {self.tile})",
+        ]
+
     def tile_lines(self) -> list[str]:
         """What a block does with one tile."""
         e, x, y, loads = self.e, self.t.x, self.t.y, self.t.loads
         packs = {a: range(self.tile // self.steps[a]) for a in (x, y)}
-        out = self.indices()
+        out: list[str] = []
         for k in packs[y] if loads else ():
             out += [*self.pack(y, k), f"at_{k} = at", *(f"w{i}_{k} = {e.read(i)}" for i in loads)]
         pointers = list(dict.fromkeys(f"p{e.g.values[i].slot}" for i in e.ahead))
@@ -216,12 +243,14 @@ class _Kernel:
             out.append("cuda.syncthreads()")
         for k in packs[y] if self.t.stores else ():
             out += [*self.pack(y, k), *(line for n in self.t.stores for line in e.emptying(n))]
-        return out
+        if self.t.mirrored:
+            out = ["if live:", *(f"    {line}" for line in out)]
+        return self.indices() + out
 
     def source(self) -> CudaSource:
         e, x, y, s = self.e, self.t.x, self.t.y, self.e.s
         dynamic = e.p.dynamic == 0
-        inner = e.lines[x] * e.lines[y] * e.g.size(a for a in e.batch if not (dynamic and a == 0))
+        inner = e.tiles * e.g.size(a for a in e.batch if not (dynamic and a == 0))
         body = ["tid = int32(cuda.threadIdx.x)"]
         for a, vec in ((x, e.along_x), (y, e.along_y)):
             lanes = self.tile // vec

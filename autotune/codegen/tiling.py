@@ -28,6 +28,7 @@ class Tiling:
         program: the group with ``x`` as its only column.
         size: bytes of the narrowest type among the tensors that have their neighbours on either.
         share: of the bytes of those tensors, the part that goes through shared memory.
+        mirrored: whether a square tensor is read both ways, ``x`` and ``x.t()``.
     """
 
     x: int
@@ -37,6 +38,7 @@ class Tiling:
     program: Program
     size: int
     share: float
+    mirrored: bool
 
     def vectors(self, vector_bytes: int) -> tuple[int, int]:
         """Elements a thread takes at a time along ``x`` and ``y``: as many as extents, offsets and strides allow."""
@@ -104,4 +106,6 @@ def tiling(graph: Graph) -> Tiling:
     stores = tuple(k for k, o in enumerate(graph.outputs) if stored[k] == y and _moves(o, x))
     size = min(narrowest(program), *(STORAGE_BYTES[graph.inputs[graph.values[i].slot]] for i in loads), 16)
     share = weight[y, x] / (weight[x, y] + weight[y, x])
-    return Tiling(x, y, loads, stores, program, size, share)
+    straight = {v.slot for i in graph.live if (v := graph.values[i]).op == "load" and _unit(graph, v) == x}
+    mirrored = graph.extents[x] == graph.extents[y] and any(graph.values[i].slot in straight for i in loads)
+    return Tiling(x, y, loads, stores, program, size, share, mirrored)

@@ -6,6 +6,7 @@ import functools
 import random
 import re
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import fake_cuda
@@ -19,7 +20,9 @@ from torch import Tensor
 from zoo import BF16, BOOL, F16, I8, I64, T, nhwc
 
 from autotune.codegen.compile import build, compile_ptx
+from autotune.codegen.counts import Counts
 from autotune.codegen.cuda import CudaSource
+from autotune.codegen.cuda_transpose import _Kernel
 from autotune.errors import Unsupported
 from autotune.fusion.graph import Graph
 from autotune.fusion.interpret import make_inputs
@@ -67,6 +70,7 @@ def positions(x: Tensor) -> Tensor:
 CASES = (
     Case("square", with_transposed, (T(96, 96),)),
     Case("odd", with_transposed, (T(37, 37),)),
+    Case("batch", lambda x: x + x.transpose(1, 2), (T(2, 36, 36),)),
     Case("odd_bf16", lambda x, y: x * 2 + y.t(), (T(35, 50, d=BF16), T(50, 35, d=BF16))),
     Case("mixed", lambda x, y: x * 2 + y.t(), (T(48, 80, d=F16), T(80, 48))),
     Case("copy", lambda x: x.t().contiguous(), (T(40, 72, d=BF16),)),
@@ -180,6 +184,21 @@ def test_a_warp_touches_every_bank_once(
         threads = [_Banks.seen[t] for t in range(32 * warp, 32 * warp + 32)]
         for words in zip(*threads, strict=True):
             assert len({w % 32 for w in words}) == 32
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8, 9])
+def test_mirror_images_follow_each_other_and_every_tile_comes_once(n: int) -> None:
+    parts = {"t": SimpleNamespace(x=1, y=0), "e": SimpleNamespace(side=n + n % 2, lines={1: n}, count=Counts())}
+    lines = _Kernel.pair(SimpleNamespace(**parts, count="int32", tile=1))  # type: ignore[arg-type]
+    found: list[tuple[int, int] | None] = []
+    for place in range((n + n % 2) * (n + n % 2 + 1)):
+        names: dict[str, Any] = {"place": place, "int32": int, "sel": lambda c, a, b: a if c else b}
+        exec("\n".join(lines), {"udiv": lambda a, b: a // b}, names)
+        found.append((names["g0"], names["g1"]) if names["live"] else None)
+    pairs = list(zip(found[::2], found[1::2], strict=True))
+    assert all(b == a[::-1] for a, b in pairs if a and b)
+    assert sorted(t for t in found if t) == [(a, b) for a in range(n) for b in range(n)]
+    assert sum(t is None for t in found) == len(found) - n * n
 
 
 def test_a_missing_barrier_is_found() -> None:
