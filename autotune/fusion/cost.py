@@ -107,6 +107,8 @@ CLASSES: Mapping[str, Mapping[str, float]] = {
 
 HEAVY = 4
 """Operators dearer than this count as special functions."""
+FEWEST = 1 << 15
+"""Elements of one row from which on many blocks may share it."""
 KEPT_WORDS = 40_000.0
 """32-bit words of values between passes that an SM can hold."""
 
@@ -182,6 +184,20 @@ class Costs:
         v = self.graph.values[i]
         return self.size[i] * float(STORAGE_BYTES[v.dtype])
 
+    def _shared_by_all(self, inside: Sequence[int]) -> set[int]:
+        """Reductions to one number of so many elements that all blocks share them, as they do where nothing larger of
+        the group waits for one (see ``autotune.codegen.everything``)."""
+        g = self.graph
+        whole = {i for i in inside if g.values[i].op in REDUCTIONS and self.size[i] == 1.0}
+        whole = {i for i in whole if self.size[g.values[i].args[0]] >= FEWEST}
+        after = set(whole)
+        for i in inside if whole else ():
+            if not after.isdisjoint(g.values[i].args):
+                if max(self.size[i], *(self.size[a] for a in g.values[i].args)) > 1.0:
+                    return set()
+                after.add(i)
+        return whole
+
     def group(
         self, inside: Iterable[int], taken: Iterable[int], left: Iterable[int], outputs: Sequence[int]
     ) -> GroupCost:
@@ -197,6 +213,8 @@ class Costs:
         light = heavy = 0.0
         lanes, row_words = float("inf"), 0.0
         most = 1.0
+        inside = tuple(inside)
+        shared = self._shared_by_all(inside)
         for i in inside:
             v = g.values[i]
             light += self._ops[i][0]
@@ -207,7 +225,7 @@ class Costs:
             elif v.op in REDUCTIONS and self.size[v.args[0]] > 1:
                 row = self.size[v.args[0]] / max(self.size[i], 1.0)
                 # Up to a thousand threads share a row; what varies over nothing is reduced by one block.
-                lanes = min(lanes, self.size[i] * min(row, 1024.0))
+                lanes = min(lanes, row if i in shared else self.size[i] * min(row, 1024.0))
                 row_words = max(row_words, row)
         scratch = sum(map(self.stored, taken)) + sum(map(self.stored, left))
         written = sum(g.size(g.outputs[k].axes) * STORAGE_BYTES[g.outputs[k].dtype] for k in outputs)

@@ -19,9 +19,9 @@ from autotune.codegen.assemble import build_artifact
 from autotune.fusion import beam as search
 from autotune.fusion.ablation import METHODS
 from autotune.fusion.anatomy import dissect
-from autotune.fusion.beam import confined, shapes
+from autotune.fusion.beam import confined, shape_us, shapes
 from autotune.fusion.compositions import Combined
-from autotune.fusion.cost import Figures, plan_us
+from autotune.fusion.cost import Costs, Figures, plan_us
 from autotune.fusion.graph import Graph
 from autotune.fusion.layout import Drawing, lay_out
 from autotune.fusion.packing import may_be_phases, pack
@@ -158,3 +158,14 @@ def test_every_proposal_of_phases_compiles() -> None:
     assert task.reject(config) is None
     artifact = build_artifact(task.graph, plan, task.parts_of(plan, config), "sm_90", 132)
     assert [k.resources["stack"] for k in artifact.kernels] == [0]
+
+
+def test_a_softmax_of_everything_is_taken_apart() -> None:
+    """Its maximum and its sum are each shared by all blocks, which cannot be where something large waits for them."""
+    graph = task_of(softmax_of_everything(1024, 1024)).graph
+    costs = Costs(graph, F)
+    whole, apart = ("r1,r4,o0", "r1 / r4 / o0")
+    assert shape_us(graph, costs, read_text(apart)) < 0.5 * shape_us(graph, costs, read_text(whole))
+    assert proposed(graph)[:2] == [apart, EVERYTHING]
+    small = task_of(softmax_of_everything(16, 32)).graph  # one block is as fast
+    assert shape_us(small, Costs(small, F), read_text(apart)) > shape_us(small, Costs(small, F), read_text(whole))
