@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from autotune.codegen.compile import build
+from autotune.codegen.cubin import limits
 from autotune.codegen.cuda import GENERATOR, CudaSource
 from autotune.codegen.cuda_compose import Phase, barrier_sets, coherent, in_phases
 from autotune.codegen.cuda_pack import Body, Run, pack_bodies
@@ -20,6 +21,7 @@ from autotune.fusion.schedules import one_block, one_launch
 from autotune.fusion.schemes import scheme_of
 from autotune.task import Artifact, Config, Kernel
 
+_SQUEEZE = 0.75  # of the registers a kernel takes by itself: with fewer it would spill
 SPILLS = 512
 """Bytes of stack a thread beyond which a candidate is not worth measuring."""
 
@@ -170,10 +172,27 @@ def _place(inputs: Sequence[Ref], outputs: Sequence[Ref], first: int, ref: Ref) 
     return ("scratch", first + n)
 
 
+def _more_at_a_time(source: CudaSource, kernel: Kernel, target: str) -> Kernel:
+    """The kernel with another block on each SM, where a few registers fewer and no spill make room for it.
+
+    Phases take the registers of the largest, and no blocks wait in line to hide the latency of those that run.
+    """
+    room, used = limits(target), kernel.resources
+    more = used["blocks_per_sm"] + 1
+    cap = room.registers // (source.block * more) // 8 * 8
+    if source.max_registers or more * source.block > room.threads or cap < _SQUEEZE * used["registers"]:
+        return kernel
+    other = build(replace(source, max_registers=cap), target)
+    better = other.resources["blocks_per_sm"] >= more and other.resources["stack"] <= used["stack"]
+    return other if better else kernel
+
+
 def compile_source(source: CudaSource, refs: Sequence[Ref], target: str, sms: int, group: int) -> Kernel:
     """One kernel with its launch data: what its pointers are, the most blocks of a persistent grid, and the group whose
     axis 0 is the extent it takes."""
     kernel = build(source, target)
+    if source.launch.get("cooperative") and "grid" not in source.launch:
+        kernel = _more_at_a_time(source, kernel, target)
     if kernel.resources["stack"] > SPILLS:
         raise BuildError(f"spills {kernel.resources['stack']} bytes a thread")
     launch = dict(kernel.launch)

@@ -399,3 +399,18 @@ def test_two_sets_of_counters_are_enough(sets: int, monkeypatch: pytest.MonkeyPa
         assert not any(counters.words)
     else:
         assert stuck or wrong or any(counters.words)
+
+
+def test_a_few_registers_fewer_make_room_for_another_block() -> None:
+    """Blocks of 1024 threads of more than 32 registers are alone on an SM; the same kernel fits twice."""
+    task = FusionTask(task_of(softmax_of_everything(4096, 4096)).workload, "cuda:0", target="sm_90", sms=132)
+    plan = make_plan(task.graph, "cuda", EVERYTHING)
+    source, refs, _ = phased(plan, plan.launches[0], schedule(task, EVERYTHING), 132, len(plan.scratch))
+    alone = build(source)
+    assert (source.block, alone.resources["blocks_per_sm"]) == (1024, 1)
+    kernel = compile_source(source, refs, "sm_90", 132, 0)
+    assert kernel.resources["blocks_per_sm"] == 2
+    assert kernel.resources["stack"] == 0
+    assert kernel.launch["grid"] == 264
+    capped = replace(source, max_registers=48)  # who has chosen keeps what was chosen
+    assert compile_source(capped, refs, "sm_90", 132, 0).launch["grid"] == 132
