@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from optuna.storages import RDBStorage
+
 from autotune import __version__
 from autotune import device as devices
 from autotune.device import DeviceIdentity
@@ -20,7 +22,7 @@ from autotune.store.records import Effort, Key
 from autotune.store.store import Store
 from autotune.task import CalibratedTask, ComposedTask, Config, Task, domain_hook, open_task, place
 from autotune.tuner.budget import Budget
-from autotune.tuner.history import History
+from autotune.tuner.history import History, open_storage
 from autotune.tuner.interrupt import Interrupt
 from autotune.tuner.result import Progress
 from autotune.tuner.session import Session
@@ -70,6 +72,8 @@ class Context:
             for own in (self._worker, self._pool):
                 if own is not None and not any(own is other for other in self.lent):
                     stack.callback(own.close)
+            if "_studies" in self.__dict__:
+                stack.callback(self._studies.engine.dispose)
 
     def worker(self, workload: Workload) -> Measurer:
         """The measuring worker, turned to ``workload``."""
@@ -153,8 +157,8 @@ class Context:
         if self.sampler == "model":
             return None
         key = s.key
-        history = History(
-            self.store.optuna_url,
+        return History(
+            self._studies,
             study_name(s.task, key, space),
             sampler=self.sampler,
             seed=self.seed,
@@ -163,8 +167,10 @@ class Context:
             about={"label": s.task.workload.label, "workload": key.workload, "device": key.device,
                    "policy": key.policy, "environment": key.environment, "space": space.fingerprint},
         )  # fmt: skip
-        history.sweep()
-        return history
+
+    @cached_property
+    def _studies(self) -> RDBStorage:
+        return open_storage(self.store.optuna_url)
 
     @cached_property
     def scope(self) -> str:

@@ -1,8 +1,12 @@
 """The Optuna study behind a search, kept in the same database as the measurements.
 
-The study is the sampler's memory and can be opened with optuna-dashboard; the truth is in the measurements. A failure
-of a candidate is told as COMPLETE with a finite penalty and a violated constraint: told as FAIL, Optuna's samplers
-would forget it and propose more of its kind. FAIL is for faults of the machine and for trials whose process died.
+The study is the sampler's memory and can be opened with optuna-dashboard; the truth is in the measurements. Proposals
+are made in memory, by what the database's study knows, and a trial is written there once, when it is finished: a
+proposal would otherwise take a transaction for each parameter. What other searches find comes by their measurements.
+
+A failure of a candidate is told as COMPLETE with a finite penalty and a violated constraint: told as FAIL, Optuna's
+samplers would forget it and propose more of its kind. FAIL is for faults of the machine and for trials whose process
+died.
 """
 
 from __future__ import annotations
@@ -19,7 +23,8 @@ from typing import Any, TypeVar
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.exceptions import ExperimentalWarning, StorageInternalError
-from optuna.trial import Trial, TrialState, create_trial
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from autotune.errors import UserError
 from autotune.store.claims import owner_is_dead
@@ -41,89 +46,86 @@ class History:
     """Ask and tell.
 
     Args:
-        url: the database, as Optuna wants it.
+        storage: of :func:`open_storage`.
         name: of the study; whatever fixes its choices must be part of it.
         owner: name of this search, noted on its trials (see ``autotune.store.claims.owner_name``).
         about: facts for whoever looks at the study.
 
     Raises:
-        UserError: the sampler is unknown or lacks a package; the database holds another version of Optuna's tables.
+        UserError: the sampler is unknown or lacks a package.
     """
 
     def __init__(
-        self, url: str, name: str, *, sampler: str, seed: int, space: Space, owner: str, about: Mapping[str, Any]
+        self,
+        storage: RDBStorage,
+        name: str,
+        *,
+        sampler: str,
+        seed: int,
+        space: Space,
+        owner: str,
+        about: Mapping[str, Any],
     ) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         make_sampler(sampler, seed)  # a mistake in its name is told before any table is made
         self.space = space
         self._owner = owner
         self._distributions: dict[str, BaseDistribution] = {p.name: CategoricalDistribution(p.choices) for p in space}
-        storage = _patiently(lambda: _storage(url))
         self.study = _patiently(lambda: optuna.create_study(storage=storage, study_name=name, load_if_exists=True))
         self._told: set[str] = set()
         self._slowest = 0.0
-        finished = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        trials = self.study.get_trials(deepcopy=False)
+        finished = [t for t in trials if t.state is TrialState.COMPLETE]
         for trial in finished:
             self._told.add(config_key(trial.params))
             if trial.value is not None and not any(v > 0 for v in trial.constraints.values()):
                 self._slowest = max(self._slowest, trial.value)
+        self._sweep(t for t in trials if t.state is TrialState.RUNNING)
         # The same seed again would propose the same points again, all of them known by now.
-        self.study.sampler = make_sampler(sampler, seed + len(finished))
+        self._asked = optuna.create_study(sampler=make_sampler(sampler, seed + len(finished)))
+        self._asked.add_trials(finished)
         for key, value in about.items():
             if self.study.user_attrs.get(key) != value:
                 self.study.set_user_attr(key, value)
 
-    def sweep(self) -> int:
-        """Give up running trials whose process has died; returns how many."""
-        swept = 0
+    def _sweep(self, running: Iterable[FrozenTrial]) -> None:
+        """Give up trials that a process which has died left running; only earlier versions wrote such."""
         now = datetime.datetime.now()
-        for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        for trial in running:
             owner = trial.user_attrs.get("owner")
             started = trial.datetime_start or now
             if owner_is_dead(owner) if owner else (now - started).total_seconds() > _ORPHAN_S:
                 with contextlib.suppress(Exception):  # another search may sweep at the same time
                     self.study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
-                    swept += 1
-        return swept
 
     def ask(self) -> tuple[Trial, Config]:
         """A trial and the configuration that the sampler proposes in it. It may be one that is known already."""
-
-        def once() -> tuple[Trial, Config]:
-            trial = self.study.ask()
-            trial.set_user_attr("owner", self._owner)
-            return trial, self.space.suggest(trial)
-
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
-            return _patiently(once)
+            trial = self._asked.ask()
+            trial.set_user_attr("owner", self._owner)
+            return trial, self.space.suggest(trial)
 
     def tell(self, trial: Trial, m: Measurement) -> None:
         """What became of a proposed configuration."""
         value, violated = self._value(m)
-
-        def once() -> None:
-            trial.set_constraint(_CONSTRAINT, violated)
-            trial.set_user_attr("status", str(m.status))
-            self.study.tell(trial.number, value, skip_if_finished=True)
-
         self._told.add(config_key(m.config))
-        self._try(once)
+        self._finish(trial, value, violated, str(m.status))
 
     def skip(self, trial: Trial, config: Config, expected_us: float) -> None:
         """A proposal that is not worth measuring; the sampler is told what the cost model expects of it."""
         self._told.add(config_key(config))
-
-        def once() -> None:
-            trial.set_constraint(_CONSTRAINT, 0.0)
-            trial.set_user_attr("status", "predicted")
-            self.study.tell(trial.number, expected_us, skip_if_finished=True)
-
-        self._try(once)
+        self._finish(trial, expected_us, 0.0, "predicted")
 
     def drop(self, trial: Trial) -> None:
         """A proposal that came to nothing through no fault of its own."""
-        self._try(lambda: self.study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True))
+        self._asked.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+
+    def _finish(self, trial: Trial, value: float, violated: float, status: str) -> None:
+        trial.set_constraint(_CONSTRAINT, violated)
+        trial.set_user_attr("status", status)
+        done = self._asked.tell(trial.number, value, skip_if_finished=True)
+        self._try(lambda: self.study.add_trial(done))
 
     def add(self, measurements: Iterable[Measurement]) -> int:
         """Teach the study measurements that it did not ask for; those it knows or cannot hold are passed over."""
@@ -143,6 +145,7 @@ class History:
                     constraints={_CONSTRAINT: violated},
                 )
             )
+        self._asked.add_trials(trials)
         self._try(lambda: self.study.add_trials(trials))
         return len(trials)
 
@@ -161,13 +164,26 @@ class History:
             logger.warning("the Optuna study could not be updated: %s", error)
 
 
-def _storage(url: str) -> optuna.storages.RDBStorage:
+def open_storage(url: str) -> RDBStorage:
+    """The database's studies; opening it takes a tenth of a second, so that a run does it once.
+
+    Args:
+        url: the database, as Optuna wants it.
+
+    Raises:
+        UserError: the database holds another version of Optuna's tables.
+    """
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     options: dict[str, Any] = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}
-    try:
-        return optuna.storages.RDBStorage(url, engine_kwargs=options)
-    except RuntimeError as error:
-        where, why = url.rpartition("@")[2], " ".join(str(error).split())
-        raise UserError(f"the Optuna tables in {where} do not fit: {why}") from None
+
+    def once() -> RDBStorage:
+        try:
+            return RDBStorage(url, engine_kwargs=options)
+        except RuntimeError as error:
+            where, why = url.rpartition("@")[2], " ".join(str(error).split())
+            raise UserError(f"the Optuna tables in {where} do not fit: {why}") from None
+
+    return _patiently(once)
 
 
 def _patiently(action: Callable[[], T], attempts: int = 5) -> T:
