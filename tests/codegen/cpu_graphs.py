@@ -109,6 +109,21 @@ def layer_norm(rows: int, cols: int, storage: str = "float32") -> Graph:
     return b.graph()
 
 
+def layer_norm_backward(rows: int, cols: int) -> Graph:
+    """dx of a layer norm, and the gradients of weight and bias."""
+    b = Build(rows, cols)
+    dy, x = b.load("float32", 0, 1), b.load("float32", 0, 1)
+    w, mean, rstd = b.load("float32", 1), b.load("float32", 0), b.load("float32", 0)
+    n = b.mul(b.sub(x, mean), rstd)
+    g = b.mul(dy, w)
+    c = b.const(1 / cols)
+    inner = b.add_(b.mul(b.reduce("sum", g, 1), c), b.mul(n, b.mul(b.reduce("sum", b.mul(g, n), 1), c)))
+    b.out(b.mul(b.sub(g, inner), rstd), "float32")
+    b.out(b.reduce("sum", b.mul(dy, n), 0), "float32")
+    b.out(b.reduce("sum", dy, 0), "float32")
+    return b.graph()
+
+
 def softmax(rows: int, cols: int, storage: str = "float32", *, masked: bool = False) -> Graph:
     b = Build(rows, cols)
     s = b.mul(b.load(storage, 0, 1), b.const(0.7))

@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from cpu_graphs import Build, layer_norm, softmax
+from cpu_graphs import Build, layer_norm, layer_norm_backward, softmax
 from fake_cuda import KernelError, Machine, grid_of
 from fake_intrinsics import Pointer
 from many_parts import beside, check_outputs, row_sums, task_of, update
@@ -58,21 +58,6 @@ def softmax_of_everything(rows: int, cols: int) -> Graph:
 
 
 EVERYTHING = "r1 > r4 > o0"
-
-
-def layer_norm_backward(rows: int, cols: int) -> Graph:
-    """dx of a layer norm, and the gradients of weight and bias."""
-    b = Build(rows, cols)
-    dy, x = b.load("float32", 0, 1), b.load("float32", 0, 1)
-    w, mean, rstd = b.load("float32", 1), b.load("float32", 0), b.load("float32", 0)
-    n = b.mul(b.sub(x, mean), rstd)
-    g = b.mul(dy, w)
-    c = b.const(1 / cols)
-    inner = b.add_(b.mul(b.reduce("sum", g, 1), c), b.mul(n, b.mul(b.reduce("sum", b.mul(g, n), 1), c)))
-    b.out(b.mul(b.sub(g, inner), rstd), "float32")
-    b.out(b.reduce("sum", b.mul(dy, n), 0), "float32")
-    b.out(b.reduce("sum", dy, 0), "float32")
-    return b.graph()
 
 
 def maxima_then_rows(rows: int, cols: int) -> Graph:

@@ -11,7 +11,7 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "codegen"))
 
-from cpu_graphs import Build
+from cpu_graphs import Build, layer_norm_backward
 from test_plan import graph_of, normalized_by_columns_then_rows, run_groups
 from zoo import ZOO
 
@@ -27,21 +27,6 @@ from autotune.fusion.plan import build_plan, make_plan, read_text, write_text
 FULL = METHODS["full"]
 F = Figures()
 SEVERAL = ["mean_cross_entropy", "relu_statistics", "expanded", "layer_norm_backward", "integers", "minmax_prod"]
-
-
-def layer_norm_backward(rows: int, cols: int) -> Graph:
-    """dx of a layer norm, and the gradients of weight and bias."""
-    b = Build(rows, cols)
-    dy, x = b.load("float32", 0, 1), b.load("float32", 0, 1)
-    w, mean, rstd = b.load("float32", 1), b.load("float32", 0), b.load("float32", 0)
-    n = b.mul(b.sub(x, mean), rstd)
-    g = b.mul(dy, w)
-    c = b.const(1 / cols)
-    inner = b.add_(b.mul(b.reduce("sum", g, 1), c), b.mul(n, b.mul(b.reduce("sum", b.mul(g, n), 1), c)))
-    b.out(b.mul(b.sub(g, inner), rstd), "float32")
-    b.out(b.reduce("sum", b.mul(dy, n), 0), "float32")
-    b.out(b.reduce("sum", dy, 0), "float32")
-    return b.graph()
 
 
 @pytest.mark.parametrize("name", SEVERAL)
