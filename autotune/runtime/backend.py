@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo.exc import TorchDynamoException
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from autotune.fusion.capture import aot_backend
 from autotune.runtime.assemble import Boxed, assemble
@@ -25,11 +26,11 @@ from autotune.runtime.database import warn_once
 from autotune.runtime.inductor import compile_whole, piece_options
 from autotune.runtime.partition import cuts_are_all
 from autotune.runtime.replace import Found, cuts, find
+from autotune.runtime.shapes import PLAIN, compile_dynamic, is_dynamic
 
 log = logging.getLogger("autotune")
 
 Compiled = Callable[..., Any]
-_PLAIN = (torch.Tensor, torch.nn.Parameter, torch._subclasses.FakeTensor)
 
 
 def compile(model: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
@@ -54,8 +55,8 @@ def dynamo_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **options:
         example_inputs: its inputs; symbolic integers among them mean dynamic shapes.
         options: ``mode`` and ``options`` as the user gave them to ``torch.compile``.
     """
-    from autotune.runtime.shapes import compile_dynamic, is_dynamic
-
+    if _foreign(example_inputs):
+        return compile_whole(gm, example_inputs, options)
     if is_dynamic(gm, example_inputs):
         return compile_dynamic(gm, example_inputs, options)
     compiled = compile_static(gm, example_inputs, options)
@@ -78,11 +79,42 @@ def compile_static(gm: fx.GraphModule, inputs: Sequence[Any], options: Mapping[s
         return None
     if not session.kernels:
         return None
-    if session.eager and not piece_options(options):
+    if session.eager and not piece_options(options) and _means_itself(gm, inputs):
         eager: Compiled = gm.forward
         return eager
     session.finish()
     return session.bare(gm, inputs) or compiled
+
+
+def _foreign(inputs: Sequence[Any]) -> bool:
+    """Whether there are tensors of a class that AOTAutograd does not take apart, as it does DTensors.
+
+    It leaves them to the operators, which do not take them within its wrapper; Inductor's code reads their memory.
+    """
+    own = (t for t in inputs if isinstance(t, torch.Tensor) and type(t) not in PLAIN)
+    return not all(is_traceable_wrapper_subclass(t) for t in own)
+
+
+def _means_itself(gm: fx.GraphModule, inputs: Sequence[Any]) -> bool:
+    """Whether running a Dynamo graph does what the program does.
+
+    Dynamo has traced what subclasses and torch-function modes make of each call, which running the calls would do once
+    more; and some of its operators mean something for who compiles them only (a checkpoint keeps everything, run as it
+    is by torch 2.11).
+    """
+    plain = all(type(t) in PLAIN for t in inputs if isinstance(t, torch.Tensor))
+    higher = any(isinstance(n.target, torch._ops.HigherOrderOperator) for n in gm.graph.nodes)
+    return plain and not higher and not _under_function_modes()
+
+
+def _under_function_modes() -> bool:
+    """Whether the program runs under torch-function modes; Dynamo has taken them off while it traces."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    try:
+        return bool(InstructionTranslator.current_tx().symbolic_torch_function_state.mode_stack)
+    except AttributeError:  # nothing is being traced
+        return bool(torch._C._len_torch_function_stack())
 
 
 class _Session:
@@ -152,7 +184,7 @@ class _Session:
         It has nothing to do where no gradient is asked for, inputs and results are plain tensors, and kernels alone
         make the results, each in memory of its own. Where data drive its code out of the caches it takes 20 to 30 us.
         """
-        if self.inference is None or not all(type(t) in _PLAIN for t in inputs):
+        if self.inference is None or not all(type(t) in PLAIN for t in inputs):
             return None
         run = self.inference.build()
         (output,) = gm.graph.find_nodes(op="output")

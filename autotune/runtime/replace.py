@@ -165,7 +165,12 @@ def _load(region: Region, m: Match) -> Callable[..., Sequence[torch.Tensor]] | N
 def _guarded(executor: Executor, eager: fx.GraphModule, label: str) -> Callable[..., Sequence[torch.Tensor]]:
     """The executor's call, and the region's eager form from the first launch that fails on."""
     run: Callable[..., Sequence[torch.Tensor]] = executor.call
-    plain: Callable[..., Sequence[torch.Tensor]] = eager.forward
+
+    def plain(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+        # The kernel knows neither, and AOTAutograd's wrapper, which turns both off, may have been skipped.
+        with torch.no_grad(), torch._C._DisableAutocast():
+            result: Sequence[torch.Tensor] = eager.forward(*tensors)
+            return result
 
     def call(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
         nonlocal run

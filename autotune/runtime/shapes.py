@@ -22,6 +22,9 @@ from autotune.runtime.inductor import compile_whole
 LIMIT = 64
 """Static versions kept of one graph; further sizes run Inductor's dynamic version."""
 
+PLAIN = (torch.Tensor, torch.nn.Parameter, torch._subclasses.FakeTensor)
+"""Types of tensors whose operators are torch's own."""
+
 PATIENCE = 3
 """Sizes in a row without a hit after which no more are looked up."""
 
@@ -93,7 +96,7 @@ class _Specialised:
             found = self._versions.get(key)
             if found is not None:
                 return found
-            if len(self._versions) >= LIMIT or self._in_vain >= PATIENCE:
+            if len(self._versions) >= LIMIT or self._in_vain >= PATIENCE or _under_function_modes():
                 return self._dynamic
             made = compile_static(_with_numbers(self._gm, self._ints, args), args, self._options)
             count("specialised")
@@ -101,6 +104,17 @@ class _Specialised:
             run = made if made is not None else self._dynamic
             self._versions[key] = run
             return run
+
+
+def _under_function_modes() -> bool:
+    """Whether torch-function modes are on, of which a trace made now would do once more what Dynamo traced.
+
+    That of ``torch.set_default_device`` does not count: twice is as good as once.
+    """
+    from torch._dynamo.utils import get_torch_function_mode_stack
+    from torch.utils._device import DeviceContext
+
+    return any(type(mode) is not DeviceContext for mode in get_torch_function_mode_stack())
 
 
 def _with_numbers(gm: fx.GraphModule, ints: Sequence[int], args: Sequence[Any]) -> fx.GraphModule:

@@ -293,6 +293,88 @@ def test_where_inductor_has_something_left_to_do_the_graph_is_assembled(
     assert len(calls) == 1
 
 
+def test_an_eager_graph_keeps_what_is_checkpointed(tune: Tune) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(torch.cos(torch.sin(x)))
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = checkpoint(block, checkpoint(block, x, use_reentrant=False), use_reentrant=False)
+        return y
+
+    x = torch.randn(32, 48, requires_grad=True)
+    assert tune(fn, (x,), edit=baseline("eager"))
+
+    def saved(run: Any) -> int:
+        sizes: dict[int, int] = {}
+
+        def pack(t: torch.Tensor) -> torch.Tensor:
+            sizes[t.data_ptr()] = t.nbytes
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            y = run(x)
+        (gradient,) = torch.autograd.grad(y.sum(), x)
+        (wanted,) = torch.autograd.grad(fn(x).sum(), x)
+        close(gradient, wanted)
+        return sum(sizes.values())
+
+    assert saved(compiled(fn)) <= saved(fn)
+
+
+class _Double(torch.overrides.TorchFunctionMode):
+    """What ``relu`` gives, twice."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result * 2 if func is torch.relu else result
+
+
+def test_an_eager_graph_under_a_function_mode(tune: Tune) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x) + 1
+
+    x = torch.randn(32, 48)
+    with _Double():
+        assert tune(fn, (x,), edit=baseline("eager"))
+        close(compiled(fn)(x), fn(x))
+    assert autotune.counters().baseline_wins == 1
+
+
+class _Tripled(torch.Tensor):
+    """A tensor whose ``relu`` is three times as large."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        return result * 3 if func is torch.relu else result
+
+
+@pytest.mark.parametrize("edit", [baseline("eager"), lambda s: s], ids=["eager", "kernel"])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_tensors_of_a_subclass(tune: Tune, edit: Any, dynamic: bool | None) -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(torch.relu(x) @ w, -1)
+
+    x, w = torch.randn(32, 48), torch.randn(48, 48)
+    assert tune(lambda x, w: torch.softmax((torch.relu(x) * 3) @ w, -1), (x, w), edit=edit)
+    f, given = compiled(fn, dynamic=dynamic), x.as_subclass(_Tripled)
+    close(f(given, w), fn(given, w))
+
+
+@pytest.mark.parametrize("mode", [_Double, lambda: torch.device("cpu")], ids=["function", "device"])
+def test_shapes_under_a_function_mode(tune: Tune, mode: Any) -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(torch.relu(x) @ w, -1)
+
+    args = torch.randn(32, 48), torch.randn(48, 48)
+    assert tune(fn, args, select=lambda w: "softmax" in w.label)
+    with mode():
+        close(compiled(fn, dynamic=True)(*args), fn(*args))
+    assert autotune.counters().hits == (mode is not _Double)
+
+
 def test_graph_breaks(tune: Tune) -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         y = F.softmax(x, -1)
@@ -503,6 +585,26 @@ def test_a_launch_that_fails_falls_back_for_good(
     assert len(launches) == 1
     assert autotune.counters().fallbacks == 1
     assert sum("given up" in r.getMessage() for r in caplog.records) == 1
+
+
+def test_what_falls_back_asks_for_no_gradient(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    from autotune.runtime import cpu_launch
+
+    weight = nn.Parameter(torch.randn(48))
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return torch.softmax(x * weight, -1)
+
+    x = torch.randn(32, 48)
+    tune(fn, (x,))
+    made = _bare(monkeypatch)
+    monkeypatch.setattr(cpu_launch, "_bind", lambda *a: lambda *b: _fail())
+    y = compiled(fn)(x)
+    close(y, fn(x))
+    assert made[0] is not None
+    assert autotune.counters().fallbacks == 1
+    assert not y.requires_grad
 
 
 def test_without_a_working_inductor(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
