@@ -18,6 +18,7 @@ from autotune.codegen.kernels import GroupKernels, Private, Ref
 from autotune.errors import Unsupported
 
 _FUNCTION = re.compile(r"\b([fel])(\d+)\(")
+_DEFINED = re.compile(r"^def [fel](\d+)\(", re.MULTILINE)
 _POINTER = re.compile(r"\bp(\d+)\b")
 _LOAD = re.compile(r"\b(l[dgr]_[a-z0-9]+_\d+)_[dsnpe]\((p(\d+))?")
 
@@ -183,6 +184,8 @@ def in_phases(phases: Sequence[Phase], state: Ref, sms: int) -> tuple[CudaSource
         if j:
             first = STATE_WORDS * ((j - 1) % barrier_sets(len(phases)))
             body.append(f"grid_barrier(p{number[state]}, int64({first}), nblk)")
+        if any(int(m.group(1)) >= STEPS - 1 for text in phase.source.functions for m in _DEFINED.finditer(text)):
+            raise Unsupported(f"more than {STEPS - 1} device functions in one phase")
         inner, lines = renamed(phase.source, j * STEPS, range(len(phase.refs)))
         rows = bool(phase.source.launch["dynamic"])
         name = f"f{j * STEPS + STEPS - 1}"
@@ -200,7 +203,7 @@ def in_phases(phases: Sequence[Phase], state: Ref, sms: int) -> tuple[CudaSource
             at = f"int32({count - 1} - b{j})" if back else f"int32(b{j})"
             call = f"{name}({', '.join([at, f'int32({count})', *given])})"
             # The next one's shared memory is this one's.
-            body += [f"for b{j} in range(blk, {count}, nblk):", f"    {call}", "    cuda.syncthreads()"]
+            body += [f"for b{j} in range(blk, int32({count}), nblk):", f"    {call}", "    cuda.syncthreads()"]
     caps = [phase.source.max_registers for phase in phases]
     launch = {
         "dynamic": False,

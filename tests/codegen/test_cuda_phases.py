@@ -392,7 +392,8 @@ def test_a_few_registers_fewer_make_room_for_another_block() -> None:
     """Blocks of 1024 threads of more than 32 registers are alone on an SM; the same kernel fits twice."""
     task = FusionTask(task_of(softmax_of_everything(4096, 4096)).workload, "cuda:0", target="sm_90", sms=132)
     plan = make_plan(task.graph, "cuda", EVERYTHING)
-    source, refs, _ = phased(plan, plan.launches[0], schedule(task, EVERYTHING), 132, len(plan.scratch))
+    parts = schedule(task, EVERYTHING, vector_bytes=32)
+    source, refs, _ = phased(plan, plan.launches[0], parts, 132, len(plan.scratch))
     alone = build(source)
     assert (source.block, alone.resources["blocks_per_sm"]) == (1024, 1)
     kernel = compile_source(source, refs, "sm_90", 132, 0)
