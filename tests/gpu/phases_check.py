@@ -26,6 +26,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "codegen")]
 
 import torch  # noqa: E402
+from timed import timed  # noqa: E402
 from torch import Tensor  # noqa: E402
 from zoo import BF16, Case, T, relu_statistics, workloads_of  # noqa: E402
 
@@ -34,7 +35,7 @@ from autotune.fusion.beam import shapes  # noqa: E402
 from autotune.fusion.plan import make_plan, write_text  # noqa: E402
 from autotune.fusion.task import FusionBench, FusionTask  # noqa: E402
 from autotune.measure.policy import default_policy  # noqa: E402
-from autotune.measure.timer import interleave, time_cuda  # noqa: E402
+from autotune.measure.timer import interleave  # noqa: E402
 from autotune.task import Artifact, Config  # noqa: E402
 
 PLANS = 8
@@ -116,13 +117,11 @@ def compare(name: str, options: argparse.Namespace, pool: ProcessPoolExecutor) -
             continue
         took, run = 0.0, None
         if bench is not None:
-            run = bench.load(config, artifact)
-            verdict = bench.verify(run, seed)
-            if not verdict.ok:
+            found = timed(bench, config, artifact, seed, options.device, 30)
+            if found is None:
                 bad += 1
-                print(f"  BAD {verdict.detail} {config}", flush=True)
                 continue
-            took = statistics.median(time_cuda(run, default_policy(options.device), repeats=30))
+            run, took = found
         if text not in best or took < best[text][0]:
             best[text] = (took, run)
             need[text] = "; ".join(

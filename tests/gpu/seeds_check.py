@@ -13,7 +13,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import statistics
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -23,14 +22,13 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "codegen")]
 
 import torch  # noqa: E402
+from timed import timed  # noqa: E402
 from zoo import BF16, F16, F32, Case, T, candidates, workloads_of  # noqa: E402
 
 from autotune.bench.backward import layer_norm_backward  # noqa: E402
 from autotune.bench.mixed import mixed_axes  # noqa: E402
 from autotune.errors import BuildError  # noqa: E402
 from autotune.fusion.task import FusionBench, FusionTask  # noqa: E402
-from autotune.measure.policy import default_policy  # noqa: E402
-from autotune.measure.timer import time_cuda  # noqa: E402
 from autotune.task import Artifact, Config  # noqa: E402
 
 GN = torch.nn.functional.group_norm
@@ -102,13 +100,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             text = ", ".join(f"{k} {need[k]}" for k in ("registers", "shared_total", "threads", "blocks_per_sm"))
             took = 0.0
             if bench is not None:
-                run = bench.load(config, artifact)
-                verdict = bench.verify(run, seed)
-                if not verdict.ok:
+                found = timed(bench, config, artifact, seed, options.device, 50)
+                if found is None:
                     bad += 1
-                    print(f"BAD {verdict.detail} {config}", flush=True)
                     continue
-                took = statistics.median(time_cuda(run, default_policy(options.device), repeats=50))
+                _, took = found
             lines.append((took, f"{took:8.2f} us  {text}  {differences(config, default)}"))
     print("\n".join(text for _, text in sorted(lines)))
     return 1 if bad else 0
