@@ -8,7 +8,7 @@ from dataclasses import replace
 from autotune.codegen.compile import build
 from autotune.codegen.cubin import limits
 from autotune.codegen.cuda import GENERATOR, CudaSource
-from autotune.codegen.cuda_compose import Phase, barrier_sets, coherent, in_phases
+from autotune.codegen.cuda_compose import Phase, coherent, in_phases
 from autotune.codegen.cuda_pack import Body, Run, pack_bodies
 from autotune.codegen.intrinsics_cluster import STATE_WORDS
 from autotune.codegen.kernels import Private, Ref
@@ -97,7 +97,7 @@ def phased(
         for source, args in zip(made.sources, made.args, strict=True):
             add(source, [_place(group.inputs, group.outputs, at, ref) for ref in args], extent, group.inputs)
     state = ("scratch", first + len(private))
-    private.append(Private("int32", STATE_WORDS * barrier_sets(len(phases)), True))
+    private.append(Private("int32", STATE_WORDS, True))
     source, refs = in_phases(phases, state, sms)
     if len(refs) > MOST_POINTERS:
         raise Unsupported(f"{len(refs)} tensors in one launch")

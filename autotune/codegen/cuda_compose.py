@@ -94,7 +94,7 @@ def behind_barrier(
     grid = int(main.launch["grid"])
     if int(after.launch["blocks_per_sm"]) == 0 and blocks > grid:
         raise Unsupported(f"a finish of {blocks} blocks behind a barrier over {grid}")
-    body = [*first, f"grid_barrier(p{len(refs)}, int64(0), nblk)"]
+    body = [*first, f"grid_barrier(p{len(refs)}, blk, nblk)"]
     if int(after.launch["blocks_per_sm"]) == 0:
         body += [f"if blk < {blocks}:", *("    " + line for line in second)]
     else:
@@ -144,12 +144,6 @@ class Phase:
         return bool(int(self.source.launch["blocks_per_sm"])) and "grid" not in self.source.launch
 
 
-def barrier_sets(phases: int) -> int:
-    """Sets of counters for the barriers of a launch: they take turns, since a block may arrive at the next barrier
-    before the last one has left this one, but not at the one after that."""
-    return min(2, phases - 1)
-
-
 def in_phases(phases: Sequence[Phase], state: Ref, sms: int) -> tuple[CudaSource, tuple[Ref, ...]]:
     """One cooperative kernel of bodies one after the other, and the tensors behind its pointers, each once.
 
@@ -157,7 +151,7 @@ def in_phases(phases: Sequence[Phase], state: Ref, sms: int) -> tuple[CudaSource
     it takes as many of them as fit the device at a time (``launch["grid"]``).
 
     Args:
-        state: ``STATE_WORDS`` zeros for each of :func:`barrier_sets`.
+        state: ``STATE_WORDS`` zeros, which all barriers of the launch share.
 
     Raises:
         Unsupported: the bodies cannot share a launch.
@@ -182,8 +176,7 @@ def in_phases(phases: Sequence[Phase], state: Ref, sms: int) -> tuple[CudaSource
     for j, phase in enumerate(phases):
         back = j > 0 and not back and not phase.any_grid
         if j:
-            first = STATE_WORDS * ((j - 1) % barrier_sets(len(phases)))
-            body.append(f"grid_barrier(p{number[state]}, int64({first}), nblk)")
+            body.append(f"grid_barrier(p{number[state]}, blk, nblk)")
         if any(int(m.group(1)) >= STEPS - 1 for text in phase.source.functions for m in _DEFINED.finditer(text)):
             raise Unsupported(f"more than {STEPS - 1} device functions in one phase")
         inner, lines = renamed(phase.source, j * STEPS, range(len(phase.refs)))

@@ -85,54 +85,48 @@ def _make_remote_store(dtype: str) -> Any:
     return store
 
 
-def _counter(text: str, result: Any, operands: int, constraints: str) -> Any:
-    """An access to ``counter[index]`` with the order of memory that its assembly states."""
+def _counter(text: str, operands: int, constraints: str) -> Any:
+    """An access to ``counter[index]`` (int32) with the order of memory that its assembly states."""
 
     @intrinsic
     def read(typingctx, ptr, index):  # type: ignore[no-untyped-def]
         def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-            at = builder.gep(args[0], [args[1]])
-            out = _call(builder, _I32 if result is not types.void else _VOID, [at], text, constraints)
-            return out if result is not types.void else context.get_dummy_value()
+            return _call(builder, _I32, [builder.gep(args[0], [args[1]])], text, constraints)
 
-        return result(ptr, types.int64), codegen
+        return types.int32(ptr, types.int64), codegen
 
     @intrinsic
     def add(typingctx, ptr, index, value):  # type: ignore[no-untyped-def]
         def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
             return _call(builder, _I32, [builder.gep(args[0], [args[1]]), args[2]], text, constraints)
 
-        return result(ptr, types.int64, types.int32), codegen
+        return types.int32(ptr, types.int64, types.int32), codegen
 
     return add if operands == 2 else read
 
 
-arrive = _counter("atom.add.acq_rel.gpu.global.u32 $0, [$1], $2;", types.int32, 2, "=r,l,r")
+arrive = _counter("atom.add.release.gpu.global.u32 $0, [$1], $2;", 2, "=r,l,r")
 """Add to a counter, after what this thread wrote and knows to be written; answers what it was."""
-watch = _counter("ld.acquire.gpu.global.u32 $0, [$1];", types.int32, 1, "=r,l")
+watch = _counter("ld.acquire.gpu.global.u32 $0, [$1];", 1, "=r,l")
 """Read a counter; what was written before it was counted is seen after."""
-reset = _counter("st.relaxed.gpu.global.u32 [$0], 0;", types.void, 1, "l")
-"""Set a counter to zero."""
 
-STATE_WORDS = 64
-"""int32 counters of one grid barrier: two, in cache lines of their own."""
-_OPEN = 1 << 20  # more than there are blocks
+STATE_WORDS = 32
+"""int32 words of a grid barrier, of which the first counts: a cache line of its own, zero before the first launch."""
 
 
-def _grid_barrier(state, first, nblk):  # type: ignore[no-untyped-def]
-    # Counters ``first`` and ``first + 32`` of ``state`` are zero before and after. Blocks arrive at the first; the last
-    # one opens the second; each block that leaves counts itself there, and the last to leave sets both to zero. All
-    # blocks must run at the same time (a cooperative launch).
-    cuda.threadfence()
+def _grid_barrier(state, blk, nblk):  # type: ignore[no-untyped-def]
+    # What all blocks add is 2**31 (to 32 bits): the sign changes when the last one has arrived, and everything else is
+    # as before, ready for the next barrier, of whatever launch. (Cooperative groups count in the same way.) With a
+    # second counter for those who leave, a barrier took 2.2 us in place of 1.1 (132 blocks of an H200). All blocks
+    # must run at the same time: a cooperative launch.
     cuda.syncthreads()
     if cuda.threadIdx.x == 0:
-        if arrive(state, first, types.int32(1)) == nblk - 1:
-            arrive(state, first + 32, types.int32(_OPEN))
-        while watch(state, first + 32) < _OPEN:
+        mine = types.int32(1)
+        if blk == 0:
+            mine = types.int32((1 - nblk) ^ -2147483648)  # 2**31 - (nblk - 1)
+        was = arrive(state, 0, mine)
+        while (watch(state, 0) ^ was) >= 0:
             pass
-        if arrive(state, first + 32, types.int32(1)) == _OPEN + nblk - 1:
-            reset(state, first)
-            reset(state, first + 32)
     cuda.syncthreads()
 
 

@@ -116,7 +116,7 @@ def test_the_artifact_is_deployed_for_its_own_rows_only() -> None:
     assert not kernel.launch["dynamic"]
     assert grid_of(kernel.launch, 7) == kernel.launch["grid"] <= 132 * kernel.resources["blocks_per_sm"]
     assert not _one_each(task.plan_of(config), artifact.kernels)
-    assert [n for _, n, state in artifact.scratch if state] == [128]
+    assert [n for _, n, state in artifact.scratch if state] == [32]
 
 
 def test_the_picture_shows_phases() -> None:

@@ -188,12 +188,12 @@ class ColumnsScheme:
         out: list[Config] = [d | c for c in over]
         # Of each width the schedule with the most blocks an SM leaves the most partials; clusters leave fewer.
         widest = {c["threads_per_row"]: c for c in over if not program.pointwise or c["unroll"] == 1}
-        out += [d | c | {"cluster": k} for c in widest.values() for k in (2, 8)]
-        out += [d | c | {"finish": "barrier"} for c in over[:1]]
+        out += [d | c | {"cluster": 2} for c in widest.values()]
         if not program.pointwise and t <= 512:  # as few partials as can be: a large block an SM, whose rows meet in it
             large = {"rows_per_block": 1024 // t, "blocks_per_sm": 1, "prefetch": True, "max_registers": 64}
-            out += [d | large, d | large | {"cluster": 2}]
-        out += [d | {"cluster": k} for k in (2, 4)]
+            out += [d | large, d | large | {"cluster": 2}, d | large | {"finish": "barrier"}]
+        out += [d | c | {"finish": "barrier"} for c in over[:1]]
+        out.append(d | {"cluster": 2})
         for factor in (2, 0.5, 4, 0.25):
             n = int(t * factor)
             if 8 <= n <= 1024:
