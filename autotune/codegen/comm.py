@@ -129,10 +129,10 @@ def _copy(parts: int, dtype: str, threads: int, unroll: int) -> CudaSource:
         *_in(_in(through("packs", "head + ", _PACK, "i32_4"))),
         f"        if first == 0 and tid < {_PACK}:",  # what lies before the first pack and after the last
         "            if tid < head:",
-        "                st_u8_1_d(d, tid, ld_u8_1_c(s, tid))",
+        "                st_u8_1_d(d, tid, lk_u8_1_c(s, tid))",
         f"            rest = head + packs * {_PACK} + tid",
         "            if rest < n:",
-        "                st_u8_1_d(d, rest, ld_u8_1_c(s, rest))",
+        "                st_u8_1_d(d, rest, lk_u8_1_c(s, rest))",
         "    else:",
         f"        items = n // {size}",
         *_in(_in(through("items", "", size, f"i{8 * size}_1"))),
@@ -189,7 +189,7 @@ def _reduce(ranks: int, dtype: str, threads: int, unroll: int) -> CudaSource:
     single = f"def f1({', '.join(numbers)}):\n    return {add(numbers)}"
 
     def alone(at: str) -> str:
-        loads = ", ".join(f"ld_{dtype}_1_c(p{r}, {at})" for r in range(ranks))
+        loads = ", ".join(f"lk_{dtype}_1_c(p{r}, {at})" for r in range(ranks))
         return f"st_{dtype}_1_d({out}, {at}, f1({loads}))"
 
     apart = " | ".join(f"(addr(p{r}) ^ addr({out}))" for r in range(ranks))

@@ -332,7 +332,7 @@ class CudaEmitter:
                         if ga in self.p.rows:
                             need(f"i{ga}")
                     body.append(f"if {cond + (' and ' + guard if guard else '')}:")
-                    body.append(f"    v{i}_{e} = ld_{short}_1_d({ptr}, {place})")
+                    body.append(f"    v{i}_{e} = lk_{short}_1_d({ptr}, {place})")
             elif v.op == "index":
                 for e in range(vec):
                     j = f"j{v.axes[0]}" + (f" + {e}" if v.axes[0] == inner and e else "")
@@ -484,10 +484,10 @@ class CudaEmitter:
                 base = f"{base} + int64({idx}) * {v.index_stride}"
                 bound = f"{idx} >= 0 and {idx} < {v.bound}"
                 guard = f"{bound} and {guard}" if guard else bound
-            load = f"v{i} = ld_{short}_1_d(p{v.slot}, {base})"
             if guard:
-                return [f"v{i} = {literal(0, v.dtype)}", f"if {guard}:", f"    {load}"]
-            return [load]
+                load = f"    v{i} = lk_{short}_1_d(p{v.slot}, {base})"
+                return [f"v{i} = {literal(0, v.dtype)}", f"if {guard}:", load]
+            return [f"v{i} = ld_{short}_1_d(p{v.slot}, {base})"]
         if v.op == "index":
             return [f"v{i} = {'float32' if v.dtype == 'float32' else v.dtype}(i{v.axes[0]} * {v.scale} + {v.shift})"]
         types = [self.g.values[a].dtype for a in v.args]

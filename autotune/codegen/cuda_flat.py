@@ -95,9 +95,10 @@ def _rest(e: CudaEmitter) -> tuple[list[str], str]:
     single = CudaEmitter(e.p, replace(e.s, vector_bytes=narrowest(e.p)))
     (pas,) = single.p.passes
     text, params, _ = single.pass_function(0, pas)
-    lines = [f"c = total * {e.vec} + tid", "if blk == nblk - 1 and c < n0:"]
+    # Other threads' loads are inside too, should the compiler move them out of a loop over blocks and the branch in it.
+    lines = [f"c = total * {e.vec} + tid", "cl = least64(c, n0 - 1)", "if blk == nblk - 1 and c < n0:"]
     for i in pas.row_values:
         lines += ["    " + x for x in single.row_value(i)]
     lines += ["    " + x for x in single.bases()]
-    lines.append(f"    f1({', '.join(params)})")
+    lines.append(f"    f1({', '.join('cl' if name == 'c' else name for name in params)})")
     return lines, text.replace("def f0(", "def f1(", 1)

@@ -216,7 +216,7 @@ class Lanes:
         whole = not any(a == self.x and (lo % vec or hi % vec) for a, lo, hi in v.guards)
         if acc.vector and whole:
             guard, at = self.guard(v, 0, need), acc.at(base, 0)
-            load = f"w{i} = ld_{short}_{vec}_{hint}({pointer}, {at})"
+            load = f"w{i} = {'lk' if guard else 'ld'}_{short}_{vec}_{hint}({pointer}, {at})"
             if self.packed(i):
                 out = [f"u{i} = lr_{short}_{vec}_{hint}({pointer}, {at})", f"w{i} = un_{short}_{vec}(u{i})"]
             elif guard:
@@ -227,7 +227,7 @@ class Lanes:
         out = []
         for e in range(self.lanes(i)):
             guard, n = self.guard(v, e, need), self.name(i, e)
-            load = f"{n} = ld_{short}_1_{hint}({pointer}, {acc.at(base, e)})"
+            load = f"{n} = {'lk' if guard else 'ld'}_{short}_1_{hint}({pointer}, {acc.at(base, e)})"
             out += [f"{n} = {zero}", f"if {guard}:", f"    {load}"] if guard else [load]
         return out
 
@@ -239,7 +239,7 @@ class Lanes:
             conds = [f"{index} >= 0", f"{index} < {v.bound}", *filter(None, [self.guard(v, e, need)])]
             place = f"{acc.at(base, e)} + int64({index}) * {v.index_stride}"
             out += [f"{n} = {literal(0, v.dtype)}", f"if {' and '.join(conds)}:"]
-            out.append(f"    {n} = ld_{short}_1_d({pointer}, {place})")
+            out.append(f"    {n} = lk_{short}_1_d({pointer}, {place})")
         return out
 
     def store(self, k: int, need: Need, hint: str) -> list[str]:

@@ -131,6 +131,9 @@ class Rows:
         e = self.e
         out = []
         out.append(f"c = {self.column(k)}")
+        if guarded:  # loads that do not depend on the row leave the row loop, and the branch in it: see intrinsics
+            least = "least64" if self.count == "int64" else "least"
+            out.append(f"cl = {least}(c, {self.count}({self.p.n_cols - self.vec}))")
         if pas.moments:
             out += Joining(self).weights(k)
         unrolled = self.s.keep == "registers" or bool(self.p.columns)
@@ -148,6 +151,8 @@ class Rows:
                 args.append(f"x_{suffix}")
             elif name.startswith("g") and name[1:].isdigit():
                 args.append(f"{name}_{suffix}")
+            elif name == "c" and guarded:
+                args.append("cl")
             else:
                 args.append(name)
         call = f"f{q}({', '.join(args)})"

@@ -4,6 +4,12 @@ Each name a generated kernel may use is made by :func:`resolve` on first use. Lo
 assembly without side effects, so that the compiler may move them above stores: a kernel never reads what it writes, but
 for hint ``c`` (coherent), where what a thread stores to an address depends on what it loaded there, and ``w``, behind a
 grid barrier.
+
+Without side effects also means that the compiler takes such a load for arithmetic, which it may do before it knows
+whether the result is wanted: one whose address is the same in every turn of a loop is moved out of the loop, and out of
+any branch in it. So the branch must not be what keeps a load inside its tensor. Either the address is inside on both
+sides (``least``), or the guard is an operand (``lg``, where no branch has tested the same before), or the load is one
+that stays where it is (``lk``).
 Measured on an H200: 16-byte accesses reach what torch's copy reaches; ``cuda.float32x4`` would emit four scalar loads.
 """
 
@@ -82,13 +88,14 @@ def _const(ty: Any, n: int) -> Any:
     return ir.Constant(ty, n)
 
 
-def _load_words(b: Any, pointer: Any, nbytes: int, hint: str) -> list[Any]:
-    """``nbytes`` from ``pointer`` as i32 words (or one i16/i32-extended byte for less than a word)."""
+def _load_words(b: Any, pointer: Any, nbytes: int, hint: str, fixed: bool = False) -> list[Any]:
+    """``nbytes`` from ``pointer`` as i32 words (or one i16/i32-extended byte for less than a word); ``fixed`` keeps the
+    compiler from moving the load out of its branch."""
     head = LOAD_HINT[hint]
     if nbytes == 1:
-        return [_asm(b, I32, [pointer], _memory(hint, head + ".u8 $0, [$1]{p};"), "=r,l")]
+        return [_asm(b, I32, [pointer], _memory(hint, head + ".u8 $0, [$1]{p};"), "=r,l", fixed)]
     if nbytes == 2:
-        h = _asm(b, I16, [pointer], _memory(hint, head + ".u16 $0, [$1]{p};"), "=h,l")
+        h = _asm(b, I16, [pointer], _memory(hint, head + ".u16 $0, [$1]{p};"), "=h,l", fixed)
         return [b.zext(h, I32)]
     words: list[Any] = []
     done = 0
@@ -97,7 +104,7 @@ def _load_words(b: Any, pointer: Any, nbytes: int, hint: str) -> list[Any]:
         at = pointer if not done else b.gep(b.bitcast(pointer, I8.as_pointer()), [_const(I64, done)])
         n = step // 4
         if n == 1:
-            words.append(_asm(b, I32, [at], _memory(hint, head + ".u32 $0, [$1]{p};"), "=r,l"))
+            words.append(_asm(b, I32, [at], _memory(hint, head + ".u32 $0, [$1]{p};"), "=r,l", fixed))
         else:
             outs = ",".join(f"${k}" for k in range(n))
             struct = _asm(
@@ -106,6 +113,7 @@ def _load_words(b: Any, pointer: Any, nbytes: int, hint: str) -> list[Any]:
                 [at],
                 _memory(hint, f"{head}.v{n}.u32 {{{outs}}}, [${n}]{{p}};"),
                 ",".join(["=r"] * n) + ",l",
+                fixed,
             )
             words.extend(b.extract_value(struct, k) for k in range(n))
         done += step
@@ -241,8 +249,9 @@ def _pointer(b: Any, args: Any) -> Any:
     return b.gep(args[0], [args[1]])
 
 
-def _make_load(short: str, n: int, hint: str) -> Any:
-    """``ld_<type>_<n>_<hint>(pointer, index)``: a tuple of ``n`` arithmetic values (a scalar for n = 1)."""
+def _make_load(short: str, n: int, hint: str, fixed: bool = False) -> Any:
+    """``ld_<type>_<n>_<hint>(pointer, index)``: a tuple of ``n`` arithmetic values (a scalar for n = 1). ``lk``, which
+    is ``fixed``, is for a load whose address may be outside where the branch round it is not taken."""
 
     @intrinsic
     def load(typingctx, ptr, idx):  # type: ignore[no-untyped-def]
@@ -250,7 +259,7 @@ def _make_load(short: str, n: int, hint: str) -> Any:
         sig = result(ptr, idx)
 
         def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-            words = _load_words(builder, _pointer(builder, args), n * SIZE[short], hint)
+            words = _load_words(builder, _pointer(builder, args), n * SIZE[short], hint, fixed)
             vals = _decode(builder, words, short, n)
             return vals[0] if n == 1 else context.make_tuple(builder, sig.return_type, vals)
 
@@ -361,6 +370,21 @@ def _select(typingctx, cond, a, b):  # type: ignore[no-untyped-def]
     return a(types.boolean, a, a), codegen
 
 
+def _least(of: Any, llvm: Any) -> Any:
+    """The smaller of two integers, by an instruction that the compiler does not look into: what follows from a branch
+    on one of them leaves it as it is."""
+
+    @intrinsic
+    def op(typingctx, a, b):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+            text, r = (f"min.s{llvm.width} $0, $1, $2;", "l" if llvm.width == 64 else "r")
+            return _asm(builder, llvm, list(args), text, f"={r},{r},{r}")
+
+        return of(of, of), codegen
+
+    return op
+
+
 def _divide(name: str, of: Any) -> Any:
     @intrinsic
     def op(typingctx, a, b):  # type: ignore[no-untyped-def]
@@ -425,13 +449,15 @@ PLAIN: dict[str, Any] = {
     "rsqrt": _unary("rsqrt.approx.ftz.f32 $0, $1;", "=f,f", types.float32, types.float32, F32),
     "sqrt": _unary("sqrt.approx.ftz.f32 $0, $1;", "=f,f", types.float32, types.float32, F32),
     "rint": _unary("cvt.rni.f32.f32 $0, $1;", "=f,f", types.float32, types.float32, F32),
+    "least": _least(types.int32, I32),
+    "least64": _least(types.int64, I64),
     "udiv": _divide("udiv", types.int32),
     "urem": _divide("urem", types.int32),
     "udiv64": _divide("udiv", types.int64),
     "urem64": _divide("urem", types.int64),
 }
 DEVICE: dict[str, Callable[..., Any]] = {"tanh_": _tanh, "sigmoid_": _sigmoid, "erf_": _erf}
-_PATTERN = re.compile(r"^(ld|lg|lr|st|un)_([a-z0-9]+)_(\d+)(?:_([dsnpelcw]))?$")
+_PATTERN = re.compile(r"^(ld|lk|lg|lr|st|un)_([a-z0-9]+)_(\d+)(?:_([dsnpelcw]))?$")
 
 
 @functools.cache
@@ -455,6 +481,8 @@ def resolve(name: str) -> Any:
     kind, short, n, hint = m.group(1), m.group(2), int(m.group(3)), m.group(4)
     if kind == "ld":
         return _make_load(short, n, hint)
+    if kind == "lk":
+        return _make_load(short, n, hint, fixed=True)
     if kind == "lg":
         return _make_guarded(short, n, hint)
     if kind == "lr":

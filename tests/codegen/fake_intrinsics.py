@@ -172,6 +172,8 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "rsqrt": lambda x: F(1) / np.sqrt(F(x)),
     "sqrt": _one(np.sqrt),
     "rint": _one(np.rint),
+    "least": lambda a, b: min(int32(a), int32(b)),
+    "least64": lambda a, b: min(int64(a), int64(b)),
     "udiv": lambda a, b: _divide(a, b)[0],
     "urem": lambda a, b: _divide(a, b)[1],
     "udiv64": lambda a, b: _divide(a, b, 64)[0],
@@ -194,7 +196,7 @@ MATH = {"log": _one(np.log), "log2": _one(np.log2), "copysign": lambda a, b: F(n
 WAITING = frozenset(["cluster_sync", "cluster_wait", "grid_barrier"])
 """Functions at which a thread waits for those of other blocks."""
 
-_MEMORY = re.compile(r"\b(ld|lg|lr|st|un)_([a-z]+\d+)_(\d+)(?:_([a-z]))?\b")
+_MEMORY = re.compile(r"\b(ld|lk|lg|lr|st|un)_([a-z]+\d+)_(\d+)(?:_([a-z]))?\b")
 
 
 COHERENT = ("c", "w")
@@ -248,7 +250,7 @@ def _store(short: str, n: int, _: str) -> Callable[..., Any]:
 
 def space(text: str) -> dict[str, Any]:
     """What the kernel of that text finds under its names, besides ``cuda``."""
-    makers = {"ld": _load, "lg": _guarded, "lr": _raw, "un": _unpack, "st": _store}
+    makers = {"ld": _load, "lk": _load, "lg": _guarded, "lr": _raw, "un": _unpack, "st": _store}
     found = list(_MEMORY.finditer(text))
     memory = {m.group(0): makers[m.group(1)](m.group(2), int(m.group(3)), m.group(4) or "") for m in found}
     return {

@@ -90,7 +90,7 @@ def functions(text: str, memory: Memory) -> dict[str, Callable[..., Any]]:
 
         return store
 
-    for kind, short, n in re.findall(r"\b(lg|ld|st)_([a-z]+\d+)_(\d+)_[cd]\(", text):
+    for kind, short, n in re.findall(r"\b(lg|lk|ld|st)_([a-z]+\d+)_(\d+)_[cd]\(", text):
         hint = "d" if kind == "st" else "c"
         made[f"{kind}_{short}_{n}_{hint}"] = (stores if kind == "st" else loads)(short, int(n))
     for short, n in re.findall(r"\bun_([a-z]+\d+)_(\d+)\(", text):

@@ -1,0 +1,149 @@
+"""Compiled kernels touch nothing outside their tensors, wherever the compiler has moved their loads.
+
+A load in inline assembly without side effects is arithmetic to it: where the address does not change from turn to turn
+of a loop, the load leaves the loop, and a branch that guards it as well. Memory past a large tensor is not mapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from cpu_graphs import Build, layer_norm
+from many_parts import task_of
+from ptx_walk import Outside, Tensor, Walk
+
+from autotune.codegen import assemble, compile
+from autotune.codegen.comm import emit_comm
+from autotune.codegen.compile import compile_ptx
+from autotune.codegen.cuda import CudaSource
+from autotune.codegen.kernels import Ref
+from autotune.fusion.graph import STORAGE_BYTES, Graph
+from autotune.fusion.plan import make_plan
+from autotune.fusion.task import FusionTask
+from autotune.task import Config, Kernel
+
+Made = tuple[CudaSource, str, Sequence[Ref], int]
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Made]:
+    """Sources, their PTX, what is behind their pointers, and their groups, of all kernels that the test builds."""
+    real, to_ptx, texts, found = assemble.compile_source, compile.compile_ptx, {}, []
+
+    def ptx_of(source: CudaSource, target: str) -> tuple[str, str]:
+        texts[source.text] = to_ptx(source, target)
+        return texts[source.text]
+
+    def compile_source(source: CudaSource, refs: Sequence[Ref], target: str, sms: int, group: int) -> Kernel:
+        kernel = real(source, refs, target, sms, group)
+        found.append((source, texts[source.text][0], refs, group))
+        return kernel
+
+    monkeypatch.setattr(compile, "compile_ptx", ptx_of)
+    monkeypatch.setattr(assemble, "compile_source", compile_source)
+    return found
+
+
+def configured(task: FusionTask, text: str = "", **changes: object) -> Config:
+    """The groups' defaults under a plan (the greedy one without ``text``) with changes."""
+    plan = make_plan(task.graph, "cuda", text)
+    parts = [on.default(g.graph) for on, g in task.sides(plan)]
+    config = task.joined(plan, [c | {k: v for k, v in changes.items() if k in c} for c in parts])  # type: ignore[misc]
+    assert task.reject(config) is None
+    return config
+
+
+def walk(task: FusionTask, config: Config, made: list[Made], content: bytes = b"") -> None:
+    """Walk through all kernels of a configuration by the first and the last thread of a block.
+
+    Args:
+        content: of every input.
+    """
+    artifact, graph = task.build(config), task.graph
+    inputs = [(graph.input_numel(k), name) for k, name in enumerate(graph.inputs)]
+    outputs = [(graph.output_numel(k), o.dtype) for k, o in enumerate(graph.outputs)]
+    sizes = {"input": inputs, "output": outputs, "scratch": [(n, dtype) for dtype, n, _ in artifact.scratch]}
+    assert len(made) == len(artifact.kernels)
+    for source, ptx, refs, group in made:
+        for tid in (0, source.block - 1):
+            given: list[Tensor | int] = []
+            for kind, k in refs:
+                n, dtype = sizes[kind][k]
+                nbytes = n * STORAGE_BYTES[dtype]
+                given.append(Tensor(nbytes, content[:nbytes] if kind == "input" else b""))
+            if source.launch["dynamic"]:
+                given.append(task.plan_of(config).groups[group].graph.extents[0])
+            Walk(ptx, given, tid, int(source.launch["shared"])).run()
+
+
+def softmax_of_everything(rows: int, cols: int) -> Graph:
+    b = Build(rows, cols)
+    x = b.load("float32", 0, 1)
+    e = b.exp(b.sub(x, b.reduce("max", x, 0, 1)))
+    b.out(b.div(e, b.reduce("sum", e, 0, 1)), "float32")
+    return b.graph()
+
+
+@pytest.mark.parametrize(
+    ("text", "blocks_per_sm", "cols"), [("r1 > r4 > o0", 0, 512), ("r1 > r4 > o0", 1, 509), ("r1 / r4 / o0", 1, 512)]
+)
+def test_elements_that_fill_no_pack_in_a_loop_over_blocks(
+    text: str, blocks_per_sm: int, cols: int, made: list[Made]
+) -> None:
+    task = task_of(softmax_of_everything(48, cols))
+    config = configured(task, text)
+    key = "g2.blocks_per_sm"
+    assert config[key] == 0
+    walk(task, task.normalize({**config, key: blocks_per_sm}), made)
+
+
+@pytest.mark.parametrize(
+    ("storage", "vector_bytes", "prefetch"), [("float32", 16, True), ("float16", 4, False), ("float16", 16, True)]
+)
+def test_weights_beside_rows_that_fill_no_set_of_packs(
+    storage: str, vector_bytes: int, prefetch: bool, made: list[Made]
+) -> None:
+    task = task_of(layer_norm(50, 640, storage))
+    changes = {"threads_per_row": 128, "rows_per_block": 1, "blocks_per_sm": 2, "keep": "registers"}
+    walk(task, configured(task, vector_bytes=vector_bytes, prefetch=prefetch, **changes), made)
+
+
+def picked(rows: int, cols: int) -> Graph:
+    """Row sums of ``x`` times what an index of the column picks: the same address in every row, inside or not."""
+    b = Build(rows, cols)
+    x, index = b.load("float32", 0, 1), b.load("int32", 1)
+    table = b.slot("float32")
+    found = b.add("gather", (index,), axes=(1,), strides=(0,), slot=table, bound=5, index_stride=1)
+    b.out(b.reduce("sum", b.mul(x, found), 1), "float32")
+    return b.graph()
+
+
+@pytest.mark.parametrize("index", [4, 5, 1 << 20])
+def test_an_index_outside_its_table_is_not_followed(index: int, made: list[Made]) -> None:
+    task = task_of(picked(40, 256))
+    changes = {"threads_per_row": 32, "rows_per_block": 1, "blocks_per_sm": 1}
+    walk(task, configured(task, **changes), made, content=index.to_bytes(4, "little", signed=True) * (40 * 256))
+
+
+@pytest.mark.parametrize(("op", "parts"), [("copy", 1), ("copy", 2), ("reduce", 2)])
+@pytest.mark.parametrize("n", [2, 100])
+def test_short_copies_and_sums_between_devices(op: str, parts: int, n: int) -> None:
+    source = emit_comm(op, parts, "bf16")
+    ptx, _ = compile_ptx(source, "sm_90")
+    for tid in (0, 15, source.block - 1):
+        tensors = [Tensor(n if op == "copy" else 2 * n) for _ in source.params]
+        Walk(ptx, [*tensors, n], tid).run()
+
+
+def test_an_access_outside_is_found() -> None:
+    launch = {"dynamic": False, "inner": 1, "per_block": 1, "blocks_per_sm": 0, "block": 32, "shared": 0, "align": [4],
+              "multiple": 1}  # fmt: skip
+    body = ("tid = int32(cuda.threadIdx.x)", "if tid < 10:", "    st_f32_1_d(p1, tid, ld_f32_1_d(p0, tid + 2))")
+    ptx, _ = compile_ptx(CudaSource((), body, ("f32", "f32"), launch, 32, 0), "sm_90")
+    for tid in (0, 9, 10, 31):
+        Walk(ptx, [Tensor(48), Tensor(40)], tid).run()
+    with pytest.raises(Outside, match="4 bytes at 44 of pointer 0, which has 44"):
+        Walk(ptx, [Tensor(44), Tensor(40)], 9).run()
+    with pytest.raises(Outside, match="4 bytes at 36 of pointer 1"):
+        Walk(ptx, [Tensor(48), Tensor(36)], 9).run()
