@@ -163,6 +163,7 @@ def tune_workloads(
     import warnings
 
     from autotune.task import policy_for
+    from autotune.tuner.ahead import Ahead
     from autotune.tuner.budget import Budget, Clock
     from autotune.tuner.context import Context
     from autotune.tuner.result import BusyMachine, busy_note
@@ -197,8 +198,14 @@ def tune_workloads(
     context.run = run.id
     state, clock = "failed", Clock(timeout, share)
     try:
-        with contextlib.closing(context), context.interrupt, Lease(store, context.owner):
+        with (
+            contextlib.closing(context),
+            context.interrupt,
+            Lease(store, context.owner),
+            Ahead(context, workloads) as ahead,
+        ):
             for i, workload in enumerate(workloads):
+                ahead.reach(i)
                 result = tune(context, workload, clock.budget(i, trials, patience), clock.granted(i))
                 clock.done(result.seconds, result.search_s)
                 results.append(result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import queue
 import threading
@@ -9,11 +10,12 @@ import time
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
+from typing import NamedTuple
 
 from autotune import task as tasks
 from autotune.measure.child import Child, ChildDied, ChildSilent
 from autotune.measure.wire import artifact_from_wire
-from autotune.task import Artifact, Config
+from autotune.task import Artifact, Config, config_key
 from autotune.workload import Workload
 
 _STARTUP_S = 180.0
@@ -39,13 +41,26 @@ def default_processes() -> int:
     return max(1, min(_MOST, usable - 1))
 
 
-_Job = tuple[Workload, str, Config, "Future[Built]"]
+_NOW, _AHEAD = 1, 2
+_Subject = tuple[str, str, str]
+"""Fingerprint of a workload, device, key of a configuration."""
+
+
+class _Job(NamedTuple):
+    """In the order of the queue: jobs that are waited for before those that may be."""
+
+    urgency: int
+    number: int
+    subject: tuple[Workload, str, Config] | None
+    """None ends the thread that takes it."""
+    future: Future[Built] | None
 
 
 class CompilePool:
     """Builds candidates in processes that are started when first needed.
 
-    A build that crashes its process, or does not end in time, fails alone: the process is replaced. A context manager.
+    A build that crashes its process, or does not end in time, fails alone: the process is replaced. What is built ahead
+    (:meth:`ahead`) is kept until it is asked for. A context manager.
 
     Args:
         processes: how many; see :func:`default_processes`.
@@ -55,10 +70,12 @@ class CompilePool:
     def __init__(self, processes: int | None = None, timeout_s: float = 120.0) -> None:
         self.processes = processes or default_processes()
         self._timeout_s = timeout_s
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: queue.PriorityQueue[_Job] = queue.PriorityQueue()
+        self._numbers = itertools.count()
+        self._ahead: dict[_Subject, Future[Built]] = {}
         self._threads: list[threading.Thread] = []
         self._children: dict[int, Child] = {}
-        self._lock = threading.Lock()
+        self._lock, self._starting = threading.Lock(), threading.Lock()
         self._closed = False
 
     def __enter__(self) -> CompilePool:
@@ -70,14 +87,35 @@ class CompilePool:
         self.close()
 
     def submit(self, workload: Workload, device: str, config: Config) -> Future[Built]:
-        """Build ``config``. The future never raises: failures are :class:`Built` with a reason."""
-        if len(self._threads) < self.processes:
-            number = len(self._threads)
-            thread = threading.Thread(target=self._run, args=(number,), name=f"autotune-build-{number}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        """Build ``config``. The future never raises: failures are :class:`Built` with a reason.
+
+        What has been built ahead is answered with; what was only meant to be is built now.
+        """
+        with self._lock:
+            early = self._ahead.pop((workload.fingerprint, device, config_key(config)), None)
+        if early is not None and not early.cancel() and not (early.done() and early.result().fault):
+            return early
+        return self._put(_NOW, workload, device, config)
+
+    def ahead(self, workload: Workload, device: str, config: Config) -> None:
+        """Build ``config`` when there is nothing else to do, and keep it for :meth:`submit`."""
+        subject = (workload.fingerprint, device, config_key(config))
+        with self._lock:
+            if subject in self._ahead or self._closed:
+                return
+            self._ahead[subject] = self._put(_AHEAD, workload, device, config)
+
+    def _put(self, urgency: int, workload: Workload, device: str, config: Config) -> Future[Built]:
         future: Future[Built] = Future()
-        self._jobs.put((workload, device, config, future))
+        self._jobs.put(_Job(urgency, next(self._numbers), (workload, device, config), future))
+        with self._starting:
+            if len(self._threads) < self.processes:
+                number = len(self._threads)
+                thread = threading.Thread(
+                    target=self._run, args=(number,), name=f"autotune-build-{number}", daemon=True
+                )
+                self._threads.append(thread)
+                thread.start()
         return future
 
     def close(self) -> None:
@@ -87,18 +125,20 @@ class CompilePool:
             for child in self._children.values():
                 child.terminate()  # its thread sees the pipe end, and closes it
         for _ in self._threads:
-            self._jobs.put(None)
+            self._jobs.put(_Job(0, next(self._numbers), None, None))
         for thread in self._threads:
             thread.join(timeout=30)
         while not self._jobs.empty():
-            job = self._jobs.get()
-            if job is not None:
-                job[3].cancel()
+            if (future := self._jobs.get().future) is not None:
+                future.cancel()
 
     def _run(self, number: int) -> None:
         opened: tuple[Workload, str] | None = None
-        while (job := self._jobs.get()) is not None:
-            workload, device, config, future = job
+        while True:
+            _, _, subject, future = self._jobs.get()
+            if subject is None or future is None:
+                break
+            workload, device, config = subject
             if self._closed or not future.set_running_or_notify_cancel():
                 future.cancel()
                 continue

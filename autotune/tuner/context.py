@@ -106,6 +106,11 @@ class Context:
         device, environment = self._place(workload)
         return Key(fingerprint, device, environment, self.policy.key)
 
+    def measured(self, workload: Workload) -> bool:
+        """Whether anything is stored of a workload's candidates here."""
+        device, environment = self._place(workload)
+        return bool(self.store.measurements(workload.fingerprint, device, environment, self.policy.key, limit=1))
+
     def task(self, workload: Workload) -> Task:
         """The workload's task; under this run's method, and with the device's calibration, where it takes such.
 
