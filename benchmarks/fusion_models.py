@@ -158,6 +158,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     import dataclasses
 
     import torch
+    from torch._inductor import config as inductor
 
     import autotune
     from autotune.bench.floor import copy_bandwidth
@@ -169,6 +170,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     name, cuda = args.measure, args.device.startswith("cuda")
     if cuda:
         torch.cuda.set_device(args.device)
+        # Templates of matrix products then compile in threads of this process, as many as there are processors. From
+        # Inductor's own compiling processes their results did not reach this one (torch 2.11): each of the twenty of a
+        # product was compiled again when it was timed, one after the other, 10 s a product. What is chosen is the same.
+        inductor.compile_threads = 1
     seconds: dict[str, float] = {}
     begin = time.monotonic()
 

@@ -15,7 +15,7 @@ from autotune.codegen.cuda_names import tuple_of
 from autotune.errors import Unsupported
 from autotune.task import Kernel
 
-GENERATOR = "comm-1"
+GENERATOR = "comm-2"
 """Changes when emitted code changes meaning; part of an artifact."""
 SIZE = {"bf16": 2, "f16": 2, "f32": 4}
 MOST = 16

@@ -23,7 +23,7 @@ from autotune.errors import Unsupported
 from autotune.fusion.graph import STORAGE_BYTES, Value, compute_type
 from autotune.fusion.ops import POINTWISE
 
-GENERATOR = "cuda-1"
+GENERATOR = "cuda-2"
 """Changes when emitted code changes meaning; part of an artifact."""
 
 
