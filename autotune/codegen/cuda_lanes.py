@@ -358,17 +358,21 @@ class Lanes:
         return out
 
     def merge(self, pas: Pass, other: Callable[[str], str]) -> list[str]:
-        """Lines that take another thread's accumulators, named ``other(name)``, into this one's."""
+        """Lines that take another thread's accumulators, named ``other(name)``, into this one's; online ones apart."""
         out = []
         for r in pas.reduce:
             v = self.g.values[r]
             out += [f"{a} = {combine(v.op, v.dtype, a, other(a))}" for a in self.part("a", r)]
-        for o in pas.online:
-            for m, t in zip(self.part("a", o.peak), self.part("a", o.total), strict=True):
-                out += [f"mm = fmax({m}, {other(m)})", "sm = sel(abs(mm) == float32(inf), float32(0), mm)"]
-                mine, its = (f"sel({x} == mm, float32(1), ex2(({x} - sm) * {LOG2E}))" for x in (m, other(m)))
-                out += [f"{t} = {t} * {mine} + {other(t)} * {its}", f"{m} = mm"]
         return out
+
+    def pairs(self, pas: Pass) -> list[tuple[str, str]]:
+        """The names of each running maximum and of the sum that goes with it."""
+        found = (zip(self.part("a", o.peak), self.part("a", o.total), strict=True) for o in pas.online)
+        return [pair for both in found for pair in both]
+
+    def finite(self, peak: str) -> str:
+        """What to subtract where ``peak`` is the maximum: an infinite one would make a NaN of itself."""
+        return f"sel(abs({peak}) == float32(inf), float32(0), {peak})"
 
     def results(self, pas: Pass) -> list[str]:
         """Lines that give the reductions of a pass their names as values."""

@@ -13,6 +13,7 @@ and once only results are left to be stored, only the warps that store them go o
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from autotune.codegen.counts import check_launch
@@ -20,11 +21,20 @@ from autotune.codegen.cuda import GENERATOR, CudaSchedule, CudaSource
 from autotune.codegen.cuda_lanes import Access, Field, Lanes
 from autotune.codegen.cuda_names import NAMES
 from autotune.codegen.cuda_rows import MAX_PACK_LANES
+from autotune.codegen.expr import LOG2E
 from autotune.codegen.program import Pass, Program
 from autotune.errors import Unsupported
 from autotune.fusion.graph import REDUCTIONS, STORAGE_BYTES
 
 MAX_STATIC = 48 * 1024
+
+
+@dataclass(frozen=True)
+class Part:
+    """Partial results in shared memory: lines to run before they are read, and how each accumulator is read."""
+
+    lines: list[str]
+    values: dict[Field, str]
 
 
 class Outer:
@@ -160,12 +170,47 @@ class Outer:
     # ---- joining ----------------------------------------------------------------------------------------------------
 
     def shuffles(self, pas: Pass) -> list[str]:
-        """Join the places of the reduced axes that a warp spans."""
-        out = []
-        for offset in (o for o in (16, 8, 4, 2, 1) if o >= self.X):
-            for f in self.e.fields(pas):
-                out.append(f"y{f.name} = cuda.shfl_xor_sync(0xffffffff, {f.name}, {offset})")
-            out += self.e.merge(pas, lambda name: f"y{name}")
+        """Join the places of the reduced axes that a warp spans.
+
+        Online pairs find their maximum first and then move each sum to it once: an exponential a sum, where joining
+        pair by pair takes two a step.
+        """
+        offsets, pairs = [o for o in (16, 8, 4, 2, 1) if o >= self.X], self.e.pairs(pas)
+        if not offsets:
+            return []
+        out = [f"m{m} = {m}" for m, _ in pairs]
+        for offset in offsets:
+            out += [f"ym{m} = cuda.shfl_xor_sync(0xffffffff, m{m}, {offset})" for m, _ in pairs]
+            out += [f"m{m} = fmax(m{m}, ym{m})" for m, _ in pairs]
+        for m, t in pairs:
+            out += [f"sm = {self.e.finite(f'm{m}')}", f"{t} = {t} * ex2(({m} - sm) * {LOG2E})", f"{m} = m{m}"]
+        peaks = {m for m, _ in pairs}
+        added = [f.name for f in self.e.fields(pas) if f.name not in peaks]
+        for offset in offsets:
+            out += [f"y{a} = cuda.shfl_xor_sync(0xffffffff, {a}, {offset})" for a in added]
+            out += self.e.merge(pas, lambda name: f"y{name}") + [f"{t} = {t} + y{t}" for _, t in pairs]
+        return out
+
+    def combined(self, pas: Pass, parts: list[Part]) -> list[str]:
+        """Lines that give each accumulator what several parts make together; online maxima first, as above."""
+        pairs, out = self.e.pairs(pas), []
+        online = {name for pair in pairs for name in pair}
+        if pairs and len(parts) > 1:
+            for k, part in enumerate(parts):
+                peaks = [f for f in part.values if f.name in {m for m, _ in pairs}]
+                out += part.lines
+                out += [f"{f.name} = {f'fmax({f.name}, {part.values[f]})' if k else part.values[f]}" for f in peaks]
+            out += [f"m{m} = {self.e.finite(m)}" for m, _ in pairs]
+        for k, part in enumerate(parts):
+            read = {f.name: x for f, x in part.values.items()}
+            single = [name for name in read if len(parts) == 1 or name not in online]
+            out += [*part.lines, *(f"{'y' if k else ''}{name} = {read[name]}" for name in single)]
+            if k:
+                out += self.e.merge(pas, lambda name: f"y{name}")
+            if len(parts) > 1:
+                for m, t in pairs:
+                    moved = f"{read[t]} * ex2(({read[m]} - m{m}) * {LOG2E})"
+                    out.append(f"{t} = {t} + {moved}" if k else f"{t} = {moved}")
         return out
 
     def region(self, t: str) -> int:
@@ -189,38 +234,31 @@ class Outer:
 
     def collect(self, n: int, pas: Pass) -> list[str]:
         """Every thread combines all parts; a warp that spans several places reads a share and shuffles."""
-        fields, out = self.e.fields(pas), []
+        fields, parts = self.e.fields(pas), []
         for k in range(-(-self.parts // self.sub)):
-            at = f"(ts + {k * self.sub})" if self.sub > 1 else str(k)
+            at, lines = f"(ts + {k * self.sub})" if self.sub > 1 else str(k), []
             masked = (k + 1) * self.sub > self.parts
             if masked:
-                out += [f"inside = {at} < {self.parts}", f"last = sel(inside, int32{at}, int32({self.parts - 1}))"]
+                lines = [f"inside = {at} < {self.parts}", f"last = sel(inside, int32{at}, int32({self.parts - 1}))"]
                 at = "last"
-            for f in fields:
-                read = self.slot(n, fields, f, at)
-                name = f"y{f.name}" if k else f.name
-                out.append(f"{name} = sel(inside, {read}, {f.nothing})" if masked else f"{name} = {read}")
-            if k:
-                out += self.e.merge(pas, lambda name: f"y{name}")
-        return out + self.shuffles(pas)
+            reads = {f: self.slot(n, fields, f, at) for f in fields}
+            if masked:
+                reads = {f: f"sel(inside, {read}, {f.nothing})" for f, read in reads.items()}
+            parts.append(Part(lines, reads))
+        return self.combined(pas, parts) + self.shuffles(pas)
 
     def across(self, pas: Pass) -> list[str]:
         """Join the blocks of a cluster: some threads of each write its part to every block, in slots of this join."""
-        fields, sends, reads = self.e.fields(pas), [], []
+        fields, sends = self.e.fields(pas), []
         first: dict[str, int] = {}
         for f in fields:
             first[f.name] = self.cluster_words.get(f.type, 0)
             self.cluster_words[f.type] = first[f.name] + self.C * self.X
             at = f"int64({first[f.name]} + rank * {self.X} + tx)"
             sends.append(f"    rs_{f.type}(q{f.type}, {at}, int32(ty), {f.name})")
-        for k in range(self.C):
-            for f in fields:
-                name = f"y{f.name}" if k else f.name
-                reads.append(f"{name} = q{f.type}[{first[f.name] + k * self.X} + tx]")
-            if k:
-                reads += self.e.merge(pas, lambda name: f"y{name}")
+        parts = [Part([], {f: f"q{f.type}[{first[f.name] + k * self.X} + tx]" for f in fields}) for k in range(self.C)]
         begun = ["cluster_wait()"] if pas is self.joins[0] else []
-        return [*begun, f"if ty < {self.C}:", *sends, "cluster_sync()", *reads]
+        return [*begun, f"if ty < {self.C}:", *sends, "cluster_sync()", *self.combined(pas, parts)]
 
     # ---- the kernel -------------------------------------------------------------------------------------------------
 
