@@ -87,6 +87,7 @@ class Lanes:
         # For kernels that keep values where pass functions do not see it (``cuda_outer_async``):
         self.handing = False  # kept values reach a pass function as tuples s<i> of arithmetic values
         self.ahead: tuple[int, ...] = ()  # and so do these loads, even in the pass that they belong to
+        self.scoring = False  # pass functions return what online pairs are made of, and do not add it to them
 
     # ---- names ------------------------------------------------------------------------------------------------------
 
@@ -280,19 +281,22 @@ class Lanes:
             body += self.value(i, need)
         for r in pas.reduce:
             body += self._accumulate(r, need)
-        for o in pas.online:
+        for o in () if self.scoring else pas.online:
             body += self._online(o, need)
         stores = [line for k in pas.stores for line in self.store(k, need, HINTS[self.s.store_hint])]
         if stores and guarded:
             body.append(f"if {need('live')}:")
             stores = [f"    {line}" for line in stores]
         body += stores
-        returns = [f.name for f in self.fields(pas)]
+        online = {name for pair in self.pairs(pas) for name in pair} if self.scoring else set()
+        returns = [f.name for f in self.fields(pas) if f.name not in online]
         for i in (i for i in pas.kept_out if i not in self.ahead):
             if self.packed(i):
                 returns += [f"u{i}[{w}]" for w in range(self.kept_words(i))]
             else:
                 returns += [self.name(i, e) for e in range(self.lanes(i))]
+        if self.scoring:
+            returns += [self.use(o.score, e, need) for o in pas.online for e in range(len(self.part("a", o.peak)))]
         if returns:
             body.append(f"return ({', '.join(returns)},)")
         return "\n".join([f"def f{q}({', '.join(params)}):", *(f"    {line}" for line in body)]), params
@@ -345,6 +349,21 @@ class Lanes:
                 f"{t} = sel({x} > {m}, {t} * te + float32(1), {t} + te)",
                 f"{m} = hi",
             ]
+        return out
+
+    def online_group(self, pas: Pass, n: int) -> list[str]:
+        """Lines that take ``n`` places at a time into online pairs, from their scores ``x<peak>_<place>``.
+
+        Their maximum first: a place takes an exponential, and so does moving the sum, once for all of them. That scale
+        is exactly 1 where the maximum stands still (see :meth:`_online`).
+        """
+        out = []
+        for m, t in self.pairs(pas):
+            out.append(f"hi = {m}")
+            out += [f"hi = fmax(hi, x{m}_{k})" for k in range(n)]
+            out += [f"sm = {self.finite('hi')}", f"{t} = {t} * ex2(({m} - sm) * {LOG2E})"]
+            out += [f"{t} = {t} + ex2((x{m}_{k} - sm) * {LOG2E})" for k in range(n)]
+            out.append(f"{m} = hi")
         return out
 
     # ---- joining ----------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ and once only results are left to be stored, only the warps that store them go o
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ from autotune.errors import Unsupported
 from autotune.fusion.graph import REDUCTIONS, STORAGE_BYTES
 
 MAX_STATIC = 48 * 1024
+_ARRAY = re.compile(r"= cuda\.shared\.array\((\d+), (\w+)\)")
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ class Outer:
         kept = {i for pas in self.p.passes for i in pas.kept_out} - set(self.e.ahead)
         if s.keep == "shared" and any(self.g.values[i].dtype != "float32" for i in kept):
             raise Unsupported("keeping integers in shared memory")
+        if s.held and not s.prefetch:
+            raise Unsupported("places held in registers beside copies that are not asynchronous")
         if s.keep == "registers":
             values = max(1, *(len(pas.compute) for pas in self.p.passes), 1)
             if self.packs * self.e.vec * values > MAX_PACK_LANES:
@@ -357,7 +361,7 @@ class Outer:
             pre.append("cluster_arrive()")  # no block may write to one that has not begun: see across()
         if static > MAX_STATIC:
             raise Unsupported(f"{static} bytes of static shared memory")
-        shared = 4 * self.words() * self.packs * s.block if s.keep == "shared" else 0
+        shared = 4 * self.words() * (self.packs - s.held) * s.block if s.keep == "shared" else 0
         if shared:
             pre += ["sf = cuda.shared.array(0, float32)", "su = cuda.shared.array(0, uint32)"]
         rows = f"n0 * {self.inner}" if self.dynamic else f"{self.inner}"
@@ -408,6 +412,12 @@ class Outer:
                 need[v.slot] = max(need[v.slot], of(acc, STORAGE_BYTES[self.g.inputs[v.slot]]))
         outs = zip(self.g.outputs, self.e.out_access, strict=True)
         return need + [of(acc, STORAGE_BYTES[o.dtype]) for o, acc in outs]
+
+
+def static_bytes(source: CudaSource) -> int:
+    """Shared memory of fixed size that a block takes beside ``launch["shared"]``: what its partial results need."""
+    arrays = (_ARRAY.search(line) for line in source.body)
+    return sum(int(m.group(1)) * (8 if m.group(2) == "int64" else 4) for m in arrays if m)
 
 
 def emit_outer(program: Program, schedule: CudaSchedule) -> CudaSource:

@@ -2,8 +2,12 @@
 
 What later passes read again of the inputs goes to shared memory by asynchronous copies, which take no registers: so
 few are left that several blocks fit an SM, and one of them loads while another one stores. All copies of a strip begin
-at once and are awaited in chunks. In a persistent grid the last walk begins to copy the next strip to each place that
+at once and are awaited in groups. In a persistent grid the last walk begins to copy the next strip to each place that
 it has done with, so that a block loads while it stores.
+
+A strip for which shared memory is too small has its first places (``held`` of each thread) in registers: loads that are
+issued before the copies, and are taken first. So all strips of a tensor may be on the device at the same time, and no
+block waits for another one to end.
 
 Each thread copies what it will read itself, so that no barrier stands between a strip's copies and its walks. What is
 computed and kept takes the place of what is not read any more: softmax without ``online`` writes its exponentials over
@@ -13,7 +17,7 @@ its input.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from autotune.codegen.cuda_lanes import Lanes
 from autotune.codegen.cuda_names import HINTS, NAMES
@@ -22,8 +26,9 @@ from autotune.codegen.program import Pass
 from autotune.errors import Unsupported
 from autotune.fusion.graph import STORAGE_BYTES
 
-CHUNKS = 4
-"""Parts of a strip that the first walk awaits one by one."""
+GROUPS = 32
+"""Groups of copies that may be under way at a time; the hardware counts to 63."""
+Place = Callable[[str, int, bool], list[str]]
 _OF_THIS_STRIP = re.compile(r"\b(row|line|i\d+|q\d+|b\d+)\b")
 
 
@@ -54,8 +59,15 @@ class CopiedOuter(Outer):
         self.firsts: dict[int, int] = {}  # the first word of each kept value, for a thread and a place
         self.most = 0
         self.lay_out()
-        each = -(-self.packs // CHUNKS)
-        self.chunks = [(k, min(k + each, self.packs)) for k in range(0, self.packs, each)]
+        self.held = self.s.held
+        if self.held and (self.s.blocks_per_sm or self.held >= self.packs):
+            raise Unsupported("holding in registers in a persistent grid, or everything")
+        self.e.scoring = True
+        self.steps = (self.full - self.held) // self.s.unroll  # whole groups of places in shared memory
+        self.rest = self.held + self.steps * self.s.unroll
+        self.groups = self.steps + (self.rest < self.packs)
+        if self.groups > GROUPS:
+            raise Unsupported(f"{self.groups} groups of copies: a larger unroll makes fewer")
 
     # ---- what lies where --------------------------------------------------------------------------------------------
 
@@ -87,10 +99,8 @@ class CopiedOuter(Outer):
     def spot(self, i: int, k: str) -> str:
         """The arguments that say where this thread's value ``i`` of place ``k`` lies: its first word, and how far on
         each further piece of 16 bytes is."""
-        wide = min(4, self.kept(i))
-        return (
-            f"int32(({k} * {self.most} + {self.firsts[i]}) * {self.s.block} + tid * {wide}), int32({4 * self.s.block})"
-        )
+        wide, first = min(4, self.kept(i)), self.firsts[i] - self.held * self.most
+        return f"int32(({k} * {self.most} + {first}) * {self.s.block} + tid * {wide}), int32({4 * self.s.block})"
 
     # ---- copies -----------------------------------------------------------------------------------------------------
 
@@ -114,26 +124,45 @@ class CopiedOuter(Outer):
             out.append(f"{name}(su, {self.spot(i, k)}, p{v.slot}, int64({e.access[i].at(f'b{i}{suffix}', 0)}))")
         return out
 
-    def strip(self) -> list[str]:
-        """Begin to copy a whole strip."""
-        out: list[str] = []
-        for begin, end in self.chunks:
-            out += self.each(begin, end, self.copies)
-            out.append("commit_copies()")
+    def loads(self) -> list[str]:
+        """Load the places that are held in registers, as they lie in memory."""
+        e, out = self.e, []
+        for k in range(self.held):
+            out += [*self.place_lines(str(k), masked=False), *e._columns(lambda name: name)]
+            for i in e.ahead:
+                v = e.g.values[i]
+                name = f"lr_{NAMES[e.g.inputs[v.slot]]}_{e.vec}_{e.load_hint(i)}"
+                out.append(f"h{i}_{k} = {name}(p{v.slot}, int64({e.access[i].at(f'b{i}', 0)}))")
         return out
 
-    def each(self, begin: int, end: int, lines: Callable[[str, bool], list[str]]) -> list[str]:
-        """``lines(k, masked)`` for every place from ``begin`` to ``end``, ``unroll`` of them a step."""
+    def strip(self) -> list[str]:
+        """Begin to load and to copy a whole strip."""
+        return self.loads() + self.each(
+            lambda k, _, masked: self.copies(k, masked), after=lambda n: ["commit_copies()"]
+        )
+
+    def each(
+        self, lines: Place, before: Sequence[str] = (), after: Callable[[int], list[str]] = lambda _: []
+    ) -> list[str]:
+        """``lines(k, u, masked)`` for every place in shared memory, ``unroll`` of them a group, in which their numbers
+        ``u`` are 0 to ``n - 1``; ``before`` and ``after(n)`` around each group.
+
+        A loop stays one in the machine code: unrolled, what is executed but once would not fit the instruction cache,
+        and values of several groups would be in registers at the same time.
+        """
         out: list[str] = []
-        unroll = self.s.unroll
-        steps = (min(end, self.full) - begin) // unroll
-        if steps > 1:
-            out += [f"for step in range({steps}):", f"    k = int32({begin} + step * {unroll})"]
-            for u in range(unroll):
-                out += ["    " + line for line in lines(f"(k + {u})", False)]
-            begin += steps * unroll
-        for k in range(begin, end):
-            out += lines(str(k), k >= self.full)
+        unroll, first = self.s.unroll, self.held
+        if self.steps > 1:
+            body = [f"k = int32({first} + step * {unroll})", *before]
+            body += [line for u in range(unroll) for line in lines(f"(k + {u})", u, False)]
+            out += [f"for step in range(rounds(int32({self.steps}))):"]
+            out += ["    " + line for line in (*body, *after(unroll))]
+            first = self.rest
+        for begin in range(first, self.packs, unroll):
+            n = min(unroll, self.packs - begin)
+            out += before
+            out += [line for u in range(n) for line in lines(str(begin + u), u, begin + u >= self.full)]
+            out += after(n)
         return out
 
     def ahead_of_walks(self) -> list[str]:
@@ -165,35 +194,54 @@ class CopiedOuter(Outer):
         text, params = self.e.pass_function(q, pas, self.kept_from, guarded)
         self.functions.append(text)
         out = [f"{f.name} = {f.nothing}" for f in self.e.fields(pas)]
-        for n, (begin, end) in enumerate(self.chunks):
-            if q == self.walked[0]:
-                out.append(f"await_copies_{len(self.chunks) - 1 - n}()")
-            out += self.each(begin, end, lambda k, masked: self.place_of_walk(q, pas, params, k, masked))
-            if q == self.walked[-1] and self.s.blocks_per_sm:
-                out.append("commit_copies()")
+
+        def place(k: str, u: int, masked: bool) -> list[str]:
+            return self.place_of_walk(q, pas, params, k, u, masked)
+
+        def after(n: int) -> list[str]:
+            ahead = q == self.walked[-1] and self.s.blocks_per_sm
+            return self.e.online_group(pas, n) + (["commit_copies()"] if ahead else [])
+
+        for begin in range(0, self.held, self.s.unroll):
+            n = min(self.s.unroll, self.held - begin)
+            out += [line for u in range(n) for line in place(str(begin + u), u, False)] + after(n)
+        # An empty group a step: what may not be there yet then has one number for all steps.
+        awaited = ["commit_copies()", f"await_copies_{self.groups}()"] if q == self.walked[0] else []
+        out += self.each(place, awaited, after)
         return out + self.e.settle(pas)
 
-    def place_of_walk(self, q: int, pas: Pass, params: list[str], k: str, masked: bool) -> list[str]:
-        """One place of the walk of pass ``q``; what a masked one adds is dropped, as in :meth:`Outer.pack`."""
+    def place_of_walk(self, q: int, pas: Pass, params: list[str], k: str, u: int, masked: bool) -> list[str]:
+        """One place of the walk of pass ``q``, the ``u``-th of its group; what a masked one adds is dropped, as in
+        :meth:`Outer.pack`."""
         e = self.e
         out = self.place_lines(k, masked)
+        held = k.isdecimal() and int(k) < self.held
         live = "ok" if self.ok_needed else "True"
         if masked:
             live = "sel(inside, ok, False)" if self.ok_needed else "inside"
         for i in (int(name[1:]) for name in params if re.fullmatch(r"s\d+", name)):
             short = NAMES[e.g.inputs[e.g.values[i].slot]] if i in e.ahead else "f32"
-            out.append(f"s{i} = take_{short}_{e.lanes(i)}(su, {self.spot(i, k)})")
+            if not held:
+                out.append(f"s{i} = take_{short}_{e.lanes(i)}(su, {self.spot(i, k)})")
+            else:
+                out.append(f"s{i} = un_{short}_{e.vec}(h{i}_{k})" if i in e.ahead else f"s{i} = h{i}_{k}")
         call = f"f{q}({', '.join(live if name == 'live' else name for name in params)})"
-        fields = e.fields(pas)
+        online = [name for pair in e.pairs(pas) for name in pair]
+        fields = [f for f in e.fields(pas) if f.name not in online]
         left = [i for i in pas.kept_out if i not in e.ahead]
-        out.append(f"z{q}_x = {call}" if fields or left else call)
+        out.append(f"z{q}_x = {call}" if e.fields(pas) or left else call)
         for n, f in enumerate(fields):
             out.append(f"{f.name} = sel(inside, z{q}_x[{n}], {f.name})" if masked else f"{f.name} = z{q}_x[{n}]")
         at = len(fields)
         for i in left:
             values = ", ".join(f"z{q}_x[{at + w}]" for w in range(e.lanes(i)))
-            out.append(f"put_f32_{e.lanes(i)}(su, {self.spot(i, k)}, ({values},))")
+            out.append(
+                f"h{i}_{k} = ({values},)" if held else f"put_f32_{e.lanes(i)}(su, {self.spot(i, k)}, ({values},))"
+            )
             at += e.lanes(i)
+        for n, (peak, _) in enumerate(e.pairs(pas)):
+            score = f"z{q}_x[{at + n}]"
+            out.append(f"x{peak}_{u} = {f'sel(inside, {score}, float32(-inf))' if masked else score}")
         if q == self.walked[-1] and self.s.blocks_per_sm:
             out += ["if more:", *("    " + line for line in self.copies(k, masked, "n"))]
         return out

@@ -136,6 +136,6 @@ def narrow(space: Space, name: str, allowed: Iterable[Choice]) -> Space:
     return space
 
 
-def without(space: Space, name: str) -> Space:
-    """The space without a parameter that means nothing for a workload: configurations do not mention it."""
-    return replace(space, parameters=tuple(p for p in space if p.name != name))
+def without(space: Space, *names: str) -> Space:
+    """The space without parameters that mean nothing for a workload: configurations do not mention them."""
+    return replace(space, parameters=tuple(p for p in space if p.name not in names))

@@ -37,7 +37,7 @@ class Copies:
             m.group(0): makers[m.group(1)](m.group(2), int(m.group(3))) for m in _NAME.finditer(text)
         }
         found.update({m.group(0): self._await(int(m.group(1))) for m in _AWAIT.finditer(text)})
-        return found | {"commit_copies": self._commit}
+        return found | {"commit_copies": self._commit, "rounds": lambda n: n}
 
     def _words(self, word: int, step: int, nbytes: int) -> list[int]:
         """The words of a vector, in pieces of 16 bytes; an access must be aligned to its piece."""

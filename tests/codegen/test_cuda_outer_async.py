@@ -7,11 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from fake_cuda import KernelError, Machine, check_group
 from fake_intrinsics import Pointer
-from test_cuda_outer import BY_NAME, SHAPES, big, graph
+from test_cuda_outer import BY_NAME, SHAPES, big, graph, graphs_of
 from test_fake_cuda import run
 from test_fake_cuda import source as one_kernel
+from zoo import BF16, F16, F32, T
 
 from autotune.codegen.compile import build, compile_ptx
 from autotune.codegen.cuda import CudaSource
@@ -22,7 +24,7 @@ from autotune.fusion.graph import Graph
 from autotune.fusion.interpret import interpret, make_inputs
 from autotune.fusion.schemes.outer import SCHEME
 from autotune.measure.verify import compare
-from autotune.task import Config
+from autotune.task import Config, Kernel
 from autotune.tuner.space import load_space
 
 COPIED: Config = {"keep": "shared", "prefetch": True, "unroll": 2, "cluster": 1, "vector_bytes": 8}
@@ -90,7 +92,7 @@ def test_a_copy_is_awaited_before_it_is_read() -> None:
     kernels = made(graph("softmax"), threads_per_row=8, rows_per_block=8)
     check_group(graph("softmax"), kernels)
     with pytest.raises(KernelError, match="before its copy is there"):
-        check_group(graph("softmax"), with_body(kernels, r"^await_copies_0\(\)", "await_copies_1()"))
+        check_group(graph("softmax"), with_body(kernels, r"await_copies_4\(\)", "await_copies_5()"))
 
 
 def test_the_next_strip_is_copied_only_where_there_is_one() -> None:
@@ -122,16 +124,98 @@ def test_exponentials_take_the_place_of_what_they_are_made_of() -> None:
         assert source(big("softmax"), **shape, online=online).launch["shared"] == 4096 * 64 // 4
 
 
+STRIP: Config = {"threads_per_row": 4, "rows_per_block": 64, "vector_bytes": 16, "cluster": 4, "unroll": 8}
+"""A strip of 64 bytes by 4096 rows as 16 places of each thread, in two groups."""
+
+
 def test_a_strip_is_read_by_copies_alone() -> None:
-    shape = {"threads_per_row": 4, "rows_per_block": 64, "vector_bytes": 16, "cluster": 4}
-    text = compile_ptx(source(big("softmax"), **shape), "sm_90")[0]
-    assert len(re.findall(r"cp\.async\.cg\.shared\.global \[\S+, \[\S+, 16", text)) == 16
+    text = compile_ptx(source(big("softmax"), **STRIP), "sm_90")[0]
+    assert len(re.findall(r"cp\.async\.cg\.shared\.global \[\S+, \[\S+, 16", text)) == 8
     assert "ld.global" not in text
-    assert text.count("cp.async.commit_group") == text.count("cp.async.wait_group") == 4
-    assert len(re.findall(r"ld\.shared\.v4", text)) == 3 * 16
-    assert len(re.findall(r"st\.shared\.v4", text)) == 16
-    evicting = compile_ptx(source(big("softmax"), **shape, load_hint="evict_first"), "sm_90")[0]
-    assert evicting.count("cp.async.cg.shared.global.L2::cache_hint") == 16
+    assert text.count("cp.async.commit_group") == 2  # after each group of copies, and before each is awaited
+    assert text.count("cp.async.wait_group 2") == text.count("cp.async.wait_group") == 1
+    assert len(re.findall(r"ld\.shared\.v4", text)) == 3 * 8
+    assert len(re.findall(r"st\.shared\.v4", text)) == 8
+    evicting = compile_ptx(source(big("softmax"), **STRIP, load_hint="evict_first"), "sm_90")[0]
+    assert evicting.count("cp.async.cg.shared.global.L2::cache_hint") == 8
+
+
+def test_places_held_in_registers_are_loaded_once_and_first() -> None:
+    """4 of the 16 places of a strip; with 12 in shared memory, as one group of 8 and one of 4."""
+    made = source(big("softmax"), **STRIP, held=4)
+    assert made.launch["shared"] == 12 * 16 * 256
+    text = compile_ptx(made, "sm_90")[0]
+    loads = [m.start() for m in re.finditer(r"ld\.global\.nc\.v4\.u32", text)]
+    copies = [m.start() for m in re.finditer(r"cp\.async\.cg", text)]
+    assert (len(loads), len(copies)) == (4, 12)
+    assert max(loads) < min(copies)
+    assert len(re.findall(r"ld\.shared\.v4", text)) == 3 * 12
+
+
+@pytest.mark.parametrize("held", [1, 2, 3, 8])
+@pytest.mark.parametrize("shape", SHAPES[:6], ids=lambda s: "x".join(str(v) for v in s.values()))
+def test_places_in_registers_are_computed_like_the_others(shape: dict[str, int], held: int) -> None:
+    for name in ("softmax", "joined_moments", "layer_norm_0_bf16"):
+        g = graph(name)
+        config = SCHEME.normalize(g, {**SCHEME.default(g), **COPIED, **shape, "held": held})
+        if config["held"] != held:
+            continue  # so few places: the same as a smaller number
+        for online in (False, True) if name == "softmax" else (False,):
+            check_group(g, SCHEME.emit(g, config | {"online": online}, 2), seed=held, special=True, sms=2)
+
+
+@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize("unroll", [1, 2, 4])
+@pytest.mark.parametrize(("rows", "columns", "dtype", "vector_bytes"), [
+    (131, 40, F32, 16), (97, 13, F32, 4), (128, 44, F32, 8), (160, 24, BF16, 16), (99, 18, BF16, 4), (102, 18, F16, 4),
+])  # fmt: skip
+def test_odd_rows_and_columns_that_do_not_divide(
+    rows: int, columns: int, dtype: torch.dtype, vector_bytes: int, unroll: int, cluster: int
+) -> None:
+    (g,) = graphs_of(lambda x: torch.softmax(x, 0), (T(rows, columns, d=dtype),))
+    shape: Config = {"threads_per_row": 4, "rows_per_block": 16, "cluster": cluster}
+    shape |= {"vector_bytes": vector_bytes, "unroll": unroll}
+    for online in (False, True):
+        config = SCHEME.normalize(g, {**SCHEME.default(g), **COPIED, **shape, "online": online, "held": 3})
+        assert config["prefetch"]
+        assert config["held"] == 3
+        check_group(g, SCHEME.emit(g, config, 3), seed=unroll, special=bool(unroll % 2))
+
+
+def test_registers_beside_shared_memory_are_for_strips_that_do_not_fit() -> None:
+    space = load_space("fusion", "cuda")
+    assert SCHEME.space_of(big("softmax"), space)["held"].choices == space["held"].choices
+    assert SCHEME.space_of(graph("softmax"), space)["held"].choices == (0,)
+    g = graph("softmax")
+    base = {**SCHEME.default(g), **COPIED, "threads_per_row": 2, "rows_per_block": 32, "held": 8}
+    assert SCHEME.normalize(g, base | {"rows_per_block": 32})["held"] == 1  # two places
+    for other in ({"prefetch": False}, {"blocks_per_sm": 1}, {"keep": "registers"}):
+        assert SCHEME.normalize(g, base | other)["held"] == 0
+    old = {k: v for k, v in base.items() if k != "held"}
+    assert SCHEME.normalize(g, old)["held"] == 0
+    with pytest.raises(Unsupported, match="persistent"):
+        made(g, threads_per_row=2, rows_per_block=16, blocks_per_sm=1, held=1)
+    with pytest.raises(Unsupported, match="not asynchronous"):
+        made(g, threads_per_row=2, rows_per_block=16, prefetch=False, held=1)
+
+
+def waves(kernel: Kernel) -> float:
+    """Times the blocks of a launch fill 132 multiprocessors."""
+    blocks = -(-int(kernel.launch["inner"]) // int(kernel.launch["per_block"])) * int(kernel.launch.get("cluster", 1))
+    return blocks / (132 * kernel.resources["blocks_per_sm"])
+
+
+@pytest.mark.parametrize(("rows", "dtype", "most"), [(4096, F32, 1), (8192, F32, 2), (8192, BF16, 1), (4096, BF16, 1)])
+def test_the_first_seed_has_everything_on_the_device(rows: int, dtype: torch.dtype, most: int) -> None:
+    """32 MiB are 254 KiB an SM, more than its shared memory. Half of that fits, twice of that in two waves."""
+    (g,) = graphs_of(lambda x: torch.softmax(x, 0), (T(rows, 2048, d=dtype),))
+    first = next(c for c in SCHEME.seeds(g) if c["prefetch"])
+    assert first["online"]
+    assert bool(first["held"]) == (rows * dtype.itemsize > 8192)
+    (only,) = SCHEME.emit(g, first, 132).sources
+    kernel = build(only, "sm_90")
+    assert kernel.resources["stack"] == 0
+    assert 0.7 * most < waves(kernel) <= most
 
 
 def test_seeds_let_blocks_share_an_sm() -> None:

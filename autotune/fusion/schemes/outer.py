@@ -3,8 +3,8 @@
 Parameters have their names from the row-wise scheme with these meanings: ``threads_per_row`` threads lie along the kept
 axes, each taking a vector of neighbours, and ``rows_per_block`` threads (on each of ``cluster`` blocks) share the
 reduced ones; ``unroll`` is how many places of the reduced axes a thread has in flight. With ``keep = shared``,
-``prefetch`` means that strips are copied to shared memory ahead of their walks: see
-:mod:`autotune.codegen.cuda_outer_async`.
+``prefetch`` means that strips are copied to shared memory ahead of their walks, but for the first ``held`` places of
+each thread, which are loaded into registers: see :mod:`autotune.codegen.cuda_outer_async`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from autotune.codegen.cubin import SmLimits
 from autotune.codegen.cuda import CudaSchedule, CudaSource
 from autotune.codegen.cuda_lanes import Lanes
-from autotune.codegen.cuda_outer import emit_outer
+from autotune.codegen.cuda_outer import emit_outer, static_bytes
 from autotune.codegen.cuda_outer_async import copied
 from autotune.codegen.kernels import GroupKernels
 from autotune.codegen.lane_axis import narrowest, unit_axis, vector_length
@@ -25,7 +25,7 @@ from autotune.codegen.program import Program, build_program, power_of_two
 from autotune.errors import Unsupported
 from autotune.fusion.graph import REDUCTIONS, Graph
 from autotune.fusion.schedules import PLAIN_CUDA, has_online, narrow, without
-from autotune.fusion.schemes.rows import CAPS, REGISTERS_KEPT
+from autotune.fusion.schemes.rows import REGISTERS_KEPT
 from autotune.task import Config
 
 if TYPE_CHECKING:
@@ -37,6 +37,8 @@ IDLE: Config = {"finish": "kernel"}
 """Parameters that mean nothing here, at the value they are given."""
 SMS = 132
 """Multiprocessors that a default schedule wants to give work to; a search finds out for others."""
+HELD = (0, 1, 2, 3, 4, 6, 8)
+"""Places of a strip that a thread may have in registers beside those in shared memory."""
 
 
 @lru_cache(maxsize=256)
@@ -73,7 +75,7 @@ def kept_words(program: Program, vec: int) -> float:
     return widest
 
 
-def _lines(program: Program, vec: int) -> int:
+def lines(program: Program, vec: int) -> int:
     """Packs along the axes that packs cover, all of them together."""
     return _kept(program) // vec
 
@@ -96,7 +98,7 @@ def _deepest(program: Program) -> int:
     return min(256, max(64, power_of_two(program.n_cols)))
 
 
-def _clusters(program: Program) -> list[int]:
+def clusters(program: Program) -> list[int]:
     """Blocks that may share a strip: each has 32 places of the reduced axes or more."""
     return [c for c in (2, 4, 8) if c * 32 <= program.n_cols]
 
@@ -112,9 +114,9 @@ def vectors(program: Program) -> list[int]:
 
 def _registers(program: Program, config: Config) -> float:
     """Registers a thread needs for values that wait for a later pass."""
-    if config["keep"] != "registers":
-        return 0.0
     vec = vector_length(program.graph, unit_axis(program.graph), int(config["vector_bytes"]))
+    if config["keep"] != "registers":
+        return kept_words(program, vec) * int(config.get("held", 0))
     places = int(config["rows_per_block"]) * int(config.get("cluster", 1))
     return kept_words(program, vec) * -(-program.n_cols // places)
 
@@ -127,7 +129,12 @@ def _held(program: Program, config: Config) -> bool:
     return words <= 64 and (room * words + 28) * block <= 65536
 
 
-def _may_copy(program: Program, config: Config) -> bool:
+def crowded(program: Program) -> bool:
+    """Whether what waits for later passes takes most of a large device's shared memory, or more than it has."""
+    return 4 * kept_words(program, 1) * _kept(program) * program.n_cols > SmLimits().shared * SMS / 2
+
+
+def may_copy(program: Program, config: Config) -> bool:
     """Whether there are loads that can be copied to shared memory ahead, with vectors of this size."""
     try:
         return bool(copied(Lanes(program, CudaSchedule.from_config(config))))
@@ -150,7 +157,7 @@ class OuterScheme:
         usable = vectors(program)
         vec = vector_length(program.graph, unit_axis(program.graph), usable[-1])
         space = narrow(without(space, "tile"), "vector_bytes", usable)
-        most = min(256, power_of_two(_lines(program, vec)))
+        most = min(256, power_of_two(lines(program, vec)))
         least = min(across(program, b) for b in usable)
         space = narrow(space, "threads_per_row", [t for t in (1, 2, 4, 8, 16, 32, 64, 128, 256) if least <= t <= most])
         deepest = _deepest(program)
@@ -159,11 +166,13 @@ class OuterScheme:
             space = narrow(space, "keep", ["registers", "reload"])
         if not has_online(program):
             space = narrow(space, "online", [False])
-        space = narrow(space, "cluster", [1, *_clusters(program)])
+        space = narrow(space, "cluster", [1, *clusters(program)])
         for name in {p.name for p in space} & set(IDLE):
             space = narrow(space, name, [IDLE[name]])
-        if not any(_may_copy(program, PLAIN_CUDA | {"vector_bytes": b}) for b in usable):
+        if not any(may_copy(program, PLAIN_CUDA | {"vector_bytes": b}) for b in usable):
             space = narrow(space, "prefetch", [False])
+        if len(space["prefetch"].choices) < 2 or not crowded(program):
+            space = narrow(space, "held", [0])
         if _kept(program) * program.n_cols < 1 << 20:
             space = narrow(space, "blocks_per_sm", [0])
             space = narrow(space, "store_hint", ["default"])
@@ -171,7 +180,7 @@ class OuterScheme:
 
     def normalize(self, graph: Graph, config: Config) -> Config:
         program = self.program(graph)
-        c: Config = {"cluster": 1, "prefetch": False}
+        c: Config = {"cluster": 1, "prefetch": False, "held": 0}
         c.update(config)
         t = 1 << (int(c["threads_per_row"]).bit_length() - 1)
         t = max(min(t, 256), across(program, int(c["vector_bytes"])))
@@ -191,11 +200,14 @@ class OuterScheme:
         packs = -(-program.n_cols // (r * cluster))
         if not program.kept and packs <= int(c["unroll"]):
             c["keep"] = "registers"  # straight-line either way
-        if c["keep"] != "shared" or not _may_copy(self.program(graph, True, bool(c["online"])), c):
+        if c["keep"] != "shared" or not may_copy(self.program(graph, True, bool(c["online"])), c):
             c["prefetch"] = False
+        if not c["prefetch"] or int(c["blocks_per_sm"]):
+            c["held"] = 0
+        c["held"] = max(n for n in HELD if n <= min(int(c["held"]), packs - 1))
         if c["keep"] == "registers":
             c["unroll"] = 1
-        while int(c["unroll"]) > packs:
+        while int(c["unroll"]) > packs - int(c["held"]):
             c["unroll"] = int(c["unroll"]) // 2
         return c
 
@@ -206,17 +218,17 @@ class OuterScheme:
         fits = [b for b in usable if b <= 16] or usable[-1:]
         bytes_ = next((b for b in fits if _kept(program) * b >= vector_length(g, x, b) * 32 * SMS), fits[-1])
         vec = vector_length(g, x, bytes_)
-        lines = _lines(program, vec)
+        packs = lines(program, vec)
         config: Config = PLAIN_CUDA | {"vector_bytes": bytes_}
         least = max(1, 32 // bytes_, across(program, bytes_))  # a sector, or a tile
         t = least
-        while t < 32 and lines >= 2 * t * SMS * 2:
+        while t < 32 and packs >= 2 * t * SMS * 2:
             t *= 2
         best = self._shape(program, config, t)
         while not _held(program, best) and t > least:
             t //= 2
             best = self._shape(program, config, t)
-        for cluster in _clusters(program):  # what one block cannot hold, several may
+        for cluster in clusters(program):  # what one block cannot hold, several may
             if _held(program, best) or not program.kept:
                 break
             wide = max(t, 128 // bytes_)
@@ -241,7 +253,11 @@ class OuterScheme:
     def seeds(self, graph: Graph) -> list[Config]:
         program, d = self.program(graph), self.default(graph)
         t, r = int(d["threads_per_row"]), int(d["rows_per_block"])
-        out = self._copied(graph, d) if _kept(program) * program.n_cols >= 1 << 20 else []
+        out: list[Config] = []
+        if _kept(program) * program.n_cols >= 1 << 20:
+            from autotune.fusion.schemes.outer_seeds import copied_seeds
+
+            out += copied_seeds(self, graph, d)
         for a, b in ((1, 2.0), (1, 0.5), (2, 0.5), (0.5, 2), (2, 1), (0.5, 1), (4, 0.25)):
             n, m = int(t * a), int(r * b)
             if 1 <= n <= 256 and 1 <= m <= _deepest(program) and 64 <= n * m <= 1024:
@@ -250,11 +266,11 @@ class OuterScheme:
             if b <= 16 and b != d["vector_bytes"]:
                 scale = int(d["vector_bytes"]) / b
                 out.append(d | {"vector_bytes": b, "threads_per_row": max(1, min(256, int(t * scale)))})
-        out += [d | {"cluster": c, "rows_per_block": max(c, r // c)} for c in _clusters(program)]
+        out += [d | {"cluster": c, "rows_per_block": max(c, r // c)} for c in clusters(program)]
         if program.kept:
             out.append(d | {"keep": "reload", "unroll": 4, "online": has_online(program)})
             out.append(d | {"keep": "shared", "unroll": 4})
-            for c in _clusters(program):
+            for c in clusters(program):
                 wide = max(t, 128 // int(d["vector_bytes"]))  # whole lines of memory
                 held = d | {"keep": "registers", "cluster": c, "threads_per_row": wide, "unroll": 1, "online": False}
                 held |= {"rows_per_block": max(1, 512 // wide)}
@@ -269,46 +285,23 @@ class OuterScheme:
         made = [self.normalize(graph, c) for c in out]
         return [c for c in made if self.reject(graph, c) is None]
 
-    def _copied(self, graph: Graph, d: Config) -> list[Config]:
-        """Strips copied ahead to shared memory: three blocks an SM or more, under a register cap that lets them, in the
-        smallest clusters that have strips so small; and one block an SM that copies a strip while it stores another."""
-        program, out = self.program(graph), []
-        wide = next((b for b in vectors(program) if b <= 16), 0)
-        d = d | {"vector_bytes": wide, "keep": "shared", "prefetch": True, "online": False, "unroll": 2}
-        d |= {"cluster": 1, "blocks_per_sm": 0}
-        if not wide or not _may_copy(program, d):
-            return []
-        most = SmLimits().shared
-        for strip in (64, 32, 128):  # bytes
-            t = max(1, strip // wide, across(program, wide))
-            shape = d | {"threads_per_row": t, "rows_per_block": max(1, 256 // t)}
-            for cluster in (1, *_clusters(program)):
-                config = shape | {"cluster": cluster}
-                fit = most // (self._shared(graph, config) + 3072)  # what is static, and what the system takes
-                if fit >= 3:
-                    cap = max((c for c in CAPS if c * 256 * fit <= 65536), default=0)
-                    out.append(config | {"max_registers": cap if cap >= 40 else 0})
-                    break
-            if strip == 32 and (fit := most // (self._shared(graph, shape) + 3072)):
-                out.append(shape | {"rows_per_block": max(1, 512 // t), "blocks_per_sm": min(4, fit)})
-        if has_online(program):
-            out += [c | {"online": True} for c in out[:1]]
-        return out
-
-    def _shared(self, graph: Graph, config: Config) -> int:
-        """Dynamic shared memory of a block; more than any has where there is no such kernel."""
+    def shared(self, graph: Graph, config: Config) -> tuple[int, int]:
+        """Shared memory of a block in bytes, of its strip and beside it; more than any has where there is no such
+        kernel."""
         try:
-            return int(self._emit(graph, config)[1].launch["shared"])
+            source = self._emit(graph, config)[1]
         except Unsupported:
-            return 1 << 30
+            return 1 << 30, 0
+        return int(source.launch["shared"]), -(-static_bytes(source) // 128) * 128
 
     def reject(self, graph: Graph, config: Config) -> str | None:
         try:
             program, source = self._emit(graph, config)
         except Unsupported as error:
             return str(error)
-        if int(source.launch["shared"]) > SmLimits().shared_block:
-            return f"{source.launch['shared']} bytes of shared memory a block"
+        shared = int(source.launch["shared"]) + static_bytes(source)
+        if shared > SmLimits().shared_block:
+            return f"{shared} bytes of shared memory a block"
         schedule = CudaSchedule.from_config(config)
         words = _registers(program, config)
         if words > REGISTERS_KEPT:
