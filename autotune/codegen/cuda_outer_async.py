@@ -100,7 +100,7 @@ class CopiedOuter(Outer):
         """The arguments that say where this thread's value ``i`` of place ``k`` lies: its first word, and how far on
         each further piece of 16 bytes is."""
         wide, first = min(4, self.kept(i)), self.firsts[i] - self.held * self.most
-        return f"int32(({k} * {self.most} + {first}) * {self.s.block} + tid * {wide}), int32({4 * self.s.block})"
+        return f"({k} * {self.most} + {first}) * {self.s.block} + tid * {wide}, {4 * self.s.block}"
 
     # ---- copies -----------------------------------------------------------------------------------------------------
 

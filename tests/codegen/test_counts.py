@@ -12,7 +12,7 @@ import fake_intrinsics
 import pytest
 import torch
 from cpu_graphs import check, own_cpu_cache  # noqa: F401
-from fake_cuda import KernelError, check_group
+from fake_cuda import KernelError, check_group, grid_of
 from many_parts import beside, run_packed, task_of, update
 from test_cuda_outer import Case, graphs_of
 from torch import Tensor
@@ -90,8 +90,10 @@ def some_configs(scheme: Scheme, graph: Graph, n: int) -> list[Config]:
     while len(found) < n:
         config = scheme.normalize(graph, space.sample(rng) | {"vector_bytes": 4})
         few = int(config["threads_per_row"]) * int(config["rows_per_block"]) <= 128
-        if few and config not in found and scheme.reject(graph, config) is None:
-            found.append(config)
+        if not few or config in found or scheme.reject(graph, config) is not None:
+            continue
+        if all(grid_of(source, graph.extents[0], 3) <= MOST for source in scheme.emit(graph, config, 3).sources):
+            found.append(config)  # blocks have 32-bit numbers, however much they count
     return found
 
 
