@@ -207,7 +207,10 @@ class OuterScheme:
         c["held"] = max(n for n in HELD if n <= min(int(c["held"]), packs - 1))
         if c["keep"] == "registers":
             c["unroll"] = 1
-        while int(c["unroll"]) > packs - int(c["held"]):
+        if c["prefetch"]:  # up to so many are one group
+            while int(c["unroll"]) // 2 >= max(int(c["held"]), packs - int(c["held"])):
+                c["unroll"] = int(c["unroll"]) // 2
+        while not c["prefetch"] and int(c["unroll"]) > packs:
             c["unroll"] = int(c["unroll"]) // 2
         return c
 
