@@ -2,15 +2,19 @@
 
 Tracing a large model takes longer than a search that has nothing left to do. The signature covers what tracing sees:
 the classes and plain attributes of every submodule, parameters and inputs by shape, type and stride, the sources of all
-loaded modules that are not part of Python's or torch's installation, and the versions of what traces. Where anything
-in the module is of a kind that cannot be told so, there is no signature, and the module is captured.
+loaded modules that are not installed packages, this package's sources, and the versions of what traces. Sources count by
+what they say, wherever they lie and whenever they were written. Where anything in the module is of a kind that cannot be
+told so, there is no signature, and the module is captured.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
+import hashlib
 import os
+import site
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
@@ -58,7 +62,7 @@ def signature(
         return None
     return digest(
         {
-            "autotune": [autotune.__version__, _files(Path(autotune.__file__).parent.rglob("*.py"))],
+            "autotune": [autotune.__version__, _own()],
             "versions": [torch.__version__, sys.version],
             "how": [train, kind, torch.is_grad_enabled(), torch.is_autocast_enabled(kind)],
             "modules": modules,
@@ -105,19 +109,42 @@ def _tensor(t: torch.Tensor, seen: dict[int, int]) -> list[Any]:
             type(t).__qualname__, alias]  # fmt: skip
 
 
-def _sources() -> str:
-    """Digest of the files of loaded modules that belong to neither Python nor an installed package."""
-    installed = tuple(os.path.realpath(sysconfig.get_path(n)) + os.sep for n in ("stdlib", "purelib", "platlib"))
-    names = {os.path.realpath(f) for m in list(sys.modules.values()) if (f := getattr(m, "__file__", None))}
-    return _files(Path(n) for n in names if not n.startswith(installed))
+def _sources() -> dict[str, str]:
+    """Loaded modules that are the user's own, by name, and digests of their files.
+
+    Which modules of Python, of installed packages and of autotune are loaded depends on what was done before (an empty
+    database was given its tables, say), which is nothing that a capture depends on.
+    """
+    skipped = _installed()
+    found = {}
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if file and not os.path.realpath(file).startswith(skipped) and (text := _digest(file)):
+            found[module.__name__] = text  # not its name there: multiprocessing gives the main module a second one
+    return found
 
 
-def _files(paths: Any) -> str:
-    found = []
-    for path in sorted(set(paths)):
-        try:
-            stat = path.stat()
-        except OSError:
-            continue
-        found.append([str(path), stat.st_mtime_ns, stat.st_size])
-    return digest(found)
+@functools.cache
+def _installed() -> tuple[str, ...]:
+    """Folders of Python's library, of installed packages and commands, and of autotune."""
+    folders = [sysconfig.get_path(n) for n in ("stdlib", "purelib", "platlib", "scripts")]
+    folders += [sysconfig.get_path("platstdlib", vars={"platbase": sys.base_exec_prefix})]
+    folders += [*site.getsitepackages(), site.getusersitepackages(), str(_PACKAGE)]
+    return tuple({os.path.realpath(f) + os.sep for f in folders})
+
+
+_PACKAGE = Path(autotune.__file__).resolve().parent
+
+
+@functools.cache
+def _own() -> dict[str, str]:
+    """Autotune's files, loaded or not, and their digests."""
+    return {str(p.relative_to(_PACKAGE)): _digest(p) for p in _PACKAGE.rglob("*.py")}
+
+
+def _digest(path: str | Path) -> str:
+    """SHA-256 of a file; empty where it cannot be read."""
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
+        return ""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,6 +96,30 @@ def test_what_cannot_be_told_has_none() -> None:
     assert signed(changed(lambda b: setattr(b, "thing", object()))) is None
     assert signed(changed(lambda b: b.norm.register_forward_hook(lambda *a: None))) is None
     assert signed(Block(), object()) is None
+
+
+def test_what_autotune_has_loaded_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "autotune.store.migrate", raising=False)
+    before = signed(Block())
+    Store.open(tmp_path / "new.db").close()
+    assert "autotune.store.migrate" in sys.modules  # which an empty database takes, and the same one next time does not
+    assert signed(Block()) == before is not None
+
+
+def test_sources_count_by_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = tmp_path / "signed_helper.py"
+    source.write_text("WIDTH = 16\n")
+    without = signed(Block())
+    importlib.import_module("signed_helper")
+    before = signed(Block())
+    assert before != without
+    os.utime(source, (1, 1))
+    assert signed(Block()) == before
+    source.write_text("WIDTH = 17\n")  # as long as before
+    assert signed(Block()) != before
+    monkeypatch.delitem(sys.modules, "signed_helper")
+    assert signed(Block()) == without
 
 
 MODULE = """
