@@ -2,9 +2,9 @@
 
 Tracing a large model takes longer than a search that has nothing left to do. The signature covers what tracing sees:
 the classes and plain attributes of every submodule, parameters and inputs by shape, type and stride, the sources of all
-loaded modules that are not installed packages, this package's sources, and the versions of what traces. Sources count by
-what they say, wherever they lie and whenever they were written. Where anything in the module is of a kind that cannot be
-told so, there is no signature, and the module is captured.
+loaded modules that are not installed packages, this package's sources, and the versions of what traces. Sources count
+by what they say, wherever they lie and whenever they were written. Where anything in the module is of a kind that
+cannot be told so, there is no signature, and the module is captured.
 """
 
 from __future__ import annotations

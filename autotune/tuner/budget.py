@@ -12,6 +12,7 @@ from autotune.errors import UserError
 _FINAL_SHARE, _FINAL_MOST_S = 0.25, 30.0
 _MOST_TRIALS, _PATIENCE = 256, 48
 _LEAST_PATIENCE = 12
+_PACE_LEAST = 4
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,24 @@ class Budget:
         if patience is None:
             patience = max(_LEAST_PATIENCE, round(self.patience_now * share**0.5))
         return replace(self, trials=trials, timeout=seconds, patience=patience)
+
+
+@dataclass
+class Pace:
+    """How long a candidate takes, by what was measured in this run."""
+
+    seconds: float = 0.0
+    candidates: int = 0
+
+    def add(self, seconds: float, candidates: int) -> None:
+        """Learn from a search of ``candidates``."""
+        self.seconds += seconds
+        self.candidates += candidates
+
+    @property
+    def each(self) -> float | None:
+        """Seconds a candidate; None where a few alone were measured, which say more of what came before the first."""
+        return self.seconds / self.candidates if self.candidates >= _PACE_LEAST else None
 
 
 class Clock:

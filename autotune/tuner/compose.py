@@ -2,14 +2,14 @@
 of what they take by themselves. The best few are then measured as wholes, which decides.
 
 Parts are workloads of their own: their measurements lie in the database under their own fingerprints, where searches of
-other workloads, models and runs find them.
+other workloads, models and runs find them. Of a short search's compositions only the most promising are followed up
+(:mod:`autotune.tuner.parts`).
 """
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from autotune.errors import Unsupported
 from autotune.store.records import Key
@@ -17,7 +17,8 @@ from autotune.task import ComposedTask, Composition, Config, Ranked, config_key
 from autotune.tuner import finals
 from autotune.tuner.budget import Budget
 from autotune.tuner.context import Context
-from autotune.tuner.explore import NO_GAIN, TIME_UP, Explorer
+from autotune.tuner.explore import NO_GAIN, TIME_UP, TRIALS_UP, Explorer
+from autotune.tuner.parts import Means, Parts
 from autotune.tuner.screen import explore, learn_stored, settled
 from autotune.tuner.seeds import Seed
 from autotune.tuner.session import Session
@@ -27,48 +28,10 @@ from autotune.workload import Workload
 WHOLES = 4
 """Compositions that are measured as a whole, beside the default."""
 _PARTS_SHARE = 0.75  # of the time before the final comparison
-_SLACK = 1.3  # a composition that is expected to take longer than so many times the best is not followed up
 _CANDIDATES = 8  # of each part, to choose from when they are put together
 _POLISH = 24
 _POLISH_PATIENCE = 10
 _REFINED_S = 4.0  # with less time than this for a part, what the whole takes is all that is timed again
-
-
-@dataclass
-class _Parts:
-    """What is known of the parts: candidates by fingerprint, fastest first; empty for one without a kernel."""
-
-    found: dict[str, list[Ranked]] = field(default_factory=dict)
-    settled: bool = True
-
-    def expected(self, c: Composition, scale: float = 1.0) -> float:
-        """What a composition takes by its parts: measured, or else modelled, times ``scale``."""
-        total, model = 0.0, 0.0
-        for part, weight in zip(c.parts, c.weights, strict=True):
-            best = self.best(part)
-            total += weight * scale if best is None else best
-            model += weight
-        return total * c.expected_us / model if model else total
-
-    def best(self, part: Workload) -> float | None:
-        ranking = self.found.get(part.fingerprint)
-        return ranking[0][1] if ranking else None
-
-    def complete(self, c: Composition) -> bool:
-        return all(self.found.get(p.fingerprint) for p in c.parts)
-
-    def hopeless(self, c: Composition) -> bool:
-        return any(self.found.get(p.fingerprint) == [] for p in c.parts)
-
-    def scale(self, compositions: Sequence[Composition]) -> float:
-        """Measured over modelled time of the parts that are measured, in the median."""
-        ratios = [
-            best / weight
-            for c in compositions
-            for part, weight in zip(c.parts, c.weights, strict=True)
-            if (best := self.best(part)) is not None and weight > 0
-        ]
-        return statistics.median(ratios) if ratios else 1.0
 
 
 def search(
@@ -84,16 +47,20 @@ def search(
         WorkerFault: the machine failed.
     """
     learn_stored(s)
-    parts = _Parts()
-    for c in compositions:
-        best = min((parts.expected(d) for d in compositions if parts.complete(d)), default=None)
-        scale = parts.scale(compositions)
-        if parts.hopeless(c) or (best is not None and parts.expected(c, scale) > _SLACK * best):
+    parts = Parts()
+    begun: list[Composition] = []
+    for n, c in enumerate(compositions):
+        if not parts.promising(c, compositions):
             continue
+        followed = _followed(context, s, compositions, n, parts, budget)
+        if not any(c is f for f in followed):
+            parts.settled = False
+            continue
+        begun.append(c)
         for part in c.parts:
             if part.fingerprint in parts.found:
                 continue
-            parts.found[part.fingerprint] = _search_part(context, s, part, compositions, parts, budget, granted)
+            parts.found[part.fingerprint] = _search_part(context, s, part, followed, begun, parts, budget, granted)
             if s.interrupt.requested or not parts.found[part.fingerprint]:
                 break
         if s.interrupt.requested:
@@ -109,34 +76,56 @@ def search(
         _polish(context, s, budget)
     if s.interrupt.requested:
         return "interrupted"
-    return f"{NO_GAIN} in any part" if parts.settled else TIME_UP
+    if parts.settled:
+        return f"{NO_GAIN} in any part"
+    return TIME_UP if budget.timeout is not None else TRIALS_UP
 
 
-def _share(part: Workload, compositions: Sequence[Composition], parts: _Parts) -> float:
-    """A part's share of what is left to be searched, by what the cost model says that parts take."""
-    weights: dict[str, float] = {}
-    for rank, c in enumerate(compositions):
-        for p, weight in zip(c.parts, c.weights, strict=True):
-            if p.fingerprint not in parts.found:
-                # What only less promising compositions have gets less.
-                weights[p.fingerprint] = max(weights.get(p.fingerprint, 0.0), weight / (1 + rank))
-    total = sum(weights.values())
-    return weights[part.fingerprint] / total if total > 0 else 1.0
+def _followed(
+    context: Context, s: Session, compositions: Sequence[Composition], n: int, parts: Parts, budget: Budget
+) -> list[Composition]:
+    """The compositions among which what is left is divided when it is the ``n``-th's turn."""
+    trials = None if budget.trials is None else budget.trials - s.done - s.measured
+    means = Means(_seconds(s, compositions[n:], parts, budget), trials, context.pace.each)
+    if means.endless:
+        return list(compositions)
+    promising = [c for c in compositions[n:] if parts.promising(c, compositions)]
+    return parts.affordable(promising, means, first=not any(parts.complete(c) for c in compositions))
+
+
+def _seconds(s: Session, followed: Sequence[Composition], parts: Parts, budget: Budget) -> float | None:
+    """What is left for the parts of the compositions that are followed up; None for no limit.
+
+    A share of the time is kept to measure what is put together of them. Where nothing is, because the workload itself
+    is all that is still searched, it may take that too.
+    """
+    until = budget.until_s
+    if until is None:
+        return None
+    alone = set().union(*map(parts.missing, followed)) <= {s.key.workload}
+    return max(0.0, (1.0 if alone else _PARTS_SHARE) * until - s.elapsed)
 
 
 def _search_part(
     context: Context,
     s: Session,
     part: Workload,
-    compositions: Sequence[Composition],
-    parts: _Parts,
+    followed: Sequence[Composition],
+    begun: Sequence[Composition],
+    parts: Parts,
     budget: Budget,
     granted: float | None,
 ) -> list[Ranked]:
-    """The candidates of a part, fastest first, searched unless that was done before. Adds to the counts of ``s``."""
-    until, share = budget.until_s, _share(part, compositions, parts)
-    left = None if until is None else max(0.0, _PARTS_SHARE * until - s.elapsed)
-    mine = None if granted is None else granted * _share(part, compositions, _Parts())
+    """The candidates of a part, fastest first, searched unless that was done before. Adds to the counts of ``s``.
+
+    Args:
+        followed: compositions among whose parts what is left is divided.
+        begun: those that were followed up so far, this part's among them.
+    """
+    left, share = _seconds(s, followed, parts, budget), parts.share(part, followed)
+    # What the part would get of the grant in a search that begins with all of these compositions.
+    every = [*begun, *(c for c in followed if not any(c is b for b in begun))]
+    mine = None if granted is None else granted * Parts().share(part, every)
     trials = None if budget.trials is None else max(1, budget.trials - s.done - s.measured)
     own = replace(budget, trials=trials).part(share, None if left is None else max(1.0, left * share))
     key = context.key(part)
@@ -182,7 +171,7 @@ def _stored(context: Context, part: Workload, key: Key) -> list[Ranked]:
     return [(m.config, m.latency_us) for m in best if m.latency_us is not None]
 
 
-def _wholes(s: Session, compositions: Sequence[Composition], parts: _Parts) -> list[Config]:
+def _wholes(s: Session, compositions: Sequence[Composition], parts: Parts) -> list[Config]:
     """Configurations of the whole to be measured: the best of each composition, then second ones, as many as fit."""
     first: list[Ranked] = []
     second: list[Ranked] = []

@@ -21,7 +21,7 @@ from autotune.store.claims import owner_name
 from autotune.store.records import Effort, Key
 from autotune.store.store import Store
 from autotune.task import CalibratedTask, ComposedTask, Config, Task, domain_hook, open_task, place
-from autotune.tuner.budget import Budget
+from autotune.tuner.budget import Budget, Pace
 from autotune.tuner.history import History, open_storage
 from autotune.tuner.interrupt import Interrupt
 from autotune.tuner.result import Progress
@@ -61,6 +61,7 @@ class Context:
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
     owner: str = field(default_factory=owner_name)
     interrupt: Interrupt = field(default_factory=Interrupt)
+    pace: Pace = field(default_factory=Pace)
     _worker: Measurer | None = None
     _pool: CompilePool | None = None
     _places: dict[DeviceIdentity, tuple[str, str]] = field(default_factory=dict)

@@ -29,6 +29,7 @@ NO_GAIN = "no gain"
 EXHAUSTED = ("every candidate of the space is known", "no untried candidate was found")
 SEEDS = "what was suggested is measured"
 TIME_UP = "the time is up"
+TRIALS_UP = "the trials are used up"
 
 
 @dataclass
@@ -93,7 +94,7 @@ class Explorer:
         try:
             while True:
                 reason = self._enough()
-                if reason and reason != _TRIALS:
+                if reason and reason != TRIALS_UP:
                     return reason
                 self._settle()
                 if self._beside or not self._flying:
@@ -103,7 +104,7 @@ class Explorer:
                 elif self._awaited and self._attempts < self.s.trials:
                     time.sleep(_POLL_S)  # all that is left is being measured by others
                 elif self._attempts >= self.s.trials:
-                    return _TRIALS
+                    return TRIALS_UP
                 elif self._exhausted:
                     if self.history is None:
                         return SEEDS
@@ -117,7 +118,7 @@ class Explorer:
         if self._until_s is not None and self.s.elapsed >= self._until_s and self.s.tried:
             return TIME_UP
         if self._attempts >= self.s.trials:
-            return _TRIALS
+            return TRIALS_UP
         if self._patience and self._since_gain >= self._patience and not self._seeds:
             return f"{NO_GAIN} of {_GAIN:.0%} in {self._patience} candidates"
         return ""
@@ -302,6 +303,3 @@ class Explorer:
             if self.history is not None:
                 for trial in candidate.trials:
                     self.history.drop(trial)
-
-
-_TRIALS = "the trials are used up"

@@ -43,7 +43,10 @@ def explore(context: Context, s: Session, budget: Budget, *, until_s: float | No
         polish=guided,
         prune=guided,
     )
-    return explorer.run()
+    began, measured = s.elapsed, s.measured
+    stop = explorer.run()
+    context.pace.add(s.elapsed - began, s.measured - measured)
+    return stop
 
 
 def settled(stop: str, budget: Budget, granted: float | None) -> bool:

@@ -1,7 +1,7 @@
 """A domain with parts: two toy workloads one after the other, apart ("apart") or in the other order ("swapped").
 
 Each part is a workload of :mod:`toy_domain`. ``spec["skewed"]`` names a composition whose model says that it costs
-nothing; the truth is in the measurements.
+nothing; the truth is in the measurements. ``spec["rival"]`` is a toy in the place of the first part, in a third one.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class PairTask:
     def compositions(self, limit: int) -> Sequence[Composition]:
         def made(name: str) -> Composition:
             parts = self.parts if name == "apart" else [replace(p, label="other") for p in reversed(self.parts)]
+            if name == "rival":
+                parts = [toy(**self.workload.spec["rival"]), self.parts[1]]
             if name == "costly":
                 parts = [toy(rows=48, slow_us=1), *self.parts]
             weights = tuple(p.spec["slow_us"] + 1.0 for p in parts)
@@ -56,7 +58,8 @@ class PairTask:
 
             return Composition(name, tuple(parts), weights, expected, combine)
 
-        return [made(n) for n in ("apart", "swapped", "costly")][: 1 if self.method == "short" else limit]
+        names = ("apart", "swapped", *(["rival"] if "rival" in self.workload.spec else []), "costly")
+        return [made(n) for n in names][: 1 if self.method == "short" else limit]
 
     def space(self, file: str | None = None) -> Space:
         return self.space_for({}, file)

@@ -30,8 +30,9 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def tune(store: Store, policy: Policy) -> Tune:
-    def run(a: dict[str, int], b: dict[str, int], **options: object) -> Result:
-        return api.tune_workloads([workload(a, b)], "cpu", store, **{"policy": policy, **ALL, **options})[0]  # type: ignore[arg-type]
+    def run(a: dict[str, int], b: dict[str, int], rival: dict[str, int] | None = None, **options: object) -> Result:
+        whole = workload(a, b, **({"rival": rival} if rival else {}))
+        return api.tune_workloads([whole], "cpu", store, **{"policy": policy, **ALL, **options})[0]  # type: ignore[arg-type]
 
     return run
 
@@ -100,6 +101,40 @@ def test_trials_are_shared_by_the_parts(tune: Tune, store: Store) -> None:
     assert sum(parts) == 6
     assert parts[0] > parts[1] > 0  # by what the model says that they take
     assert result.measured <= 6 + 3
+
+
+RIVAL = {"rows": 128, "slow_us": 800}
+
+
+def plans(store: Store, result: Result) -> set[object]:
+    return {m.config.get("plan", "apart") for m in store.measurements(workload=result.workload, stage="screen")}
+
+
+def test_a_short_search_follows_the_most_promising_up_and_a_longer_one_goes_on(tune: Tune, store: Store) -> None:
+    short = tune(A, B, RIVAL, timeout=2.0)  # a bit more than a second for parts: no more than the first need
+    assert short.ok
+    assert short.best is not None
+    assert screened(store, toy(**RIVAL).fingerprint) == 0
+    assert min(screened(store, toy(**spec).fingerprint) for spec in (A, B)) > 0
+    assert plans(store, short) == {"apart", "swapped"}  # which has the same parts
+    assert short.stop == "the time is up"  # not settled, though it may have seen all of the first plan's parts
+    known = tune(A, B, RIVAL, timeout=3.0)
+    assert (known.measured, known.stop) == (0, "nothing left to do: the time is up")
+    longer = tune(A, B, RIVAL, timeout=40.0)
+    assert screened(store, toy(**RIVAL).fingerprint) == 12
+    assert plans(store, longer) == {"apart", "swapped", "rival"}
+    assert longer.stop == "no gain in any part"
+    assert tune(A, B, RIVAL, timeout=400.0).stop == "nothing left to do: no gain in any part"
+
+
+def test_few_trials_go_to_the_most_promising(tune: Tune, store: Store) -> None:
+    few = tune(A, B, RIVAL, trials=16, sampler="tpe")
+    assert screened(store, toy(**RIVAL).fingerprint) == 0
+    assert sum(screened(store, toy(**spec).fingerprint) for spec in (A, B)) >= 16
+    assert few.stop == "the trials are used up"
+    more = tune(A, B, RIVAL, trials=36, sampler="tpe")
+    assert screened(store, toy(**RIVAL).fingerprint) > 0
+    assert "rival" in plans(store, more)
 
 
 def test_methods_go_to_the_domain(tune: Tune, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
