@@ -96,13 +96,13 @@ def _followed(
 def _seconds(s: Session, followed: Sequence[Composition], parts: Parts, budget: Budget) -> float | None:
     """What is left for the parts of the compositions that are followed up; None for no limit.
 
-    A share of the time is kept to measure what is put together of them. Where nothing is, because the workload itself
-    is all that is still searched, it may take that too.
+    A share of the time is kept to measure what is put together of them. Where nothing is, because no more than the
+    workload itself is searched, that may be taken too.
     """
     until = budget.until_s
     if until is None:
         return None
-    alone = set().union(*map(parts.missing, followed)) <= {s.key.workload}
+    alone = parts.found.keys() | set().union(*map(parts.missing, followed)) <= {s.key.workload}
     return max(0.0, (1.0 if alone else _PARTS_SHARE) * until - s.elapsed)
 
 
