@@ -18,7 +18,7 @@ from autotune.tuner import finals
 from autotune.tuner.budget import Budget
 from autotune.tuner.context import Context
 from autotune.tuner.explore import NO_GAIN, TIME_UP, TRIALS_UP, Explorer
-from autotune.tuner.parts import Means, Parts
+from autotune.tuner.parts import LEAST_S, Means, Parts
 from autotune.tuner.screen import explore, learn_stored, settled
 from autotune.tuner.seeds import Seed
 from autotune.tuner.session import Session
@@ -65,6 +65,7 @@ def search(
                 break
         if s.interrupt.requested:
             break
+    _go_on(context, s, compositions, parts, budget, granted)
     s.worker.open(s.task.workload)
     seeds = [Seed(config, "composed") for config in _wholes(s, compositions, parts)]
     if context.sampler != "model" or not seeds:  # then the model alone decides
@@ -129,18 +130,30 @@ def _search_part(
     trials = None if budget.trials is None else max(1, budget.trials - s.done - s.measured)
     own = replace(budget, trials=trials).part(share, None if left is None else max(1.0, left * share))
     key = context.key(part)
+    if part.fingerprint != s.key.workload and (effort := context.searched(key, own, mine)) is not None:
+        parts.settled &= effort.settled
+        return _stored(context, part, key)
+    return _explore_part(context, s, part, parts, own, mine)
+
+
+def _explore_part(
+    context: Context, s: Session, part: Workload, parts: Parts, own: Budget, mine: float | None
+) -> list[Ranked]:
+    """Search a part with a budget of its own, and note how far; its candidates, fastest first.
+
+    Args:
+        mine: seconds by which the effort is compared with others; None for no limit.
+    """
+    again = part.fingerprint in parts.found
     if part.fingerprint == s.key.workload:
         s.worker.open(part)
         whole, s.trials = s.trials, own.most
         stop = explore(context, s, own, until_s=None if own.timeout is None else s.elapsed + own.timeout)
         s.trials = whole
-        parts.settled &= settled(stop, own, mine)
+        parts.ended(part, stop, settled(stop, own, mine))
         finals.refine(s)
         return _ranked(s)
     try:
-        if (effort := context.searched(key, own, mine)) is not None:
-            parts.settled &= effort.settled
-            return _stored(context, part, key)
         task = context.task(part)
     except Unsupported:
         return []
@@ -149,12 +162,36 @@ def _search_part(
     if own.timeout is None or own.timeout > _REFINED_S:
         finals.refine(sub)
     done = settled(stop, own, mine)
-    parts.settled &= done
+    parts.ended(part, stop, done)
     context.note(sub, stop, done, mine)
     s.done += sub.measured
-    s.reused += sub.reused
+    s.reused += 0 if again else sub.reused
     s.failed.update(sub.failed)
     return _ranked(sub)
+
+
+def _go_on(
+    context: Context,
+    s: Session,
+    compositions: Sequence[Composition],
+    parts: Parts,
+    budget: Budget,
+    granted: float | None,
+) -> None:
+    """Spend what the compositions that came to nothing have left on the best one, where its parts were cut short."""
+    best = parts.leading(compositions)
+    while best is not None and not s.interrupt.requested:
+        cut = [p for p in best.parts if p.fingerprint in parts.cut]
+        left = _seconds(s, (), parts, budget)
+        trials = None if budget.trials is None else budget.trials - s.done - s.measured
+        if not cut or left is None or left < LEAST_S or (trials is not None and trials < 1):
+            return
+        share = Parts({f: r for f, r in parts.found.items() if f not in parts.cut}).share(cut[0], [best])
+        own = replace(budget, trials=trials).part(share, max(1.0, left * share))
+        mine = None if granted is None else granted * Parts().share(cut[0], [best])
+        parts.cut.discard(cut[0].fingerprint)
+        parts.found[cut[0].fingerprint] = _explore_part(context, s, cut[0], parts, own, mine)
+        parts.cut.discard(cut[0].fingerprint)
 
 
 def _ranked(s: Session) -> list[Ranked]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autotune.task import Composition, Ranked
+from autotune.tuner.explore import TIME_UP
 from autotune.workload import Workload
 
 LEAST_CANDIDATES = 8
@@ -54,10 +55,18 @@ class Parts:
     Attributes:
         found: candidates by the part's fingerprint, fastest first; empty for one without a kernel.
         settled: whether nothing was cut short, however much more a later search may spend.
+        cut: fingerprints of the parts whose searches ended with their time in this run.
     """
 
     found: dict[str, list[Ranked]] = field(default_factory=dict)
     settled: bool = True
+    cut: set[str] = field(default_factory=set)
+
+    def ended(self, part: Workload, stop: str, settled: bool) -> None:
+        """A part's search ended for the reason ``stop``."""
+        self.settled &= settled
+        if stop == TIME_UP:
+            self.cut.add(part.fingerprint)
 
     def expected(self, c: Composition, scale: float = 1.0) -> float:
         """What a composition takes by its parts: measured, or else modelled, times ``scale``."""
@@ -92,12 +101,16 @@ class Parts:
         ]
         return statistics.median(ratios) if ratios else 1.0
 
+    def leading(self, compositions: Sequence[Composition]) -> Composition | None:
+        """The best composition whose parts are all known; None where there is none."""
+        return min((c for c in compositions if self.complete(c)), key=self.expected, default=None)
+
     def promising(self, c: Composition, compositions: Sequence[Composition]) -> bool:
         """Whether a composition can work, and may be as good as the best one whose parts are all known."""
         if self.hopeless(c):
             return False
-        best = min((self.expected(d) for d in compositions if self.complete(d)), default=None)
-        return best is None or self.expected(c, self.scale(compositions)) <= SLACK * best
+        best = self.leading(compositions)
+        return best is None or self.expected(c, self.scale(compositions)) <= SLACK * self.expected(best)
 
     def affordable(
         self, compositions: Sequence[Composition], means: Means, *, first: bool = False

@@ -67,5 +67,5 @@ def learn_stored(s: Session) -> list[Measurement]:
         s.learn(m)
         if m.stage == "screen":
             screens.append(m)
-    s.reused = sum(m.status is not Status.INVALID for m in screens)
+    s.reused = sum(m.status is not Status.INVALID and m.run != s.run for m in screens)
     return screens

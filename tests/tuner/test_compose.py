@@ -12,7 +12,11 @@ from autotune.errors import UserError
 from autotune.measure.policy import Policy
 from autotune.measure.worker import Worker
 from autotune.store import Store
+from autotune.tuner import compose
+from autotune.tuner.budget import Budget
+from autotune.tuner.context import Context
 from autotune.tuner.result import Progress, Result
+from autotune.tuner.session import Session
 
 from . import pair_domain
 from .pair_domain import workload
@@ -125,6 +129,36 @@ def test_a_short_search_follows_the_most_promising_up_and_a_longer_one_goes_on(t
     assert plans(store, longer) == {"apart", "swapped", "rival"}
     assert longer.stop == "no gain in any part"
     assert tune(A, B, RIVAL, timeout=400.0).stop == "nothing left to do: no gain in any part"
+
+
+def test_what_is_left_goes_to_the_best_where_it_was_cut_short(
+    tune: Tune, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: list[tuple[str, float]] = []
+    stops = ["the time is up"]
+    true = compose.explore
+
+    def explored(context: Context, s: Session, budget: Budget, *, until_s: float | None) -> str:
+        assert budget.timeout is not None
+        searched.append((s.key.workload, budget.timeout))
+        stop = true(context, s, budget, until_s=until_s)
+        return stops[0] or stop
+
+    monkeypatch.setattr(compose, "explore", explored)
+    a, b = toy(**A).fingerprint, toy(**B).fingerprint
+    first = tune(A, B, timeout=60.0)
+    assert [part for part, _ in searched] == [a, b, a, b]
+    assert searched[2][1] + searched[3][1] > 10.0  # of 34 for parts, most of which 24 candidates do not take
+    assert (first.measured, first.reused) == (27, 0)  # nothing twice, and nothing was known before
+    assert first.stop == "the time is up"
+
+    searched.clear()
+    tune(A, {**C, "columns": 128}, timeout=1.0)  # nothing is left
+    assert len(searched) == 1  # the first part is known as far as it would be searched
+    searched.clear()
+    stops[0] = ""
+    tune({**A, "columns": 128}, {**B, "columns": 128}, timeout=60.0)  # nothing was cut short
+    assert len(searched) == 2
 
 
 def test_few_trials_go_to_the_most_promising(tune: Tune, store: Store) -> None:

@@ -75,6 +75,13 @@ def test_what_is_expected_to_take_longer_is_not_promising() -> None:
     assert not found(b=None).promising(two[1], two)
 
 
+def test_the_leading_one_is_complete() -> None:
+    assert Parts().leading(ALL) is None
+    assert found(a=4.0, b=1.0).leading(ALL) is ALL[0]  # "ab" takes both
+    assert found(a=4.0, b=1.0, c=2.0).leading(ALL) is ALL[1]
+    assert found(a=4.0, b=1.0, c=None).leading(ALL) is ALL[0]
+
+
 def test_a_part_shares_with_those_that_are_followed_up_only() -> None:
     three = [made("a", 6.0), made("bc", 4.0, 4.0), made("d", 6.0)]
     shares = [Parts().share(part(n), three) for n in "abcd"]
