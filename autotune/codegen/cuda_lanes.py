@@ -101,19 +101,21 @@ class Lanes:
             return literal(v.number, v.dtype)
         return f"v{i}_{e}" if self.x in v.axes else f"v{i}"
 
-    def part(self, name: str, i: int) -> list[str]:
-        """Names of what belongs to each lane of value ``i``."""
-        return [f"{name}{i}_{e}" for e in range(self.vec)] if self.x in self.g.values[i].axes else [f"{name}{i}"]
+    def part(self, name: str, i: int, one: bool = False) -> list[str]:
+        """Names of what belongs to each lane of value ``i``; ``one``: to the first."""
+        if self.x not in self.g.values[i].axes:
+            return [f"{name}{i}"]
+        return [f"{name}{i}_{e}" for e in range(1 if one else self.vec)]
 
-    def fields(self, pas: Pass) -> list[Field]:
-        """The accumulators of a pass, in the order in which its function returns them."""
+    def fields(self, pas: Pass, one: bool = False) -> list[Field]:
+        """The accumulators of a pass, in the order in which its function returns them; ``one``: of the first lane."""
         out = []
         for r in pas.reduce:
             v = self.g.values[r]
-            out += [Field(n, accumulator(v.dtype), identity(v.op, v.dtype)) for n in self.part("a", r)]
+            out += [Field(n, accumulator(v.dtype), identity(v.op, v.dtype)) for n in self.part("a", r, one)]
         for o in pas.online:
-            out += [Field(n, "float32", "float32(-inf)") for n in self.part("a", o.peak)]
-            out += [Field(n, "float32", "float32(0)") for n in self.part("a", o.total)]
+            out += [Field(n, "float32", "float32(-inf)") for n in self.part("a", o.peak, one)]
+            out += [Field(n, "float32", "float32(0)") for n in self.part("a", o.total, one)]
         return out
 
     def packed(self, i: int) -> bool:
@@ -376,17 +378,17 @@ class Lanes:
                 out.append(f"{t} = sel({m} == float32(inf), float32(inf), {t})")
         return out
 
-    def merge(self, pas: Pass, other: Callable[[str], str]) -> list[str]:
+    def merge(self, pas: Pass, other: Callable[[str], str], one: bool = False) -> list[str]:
         """Lines that take another thread's accumulators, named ``other(name)``, into this one's; online ones apart."""
         out = []
         for r in pas.reduce:
             v = self.g.values[r]
-            out += [f"{a} = {combine(v.op, v.dtype, a, other(a))}" for a in self.part("a", r)]
+            out += [f"{a} = {combine(v.op, v.dtype, a, other(a))}" for a in self.part("a", r, one)]
         return out
 
-    def pairs(self, pas: Pass) -> list[tuple[str, str]]:
+    def pairs(self, pas: Pass, one: bool = False) -> list[tuple[str, str]]:
         """The names of each running maximum and of the sum that goes with it."""
-        found = (zip(self.part("a", o.peak), self.part("a", o.total), strict=True) for o in pas.online)
+        found = (zip(self.part("a", o.peak, one), self.part("a", o.total, one), strict=True) for o in pas.online)
         return [pair for both in found for pair in both]
 
     def finite(self, peak: str) -> str:

@@ -17,6 +17,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.codegen import cuda_outer_share as share
 from autotune.codegen.counts import check_launch
 from autotune.codegen.cuda import GENERATOR, CudaSchedule, CudaSource
 from autotune.codegen.cuda_lanes import Access, Field, Lanes
@@ -173,13 +174,15 @@ class Outer:
 
     # ---- joining ----------------------------------------------------------------------------------------------------
 
-    def shuffles(self, pas: Pass) -> list[str]:
-        """Join the places of the reduced axes that a warp spans.
+    def shuffles(self, pas: Pass, offsets: list[int] | None = None) -> list[str]:
+        """Join the places of the reduced axes that a warp spans; with ``offsets``, those of the first lane alone.
 
         Online pairs find their maximum first and then move each sum to it once: an exponential a sum, where joining
         pair by pair takes two a step.
         """
-        offsets, pairs = [o for o in (16, 8, 4, 2, 1) if o >= self.X], self.e.pairs(pas)
+        one = offsets is not None
+        offsets = [o for o in (16, 8, 4, 2, 1) if o >= self.X] if offsets is None else offsets
+        pairs = self.e.pairs(pas, one)
         if not offsets:
             return []
         out = [f"m{m} = {m}" for m, _ in pairs]
@@ -189,15 +192,16 @@ class Outer:
         for m, t in pairs:
             out += [f"sm = {self.e.finite(f'm{m}')}", f"{t} = {t} * ex2(({m} - sm) * {LOG2E})", f"{m} = m{m}"]
         peaks = {m for m, _ in pairs}
-        added = [f.name for f in self.e.fields(pas) if f.name not in peaks]
+        added = [f.name for f in self.e.fields(pas, one) if f.name not in peaks]
         for offset in offsets:
             out += [f"y{a} = cuda.shfl_xor_sync(0xffffffff, {a}, {offset})" for a in added]
-            out += self.e.merge(pas, lambda name: f"y{name}") + [f"{t} = {t} + y{t}" for _, t in pairs]
+            out += self.e.merge(pas, lambda name: f"y{name}", one) + [f"{t} = {t} + y{t}" for _, t in pairs]
         return out
 
-    def combined(self, pas: Pass, parts: list[Part]) -> list[str]:
-        """Lines that give each accumulator what several parts make together; online maxima first, as above."""
-        pairs, out = self.e.pairs(pas), []
+    def combined(self, pas: Pass, parts: list[Part], one: bool = False) -> list[str]:
+        """Lines that give each accumulator (``one``: of the first lane) what several parts make together; online maxima
+        first, as above."""
+        pairs, out = self.e.pairs(pas, one), []
         online = {name for pair in pairs for name in pair}
         if pairs and len(parts) > 1:
             for k, part in enumerate(parts):
@@ -210,7 +214,7 @@ class Outer:
             single = [name for name in read if len(parts) == 1 or name not in online]
             out += [*part.lines, *(f"{'y' if k else ''}{name} = {read[name]}" for name in single)]
             if k:
-                out += self.e.merge(pas, lambda name: f"y{name}")
+                out += self.e.merge(pas, lambda name: f"y{name}", one)
             if len(parts) > 1:
                 for m, t in pairs:
                     moved = f"{read[t]} * ex2(({read[m]} - m{m}) * {LOG2E})"
@@ -222,11 +226,15 @@ class Outer:
         most = max(sum(f.type == t for f in self.e.fields(pas)) for pas in self.joins)
         return most * self.parts * self.X
 
-    def slot(self, n: int, fields: list[Field], f: Field, part: str) -> str:
-        """Where field ``f`` of a part lies; joins take turns with two regions, of which one is always free."""
+    def slot(self, n: int, fields: list[Field], f: Field, part: str, shared: bool = False) -> str:
+        """Where field ``f`` of a part lies; joins take turns with two regions, of which one is always free.
+
+        ``shared``: where that of this thread's column does, ``f`` being its first lane's (``cuda_outer_share``).
+        """
         same = [g.name for g in fields if g.type == f.type]
         region = f"r{n % 2} * {self.region(f.type)} + " if len(self.joins) > 1 or self.s.blocks_per_sm else ""
-        return f"x{f.type}[{region}({part} * {len(same)} + {same.index(f.name)}) * {self.X} + tx]"
+        lane, thread = (" + ce", "cx") if shared else ("", "tx")
+        return f"x{f.type}[{region}({part} * {len(same)} + {same.index(f.name)}{lane}) * {self.X} + {thread}]"
 
     def leave(self, n: int, pas: Pass) -> list[str]:
         """Each warp (or row of warps) leaves its part in shared memory."""
@@ -239,6 +247,12 @@ class Outer:
     def collect(self, n: int, pas: Pass) -> list[str]:
         """Every thread combines all parts; a warp that spans several places reads a share and shuffles."""
         fields, parts = self.e.fields(pas), []
+        if share.shares(self, pas):
+            numbers, offsets = share.turns(self, self.parts)
+            for at in numbers:
+                parts.append(Part([], {f: self.slot(n, fields, f, at, True) for f in share.heads(self, pas)}))
+            joined = [*share.begin(self), *self.combined(pas, parts, True), *self.shuffles(pas, offsets)]
+            return joined + (share.spread(self, pas) if self.C == 1 else [])
         for k in range(-(-self.parts // self.sub)):
             at, lines = f"(ts + {k * self.sub})" if self.sub > 1 else str(k), []
             masked = (k + 1) * self.sub > self.parts
@@ -253,16 +267,31 @@ class Outer:
 
     def across(self, pas: Pass) -> list[str]:
         """Join the blocks of a cluster: some threads of each write its part to every block, in slots of this join."""
-        fields, sends = self.e.fields(pas), []
         first: dict[str, int] = {}
-        for f in fields:
+        for f in self.e.fields(pas):
             first[f.name] = self.cluster_words.get(f.type, 0)
             self.cluster_words[f.type] = first[f.name] + self.C * self.X
-            at = f"int64({first[f.name]} + rank * {self.X} + tx)"
-            sends.append(f"    rs_{f.type}(q{f.type}, {at}, int32(ty), {f.name})")
-        parts = [Part([], {f: f"q{f.type}[{first[f.name] + k * self.X} + tx]" for f in fields}) for k in range(self.C)]
+        shared = share.shares(self, pas)
+        lane, thread, to, senders = "", "tx", "int32(ty)", f"ty < {self.C}"
+        numbers, offsets = [str(k) for k in range(self.C)], list[int]()
+        if shared:  # see ``cuda_outer_share``
+            lane, thread = f" + ce * {self.C * self.X}", "cx"
+            to, senders = f"udiv(tid, {share.width(self)})", f"tid < {share.width(self) * self.C}"
+            numbers, offsets = share.turns(self, self.C)
+        fields = self.e.fields(pas, shared)
+        sends = [
+            f"    rs_{f.type}(q{f.type}, int64({first[f.name]}{lane} + rank * {self.X} + {thread}), {to}, {f.name})"
+            for f in fields
+        ]
+        parts = [
+            Part([], {f: f"q{f.type}[{first[f.name]}{lane} + {k} * {self.X} + {thread}]" for f in fields})
+            for k in numbers
+        ]
+        joined = self.combined(pas, parts, shared)
+        if shared:
+            joined += self.shuffles(pas, offsets) + share.spread(self, pas)
         begun = ["cluster_wait()"] if pas is self.joins[0] else []
-        return [*begun, f"if ty < {self.C}:", *sends, "cluster_sync()", *self.combined(pas, parts)]
+        return [*begun, f"if {senders}:", *sends, "cluster_sync()", *joined]
 
     # ---- the kernel -------------------------------------------------------------------------------------------------
 

@@ -142,6 +142,36 @@ def test_every_way_of_joining(shape: dict[str, int], keep: str) -> None:
             check_group(g, made, seed=3, special=True, sms=2)
 
 
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("softmax", {"threads_per_row": 2, "rows_per_block": 64, "vector_bytes": 16, "online": True}),
+        ("softmax", {"threads_per_row": 4, "rows_per_block": 16, "vector_bytes": 16, "online": True, "cluster": 2}),
+        ("softmax", {"threads_per_row": 4, "rows_per_block": 16, "vector_bytes": 32, "cluster": 2}),
+        ("logsumexp", {"threads_per_row": 2, "rows_per_block": 64, "vector_bytes": 8, "online": True}),
+        ("joined_moments", {"threads_per_row": 4, "rows_per_block": 16, "vector_bytes": 8, "cluster": 2}),
+        ("several_types", {"threads_per_row": 4, "rows_per_block": 16, "vector_bytes": 2, "cluster": 2}),
+        ("batched", {"threads_per_row": 4, "rows_per_block": 16, "vector_bytes": 16, "online": True}),
+    ],
+)
+def test_threads_share_the_joins_out(name: str, changes: dict[str, Any]) -> None:
+    """Each joins one column, and gets its own columns from the others: of every type, in blocks and in clusters."""
+    g = graph(name)
+    for keep in ("registers", "reload"):
+        made = SCHEME.emit(g, {**SCHEME.default(g), "cluster": 1, "unroll": 2, "keep": keep, **changes}, 2)
+        assert any("cuda.shfl_sync" in line for line in made.sources[0].body)
+        check_group(g, made, seed=5, special=True, sms=2)
+
+
+@pytest.mark.parametrize(("threads", "places", "cluster"), [(4, 64, 4), (2, 64, 8), (1, 128, 4)])
+def test_large_clusters_share_the_joins_out(threads: int, places: int, cluster: int) -> None:
+    (g,) = graphs_of(lambda x: torch.softmax(x, 0), (T(places * cluster + 77, 16),))
+    config = SCHEME.default(g) | {"threads_per_row": threads, "rows_per_block": places, "cluster": cluster}
+    config |= {"vector_bytes": 16, "keep": "registers", "unroll": 1}
+    for online in (False, True):
+        check_group(g, SCHEME.emit(g, config | {"online": online}, 2), seed=7, special=True)
+
+
 def test_a_cluster_waits_until_all_its_blocks_have_begun() -> None:
     g = graph("softmax")
     good = source(g, cluster=2, threads_per_row=8, rows_per_block=8)
