@@ -85,9 +85,13 @@ def search(
 def _followed(
     context: Context, s: Session, compositions: Sequence[Composition], n: int, parts: Parts, budget: Budget
 ) -> list[Composition]:
-    """The compositions among which what is left is divided when it is the ``n``-th's turn."""
+    """The compositions among which what is left is divided when it is the ``n``-th's turn.
+
+    How long candidates take decides at the beginning; what was spared for a composition then is not withdrawn later.
+    """
     trials = None if budget.trials is None else budget.trials - s.done - s.measured
-    means = Means(_seconds(s, compositions[n:], parts, budget), trials, context.pace.each)
+    pace = None if parts.found else context.pace.each
+    means = Means(_seconds(s, compositions[n:], parts, budget), trials, pace)
     if means.endless:
         return list(compositions)
     promising = [c for c in compositions[n:] if parts.promising(c, compositions)]

@@ -15,8 +15,8 @@ from autotune.task import Composition, Ranked
 from autotune.tuner.explore import TIME_UP
 from autotune.workload import Workload
 
-LEAST_CANDIDATES = 8
-"""A part that gets fewer has not even seen all of what is suggested before a sampler is asked."""
+LEAST_CANDIDATES = 4
+"""A part that gets fewer has seen little beside its default."""
 LEAST_S = 1.5
 """Seconds below which a part's search says little however quick its candidates are: its inputs are made, its oracle is
 run and its first candidates compile meanwhile."""
