@@ -5,9 +5,9 @@
 For each model of ``examples.models``: a search of ``--search`` seconds as a user would run it, then a process of its
 own measures a step (forward, or forward and backward) of eager, ``torch.compile(mode=...)`` and
 ``torch.compile(mode=..., backend="autotune")``, captured, interleaved, medians. The same process counts the kernels
-that each launches for memory-intensive operators: all but those of libraries for matrix products, convolutions and
-attention, and copies. Times of a case are those of a step; ``floor_us`` is what its regions' bytes take at the copy
-bandwidth, without the library calls.
+that each launches for memory-intensive operators, and what they take in a replay: all but those of libraries for
+matrix products, convolutions and attention, and copies. Times of a case are those of a step; ``floor_us`` is what its
+regions' bytes take at the copy bandwidth, without the library calls.
 
 A model that exceeds ``--timeout`` is stopped and left out (exit code 1). The file is written after every model;
 ``--resume`` keeps those that are in it. ``--layers 2`` shortens the deep models: layers repeat.
@@ -122,35 +122,49 @@ def regions_of(example: Example) -> dict[str, Any]:
 
 
 def kernels_of(steps: Mapping[str, Callable[[], object]]) -> dict[str, dict[str, Any]]:
-    """Kernels of one uncaptured step by contender: memory-intensive ones, library ones, and the time of the former."""
+    """Kernels of a step, as its CUDA graph replays them, by contender: memory-intensive ones and library ones, what
+    they take, and the former by name. What a kernel reads lies in the caches where the step leaves it.
+    """
     import torch
 
     from autotune.bench.kernels import _record
+    from autotune.measure.timer import capture
     from benchmarks.kernel_names import is_library
 
     found = {}
     for name, step in steps.items():
+        run = capture(step)
         spans: list[Any] = []
-        for _ in range(3):  # a process's first trace may come out empty
+        for _ in range(3):  # a process's first trace may come out empty, and the second replay is a warm one
 
-            def work(step: Callable[[], object] = step) -> None:
-                step()
+            def work(run: Callable[[], object] = run) -> None:
+                run()
                 torch.cuda.synchronize()
 
-            spans = [s for s in _record(work) if s[2]]
-            if spans:
-                break
-        own = [s for s in spans if not is_library(s[3])]
-        names: dict[str, int] = {}
-        for s in own:
-            names[s[3]] = names.get(s[3], 0) + 1
-        found[name] = {
-            "memory_intensive": len(own),
-            "library": len(spans) - len(own),
-            "memory_intensive_us": round(sum(end - begin for begin, end, _, _ in own), 1),
-            "names": dict(sorted(names.items(), key=lambda item: -item[1])[:40]),
-        }
+            spans = [s for s in _record(work) if s[2]] or spans
+        found[name] = summed([(begin, end, kernel) for begin, end, _, kernel in spans], is_library)
     return found
+
+
+def summed(spans: Sequence[tuple[float, float, str]], is_library: Callable[[str], bool]) -> dict[str, Any]:
+    """Counts and microseconds of kernels (begin, end, name), as the result file has them."""
+    us: dict[str, float] = {}
+    count: Counter[str] = Counter()
+    library = []
+    for begin, end, kernel in spans:
+        if is_library(kernel):
+            library.append(end - begin)
+            continue
+        count[kernel] += 1
+        us[kernel] = us.get(kernel, 0.0) + end - begin
+    return {
+        "memory_intensive": count.total(),
+        "library": len(library),
+        "memory_intensive_us": round(sum(us.values()), 1),
+        "library_us": round(sum(library), 1),
+        "names": dict(count.most_common(40)),
+        "names_us": {k: round(us[k], 1) for k, _ in count.most_common(40)},
+    }
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:

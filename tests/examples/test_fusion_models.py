@@ -100,3 +100,13 @@ def test_unknown_models_are_told(capsys: pytest.CaptureFixture[str]) -> None:
         fusion_models.parse(["--models", "bert_train,gpt"])
     assert stop.value.code == 2
     assert "unknown models gpt" in capsys.readouterr().err
+
+
+def test_kernels_are_counted_and_summed_by_name() -> None:
+    spans = [(0.0, 2.0, "triton_poi_fused_add_0"), (2.5, 5.0, "nvjet_tst_128x64"), (5.0, 6.5, "autotune_kernel"),
+             (7.0, 9.0, "triton_poi_fused_add_0"), (9.0, 13.0, "triton_tem_fused_addmm_1")]  # fmt: skip
+    found = fusion_models.summed(spans, is_library)
+    assert (found["memory_intensive"], found["library"]) == (3, 2)
+    assert (found["memory_intensive_us"], found["library_us"]) == (5.5, 6.5)
+    assert found["names"] == {"triton_poi_fused_add_0": 2, "autotune_kernel": 1}
+    assert found["names_us"] == {"triton_poi_fused_add_0": 4.0, "autotune_kernel": 1.5}
