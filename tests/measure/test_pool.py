@@ -6,6 +6,7 @@ import time
 from concurrent.futures import Future, wait
 from dataclasses import replace
 
+import psutil
 from tuner.toy_domain import workload
 
 from autotune import task
@@ -91,3 +92,10 @@ def test_nothing_is_built_ahead_once_it_is_closed() -> None:
     assert early.cancelled()
     pool.ahead(workload(), "cpu", rows(8))
     assert ahead_of(pool) == [early]
+
+
+def test_compilers_leave_the_processors_to_what_measures() -> None:
+    with CompilePool(1, timeout_s=60) as pool:
+        assert pool.submit(workload(), "cpu", rows(4)).result(60).artifact
+        (child,) = pool._children.values()
+        assert psutil.Process(child.pid).nice() == min(19, psutil.Process().nice() + 5)
