@@ -202,7 +202,7 @@ def tune_workloads(
             contextlib.closing(context),
             context.interrupt,
             Lease(store, context.owner),
-            Ahead(context, workloads) as ahead,
+            Ahead(context, workloads, lambda i: Budget(trials, clock.granted(i), patience)) as ahead,
         ):
             for i, workload in enumerate(workloads):
                 ahead.reach(i)

@@ -7,10 +7,12 @@ import os
 import queue
 import threading
 import time
+from collections.abc import Collection
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 from autotune import task as tasks
 from autotune.measure.child import Child, ChildDied, ChildSilent
@@ -60,7 +62,7 @@ class CompilePool:
     """Builds candidates in processes that are started when first needed.
 
     A build that crashes its process, or does not end in time, fails alone: the process is replaced. What is built ahead
-    (:meth:`ahead`) is kept until it is asked for. A context manager.
+    (:meth:`ahead`) is kept until it is asked for, or forgotten. A context manager.
 
     Args:
         processes: how many; see :func:`default_processes`.
@@ -73,9 +75,10 @@ class CompilePool:
         self._jobs: queue.PriorityQueue[_Job] = queue.PriorityQueue()
         self._numbers = itertools.count()
         self._ahead: dict[_Subject, Future[Built]] = {}
+        self._asked: WeakValueDictionary[_Subject, Future[Built]] = WeakValueDictionary()
         self._threads: list[threading.Thread] = []
         self._children: dict[int, Child] = {}
-        self._lock, self._starting = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
         self._closed = False
 
     def __enter__(self) -> CompilePool:
@@ -91,31 +94,41 @@ class CompilePool:
 
         What has been built ahead is answered with; what was only meant to be is built now.
         """
-        with self._lock:
-            early = self._ahead.pop((workload.fingerprint, device, config_key(config)), None)
-        if early is not None and not early.cancel() and not (early.done() and early.result().fault):
-            return early
-        return self._put(_NOW, workload, device, config)
-
-    def ahead(self, workload: Workload, device: str, config: Config) -> None:
-        """Build ``config`` when there is nothing else to do, and keep it for :meth:`submit`."""
         subject = (workload.fingerprint, device, config_key(config))
         with self._lock:
-            if subject in self._ahead or self._closed:
+            future = self._ahead.pop(subject, None)
+            if future is None or future.cancel() or (future.done() and future.result().fault):
+                future = self._put(_NOW, workload, device, config)
+            self._asked[subject] = future
+            return future
+
+    def ahead(self, workload: Workload, device: str, config: Config) -> None:
+        """Build ``config`` when there is nothing else to do, and keep it for :meth:`submit`.
+
+        Not what was submitted and is in somebody's hands still.
+        """
+        subject = (workload.fingerprint, device, config_key(config))
+        with self._lock:
+            if subject in self._ahead or subject in self._asked or self._closed:
                 return
             self._ahead[subject] = self._put(_AHEAD, workload, device, config)
 
+    def forget(self, workloads: Collection[str]) -> None:
+        """Drop what is built ahead, or meant to be, of the workloads of these fingerprints."""
+        with self._lock:
+            dropped = [self._ahead.pop(subject) for subject in list(self._ahead) if subject[0] in workloads]
+        for future in dropped:
+            future.cancel()
+
     def _put(self, urgency: int, workload: Workload, device: str, config: Config) -> Future[Built]:
+        """Queue a build; the caller has the lock."""
         future: Future[Built] = Future()
         self._jobs.put(_Job(urgency, next(self._numbers), (workload, device, config), future))
-        with self._starting:
-            if len(self._threads) < self.processes:
-                number = len(self._threads)
-                thread = threading.Thread(
-                    target=self._run, args=(number,), name=f"autotune-build-{number}", daemon=True
-                )
-                self._threads.append(thread)
-                thread.start()
+        if len(self._threads) < self.processes:
+            number = len(self._threads)
+            thread = threading.Thread(target=self._run, args=(number,), name=f"autotune-build-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
         return future
 
     def close(self) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from autotune.errors import Unsupported
-from autotune.task import ComposedTask, Composition, Config, Task, config_key
+from autotune.task import Config, Task, config_key
+from autotune.tuner import compose
+from autotune.tuner.budget import Budget
 from autotune.tuner.context import Context
 from autotune.workload import Workload
 
@@ -21,22 +23,28 @@ WORKLOADS = 4
 FIRST = 12
 """Candidates of each workload, and of each part of its most promising compositions."""
 _COMPOSITIONS = 2
+_JOIN_S = 2.0
 
 
 class Ahead:
     """Keeps a run's compile pool busy with what will be asked of it. A context manager.
 
-    Does nothing on a CPU, where compiling disturbs what is measured, and nothing for a workload that is known: what a
-    search begins with is measured then.
+    Does nothing on a CPU, where compiling disturbs what is measured, nothing where the cost model alone decides, which
+    asks for one candidate, and nothing for a workload that is known: what a search begins with is measured then. What
+    the search of a workload did not ask for is dropped when the next one begins.
+
+    Args:
+        budget: what a workload (its number) may spend, as far as that is known before its turn.
     """
 
-    def __init__(self, context: Context, workloads: Sequence[Workload]) -> None:
-        self._context, self._workloads = context, workloads
-        self._active = _overlaps(context.device)
-        self._reached = 0
+    def __init__(self, context: Context, workloads: Sequence[Workload], budget: Callable[[int], Budget]) -> None:
+        self._context, self._workloads, self._budget = context, workloads, budget
+        self._active = _overlaps(context.device) and context.sampler != "model"
+        self._reached = self._present = 0
         self._put = self._done = 0
-        self._stop = threading.Event()
-        self._waiting: queue.SimpleQueue[Workload | None] = queue.SimpleQueue()
+        self._handed: dict[int, set[str]] = {}
+        self._lock = threading.Lock()
+        self._waiting: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="autotune-ahead", daemon=True)
 
     def __enter__(self) -> Ahead:
@@ -47,21 +55,21 @@ class Ahead:
 
     def __exit__(self, *_: object) -> None:
         if self._active:
-            self._stop.set()
+            self._leave(len(self._workloads))  # nothing is handed over from now on
             self._waiting.put(None)
-            self._thread.join(timeout=30)
+            self._thread.join(timeout=_JOIN_S)  # it may be thinking of plans, which nobody waits for
 
     def reach(self, i: int) -> None:
         """Workload ``i`` is about to be searched."""
         if not self._active:
             return
+        self._leave(i)
         self._reached = max(self._reached, i)
         end = min(i + WORKLOADS, len(self._workloads))
         while self._reached < end:
-            workload = self._workloads[self._reached]
-            if not self._context.measured(workload):
+            if not self._context.measured(self._workloads[self._reached]):
                 self._put += 1
-                self._waiting.put(workload)
+                self._waiting.put(self._reached)
             self._reached += 1
 
     @property
@@ -69,13 +77,31 @@ class Ahead:
         """Whether everything is handed to the compilers as far as workloads were reached."""
         return self._done == self._put
 
+    def _leave(self, i: int) -> None:
+        """Drop what is left of the workloads before ``i``, unless a later one has such a part too."""
+        with self._lock:
+            self._present = i
+            left = [self._handed.pop(k) for k in list(self._handed) if k < i]
+            wanted = set().union(*self._handed.values())
+        if left:
+            self._pool.forget(set().union(*left) - wanted)
+
+    def _hand(self, i: int, part: Workload, config: Config) -> bool:
+        """Have a candidate of workload ``i``, or a part of it, built; False where nobody will ask for it any more."""
+        with self._lock:
+            if i < self._present or self._context.interrupt.requested:
+                return False
+            self._handed.setdefault(i, set()).add(part.fingerprint)
+            self._pool.ahead(part, self._context.device, config)
+            return True
+
     def _run(self) -> None:
-        while not self._stop.is_set() and (workload := self._waiting.get()) is not None:
+        while (i := self._waiting.get()) is not None:
             try:
-                for part, config in first(self._context, workload):
-                    if self._stop.is_set():
-                        return
-                    self._pool.ahead(part, self._context.device, config)
+                if i >= self._present:
+                    for part, config in first(self._context, self._workloads[i], self._budget(i)):
+                        if not self._hand(i, part, config):
+                            break
             except Exception:  # whoever searches the workload tells what is wrong with it
                 pass
             self._done += 1
@@ -86,16 +112,14 @@ def _overlaps(device: str) -> bool:
     return device.startswith("cuda")
 
 
-def first(context: Context, workload: Workload) -> Iterator[tuple[Workload, Config]]:
+def first(context: Context, workload: Workload, budget: Budget) -> Iterator[tuple[Workload, Config]]:
     """What a search of ``workload`` probably begins with, by the workload or part that it is a candidate of.
 
     Raises:
         Unsupported: the workload cannot be searched.
     """
     task = context.task(workload)
-    compositions: Sequence[Composition] = ()
-    if isinstance(task, ComposedTask):
-        compositions = task.compositions(context.plans)
+    compositions = compose.begun_with(context, workload, context.compositions(task), budget)
     parts = {p.fingerprint: p for c in compositions[:_COMPOSITIONS] for p in c.parts}
     if not parts or workload.fingerprint in parts:
         yield from ((workload, config) for config in beginnings(context, task))

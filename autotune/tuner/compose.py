@@ -8,6 +8,7 @@ other workloads, models and runs find them. Of a short search's compositions onl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -98,8 +99,23 @@ def _followed(
     return parts.affordable(promising, means, first=not any(parts.complete(c) for c in compositions))
 
 
+def begun_with(
+    context: Context, workload: Workload, compositions: Sequence[Composition], budget: Budget
+) -> list[Composition]:
+    """The compositions that a search of ``workload`` will begin with, where nothing is known of their parts yet."""
+    seconds = _spare(workload.fingerprint, 0.0, compositions, Parts(), budget)
+    return Parts().affordable(compositions, Means(seconds, budget.trials, context.pace.each), first=True)
+
+
 def _seconds(s: Session, followed: Sequence[Composition], parts: Parts, budget: Budget) -> float | None:
-    """What is left for the parts of the compositions that are followed up; None for no limit.
+    """What is left in session ``s`` for the parts of the compositions that are followed up; None for no limit."""
+    return _spare(s.key.workload, s.elapsed, followed, parts, budget)
+
+
+def _spare(
+    workload: str, elapsed: float, followed: Sequence[Composition], parts: Parts, budget: Budget
+) -> float | None:
+    """What a search of ``workload`` has for parts after ``elapsed`` seconds; None for no limit.
 
     A share of the time is kept to measure what is put together of them. Where nothing is, because no more than the
     workload itself is searched, that may be taken too.
@@ -107,8 +123,8 @@ def _seconds(s: Session, followed: Sequence[Composition], parts: Parts, budget: 
     until = budget.until_s
     if until is None:
         return None
-    alone = parts.found.keys() | set().union(*map(parts.missing, followed)) <= {s.key.workload}
-    return max(0.0, (1.0 if alone else _PARTS_SHARE) * until - s.elapsed)
+    alone = parts.found.keys() | set().union(*map(parts.missing, followed)) <= {workload}
+    return max(0.0, (1.0 if alone else _PARTS_SHARE) * until - elapsed)
 
 
 def _search_part(
@@ -183,12 +199,15 @@ def _go_on(
     granted: float | None,
 ) -> None:
     """Spend what the compositions that came to nothing have left on the best one, where its parts were cut short."""
-    best = parts.leading(compositions)
-    while best is not None and not s.interrupt.requested:
-        cut = [p for p in best.parts if p.fingerprint in parts.cut]
+    best: Composition | None = None
+    while parts.cut and not s.interrupt.requested:
         left = _seconds(s, (), parts, budget)
         trials = None if budget.trials is None else budget.trials - s.done - s.measured
-        if not cut or left is None or left < LEAST_S or (trials is not None and trials < 1):
+        if left is None or left < LEAST_S or (trials is not None and trials < 1):
+            return
+        best = best or _best(compositions, parts)
+        cut = [p for p in best.parts if p.fingerprint in parts.cut] if best else []
+        if best is None or not cut:
             return
         share = Parts({f: r for f, r in parts.found.items() if f not in parts.cut}).share(cut[0], [best])
         own = replace(budget, trials=trials).part(share, max(1.0, left * share))
@@ -196,6 +215,16 @@ def _go_on(
         parts.cut.discard(cut[0].fingerprint)
         parts.found[cut[0].fingerprint] = _explore_part(context, s, cut[0], parts, own, mine)
         parts.cut.discard(cut[0].fingerprint)
+
+
+def _best(compositions: Sequence[Composition], parts: Parts) -> Composition | None:
+    """The composition that promises most by what its parts were measured to take, whether or not a model knew of it."""
+    best, best_us = None, math.inf
+    for c in compositions:
+        made = list(c.combine([parts.found[p.fingerprint] for p in c.parts])) if parts.complete(c) else []
+        if made and made[0][1] < best_us:
+            best, best_us = c, made[0][1]
+    return best
 
 
 def _ranked(s: Session) -> list[Ranked]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from autotune.measure.worker import Measurer, Worker
 from autotune.store.claims import owner_name
 from autotune.store.records import Effort, Key
 from autotune.store.store import Store
-from autotune.task import CalibratedTask, ComposedTask, Config, Task, domain_hook, open_task, place
+from autotune.task import CalibratedTask, ComposedTask, Composition, Config, Task, domain_hook, open_task, place
 from autotune.tuner.budget import Budget, Pace
 from autotune.tuner.history import History, open_storage
 from autotune.tuner.interrupt import Interrupt
@@ -29,6 +30,7 @@ from autotune.tuner.session import Session
 from autotune.tuner.space import Space
 from autotune.workload import Workload, digest
 
+_PLANNED = 8  # workloads whose compositions are remembered
 _ENOUGH = 0.5  # what was searched with half of the time it would get now is not searched again
 
 
@@ -66,6 +68,8 @@ class Context:
     _pool: CompilePool | None = None
     _places: dict[DeviceIdentity, tuple[str, str]] = field(default_factory=dict)
     _figures: dict[tuple[str, str], Mapping[str, float]] = field(default_factory=dict)
+    _planned: dict[str, Sequence[Composition]] = field(default_factory=dict)
+    _planning: threading.Lock = field(default_factory=threading.Lock)
 
     def close(self) -> None:
         """End the worker and the compile pool, unless they are lent."""
@@ -128,6 +132,28 @@ class Context:
         if isinstance(task, ComposedTask):
             return task.under(self.method, self._figures[where])
         return task.calibrated(self._figures[where])
+
+    def compositions(self, task: Task) -> Sequence[Composition]:
+        """What the task's workload can be composed of, the most promising first; nothing where it has no parts.
+
+        Thought out once for both threads that ask, the search's and that of :mod:`autotune.tuner.ahead`: side by side
+        each would take twice as long.
+
+        Raises:
+            Unsupported: as the task's own.
+        """
+        if not isinstance(task, ComposedTask):
+            return ()
+        key = task.workload.fingerprint
+        if (known := self._planned.get(key)) is not None:  # without waiting for what is thought out now
+            return known
+        with self._planning:
+            if (known := self._planned.get(key)) is None:
+                known = task.compositions(self.plans)
+                while len(self._planned) >= _PLANNED:
+                    del self._planned[next(iter(self._planned))]
+                self._planned[key] = known
+            return known
 
     def session(self, task: Task, budget: Budget, whole: Session | None = None) -> Session:
         """A search's state, with the worker turned to its workload.

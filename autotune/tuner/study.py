@@ -43,7 +43,7 @@ def tune(context: Context, workload: Workload, budget: Budget, granted: float | 
         task = context.task(workload)
         if context.method and not isinstance(task, ComposedTask):
             raise UserError(f"a search of {workload.kind} workloads has no method {context.method!r}")
-        compositions = task.compositions(context.plans) if isinstance(task, ComposedTask) else ()
+        compositions = context.compositions(task)
     except Unsupported as why:
         return Result(key.workload, workload.label, workload.kind, context.device, key.policy, error=str(why))
     s = context.session(task, budget)
@@ -63,6 +63,7 @@ def tune(context: Context, workload: Workload, budget: Budget, granted: float | 
     except KeyboardInterrupt:
         stop = "interrupted"
         s.interrupt.requested = True
+    s.search_s = s.search_s or s.elapsed  # where it ended before the comparison, that took no time
     if final.best is None:
         final = finals.without_final(s)
     else:

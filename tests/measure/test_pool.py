@@ -84,6 +84,34 @@ def test_a_fault_of_the_machine_is_no_answer() -> None:
         del task.DOMAINS["broken"]
 
 
+def test_what_is_forgotten_is_not_built_and_not_kept() -> None:
+    bad, other = workload(bad=True), workload(rows=32)
+    with CompilePool(1, timeout_s=1.5) as pool:
+        pool.ahead(other, "cpu", rows(2))
+        (built,) = ahead_of(pool)
+        assert built.result(60).artifact
+        hanging = pool.submit(bad, "cpu", HANG)
+        for work in (workload(), other):
+            pool.ahead(work, "cpu", rows(4))
+        _, kept, dropped = ahead_of(pool)
+        pool.forget({other.fingerprint})
+        assert ahead_of(pool) == [kept]
+        assert dropped.cancelled()
+        assert not kept.cancelled()
+        assert hanging.result(60).artifact is None
+        assert pool.submit(other, "cpu", rows(2)) is not built
+
+
+def test_what_somebody_waits_for_is_not_built_ahead_as_well() -> None:
+    with CompilePool(1, timeout_s=1.5) as pool:
+        hanging = pool.submit(workload(bad=True), "cpu", HANG)
+        waiting = pool.submit(workload(), "cpu", rows(4))
+        pool.ahead(workload(), "cpu", rows(4))
+        assert ahead_of(pool) == []
+        assert hanging.result(60).artifact is None
+        assert waiting.result(60).artifact
+
+
 def test_nothing_is_built_ahead_once_it_is_closed() -> None:
     with CompilePool(1, timeout_s=60) as pool:
         pool.submit(workload(bad=True), "cpu", HANG)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from autotune.store import Store
 from autotune.task import Config
 from autotune.tuner import ahead
 from autotune.tuner.ahead import WORKLOADS, Ahead, first
+from autotune.tuner.budget import Budget
 from autotune.tuner.context import Context
 from autotune.workload import Workload
 
@@ -24,19 +26,24 @@ from . import pair_domain
 from .toy_domain import ToyTask
 from .toy_domain import workload as toy
 
+ENDLESS = Budget()
 SEEDS = [{"how": "vector", "block": b} for b in (1, 2, 64)]  # the last is outside the space
 
 
 class Pool(CompilePool):
-    """Notes what it is to build."""
+    """Notes what it is to build, and what that was in vain."""
 
     def __init__(self) -> None:
         super().__init__(1)
         self.noted: list[tuple[str, Config]] = []
+        self.forgotten: list[set[str]] = []
 
     def ahead(self, workload: Workload, device: str, config: Config) -> None:
         assert device == "cuda:0"
         self.noted.append((workload.fingerprint, config))
+
+    def forget(self, workloads: Collection[str]) -> None:
+        self.forgotten.append(set(workloads))
 
 
 @pytest.fixture
@@ -54,27 +61,35 @@ def settle(waiting: Ahead) -> None:
         time.sleep(0.01)
 
 
-def noted(context: Context) -> list[tuple[str, Config]]:
+def pool_of(context: Context) -> Pool:
     pool = context.pool
     assert isinstance(pool, Pool)
-    return pool.noted
+    return pool
+
+
+def noted(context: Context) -> list[tuple[str, Config]]:
+    return pool_of(context).noted
+
+
+def ahead_of(context: Context, works: list[Workload], budget: Budget = ENDLESS) -> Ahead:
+    return Ahead(context, works, lambda i: budget)
 
 
 def test_a_workload_begins_with_the_default_and_what_the_heuristics_suggest(context: Context) -> None:
     work = toy(rows=4, seeds=[*SEEDS, {"how": "rows", "block": 8}])  # a block of 8 rows of 4 is refused
-    assert [config for _, config in first(context, work)] == [{"how": "rows", "block": 4}, *SEEDS[:2]]
+    assert [config for _, config in first(context, work, ENDLESS)] == [{"how": "rows", "block": 4}, *SEEDS[:2]]
     asked = replace(context, seeds={work.fingerprint: [{"how": "vector", "block": 4}]})
-    assert [config["block"] for _, config in first(asked, work)] == [4, 4, 1, 2]
+    assert [config["block"] for _, config in first(asked, work, ENDLESS)] == [4, 4, 1, 2]
 
 
 def test_no_more_than_is_likely_to_be_asked_for(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "FIRST", 2)
-    assert len(list(first(context, toy(seeds=SEEDS)))) == 2
+    assert len(list(first(context, toy(seeds=SEEDS), ENDLESS))) == 2
 
 
 def test_parts_come_before_the_whole(context: Context) -> None:
     work = pair_domain.workload({"rows": 8, "slow_us": 1}, {"rows": 4, "slow_us": 2, "seeds": SEEDS})
-    found = [(w.fingerprint, config) for w, config in first(context, work)]
+    found = [(w.fingerprint, config) for w, config in first(context, work, ENDLESS)]
     one, two = (toy(**work.spec[k]).fingerprint for k in "ab")
     assert [f for f, _ in found] == [one, two, two, two, work.fingerprint]
     assert found[-1][1] == pair_domain.PairTask(work, "cuda:0").default()
@@ -92,7 +107,7 @@ def test_a_few_workloads_ahead_and_none_that_is_known(context: Context, monkeypa
         return real(workload, device)
 
     monkeypatch.setattr("autotune.tuner.context.open_task", refused)
-    with Ahead(context, works) as waiting:
+    with ahead_of(context, works) as waiting:
         waiting.reach(0)
         settle(waiting)
         before = [f for f, _ in noted(context)]
@@ -119,10 +134,108 @@ def test_a_mistake_is_left_to_the_search(context: Context, monkeypatch: pytest.M
         return real(self)
 
     monkeypatch.setattr(ToyTask, "seeds", broken)
-    with Ahead(context, works) as waiting:
+    with ahead_of(context, works) as waiting:
         waiting.reach(0)
         settle(waiting)
     assert [f for f, _ in noted(context)] == [works[1].fingerprint]
+
+
+def test_parts_are_those_that_there_is_time_for(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "_COMPOSITIONS", 3)
+    context, rival = replace(context, plans=3), {"rows": 128, "slow_us": 1}
+    work = pair_domain.workload({"rows": 8, "slow_us": 1}, {"rows": 4, "slow_us": 2}, rival=rival)
+    names = [toy(**work.spec[k]).fingerprint for k in ("a", "b", "rival")]
+    for budget in (ENDLESS, Budget(timeout=60.0), Budget(trials=12)):
+        assert [w.fingerprint for w, _ in first(context, work, budget)] == [*names, work.fingerprint]
+    for budget in (Budget(timeout=3.0), Budget(trials=11)):
+        assert [w.fingerprint for w, _ in first(context, work, budget)] == [*names[:2], work.fingerprint]
+
+
+def test_plans_are_thought_out_once(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    true = pair_domain.PairTask.compositions
+
+    def noted(self: pair_domain.PairTask, limit: int) -> Any:
+        asked.append(self.workload.fingerprint)
+        return true(self, limit)
+
+    monkeypatch.setattr(pair_domain.PairTask, "compositions", noted)
+    works = [pair_domain.workload({"rows": 8}, {"rows": r}) for r in range(2, 20)]
+    for work in works:
+        thread = threading.Thread(target=lambda work=work: list(first(context, work, ENDLESS)))
+        thread.start()
+        found = context.compositions(context.task(work))
+        thread.join()
+        assert context.compositions(context.task(work)) is found
+    assert asked == [w.fingerprint for w in works]
+    assert len(context._planned) < len(works)
+    assert context.compositions(context.task(toy(rows=2))) == ()
+
+
+def test_what_was_built_in_vain_is_dropped_when_the_next_begins(context: Context) -> None:
+    shared = {"rows": 16}
+    works = [pair_domain.workload({"rows": 8}, shared), pair_domain.workload({"rows": 4}, shared), toy(rows=2)]
+    names = [{toy(**w.spec[k]).fingerprint for k in "ab"} | {w.fingerprint} for w in works[:2]]
+    names.append({works[2].fingerprint})
+    with ahead_of(context, works) as waiting:
+        waiting.reach(0)
+        settle(waiting)
+        assert pool_of(context).forgotten == []
+        waiting.reach(1)
+        waiting.reach(1)
+        assert pool_of(context).forgotten == [names[0] - names[1]]
+    assert pool_of(context).forgotten[1:] == [names[1] | names[2]]
+
+
+@pytest.mark.parametrize("how", ["late", "interrupted"])
+def test_nothing_is_handed_over_that_nobody_will_ask_for(
+    how: str, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works = [toy(rows=2), toy(rows=3), toy(rows=4)]
+    thinking, go_on = threading.Event(), threading.Event()
+
+    def slow(self: ToyTask) -> Any:
+        thinking.set()
+        assert go_on.wait(30)
+        return SEEDS
+
+    monkeypatch.setattr(ToyTask, "seeds", slow)
+    with ahead_of(context, works) as waiting:
+        waiting.reach(0)
+        assert thinking.wait(30)
+        if how == "late":
+            waiting.reach(2)
+        else:
+            context.interrupt.requested = True
+        go_on.set()
+        settle(waiting)
+        found = {f for f, _ in noted(context)}
+    assert found == ({works[2].fingerprint} if how == "late" else set())
+
+
+def test_a_run_does_not_wait_for_what_is_thought_of_ahead(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+
+    def endless(self: ToyTask) -> Iterator[Config]:
+        while not ended.wait(0.01):
+            yield self.default()
+
+    monkeypatch.setattr(ToyTask, "seeds", endless)
+    monkeypatch.setattr(ahead, "_JOIN_S", 0.1)
+    began = time.monotonic()
+    with ahead_of(context, [toy(rows=2)]) as waiting:
+        waiting.reach(0)
+    took = time.monotonic() - began
+    ended.set()
+    assert took < 10
+
+
+def test_nothing_is_built_ahead_where_the_model_alone_decides(context: Context) -> None:
+    context = replace(context, sampler="model")
+    with ahead_of(context, [toy(rows=2)]) as waiting:
+        waiting.reach(0)
+        settle(waiting)
+    assert noted(context) == []
 
 
 @pytest.mark.parametrize("active", [False, True])

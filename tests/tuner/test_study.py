@@ -15,6 +15,7 @@ from optuna.trial import TrialState
 from autotune import api
 from autotune.errors import UserError
 from autotune.measure.policy import Policy
+from autotune.measure.worker import Worker, WorkerFault
 from autotune.store import Store
 from autotune.task import Status, config_key, open_task
 from autotune.tuner import seeds
@@ -195,6 +196,18 @@ def test_trials_and_patience_and_time_end_a_search(tune: Search) -> None:
     timed = tune({"columns": 32}, trials=100, timeout=0.01)
     assert timed.stop == "the time is up"
     assert timed.ok  # the default is measured, however short the time
+
+
+def test_what_a_fault_ended_was_search(tune: Search, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise those that come next would keep as much time for what is taken to be no search."""
+
+    def fail(self: Worker, *_: object, **__: object) -> None:
+        raise WorkerFault("the device fell off the bus")
+
+    monkeypatch.setattr(Worker, "measure", fail)
+    result = tune(trials=3)
+    assert result.error == "the device fell off the bus"
+    assert result.seconds - result.search_s < 0.1 * result.seconds
 
 
 def test_neighbours_come_right_after_the_default(tune: Search, store: Store) -> None:
