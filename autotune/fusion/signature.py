@@ -2,9 +2,10 @@
 
 Tracing a large model takes longer than a search that has nothing left to do. The signature covers what tracing sees:
 the classes and plain attributes of every submodule, parameters and inputs by shape, type and stride, the sources of all
-loaded modules that are not installed packages, this package's sources, and the versions of what traces. Sources count
-by what they say, wherever they lie and whenever they were written. Where anything in the module is of a kind that
-cannot be told so, there is no signature, and the module is captured.
+loaded modules that are not installed packages, this package's sources, and the versions of what traces. Of installed
+packages, the sources that have a submodule's class and the package's version count. Sources count by what they say,
+wherever they lie and whenever they were written. Where anything in the module is of a kind that cannot be told so, or a
+class has no source file (typed into an interpreter), there is no signature, and the module is captured.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import os
 import site
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -54,6 +55,7 @@ def signature(
     kind = device.partition(":")[0]
     try:
         modules = [[name, *_module(m)] for name, m in fn.named_modules(remove_duplicate=False)]
+        classes = _classes({c.__module__ for m in fn.modules() for c in type(m).__mro__})
         tensors = [[name, *_tensor(t, seen)] for name, t in fn.named_parameters(remove_duplicate=False)]
         tensors += [[name, *_tensor(t, seen)] for name, t in fn.named_buffers(remove_duplicate=False)]
         leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs or {})))
@@ -66,6 +68,7 @@ def signature(
             "versions": [torch.__version__, sys.version],
             "how": [train, kind, torch.is_grad_enabled(), torch.is_autocast_enabled(kind)],
             "modules": modules,
+            "classes": classes,
             "tensors": tensors,
             "inputs": [inputs, str(spec)],
             "sources": _sources(),
@@ -82,6 +85,20 @@ def _module(m: nn.Module) -> list[Any]:
             continue
         own[name] = _plain(value)
     return [f"{type(m).__module__}.{type(m).__qualname__}", own]
+
+
+def _classes(modules: Iterable[str]) -> dict[str, list[str]]:
+    """By the names of the Python modules that classes are from: version of the package, digest of the source."""
+    found = {}
+    for name in modules:
+        package = name.partition(".")[0]
+        if package in ("builtins", "torch") or package in sys.stdlib_module_names:  # versions of which are told
+            continue
+        text = _digest(getattr(sys.modules.get(name), "__file__", None) or "")
+        if not text:
+            raise _Unknown(name)
+        found[name] = [str(getattr(sys.modules.get(package), "__version__", "")), text]
+    return found
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
@@ -120,7 +137,8 @@ def _sources() -> dict[str, str]:
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if file and not os.path.realpath(file).startswith(skipped) and (text := _digest(file)):
-            found[module.__name__] = text  # not its name there: multiprocessing gives the main module a second one
+            # Not its name there: multiprocessing gives the main module a second one.
+            found[getattr(module, "__name__", file)] = text
     return found
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from autotune.fusion import signature as signatures
 from autotune.fusion import target as targets
 from autotune.fusion.signature import signature
 from autotune.store import Store
@@ -120,6 +121,24 @@ def test_sources_count_by_what_they_say(tmp_path: Path, monkeypatch: pytest.Monk
     assert signed(Block()) != before
     monkeypatch.delitem(sys.modules, "signed_helper")
     assert signed(Block()) == without
+
+
+def test_installed_packages_count_where_classes_are_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(signatures, "_installed", lambda: (os.path.realpath(tmp_path) + os.sep,))
+    package = tmp_path / "signed_package"
+    package.mkdir()
+    (package / "__init__.py").write_text('__version__ = "1"\n')
+    (package / "nets.py").write_text("from torch import nn\n\nclass Net(nn.Module):\n    pass\n")
+    nets = importlib.import_module("signed_package.nets")
+    before = signed(nets.Net())
+    assert before == signed(nets.Net()) is not None
+    monkeypatch.setattr(sys.modules["signed_package"], "__version__", "2")
+    newer = signed(nets.Net())
+    (package / "nets.py").write_text("from torch import nn\n\nclass Net(nn.Module):\n    more = 1\n")
+    assert len({before, newer, signed(nets.Net())}) == 3
+    monkeypatch.delattr(nets, "__file__")  # as in a notebook, where the next cell may define it anew
+    assert signed(nets.Net()) is None
 
 
 MODULE = """
