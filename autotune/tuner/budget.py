@@ -43,7 +43,8 @@ class Budget:
 
     @property
     def until_s(self) -> float | None:
-        """Seconds after which no further candidate is begun."""
+        """Seconds after which no further candidate is begun, but for what is compiled by then: a quarter more, and at
+        most a second, may be spent to measure that."""
         if self.timeout is None:
             return None
         kept = min(_FINAL_MOST_S, _FINAL_SHARE * self.timeout) if self.final is None else self.final

@@ -25,6 +25,7 @@ _DRAWS = 2000  # of a larger one so many are drawn
 _POLL_S = 0.25  # between looks at what other searches have measured
 _QUIET_S = 5.0  # so long measuring on a CPU waits for the rest of a batch to be compiled
 _GAIN = 0.01
+_HARVEST_S, _HARVEST_SHARE = 1.0, 0.25  # for what is compiled when the time is up: no more, nor more of that time
 NO_GAIN = "no gain"
 EXHAUSTED = ("every candidate of the space is known", "no untried candidate was found")
 SEEDS = "what was suggested is measured"
@@ -91,9 +92,13 @@ class Explorer:
         Raises:
             WorkerFault: the machine failed.
         """
+        began = self.s.elapsed
         try:
             while True:
                 reason = self._enough()
+                if reason == TIME_UP and self._until_s is not None:
+                    granted = max(0.0, self._until_s - began)
+                    self._harvest(self.s.elapsed + min(_HARVEST_S, _HARVEST_SHARE * granted))
                 if reason and reason != TRIALS_UP:
                     return reason
                 self._settle()
@@ -259,7 +264,25 @@ class Explorer:
         if compiling and not self._beside and time.monotonic() - self._batch < _QUIET_S:
             wait(compiling, timeout=_POLL_S)
             return
-        key = next(k for k, c in self._flying.items() if c.future in done)  # in the order of proposal
+        self._take(next(k for k, c in self._flying.items() if c.future in done))  # in the order of proposal
+
+    def _harvest(self, until_s: float) -> None:
+        """Measure what is compiled when the time is up, which takes little beside what compiling it took. Not on a CPU
+        that others are being compiled on.
+
+        Args:
+            until_s: seconds after the session's start when the last is begun.
+        """
+        if not self._beside and not all(c.future is not None and c.future.done() for c in self._flying.values()):
+            return
+        for key, c in list(self._flying.items()):
+            if self.s.interrupt.requested or self.s.elapsed >= until_s:
+                return
+            if c.future is not None and c.future.done():
+                self._take(key)
+
+    def _take(self, key: str) -> None:
+        """Measure a candidate that is compiled."""
         candidate = self._flying[key]
         assert candidate.future is not None
         best = self.s.best_us
