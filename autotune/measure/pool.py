@@ -113,8 +113,17 @@ class CompilePool:
                 return
             self._ahead[subject] = self._put(_AHEAD, workload, device, config)
 
+    def keep(self, workload: Workload, device: str, config: Config, future: Future[Built]) -> None:
+        """Give back what :meth:`submit` answered and nobody waits for now, for the next who asks for it.
+
+        A build that has not begun is dropped.
+        """
+        with self._lock:
+            if not future.cancel() and not self._closed:
+                self._ahead[workload.fingerprint, device, config_key(config)] = future
+
     def forget(self, workloads: Collection[str]) -> None:
-        """Drop what is built ahead, or meant to be, of the workloads of these fingerprints."""
+        """Drop what is built ahead, or meant to be, or kept, of the workloads of these fingerprints."""
         with self._lock:
             dropped = [self._ahead.pop(subject) for subject in list(self._ahead) if subject[0] in workloads]
         for future in dropped:

@@ -67,6 +67,7 @@ def search(
         if s.interrupt.requested:
             break
     _go_on(context, s, compositions, parts, budget, granted)
+    s.pool.forget(parts.found.keys() - {s.key.workload})
     s.worker.open(s.task.workload)
     seeds = [Seed(config, "composed") for config in _wholes(s, compositions, parts)]
     if context.sampler != "model" or not seeds:  # then the model alone decides

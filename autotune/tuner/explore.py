@@ -320,7 +320,9 @@ class Explorer:
     def _abandon(self) -> None:
         """Give back what was begun and not measured."""
         for candidate in [*self._flying.values(), *self._awaited.values()]:
-            if candidate.future is not None:
+            if candidate.future is not None and self.s.whole is not None:  # a part may be gone on with
+                self.s.pool.keep(self.s.task.workload, self.s.task.device, candidate.config, candidate.future)
+            elif candidate.future is not None:
                 candidate.future.cancel()
             self.s.store.release(self.s.key, candidate.config, "screen", self.s.owner)
             if self.history is not None:

@@ -102,6 +102,27 @@ def test_what_is_forgotten_is_not_built_and_not_kept() -> None:
         assert pool.submit(other, "cpu", rows(2)) is not built
 
 
+def test_what_is_given_back_is_kept_unless_it_has_not_begun() -> None:
+    bad = workload(bad=True)
+    with CompilePool(1, timeout_s=1.5) as pool:
+        done = pool.submit(bad, "cpu", rows(2))
+        assert done.result(60).artifact
+        running = pool.submit(bad, "cpu", HANG)
+        pending = pool.submit(bad, "cpu", rows(4))
+        until = time.monotonic() + 60
+        while not running.running() and time.monotonic() < until:
+            time.sleep(0.01)
+        for config, future in ((rows(2), done), (HANG, running), (rows(4), pending)):
+            pool.keep(bad, "cpu", config, future)
+        assert pending.cancelled()
+        assert pool.submit(bad, "cpu", rows(2)) is done
+        assert pool.submit(bad, "cpu", HANG) is running
+        assert pool.submit(bad, "cpu", rows(4)) is not pending
+        pool.keep(bad, "cpu", rows(2), done)
+        pool.forget({bad.fingerprint})
+        assert ahead_of(pool) == []
+
+
 def test_what_somebody_waits_for_is_not_built_ahead_as_well() -> None:
     with CompilePool(1, timeout_s=1.5) as pool:
         hanging = pool.submit(workload(bad=True), "cpu", HANG)

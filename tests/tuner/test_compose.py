@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from autotune import api, task
 from autotune.errors import UserError
 from autotune.measure.policy import Policy
+from autotune.measure.pool import CompilePool
 from autotune.measure.worker import Worker
 from autotune.store import Store
 from autotune.task import Composition, Ranked
@@ -161,6 +163,36 @@ def test_what_is_left_goes_to_the_best_where_it_was_cut_short(
     stops[0] = ""
     tune({**A, "columns": 128}, {**B, "columns": 128}, timeout=60.0)  # nothing was cut short
     assert len(searched) == 2
+
+
+def test_what_was_compiled_of_a_part_is_kept_until_the_parts_are_done(
+    tune: Tune, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[int] = []
+    gone: list[set[str]] = []
+    keep, forget, explore = CompilePool.keep, CompilePool.forget, compose.explore
+
+    def noted(self: CompilePool, *given: Any) -> None:
+        keep(self, *given)
+        kept.append(len(self._ahead))
+
+    def forgotten(self: CompilePool, workloads: Collection[str]) -> None:
+        gone.append(set(workloads))
+        forget(self, workloads)
+        assert not self._ahead
+
+    def cut(context: Context, s: Session, budget: Budget, *, until_s: float | None) -> str:
+        return explore(context, s, budget, until_s=0.0)  # over as soon as one is measured, others being compiled
+
+    monkeypatch.setattr(CompilePool, "keep", noted)
+    monkeypatch.setattr(CompilePool, "forget", forgotten)
+    monkeypatch.setattr(compose, "explore", cut)
+    monkeypatch.setattr("autotune.measure.pool.default_processes", lambda: 3)
+    monkeypatch.setattr("autotune.tuner.explore._QUIET_S", 0.0)
+    assert tune(A, B).ok
+    assert len(kept) >= 2
+    assert max(kept) >= 1
+    assert gone == [{toy(**A).fingerprint, toy(**B).fingerprint}]
 
 
 def test_the_best_is_told_by_measurements_where_no_model_knows_of_plans() -> None:
