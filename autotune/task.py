@@ -70,7 +70,8 @@ class Artifact:
 
     ``target`` is "sm_90" and the like, or "cpu". ``scratch`` holds (storage type, elements, whether it
     is state) of each global intermediate: first those of the plan, which scale with the open extent, then those that
-    belong to single groups. State is zero before every launch and left zero by it: counters of a grid barrier.
+    belong to single groups. State is zero before the first launch, and what one leaves is good for the next: the
+    counter of a grid barrier.
     """
 
     target: str

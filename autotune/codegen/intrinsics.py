@@ -3,7 +3,8 @@
 Each name a generated kernel may use is made by :func:`resolve` on first use. Loads are ``ld.global.nc`` through inline
 assembly without side effects, so that the compiler may move them above stores: a kernel never reads what it writes, but
 for hint ``c`` (coherent), where what a thread stores to an address depends on what it loaded there, and ``w``, behind a
-grid barrier.
+grid barrier. For the compiler nothing orders a ``w`` load and the barrier; it moves loads up to where a loop begins and
+no further, and no loop may have a grid barrier in it.
 
 Without side effects also means that the compiler takes such a load for arithmetic, which it may do before it knows
 whether the result is wanted: one whose address is the same in every turn of a loop is moved out of the loop, and out of

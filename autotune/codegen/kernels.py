@@ -17,7 +17,7 @@ class Private:
     Attributes:
         storage: storage type.
         numel: elements, whatever the extent of the open axis.
-        state: a few words that are zero before every launch and that the kernel leaves zero: a barrier's counters.
+        state: a few words that are zero before the first launch and kept from launch to launch: a barrier's counter.
     """
 
     storage: str

@@ -1,8 +1,12 @@
-"""Zeroed memory for the counters of grid barriers.
+"""Memory for the counters of grid barriers, zero at first.
 
-A kernel with a barrier finds its counters zero and leaves them zero, so one piece of memory serves launch after launch
-on one stream. Launches that may run at the same time must not share one: each stream has its own, and each captured
-graph, whose replays may run beside anything, takes a new one that is never given back.
+What a barrier's blocks add to its counter is 2**31 in all: a launch leaves it at 0 or at 2**31, and either will do for
+the next one. So one piece of memory serves launch after launch on one stream. (What earlier versions stored
+wants zeros every time; it takes more bytes, and hence pieces of its own.) A launch that never ends leaves a count that
+no barrier works with; the device's context is lost with it.
+
+Launches that may run at the same time must not share one: each stream has its own, and each captured graph, whose
+replays may run beside anything, takes a new one that is never given back.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 The fake machine runs the source that is emitted, in which a guard comes before the load that it guards; a compiler may
 change that order. Here integers, addresses and branches are exact, whereas the results of floating-point instructions
-are zero: addresses do not depend on them. The thread is alone in a grid of one block, so barriers pass at once and
-shuffles give back what they are given.
+are zero: addresses do not depend on them. The thread is alone, whatever the number of its block and of all blocks: so
+barriers pass at once, shuffles give back what they are given, a counter that it watches moves on by itself, and another
+block's shared memory is its own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _WIDTH = {"8": 1, "16": 2, "32": 4, "64": 8}
 _SPACE = 1 << 40  # tensors lie so far apart that no wrong address falls into another one
 _SHARED = 1 << 20
 _MOST_STEPS = 5_000_000
-_SILENT = ("bar", "barrier", "membar", "fence", "createpolicy", "cp", "griddepcontrol")
+_SILENT = ("bar", "barrier", "membar", "fence", "createpolicy", "griddepcontrol")
 _FLOATS = re.compile(r"\.(f16|f16x2|bf16|bf16x2|f32|f64)$")
 
 
@@ -68,15 +69,33 @@ class Walk:
         pointers: a tensor for each pointer parameter; 64-bit numbers after them (the open extent) as they are.
         tid: number of the thread in its block.
         dynamic_shared: bytes of it.
+        block: number of its block; ``blocks``: of all.
+        rank: number of the block in its cluster.
     """
 
-    def __init__(self, ptx: str, pointers: Sequence[Tensor | int], tid: int, dynamic_shared: int = 0) -> None:
+    def __init__(
+        self,
+        ptx: str,
+        pointers: Sequence[Tensor | int],
+        tid: int,
+        dynamic_shared: int = 0,
+        block: int = 0,
+        blocks: int = 1,
+        rank: int = 0,
+    ) -> None:
         self.code, self.labels, self.symbols = _parse(ptx, dynamic_shared)
         self.tensors = {(k + 1) * _SPACE: p for k, p in enumerate(pointers) if isinstance(p, Tensor)}
         self.params = [p if isinstance(p, int) else (k + 1) * _SPACE for k, p in enumerate(pointers)]
         end = max([at + n for at, n in self.symbols.values()], default=_SHARED)
         self.shared = bytearray(end - _SHARED)
-        self.registers: dict[str, int] = {"%tid.x": tid, "%ctaid.x": 0, "%nctaid.x": 1, "%laneid": tid % 32}
+        self.registers: dict[str, int] = {"%tid.x": tid, "%ctaid.x": block, "%nctaid.x": blocks, "%laneid": tid % 32}
+        self.registers |= {"%nctaid.y": 1, "%cluster_ctarank": rank}
+        self.passed = 0  # grid barriers so far
+        self.counted = 0  # what the last counter was
+        self.copied = 0  # bytes, by asynchronous copies
+        # Numbers of the pointers read through, whether by the path for read-only data, and behind how many barriers:
+        self.read: set[tuple[int, bool, int]] = set()
+        self.written: set[tuple[int, int]] = set()
         self.registers["%dynamic_smem_size"] = dynamic_shared
 
     def run(self) -> int:
@@ -121,6 +140,8 @@ class Walk:
                 self.registers[o] = 0
         elif kind in ("ld", "st", "atom"):
             self.memory(kind, rest, operands)
+        elif kind == "cp":
+            self.copy(rest, operands)
         elif kind == "setp":
             self.registers[operands[0]] = int(self.test(rest, operands))
         elif kind == "selp":
@@ -129,8 +150,8 @@ class Walk:
             out, _, ok = operands[0].partition("|")
             self.registers[out] = self.value(operands[1])
             self.registers |= {ok: 1} if ok else {}
-        elif kind in ("mov", "cvta"):
-            self.move(operands)
+        elif kind in ("mov", "cvta", "mapa"):
+            self.move(operands[:2])
         elif kind == "cvt":
             self.registers[operands[0]] = self.convert(rest, operands[1])
         elif _FLOATS.search(name) or kind in ("ex2", "lg2", "rcp"):
@@ -156,7 +177,10 @@ class Walk:
             out = abs(xs[0])
         elif kind in _ARITHMETIC:
             out = _ARITHMETIC[kind](xs[0], xs[1])
-        elif kind in ("bfe", "prmt", "lop3", "bfi", "shf"):  # taken apart are elements, not addresses
+        elif kind == "bfi":
+            mask = ((1 << xs[3]) - 1) << xs[2]
+            out = xs[1] & ~mask | xs[0] << xs[2] & mask
+        elif kind in ("bfe", "prmt", "lop3", "shf"):  # taken apart are elements, not addresses
             out = 0
         else:
             raise NotImplementedError(".".join([kind, *rest]))
@@ -202,6 +226,12 @@ class Walk:
             return
         address = self.value(base) + (int(offset, 0) if offset else 0)
         data, at = self.find(rest, address, width * vector)
+        if address >= _SPACE:
+            pointer = address // _SPACE - 1
+            if kind == "ld" and "acquire" not in rest:
+                self.read.add((pointer, "nc" in rest, self.passed))
+            elif kind == "st":
+                self.written.add((pointer, self.passed))
         if kind == "st":
             for k, o in enumerate(_items(operands[1])):
                 data[at + k * width : at + (k + 1) * width] = (self.value(o) & ((1 << 8 * width) - 1)).to_bytes(
@@ -213,11 +243,27 @@ class Walk:
             self.registers[o] = int.from_bytes(here, "little", signed=rest[-1][0] == "s")
         if kind == "atom":
             assert "add" in rest
+            self.counted = self.registers[operands[0]] & 0xFFFFFFFF
             sum_ = self.registers[operands[0]] + self.value(operands[2])
             data[at : at + width] = (sum_ & ((1 << 8 * width) - 1)).to_bytes(width, "little")
 
+        if "acquire" in rest and kind == "ld":  # the last of the other blocks arrives
+            self.registers[operands[0]] = self.counted ^ 1 << 31
+            data[at : at + width] = self.registers[operands[0]].to_bytes(width, "little")
+            self.passed += 1
+
+    def copy(self, rest: list[str], operands: list[str]) -> None:
+        """An asynchronous copy, done at once; its other instructions only wait."""
+        if "shared" not in rest:
+            return
+        to, start = (self.value(o.strip("[] ")) for o in operands[:2])
+        n = int(operands[2], 0)
+        (into, at), (data, begin) = self.find(["shared"], to, n), self.find(["global"], start, n)
+        into[at : at + n] = data[begin : begin + n]
+        self.copied += n
+
     def find(self, rest: list[str], address: int, nbytes: int) -> tuple[bytearray, int]:
-        if {"shared", "shared::cta", "local"} & set(rest) or address < _SPACE:
+        if {"shared", "shared::cta", "shared::cluster", "local"} & set(rest) or address < _SPACE:
             data, at, what = self.shared, address - _SHARED, "shared memory"
         else:
             start = address // _SPACE * _SPACE

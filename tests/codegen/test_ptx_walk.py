@@ -2,6 +2,7 @@
 
 A load in inline assembly without side effects is arithmetic to it: where the address does not change from turn to turn
 of a loop, the load leaves the loop, and a branch that guards it as well. Memory past a large tensor is not mapped.
+Neither may it leave what it reads behind a grid barrier.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from cpu_graphs import Build, layer_norm
+from cpu_graphs import Build, layer_norm, layer_norm_backward
 from many_parts import task_of
 from ptx_walk import Outside, Tensor, Walk
 
@@ -21,6 +22,7 @@ from autotune.codegen.kernels import Ref
 from autotune.fusion.graph import STORAGE_BYTES, Graph
 from autotune.fusion.plan import make_plan
 from autotune.fusion.task import FusionTask
+from autotune.runtime.executor import grid_of
 from autotune.task import Config, Kernel
 
 Made = tuple[CudaSource, str, Sequence[Ref], int]
@@ -54,27 +56,60 @@ def configured(task: FusionTask, text: str = "", **changes: object) -> Config:
     return config
 
 
-def walk(task: FusionTask, config: Config, made: list[Made], content: bytes = b"") -> None:
-    """Walk through all kernels of a configuration by the first and the last thread of a block.
+def walk(task: FusionTask, config: Config, made: list[Made], content: bytes = b"") -> list[Walk]:
+    """Walk through all kernels of a configuration by the first and the last thread of the first and the last block,
+    and of one that does all the work where any number of blocks would do.
 
     Args:
         content: of every input.
+
+    Returns:
+        Those of the first threads.
+
+    Raises:
+        Outside: see there.
+        AssertionError: what a launch wrote is read in front of the grid barrier, or by the path for read-only data.
     """
-    artifact, graph = task.build(config), task.graph
+    artifact, graph, firsts = task.build(config), task.graph, []
     inputs = [(graph.input_numel(k), name) for k, name in enumerate(graph.inputs)]
     outputs = [(graph.output_numel(k), o.dtype) for k, o in enumerate(graph.outputs)]
     sizes = {"input": inputs, "output": outputs, "scratch": [(n, dtype) for dtype, n, _ in artifact.scratch]}
     assert len(made) == len(artifact.kernels)
-    for source, ptx, refs, group in made:
-        for tid in (0, source.block - 1):
-            given: list[Tensor | int] = []
-            for kind, k in refs:
-                n, dtype = sizes[kind][k]
-                nbytes = n * STORAGE_BYTES[dtype]
-                given.append(Tensor(nbytes, content[:nbytes] if kind == "input" else b""))
-            if source.launch["dynamic"]:
-                given.append(task.plan_of(config).groups[group].graph.extents[0])
-            Walk(ptx, given, tid, int(source.launch["shared"])).run()
+    for (source, ptx, refs, group), kernel in zip(made, artifact.kernels, strict=True):
+        extent, rule = task.plan_of(config).groups[group].graph.extents[0], source.launch
+        blocks = grid_of(kernel.launch, extent)
+        any_number = "grid" not in rule and bool(rule["blocks_per_sm"] or rule.get("cooperative"))
+        grids = {(0, blocks), (blocks - 1, blocks), *([(0, 1)] if any_number else [])}
+        walks = []
+        for block, of in sorted(grids):
+            for tid in (0, source.block - 1):
+                given: list[Tensor | int] = []
+                for kind, k in refs:
+                    n, dtype = sizes[kind][k]
+                    nbytes = n * STORAGE_BYTES[dtype]
+                    given.append(Tensor(nbytes, content[:nbytes] if kind == "input" else b""))
+                if rule["dynamic"]:
+                    given.append(extent)
+                one = Walk(ptx, given, tid, int(rule["shared"]), block, of, block % source.cluster)
+                one.run()
+                walks.append(one)
+        firsts += walks[::2]
+        if rule.get("cooperative"):
+            in_order(walks)
+            # In a loop with a barrier, loads would be moved in front of both.
+            assert all(line.startswith("grid_barrier(") for line in source.body if "grid_barrier" in line)
+    return firsts
+
+
+def in_order(walks: Sequence[Walk]) -> None:
+    """Whether what any thread wrote is read only behind the next grid barrier, and by plain loads. The first threads
+    count barriers, for the others wait for them."""
+    for pointer in {p for w in walks for p, _ in w.written}:
+        last = max(n for w in walks[::2] for p, n in (*w.written, (pointer, 0)) if p == pointer)
+        for n, w in enumerate(walks):
+            for p, read_only, barriers in w.read:
+                assert p != pointer or not read_only
+                assert p != pointer or n % 2 or barriers > last
 
 
 def softmax_of_everything(rows: int, cols: int) -> Graph:
@@ -124,6 +159,65 @@ def test_an_index_outside_its_table_is_not_followed(index: int, made: list[Made]
     task = task_of(picked(40, 256))
     changes = {"threads_per_row": 32, "rows_per_block": 1, "blocks_per_sm": 1}
     walk(task, configured(task, **changes), made, content=index.to_bytes(4, "little", signed=True) * (40 * 256))
+
+
+def softmax_down(rows: int, cols: int, storage: str) -> Graph:
+    """Softmax over dim 0 times a weight a row."""
+    b = Build(rows, cols)
+    x, w = b.load(storage, 0, 1), b.load(storage, 0)
+    e = b.exp(b.sub(x, b.reduce("max", x, 0)))
+    b.out(b.mul(b.div(e, b.reduce("sum", e, 0)), w), storage)
+    return b.graph()
+
+
+@pytest.mark.parametrize(
+    ("cluster", "blocks_per_sm", "held", "vector_bytes"), [(1, 1, 0, 16), (1, 0, 3, 16), (4, 0, 2, 16), (1, 2, 0, 4)]
+)
+def test_strips_that_are_copied_ahead(
+    cluster: int, blocks_per_sm: int, held: int, vector_bytes: int, made: list[Made]
+) -> None:
+    """Strips and places that do not divide by the threads, asynchronous copies, and other blocks' shared memory."""
+    task = task_of(softmax_down(301, 100, "float32"))
+    changes = {"cluster": cluster, "blocks_per_sm": blocks_per_sm, "held": held, "vector_bytes": vector_bytes}
+    shape = {"threads_per_row": 2, "rows_per_block": 16, "keep": "shared", "prefetch": True, "unroll": 2}
+    first = walk(task, configured(task, **shape, **changes), made)[0]
+    assert first.copied > 0
+
+
+def test_what_a_phase_wrote_is_read_behind_the_barrier(made: list[Made]) -> None:
+    """A load without side effects is no more than arithmetic to the compiler: nothing but the loops it is in, none of
+    which has the barrier in it, keeps it from going in front of that."""
+    task = task_of(softmax_of_everything(48, 96))
+    walks = walk(task, configured(task, "r1 > r4 > o0"), made)
+    assert {w.passed for w in walks} == {2}
+    written = {p for w in walks for p, _ in w.written}
+    assert {n for w in walks for p, _, n in w.read if p in written} == {1, 2}
+
+
+def test_partials_are_read_behind_the_barrier(made: list[Made]) -> None:
+    task = task_of(layer_norm_backward(64, 96))
+    changes = {"threads_per_row": 32, "rows_per_block": 8, "vector_bytes": 4, "blocks_per_sm": 1, "finish": "barrier"}
+    walks = walk(task, configured(task, **changes), made)
+    assert {w.passed for w in walks} == {1}
+
+
+def test_a_load_in_front_of_the_barrier_is_found() -> None:
+    launch = {"dynamic": False, "inner": 1, "per_block": 1, "blocks_per_sm": 0, "block": 32, "shared": 0, "align": [4],
+              "multiple": 1}  # fmt: skip
+    store, barrier = "st_f32_1_d(p1, blk, float32(1))", "grid_barrier(p3, blk, nblk)"
+    for load, right in (("w", True), ("d", False)):
+        for early in (False, True):
+            read = f"x = ld_f32_1_{load}(p1, 5 - blk)"
+            body = (store, *((read, barrier) if early else (barrier, read)), "st_f32_1_d(p2, blk, x)")
+            ptx, _ = compile_ptx(CudaSource((), body, ("f32", "f32", "f32", "i32"), launch, 32, 0), "sm_90")
+            walks = [Walk(ptx, [Tensor(24) for _ in range(3)] + [Tensor(128)], t, 0, 2, 6) for t in (0, 31)]
+            for w in walks:
+                w.run()
+            if right and not early:
+                in_order(walks)
+                continue
+            with pytest.raises(AssertionError):
+                in_order(walks)
 
 
 @pytest.mark.parametrize(("op", "parts"), [("copy", 1), ("copy", 2), ("reduce", 2)])
