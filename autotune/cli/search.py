@@ -50,7 +50,10 @@ def add_parser(subparsers: Any) -> None:
     add_db(parser)
     about = "candidates to measure for each workload (default: while there is gain, 256 at most)"
     parser.add_argument("--trials", type=positive_int, metavar="N", help=about)
-    about = "seconds for the whole search, shared among its workloads; whichever of the two limits comes first"
+    about = (
+        "seconds for the whole search, shared among its workloads (each gets a moment, however little is left); "
+        "whichever of the two limits comes first"
+    )
     parser.add_argument("--timeout", type=seconds, metavar="S", help=about)
     parser.add_argument("--sampler", choices=SAMPLERS, default="tpe", help="who proposes (default: %(default)s)")
     parser.add_argument("--seed", type=natural_int, default=0, metavar="N", help="of the sampler (default: 0)")
