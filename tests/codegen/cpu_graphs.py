@@ -134,6 +134,15 @@ def softmax(rows: int, cols: int, storage: str = "float32", *, masked: bool = Fa
     return b.graph()
 
 
+def softmax_of_everything(rows: int, cols: int) -> Graph:
+    """The maximum and the sum over both axes."""
+    b = Build(rows, cols)
+    x = b.load("float32", 0, 1)
+    e = b.exp(b.sub(x, b.reduce("max", x, 0, 1)))
+    b.out(b.div(e, b.reduce("sum", e, 0, 1)), "float32")
+    return b.graph()
+
+
 def logsumexp(rows: int, cols: int, storage: str = "float32") -> Graph:
     """torch's formula: the maximum counts as 0 where it is infinite."""
     b = Build(rows, cols)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from cpu_graphs import Build, layer_norm, layer_norm_backward, softmax
+from cpu_graphs import Build, layer_norm, layer_norm_backward, softmax, softmax_of_everything
 from fake_cuda import KernelError, Machine, grid_of
 from fake_intrinsics import Pointer
 from many_parts import beside, check_outputs, row_sums, task_of, update
@@ -47,15 +47,6 @@ def columns_then_rows(rows: int, cols: int) -> Graph:
 
 THREE = "r1 > r3,r5 > o0"
 """A plan of the above: schemes outer, tile and flat."""
-
-
-def softmax_of_everything(rows: int, cols: int) -> Graph:
-    """The maximum and the sum over both axes."""
-    b = Build(rows, cols)
-    x = b.load("float32", 0, 1)
-    e = b.exp(b.sub(x, b.reduce("max", x, 0, 1)))
-    b.out(b.div(e, b.reduce("sum", e, 0, 1)), "float32")
-    return b.graph()
 
 
 EVERYTHING = "r1 > r4 > o0"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from cpu_graphs import Build, layer_norm, layer_norm_backward
+from cpu_graphs import Build, layer_norm, layer_norm_backward, softmax_of_everything
 from many_parts import task_of
 from ptx_walk import Outside, Tensor, Walk
 
@@ -110,14 +110,6 @@ def in_order(walks: Sequence[Walk]) -> None:
             for p, read_only, barriers in w.read:
                 assert p != pointer or not read_only
                 assert p != pointer or n % 2 or barriers > last
-
-
-def softmax_of_everything(rows: int, cols: int) -> Graph:
-    b = Build(rows, cols)
-    x = b.load("float32", 0, 1)
-    e = b.exp(b.sub(x, b.reduce("max", x, 0, 1)))
-    b.out(b.div(e, b.reduce("sum", e, 0, 1)), "float32")
-    return b.graph()
 
 
 @pytest.mark.parametrize(
