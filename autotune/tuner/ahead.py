@@ -6,7 +6,6 @@ and a search of many workloads with little time each would spend most of it wait
 
 from __future__ import annotations
 
-import itertools
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +15,7 @@ from autotune.task import Config, Task, config_key
 from autotune.tuner import compose
 from autotune.tuner.budget import Budget
 from autotune.tuner.context import Context
+from autotune.tuner.seeds import suggested
 from autotune.workload import Workload
 
 WORKLOADS = 4
@@ -135,16 +135,13 @@ def first(context: Context, workload: Workload, budget: Budget) -> Iterator[tupl
 
 
 def beginnings(context: Context, task: Task) -> list[Config]:
-    """The default and the heuristics' candidates as :func:`autotune.tuner.seeds.plan` has them."""
-    space = task.space(context.space_file)
-    default = task.normalize(task.default())
-    found = {config_key(default): default}
-    for config in itertools.chain(context.seeds.get(task.workload.fingerprint, ()), [default], task.seeds()):
-        fitted = space.project(config)
-        if fitted is not None:
-            fitted = task.normalize(fitted)
-            if task.reject(fitted) is None:
-                found.setdefault(config_key(fitted), fitted)
+    """The first of what :func:`autotune.tuner.seeds.plan` has, as far as it can work."""
+    asked = context.seeds.get(task.workload.fingerprint, ())
+    found: dict[str, Config] = {}
+    for seed in suggested(task, task.space(context.space_file), asked):
+        config = task.normalize(seed.config)
+        if not found or task.reject(config) is None:  # the default comes first, and is compared with whatever it is
+            found.setdefault(config_key(config), config)
         if len(found) == FIRST:
             break
     return list(found.values())

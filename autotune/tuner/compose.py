@@ -213,7 +213,6 @@ def _go_on(
         share = Parts({f: r for f, r in parts.found.items() if f not in parts.cut}).share(cut[0], [best])
         own = replace(budget, trials=trials).part(share, max(1.0, left * share))
         mine = None if granted is None else granted * Parts().share(cut[0], [best])
-        parts.cut.discard(cut[0].fingerprint)
         parts.found[cut[0].fingerprint] = _explore_part(context, s, cut[0], parts, own, mine)
         parts.cut.discard(cut[0].fingerprint)
 

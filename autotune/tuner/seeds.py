@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from autotune.task import ComposedTask, Config, Task, config_key
@@ -39,19 +39,34 @@ def plan(
         seed: of the candidates drawn for the cost model to choose from.
         asked: configurations that the caller wants to see measured.
     """
-    seeds = [Seed(task.default(), "default")]
-    seen = {config_key(seeds[0].config)}
     adapted = (task.adapt(config) for config in neighbours)
-    suggested = itertools.chain([seeds[0].config], task.seeds())
-    picked = (config for config in picks(task, space, seed))
-    plans = (("asked", asked), ("heuristic", suggested), ("neighbour", adapted), ("model", picked))
+    more = (("neighbour", adapted), ("model", picks(task, space, seed)))
+    return list(_distinct(task, space, (*_suggested(task, asked), *more)))
+
+
+def suggested(task: Task, space: Space, asked: Iterable[Config]) -> Iterator[Seed]:
+    """What :func:`plan` has before neighbours and the cost model are asked."""
+    return _distinct(task, space, _suggested(task, asked))
+
+
+_Plans = Sequence[tuple[str, Iterable[Config | None]]]
+
+
+def _suggested(task: Task, asked: Iterable[Config]) -> _Plans:
+    return (("asked", asked), ("heuristic", itertools.chain([task.default()], task.seeds())))
+
+
+def _distinct(task: Task, space: Space, plans: _Plans) -> Iterator[Seed]:
+    """The default, then the others' nearest points of the space by origin, each once."""
+    first = Seed(task.default(), "default")
+    yield first
+    seen = {config_key(first.config)}
     for origin, configs in plans:
         for config in configs:
             fitted = None if config is None else space.project(config)
             if fitted is not None and config_key(fitted) not in seen:
                 seen.add(config_key(fitted))
-                seeds.append(Seed(fitted, origin))
-    return seeds
+                yield Seed(fitted, origin)
 
 
 def picks(task: Task, space: Space, seed: int, n: int = PICKS) -> list[Config]:
