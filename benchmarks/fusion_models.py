@@ -167,12 +167,32 @@ def summed(spans: Sequence[tuple[float, float, str]], is_library: Callable[[str]
     }
 
 
+def templates_in_threads() -> None:
+    """Let Inductor compile the templates of matrix products in threads of this process; what it chooses is the same.
+
+    In its compiling processes (torch 2.11) their results do not reach this one: each of the twenty of a product is
+    compiled again when it is timed, one after the other, 10 s a product where threads take 2. All its other kernels
+    stay with the processes: compiled in this one they were most of the time.
+    """
+    from torch._inductor import config as inductor
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.select_algorithm import AlgorithmSelectorCache
+
+    AsyncCompile.wait_pool_ready()  # until it is, everything compiles here, one kernel after the other
+    begin = AlgorithmSelectorCache.make_precompile_fn
+
+    def in_threads(*args: Any, **kwargs: Any) -> Any:
+        with inductor.patch(compile_threads=1):
+            return begin(*args, **kwargs)
+
+    AlgorithmSelectorCache.make_precompile_fn = in_threads  # type: ignore[method-assign]
+
+
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Everything about one model; runs in a process of its own."""
     import dataclasses
 
     import torch
-    from torch._inductor import config as inductor
 
     import autotune
     from autotune.bench.floor import copy_bandwidth
@@ -184,10 +204,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     name, cuda = args.measure, args.device.startswith("cuda")
     if cuda:
         torch.cuda.set_device(args.device)
-        # Templates of matrix products then compile in threads of this process, as many as there are processors. From
-        # Inductor's own compiling processes their results did not reach this one (torch 2.11): each of the twenty of a
-        # product was compiled again when it was timed, one after the other, 10 s a product. What is chosen is the same.
-        inductor.compile_threads = 1
+        templates_in_threads()
     seconds: dict[str, float] = {}
     begin = time.monotonic()
 

@@ -142,13 +142,25 @@ def _sources() -> dict[str, str]:
     return found
 
 
-@functools.cache
 def _installed() -> tuple[str, ...]:
-    """Folders of Python's library, of installed packages and commands, and of autotune."""
+    """Folders of Python's library, of installed packages and commands, and of autotune; and installed single files."""
     folders = [sysconfig.get_path(n) for n in ("stdlib", "purelib", "platlib", "scripts")]
     folders += [sysconfig.get_path("platstdlib", vars={"platbase": sys.base_exec_prefix})]
     folders += [*site.getsitepackages(), site.getusersitepackages(), str(_PACKAGE)]
-    return tuple({os.path.realpath(f) + os.sep for f in folders})
+    known = {os.path.realpath(f) + os.sep for f in folders}
+    elsewhere = {os.path.realpath(f) + os.sep for f in sys.path} - known
+    return (*known, *(path for folder in elsewhere for path in _recorded(folder)))
+
+
+def _recorded(folder: str) -> set[str]:
+    """What ``pip install --target`` put into a folder: first parts of the paths that its records list, real ones."""
+    found = set()
+    for record in Path(folder).glob("*.dist-info/RECORD"):
+        for line in record.read_text("utf-8", errors="replace").splitlines() if os.access(record, os.R_OK) else ():
+            first, slash, _ = line.partition(",")[0].strip('"').partition("/")
+            if first not in ("", ".", ".."):
+                found.add(os.path.realpath(folder + first) + (os.sep if slash else ""))
+    return found
 
 
 _PACKAGE = Path(autotune.__file__).resolve().parent

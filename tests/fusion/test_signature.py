@@ -141,6 +141,24 @@ def test_installed_packages_count_where_classes_are_theirs(tmp_path: Path, monke
     assert signed(nets.Net()) is None
 
 
+def test_what_pip_put_into_a_folder_of_the_path_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a host without a network, where packages lie in a folder that PYTHONPATH names."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "signed_package").mkdir()
+    (tmp_path / "signed_package" / "__init__.py").write_text("")
+    (tmp_path / "signed_single.py").write_text("")
+    (tmp_path / "signed_mine.py").write_text("")
+    (tmp_path / "signed-1.0.dist-info").mkdir()
+    record = "signed_package/__init__.py,sha256=abc,0\nsigned_single.py,,\n../bin/signed,,\n"
+    (tmp_path / "signed-1.0.dist-info" / "RECORD").write_text(record)
+    before = signed(Block())
+    importlib.import_module("signed_package")
+    importlib.import_module("signed_single")
+    assert signed(Block()) == before is not None
+    importlib.import_module("signed_mine")  # beside them, by the user
+    assert signed(Block()) != before
+
+
 MODULE = """
 import torch
 from torch import nn
