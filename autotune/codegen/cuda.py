@@ -15,6 +15,7 @@ from typing import Any
 
 from autotune.codegen.counts import Counts
 from autotune.codegen.cuda_columns import add_columns, beginnings
+from autotune.codegen.cuda_early import bits_made, bits_taken
 from autotune.codegen.cuda_moments import add_moments
 from autotune.codegen.cuda_names import HINTS, NAMES, tuple_of
 from autotune.codegen.expr import LOG2E, combine, literal, pointwise
@@ -23,7 +24,7 @@ from autotune.errors import Unsupported
 from autotune.fusion.graph import STORAGE_BYTES, Value, compute_type
 from autotune.fusion.ops import POINTWISE
 
-GENERATOR = "cuda-2"
+GENERATOR = "cuda-3"
 """Changes when emitted code changes meaning; part of an artifact."""
 
 
@@ -167,10 +168,16 @@ class CudaEmitter:
             int, ...
         ] = ()  # loads that pass ``ahead_pass`` finds done: issued while the row before was at work
         self.ahead_pass = -1
-        for q, pas in enumerate(program.passes):
+        self.masks = frozenset(program.early.kept_out if program.early else ())  # kept as bits of a word
+        for q, pas in enumerate(self.all_passes):
             self.kept_of[q] = list(pas.kept_out)
             for i in pas.kept_out:
                 self.where_kept[i] = q
+
+    @property
+    def all_passes(self) -> tuple[Pass, ...]:
+        """The program's passes by number, then what is computed beside the first."""
+        return (*self.p.passes, self.p.early) if self.p.early else self.p.passes
 
     def ahead_words(self, i: int, x: str) -> str:
         """The words of load ``i`` in the tuple ``x`` of what was loaded a row ahead."""
@@ -189,6 +196,8 @@ class CudaEmitter:
         return v.op == "load" and not v.guards and STORAGE_BYTES[self.g.inputs[v.slot]] == 2 and self.access[i].vector
 
     def kept_words(self, i: int) -> int:
+        if i in self.masks:
+            return 1
         return self.vec // 2 if self.packed(i) else self.vec
 
     def load_hint(self, i: int) -> str:
@@ -309,7 +318,9 @@ class CudaEmitter:
             src = self.where_kept[i]
             z = need(f"z{src}")
             at = self.kept_offset(src, i)
-            if self.packed(i):
+            if i in self.masks:
+                body += bits_taken(i, f"{z}[{at}]", vec)
+            elif self.packed(i):
                 short = NAMES[g.inputs[g.values[i].slot]]
                 words = ", ".join(f"{z}[{at + w}]" for w in range(self.kept_words(i)))
                 body.append(f"u{i} = un_{short}_{vec}(({words},))")
@@ -321,19 +332,7 @@ class CudaEmitter:
             if v.op == "load":
                 self.emit_load(i, v, body, need, address, q)
             elif v.op == "gather":
-                ptr, acc, short = need(f"p{v.slot}"), self.access[i], NAMES[g.inputs[v.slot]]
-                zero = literal(0, v.dtype)
-                for e in range(vec):
-                    idx = use(v.args[0], e)
-                    place = f"{address(acc, f'b{i}', e)} + int64({idx}) * {v.index_stride}"
-                    body.append(f"v{i}_{e} = {zero}")
-                    cond = f"{idx} >= 0 and {idx} < {v.bound}"
-                    guard = self.guard_text(v, (*self.p.cols, *self.p.rows), f" + {e}")
-                    for ga, _, _ in v.guards:
-                        if ga in self.p.rows:
-                            need(f"i{ga}")
-                    body.append(f"if {cond + (' and ' + guard if guard else '')}:")
-                    body.append(f"    v{i}_{e} = lk_{short}_1_d({ptr}, {place})")
+                self.emit_gather(i, v, body, need, address, use)
             elif v.op == "index":
                 for e in range(vec):
                     j = f"j{v.axes[0]}" + (f" + {e}" if v.axes[0] == inner and e else "")
@@ -375,7 +374,10 @@ class CudaEmitter:
         columns = add_columns(self, q, pas, body, need, use)
         returns = list(accs)
         for i in self.kept_of[q]:
-            if self.packed(i):
+            if i in self.masks:
+                body.append(bits_made(i, vec))
+                returns.append(f"m{i}")
+            elif self.packed(i):
                 returns += [f"u{i}[{w}]" for w in range(self.kept_words(i))]
             else:
                 returns += [f"v{i}_{e}" for e in range(vec)]
@@ -431,20 +433,54 @@ class CudaEmitter:
         if single:
             body.extend(f"v{i}_{e} = v{i}_0" for e in range(1, vec))
 
+    def gathers_packs(self, i: int) -> bool:
+        """Whether gather ``i`` takes a whole pack from one place, as an embedding's rows are: by one index, aligned."""
+        v, inner = self.g.values[i], self.p.cols[-1]
+        whole = not any(a == inner and (lo % self.vec or hi % self.vec) for a, lo, hi in v.guards)
+        return (
+            self.access[i].vector
+            and whole
+            and v.index_stride % self.vec == 0
+            and inner not in self.g.values[v.args[0]].axes
+        )
+
+    def emit_gather(self, i: int, v: Value, body: list[str], need: Any, address: Any, use: Any) -> None:
+        vec, acc, short, ptr = self.vec, self.access[i], NAMES[self.g.inputs[v.slot]], need(f"p{v.slot}")
+        axes = (*self.p.cols, *self.p.rows)
+        for a, _, _ in v.guards:
+            if a in self.p.rows:
+                need(f"i{a}")
+
+        def place(e: int) -> tuple[str, str, str]:
+            index = use(v.args[0], e)
+            at = f"{address(acc, f'b{i}', e)} + int64({index}) * {v.index_stride}"
+            return at, f"sel({index} >= 0, {index} < {v.bound}, False)", index
+
+        if self.gathers_packs(i):
+            at, inside, _ = place(0)
+            guard = self.guard_text(v, axes, "")
+            where = f"sel({guard}, {inside}, False)" if guard else inside
+            body.append(f"w{i} = lg_{short}_{vec}_d({ptr}, {at}, {where})")
+            body.extend(f"v{i}_{e} = w{i}[{e}]" for e in range(vec))
+            return
+        for e in range(vec):
+            at, _, index = place(e)
+            guard = self.guard_text(v, axes, f" + {e}")
+            body.append(f"v{i}_{e} = {literal(0, v.dtype)}")
+            body.append(f"if {index} >= 0 and {index} < {v.bound}{' and ' + guard if guard else ''}:")
+            body.append(f"    v{i}_{e} = lk_{short}_1_d({ptr}, {at})")
+
     def emit_store(self, k: int, body: list[str], need: Any, address: Any, use: Any) -> None:
         o, acc, vec = self.g.outputs[k], self.out_access[k], self.vec
         short, ptr, hint = NAMES[o.dtype], need(self.out_ptr[k]), HINTS[self.s.store_hint]
         xs = [self.stored(o.value, o.dtype, use(o.value, e)) for e in range(vec)]
-        pad = ""
-        if self.ok_needed:
-            body.append(f"if {need('ok')}:")
-            pad = "    "
+        name, where = ("sg", f", {need('ok')}") if self.ok_needed else ("st", "")
         if acc.vector:
             at = address(acc, f"o{k}", 0)
-            body.append(f"{pad}st_{short}_{vec}_{hint}({ptr}, {at}, ({', '.join(xs)}))")
+            body.append(f"{name}_{short}_{vec}_{hint}({ptr}, {at}, ({', '.join(xs)}){where})")
         else:
             for e in range(vec):
-                body.append(f"{pad}st_{short}_1_{hint}({ptr}, {address(acc, f'o{k}', e)}, {xs[e]})")
+                body.append(f"{name}_{short}_1_{hint}({ptr}, {address(acc, f'o{k}', e)}, {xs[e]}{where})")
 
     def stored(self, i: int, storage: str, x: str) -> str:
         """``x`` converted to the arithmetic type its storage takes."""
@@ -455,8 +491,7 @@ class CudaEmitter:
 
     def kept_offset(self, q: int, i: int) -> int:
         """Where value ``i`` begins in the tuple that pass ``q`` returns."""
-        pas = self.p.passes[q]
-        at = accumulators_of(pas)
+        at = accumulators_of(self.all_passes[q])
         for j in self.kept_of[q]:
             if j == i:
                 return at
@@ -468,6 +503,7 @@ class CudaEmitter:
         zeros: list[str] = []
         for i in self.kept_of[q]:
             zero = "uint32(0)" if self.packed(i) else literal(0, self.g.values[i].dtype)
+            zero = "int32(0)" if i in self.masks else zero
             zeros += [zero] * self.kept_words(i)
         zeros += beginnings(self, q)
         return f"def e{q}({', '.join(accs)}):\n    return {tuple_of(accs + zeros)}"
@@ -497,9 +533,8 @@ class CudaEmitter:
     def row_store(self, k: int) -> list[str]:
         o = self.g.outputs[k]
         x = self.stored(o.value, o.dtype, self.name(o.value, 0))
-        store = f"st_{NAMES[o.dtype]}_1_d({self.out_ptr[k]}, {self.base_terms(self.out_access[k])}, {x})"
-        cond = "tg == 0 and ok" if self.ok_needed else "tg == 0"
-        return [f"if {cond}:", f"    {store}"]
+        where = "sel(tg == 0, ok, False)" if self.ok_needed else "tg == 0"
+        return [f"sg_{NAMES[o.dtype]}_1_d({self.out_ptr[k]}, {self.base_terms(self.out_access[k])}, {x}, {where})"]
 
 
 def emit(program: Program, schedule: CudaSchedule) -> CudaSource:

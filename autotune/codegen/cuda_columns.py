@@ -25,7 +25,7 @@ SHORT = {"float32": "f32", "int32": "i32", "int64": "i64"}
 def lanes(e: CudaEmitter, q: int) -> list[tuple[int, str, int]]:
     """The accumulators of pass ``q`` in the order of their tuple: (column, "" or "m" or "s", lane)."""
     out = []
-    for n in e.p.passes[q].columns:
+    for n in e.all_passes[q].columns:
         for part in ("m", "s") if e.p.columns[n].kind == "moments" else ("",):
             out += [(n, part, lane) for lane in range(e.vec)]
     return out

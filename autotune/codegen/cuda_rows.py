@@ -9,6 +9,7 @@ from autotune.codegen.counts import check_launch
 from autotune.codegen.cuda import GENERATOR, CudaSource, accumulators_of
 from autotune.codegen.cuda_cluster import join_cluster
 from autotune.codegen.cuda_columns import Accumulators, beginnings
+from autotune.codegen.cuda_early import Early
 from autotune.codegen.cuda_moments import Joining
 from autotune.codegen.cuda_names import tuple_of
 from autotune.codegen.cuda_pairs import Pairs
@@ -315,11 +316,16 @@ class Rows:
         main: list[str] = []
         held = Accumulators(self) if p.columns else None
         ahead: Ahead | None = None
+        early: Early | None = None
         if self.s.prefetch:
-            if not held and (self.s.blocks_per_sm == 0 or self.s.keep != "registers"):
-                raise Unsupported("loading ahead is for persistent kernels that keep rows in registers")
-            ahead = Ahead(self)
-            self.functions.append(ahead.function())
+            if not held and self.s.keep != "registers":
+                raise Unsupported("loading ahead is for kernels that keep rows in registers")
+            if held or self.s.blocks_per_sm:
+                ahead = Ahead(self)
+                self.functions.append(ahead.function())
+            else:
+                early = Early(self)
+                main += early.begin()
         done: set[int] = set(ahead.row_loads) if ahead else set()
         main += ahead.take() if ahead else []
 
@@ -343,6 +349,7 @@ class Rows:
             if ahead and q == ahead.pass_number:
                 main.append("#ahead")
             if pas.reduce or pas.online or pas.moments:
+                main += early.end() if early and q == early.first else []
                 main += self.join(pas)
             for o in pas.online:
                 main.append(f"v{o.peak} = a{o.peak}")
@@ -472,7 +479,7 @@ def alignments(e: CudaEmitter) -> list[int]:
     need = [STORAGE_BYTES[d] for d in g.inputs]
     for i, acc in e.access.items():
         v = g.values[i]
-        if v.op == "load" and acc.vector:
+        if acc.vector and (v.op == "load" or e.gathers_packs(i)):
             need[v.slot] = max(need[v.slot], min(16, e.vec * STORAGE_BYTES[g.inputs[v.slot]]))
     for o, acc in zip(g.outputs, e.out_access, strict=True):
         size = STORAGE_BYTES[o.dtype]

@@ -121,39 +121,6 @@ def _load_words(b: Any, pointer: Any, nbytes: int, hint: str, fixed: bool = Fals
     return words
 
 
-def _load_where(b: Any, pointer: Any, where: Any, nbytes: int, hint: str) -> list[Any]:
-    """As :func:`_load_words`, zeros where ``where`` (an i32) is 0. One predicated instruction and no branch, so that
-    guarded loads are in flight together as plain ones are."""
-    head = LOAD_HINT[hint]
-    test = "{ .reg .pred q; "
-    if nbytes < 4:
-        kind, ty, c = (".u8", I32, "=&r") if nbytes == 1 else (".u16", I16, "=&h")
-        zero = "mov.u32 $0, 0;" if nbytes == 1 else "mov.u16 $0, 0;"
-        text = f"{test}setp.ne.u32 q, $2, 0; {zero} @q {head}{kind} $0, [$1]{{p}}; }}"
-        out = _asm(b, ty, [pointer, where], _memory_where(hint, text), f"{c},l,r")
-        return [out if nbytes == 1 else b.zext(out, I32)]
-    words: list[Any] = []
-    for done in range(0, nbytes, 16):
-        n = min(16, nbytes - done) // 4
-        at = pointer if not done else b.gep(b.bitcast(pointer, I8.as_pointer()), [_const(I64, done)])
-        outs = ", ".join(f"${k}" for k in range(n))
-        many, names = ("", outs) if n == 1 else (f".v{n}", f"{{{outs}}}")
-        zero = " ".join(f"mov.u32 ${k}, 0;" for k in range(n))
-        text = f"{test}setp.ne.u32 q, ${n + 1}, 0; {zero} @q {head}{many}.u32 {names}, [${n}]{{p}}; }}"
-        result = I32 if n == 1 else ir.LiteralStructType([I32] * n)
-        made = _asm(b, result, [at, where], _memory_where(hint, text), ",".join(["=&r"] * n) + ",l,r")
-        words += [made] if n == 1 else [b.extract_value(made, k) for k in range(n)]
-    return words
-
-
-def _memory_where(hint: str, text: str) -> str:
-    """:func:`_memory` for a text with braces of its own."""
-    if hint not in POLICY:
-        return text.replace("{p}", "")
-    create = f"createpolicy.fractional.L2::{POLICY[hint]}.b64 pol, 1.0;"
-    return "{ .reg .b64 pol; " + create + " " + text.replace("{p}", ", pol") + " }"
-
-
 def _decode(b: Any, words: list[Any], short: str, n: int) -> list[Any]:
     """Words as loaded -> ``n`` arithmetic values."""
     out: list[Any] = []
@@ -216,6 +183,9 @@ def _encode(b: Any, vals: list[Any], short: str) -> tuple[list[Any], int]:
     for k in range(0, n, per):
         word = _const(I32, 0)
         for q, v in enumerate(vals[k : k + per]):
+            if v.type == I1:  # a byte is selected where it belongs, and two of them join in one instruction
+                word = b.or_(word, b.select(v, _const(I32, 1 << bits * q), _const(I32, 0)))
+                continue
             v32 = b.zext(v, I32) if v.type != I32 else v
             word = b.or_(word, b.shl(b.and_(v32, mask), _const(I32, bits * q)))
         out.append(word)
@@ -261,25 +231,6 @@ def _make_load(short: str, n: int, hint: str, fixed: bool = False) -> Any:
 
         def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
             words = _load_words(builder, _pointer(builder, args), n * SIZE[short], hint, fixed)
-            vals = _decode(builder, words, short, n)
-            return vals[0] if n == 1 else context.make_tuple(builder, sig.return_type, vals)
-
-        return sig, codegen
-
-    return load
-
-
-def _make_guarded(short: str, n: int, hint: str) -> Any:
-    """``lg_<type>_<n>_<hint>(pointer, index, where)``: as ``ld``, zeros where ``where`` is false."""
-
-    @intrinsic
-    def load(typingctx, ptr, idx, where):  # type: ignore[no-untyped-def]
-        result = NUMBA[short] if n == 1 else types.UniTuple(NUMBA[short], n)
-        sig = result(ptr, idx, types.boolean)
-
-        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-            test = builder.zext(args[2], I32)
-            words = _load_where(builder, _pointer(builder, args), test, n * SIZE[short], hint)
             vals = _decode(builder, words, short, n)
             return vals[0] if n == 1 else context.make_tuple(builder, sig.return_type, vals)
 
@@ -458,7 +409,7 @@ PLAIN: dict[str, Any] = {
     "urem64": _divide("urem", types.int64),
 }
 DEVICE: dict[str, Callable[..., Any]] = {"tanh_": _tanh, "sigmoid_": _sigmoid, "erf_": _erf}
-_PATTERN = re.compile(r"^(ld|lk|lg|lr|st|un)_([a-z0-9]+)_(\d+)(?:_([dsnpelcw]))?$")
+_PATTERN = re.compile(r"^(ld|lk|lr|st|un)_([a-z0-9]+)_(\d+)(?:_([dsnpelcw]))?$")
 
 
 @functools.cache
@@ -476,16 +427,14 @@ def resolve(name: str) -> Any:
         return cuda.jit(device=True, fastmath=True)(DEVICE[name])
     m = _PATTERN.match(name)
     if not m:
-        from autotune.codegen import intrinsics_async  # which is made of the above
+        from autotune.codegen import intrinsics_async, intrinsics_guarded  # which are made of the above
 
-        return intrinsics_async.resolve(name)
+        return intrinsics_guarded.resolve(name) or intrinsics_async.resolve(name)
     kind, short, n, hint = m.group(1), m.group(2), int(m.group(3)), m.group(4)
     if kind == "ld":
         return _make_load(short, n, hint)
     if kind == "lk":
         return _make_load(short, n, hint, fixed=True)
-    if kind == "lg":
-        return _make_guarded(short, n, hint)
     if kind == "lr":
         return _make_raw(short, n, hint)
     if kind == "st":

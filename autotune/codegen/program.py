@@ -104,6 +104,8 @@ class Program:
     dynamic: int
     columns: tuple[Column, ...] = ()
     """Accumulators over all the rows; see ``autotune.codegen.columns``."""
+    early: Pass | None = None
+    """Random masks of later passes, computed beside the first one; see ``autotune.codegen.cuda_early``."""
 
     @cached_property
     def n_rows(self) -> int:
@@ -134,6 +136,10 @@ class Program:
     def col_stride(self, v: Value) -> int:
         """Stride of a load along the innermost column axis."""
         return stride_of(v, self.cols[-1]) if self.cols else 0
+
+
+MASK_OPERATORS = 6
+"""Integer operators from which on a mask is worth a register from the first pass to its use."""
 
 
 def power_of_two(n: int) -> int:
@@ -276,6 +282,7 @@ def build_program(
     split: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
     columns: tuple[Column, ...] = (),
     moments: bool = False,
+    early: bool = False,
 ) -> Program:
     """Arrange a group into passes.
 
@@ -286,6 +293,7 @@ def build_program(
         split: (rows, cols), where they do not follow from the reductions.
         columns: accumulators over all the rows.
         moments: whether a mean and the variance about it are computed in one pass.
+        early: whether random masks of later passes, which wait for nothing, are computed beside the first one.
 
     Raises:
         Unsupported: the group is not row-wise.
@@ -354,7 +362,8 @@ def build_program(
         else:
             row_columns[p].append(n)
 
-    made_at: dict[int, int] = {}
+    masks = _masks(graph, rows, cols, roots) if early and keep else []
+    made_at: dict[int, int] = dict.fromkeys(masks, -1)
     wanted: list[set[int]] = []  # values from earlier passes that each pass takes
     for p in range(n_passes):
         crossing: set[int] = set()
@@ -379,11 +388,12 @@ def build_program(
             kept[i] = p
 
     passes = []
+    beside = _closure(graph, rows, cols, masks, set())
     computed_rows: set[int] = set()
     for p in range(n_passes):
         compute = _closure(graph, rows, cols, roots[p], wanted[p])
         row_read = [graph.outputs[k].value for k in row_stores[p]] + [columns[n].value for n in row_columns[p]]
-        row_needed = _row_closure(graph, rows, cols, compute, row_read, roots[p])
+        row_needed = _row_closure(graph, rows, cols, compute + (beside if p == 0 else []), row_read, roots[p])
         row_now = [i for i in sorted(row_needed) if i not in computed_rows]
         computed_rows.update(row_now)
         kept_out = tuple(i for i in compute if i in kept and made_at.get(i) == p and kept[i] > p)
@@ -404,7 +414,28 @@ def build_program(
         )
     reduces = bool(fused) or any(reduce)
     dynamic = 0 if (rows and rows[0] == 0) or (not rows and cols == (0,) and not reduces) else -1
-    return Program(graph, rows, cols, tuple(passes), dynamic, columns)
+    side = Pass((), (), (), tuple(beside), tuple(masks), (), (), ()) if masks else None
+    return Program(graph, rows, cols, tuple(passes), dynamic, columns, side)
+
+
+def _masks(graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], roots: list[list[int]]) -> list[int]:
+    """Full booleans of later passes that many operators make from indices and row values, as a dropout's hash does,
+    but not from reductions."""
+    first = set(_closure(graph, rows, cols, roots[0], set()))
+    later = {i for made in roots[1:] for i in _closure(graph, rows, cols, made, set())}
+    found = []
+    for i in sorted(later - first):
+        if graph.values[i].dtype != "bool" or _domain(graph, rows, cols, i) != "full":
+            continue
+        made = _closure(graph, rows, cols, [i], set())
+        ops = [graph.values[j].op for j in made]
+        reads = {a for j in made for a in graph.values[j].args} | _row_closure(graph, rows, cols, made, (), ())
+        reads |= {a for j in reads for a in graph.values[j].args}
+        if any(graph.values[a].op in REDUCTIONS for a in reads):
+            continue
+        if len(made) >= MASK_OPERATORS and all(op == "index" or op in POINTWISE for op in ops):
+            found.append(i)
+    return found
 
 
 def _as_row(graph: Graph) -> Graph:

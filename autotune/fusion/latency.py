@@ -128,7 +128,7 @@ def _shape(program: Program, config: Schedule, accumulators: float) -> Shape | N
     again = 0.0 if config["keep"] != "reload" else max(0.0, passes - 1.0)
     loads = 1.0 + again
     serial = max(1.0, packs / max(resident, 1.0)) if config["keep"] == "reload" else 1.0
-    if config.get("prefetch"):
+    if config.get("prefetch") and config["blocks_per_sm"]:
         loads *= 0.4
     row_us = loads * serial * _LATENCY_US + reductions * hop
     rows = program.n_rows * cols / (threads * vec * unroll) if flat else program.n_rows / per_block * cluster

@@ -172,6 +172,8 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "rsqrt": lambda x: F(1) / np.sqrt(F(x)),
     "sqrt": _one(np.sqrt),
     "rint": _one(np.rint),
+    "pin": int32,
+    "tied": lambda x, word: F(x),
     "least": lambda a, b: min(int32(a), int32(b)),
     "least64": lambda a, b: min(int64(a), int64(b)),
     "udiv": lambda a, b: _divide(a, b)[0],
@@ -196,7 +198,7 @@ MATH = {"log": _one(np.log), "log2": _one(np.log2), "copysign": lambda a, b: F(n
 WAITING = frozenset(["cluster_sync", "cluster_wait", "grid_barrier"])
 """Functions at which a thread waits for those of other blocks."""
 
-_MEMORY = re.compile(r"\b(ld|lk|lg|lr|st|un)_([a-z]+\d+)_(\d+)(?:_([a-z]))?\b")
+_MEMORY = re.compile(r"\b(ld|lk|lg|lr|sg|st|touch|un)_([a-z]+\d+)_(\d+)(?:_([a-z]))?\b")
 
 
 COHERENT = ("c", "w")
@@ -233,6 +235,11 @@ def _raw(short: str, n: int, hint: str) -> Callable[..., Any]:
     return load
 
 
+def _touch(short: str, n: int, hint: str) -> Callable[..., Any]:
+    raw = _raw(short, n, hint)
+    return lambda p, at: int32(raw(p, at)[0])
+
+
 def _unpack(short: str, n: int, _: str) -> Callable[..., Any]:
     def unpack(words: tuple[int, ...]) -> Any:
         return tuple(decode(short, np.array(words, np.uint32).view(STORAGE[short])[:n]))
@@ -248,9 +255,28 @@ def _store(short: str, n: int, _: str) -> Callable[..., Any]:
     return store
 
 
+def _store_where(short: str, n: int, hint: str) -> Callable[..., Any]:
+    plain = _store(short, n, hint)
+
+    def store(p: Pointer, at: int, values: Any, where: bool) -> None:
+        if where:
+            plain(p, at, values)
+
+    return store
+
+
 def space(text: str) -> dict[str, Any]:
     """What the kernel of that text finds under its names, besides ``cuda``."""
-    makers = {"ld": _load, "lk": _load, "lg": _guarded, "lr": _raw, "un": _unpack, "st": _store}
+    makers = {
+        "ld": _load,
+        "lk": _load,
+        "lg": _guarded,
+        "lr": _raw,
+        "un": _unpack,
+        "st": _store,
+        "sg": _store_where,
+        "touch": _touch,
+    }
     found = list(_MEMORY.finditer(text))
     memory = {m.group(0): makers[m.group(1)](m.group(2), int(m.group(3)), m.group(4) or "") for m in found}
     return {

@@ -19,7 +19,7 @@ SMALL = [
     "transposed_types", "nhwc",
     "rope_odd", "group_norm", "integers", "bits", "int16", "mean_cross_entropy", "expanded", "strided", "uint8",
     "quantize", "scalars", "every_function", "minmax_prod", "embedding_ln", "log_softmax_backward", "momentum",
-    "unrelated",
+    "unrelated", "dropout_residual_ln", "embeddings_ln_dropout",
 ]  # fmt: skip
 
 
@@ -32,6 +32,25 @@ def test_kernels_of_the_zoo_compute_what_the_oracle_does(name: str) -> None:
             for group, part in zip(task.plan.groups, task._parts(task.plan, config), strict=True):
                 made = scheme_of(group.graph).emit(group.graph, part, 3)
                 check_group(group.graph, made, seed=n, special=bool(n))
+
+
+@pytest.mark.parametrize("online", [False, True])
+@pytest.mark.parametrize(("threads", "rows", "vector_bytes"), [(16, 4, 8), (32, 4, 4), (64, 1, 4), (8, 8, 4)])
+@pytest.mark.parametrize("name", ["dropout_residual_ln", "embeddings_ln_dropout", "ln_17"])
+def test_what_later_passes_need_is_done_early(
+    name: str, threads: int, rows: int, vector_bytes: int, online: bool
+) -> None:
+    (work,) = workloads(name)
+    task = FusionTask(work, "cuda:0", target="sm_90", sms=3)
+    (group,) = task.plan.groups
+    scheme = scheme_of(group.graph)
+    shape = {"threads_per_row": threads, "rows_per_block": rows, "online": online, "prefetch": True}
+    shape |= {"vector_bytes": 2 if name == "ln_17" else vector_bytes}
+    config = scheme.normalize(group.graph, scheme.default(group.graph) | shape)
+    assert config["prefetch"] == (name != "ln_17")  # its rows have no whole vectors
+    made = scheme.emit(group.graph, config, 3)
+    assert any("tied(" in line for line in made.sources[0].body) == config["prefetch"]
+    check_group(group.graph, made, special=not online)
 
 
 @pytest.mark.parametrize("finish", ["kernel", "barrier"])

@@ -13,6 +13,7 @@ import pytest
 from cpu_graphs import Build, layer_norm, layer_norm_backward, softmax_of_everything
 from many_parts import task_of
 from ptx_walk import Outside, Tensor, Walk
+from zoo import workloads
 
 from autotune.codegen import assemble, compile
 from autotune.codegen.comm import emit_comm
@@ -132,8 +133,20 @@ def test_weights_beside_rows_that_fill_no_set_of_packs(
     storage: str, vector_bytes: int, prefetch: bool, made: list[Made]
 ) -> None:
     task = task_of(layer_norm(50, 640, storage))
-    changes = {"threads_per_row": 128, "rows_per_block": 1, "blocks_per_sm": 2, "keep": "registers"}
-    walk(task, configured(task, vector_bytes=vector_bytes, prefetch=prefetch, **changes), made)
+    changes = {"threads_per_row": 128, "rows_per_block": 1, "keep": "registers"}
+    for blocks_per_sm in (2, 0):
+        made.clear()
+        config = configured(task, vector_bytes=vector_bytes, prefetch=prefetch, blocks_per_sm=blocks_per_sm, **changes)
+        assert config["prefetch"] == prefetch
+        walk(task, config, made)
+
+
+@pytest.mark.parametrize("index", [0, 48, 49, -1, 1 << 40])
+def test_rows_of_a_table_that_are_gathered_by_vectors(index: int, made: list[Made]) -> None:
+    (work,) = workloads("embeddings_ln_dropout")
+    task = FusionTask(work, "cuda:0", target="sm_90", sms=132)
+    config = configured(task, threads_per_row=32, rows_per_block=4, prefetch=True)
+    walk(task, config, made, content=index.to_bytes(8, "little", signed=True) * (50 * 96))
 
 
 def picked(rows: int, cols: int) -> Graph:

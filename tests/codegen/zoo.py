@@ -167,6 +167,30 @@ def embedding_ln(table: Tensor, ids: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return layer_norm(F.embedding(ids, table), w, b)
 
 
+def dropped(x: Tensor, p: float = 0.1) -> tuple[Tensor, Tensor]:
+    """Dropout as it is captured: a hash of each element's place, and the mask."""
+    from autotune.fusion.decompose import native_dropout
+
+    return native_dropout(x, p, True)  # type: ignore[no-any-return]
+
+
+def dropout_residual_ln(x: Tensor, r: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+    """The end of half a BERT layer in training: the mask, the sum and the statistics are kept for the backward."""
+    y, keep = dropped(x)
+    h = r + y
+    return keep, h, *torch.ops.aten.native_layer_norm.default(h, list(w.shape), w, b, 1e-12)
+
+
+def embeddings_ln_dropout(
+    words: Tensor, ids: Tensor, places: Tensor, types: Tensor, kinds: Tensor, w: Tensor, b: Tensor
+) -> tuple[Tensor, ...]:
+    """The beginning of BERT in training; the mask is computed again in the backward."""
+    at = torch.arange(ids.shape[1], device=ids.device)
+    h = F.embedding(ids, words) + F.embedding(at, places) + F.embedding(kinds, types)
+    y, *statistics = torch.ops.aten.native_layer_norm.default(h, list(w.shape), w, b, 1e-12)
+    return h, *statistics, dropped(y)[0]
+
+
 def log_softmax_backward(g: Tensor, y: Tensor) -> Tensor:
     return g - torch.exp(y) * g.sum(-1, keepdim=True)
 
@@ -266,6 +290,14 @@ ZOO: tuple[Case, ...] = (
     Case("every_function", every_function, (T(31, 41), T(31, 41))),
     Case("minmax_prod", minmax_prod, (T(30, 40),)),
     Case("embedding_ln", embedding_ln, (T(100, 64), T(7, 5, d=I64), T(64), T(64))),
+    Case(
+        "dropout_residual_ln", dropout_residual_ln, (T(13, 96, d=BF16), T(13, 96, d=BF16), T(96, d=BF16), T(96, d=BF16))
+    ),
+    Case(
+        "embeddings_ln_dropout",
+        embeddings_ln_dropout,
+        (T(50, 96), T(5, 7, d=I64), T(7, 96), T(2, 96), T(5, 7, d=I64), T(96), T(96)),
+    ),
     Case("log_softmax_backward", log_softmax_backward, (T(16, 500, d=F16), T(16, 500, d=F16))),
     Case("layer_norm_backward", layer_norm_backward, (T(64, 128), T(64, 128), T(128)), groups=(1,)),
     Case("outer_softmax", lambda x: torch.softmax(x, 0), (T(517, 96),)),

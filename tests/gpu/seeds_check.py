@@ -23,7 +23,18 @@ sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "codegen")]
 
 import torch  # noqa: E402
 from timed import timed  # noqa: E402
-from zoo import BF16, F16, F32, Case, T, candidates, workloads_of  # noqa: E402
+from zoo import (  # noqa: E402
+    BF16,
+    F16,
+    F32,
+    I64,
+    Case,
+    T,
+    candidates,
+    dropout_residual_ln,
+    embeddings_ln_dropout,
+    workloads_of,
+)
 
 from autotune.bench.backward import layer_norm_backward  # noqa: E402
 from autotune.bench.mixed import mixed_axes  # noqa: E402
@@ -40,7 +51,14 @@ def norm_backward(name: str, rows: int, cols: int, d: torch.dtype) -> Case:
     return Case(name, layer_norm_backward, (x, x, T(rows, 1), T(rows, 1), column, column))
 
 
+ROWS, COLUMN, IDS = T(4096, 768, d=BF16), T(768, d=BF16), T(32, 128, d=I64)  # of BERT's training step
 CASES = {
+    "layer_norm_dropout": Case("layer_norm_dropout", dropout_residual_ln, (ROWS, ROWS, COLUMN, COLUMN)),
+    "embedding_layer_norm_dropout": Case(
+        "embedding_layer_norm_dropout",
+        embeddings_ln_dropout,
+        (T(30522, 768, d=BF16), IDS, T(128, 768, d=BF16), T(2, 768, d=BF16), IDS, COLUMN, COLUMN),
+    ),
     "norm_backward": norm_backward("norm_backward", 8192, 1024, F32),
     "norm_backward_narrow": norm_backward("norm_backward_narrow", 32768, 256, F32),
     "norm_backward_bf16": norm_backward("norm_backward_bf16", 2048, 4096, BF16),

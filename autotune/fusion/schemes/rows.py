@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from autotune.codegen.cubin import SmLimits
 from autotune.codegen.cuda import CudaEmitter, CudaSchedule, emit, narrowest, vector_length
+from autotune.codegen.cuda_early import has_early_work
 from autotune.codegen.cuda_prefetch import loads_ahead
 from autotune.codegen.kernels import GroupKernels
 from autotune.codegen.program import Program, build_program, find_moments, once_a_row, power_of_two
 from autotune.errors import Unsupported
-from autotune.fusion.graph import REDUCTIONS, Graph
+from autotune.fusion.graph import REDUCTIONS, STORAGE_BYTES, Graph
 from autotune.fusion.schedules import PLAIN_CUDA, has_online, narrow, without
 from autotune.task import Config
 
@@ -25,7 +26,10 @@ REGISTERS_KEPT = 160  # 32-bit words of kept values a thread may hold; beyond it
 
 
 def _built(graph: Graph, schedule: CudaSchedule) -> Program:
-    return build_program(graph, keep=schedule.keep != "reload", online=schedule.online, moments=schedule.online)
+    early = schedule.prefetch and not schedule.blocks_per_sm
+    return build_program(
+        graph, keep=schedule.keep != "reload", online=schedule.online, moments=schedule.online, early=early
+    )
 
 
 def one_pass(program: Program) -> bool:
@@ -49,6 +53,14 @@ def may_load_ahead(program: Program, config: Config) -> bool:
     return bool(loads_ahead(CudaEmitter(program, CudaSchedule.from_config(config))))
 
 
+def may_begin_early(program: Program, config: Config) -> bool:
+    """Whether a kernel of one set of rows a block can do a part of later passes before the first reduction."""
+    if program.pointwise or not vector_length(program, int(config["vector_bytes"])):
+        return False
+    whole = build_program(program.graph, early=True)
+    return has_early_work(CudaEmitter(whole, CudaSchedule.from_config(config)))
+
+
 def clustered(program: Program) -> bool:
     """Whether a row is long enough for several blocks to share it."""
     return not program.pointwise and program.n_cols >= 4096
@@ -64,8 +76,6 @@ def kept_words(program: Program) -> float:
 
     A pass takes and leaves values pack by pack, so that what it takes for the last time makes room for what it leaves.
     """
-    from autotune.fusion.graph import STORAGE_BYTES
-
     last = {i: q for q, p in enumerate(program.passes) for i in p.kept_in}
     widest = 0.0
     live: set[int] = set()
@@ -163,8 +173,9 @@ def normalize(program: Program, config: Config) -> Config:
         c["cluster"] = 1
     if int(c["cluster"]) > 1:
         c["blocks_per_sm"] = 0
-    if c["keep"] != "registers" or not int(c["blocks_per_sm"]) or not may_load_ahead(program, c):
-        c["prefetch"] = False
+    if c["prefetch"]:
+        able = may_load_ahead if int(c["blocks_per_sm"]) else may_begin_early
+        c["prefetch"] = c["keep"] == "registers" and able(program, c)
     if c["keep"] == "registers":
         c["unroll"] = 1
     else:
@@ -175,6 +186,20 @@ def normalize(program: Program, config: Config) -> Config:
     return c
 
 
+def _second(program: Program) -> int:
+    """Bytes of the narrowest storage type of more than one byte among the full-size tensors; 1 if there is none."""
+    g = program.graph
+    loads = [v for i, v in enumerate(g.values) if v.op in ("load", "gather") and program.domain(i) == "full"]
+    sizes = [STORAGE_BYTES[g.inputs[v.slot]] for v in loads] + [STORAGE_BYTES[o.dtype] for o in g.outputs if o.axes]
+    return min((size for size in sizes if size > 1), default=1)
+
+
+def _even(program: Program, vec: int) -> list[int]:
+    """Threads a row, no power of two and 64 to 256, that have one to four packs each."""
+    found = [divmod(program.n_cols, vec * packs) for packs in (1, 2, 3, 4)]
+    return [n for n, rest in found if not rest and 64 <= n <= 256 and n % 32 == 0 and n & (n - 1)]
+
+
 def default(program: Program) -> Config:
     """A schedule from rules of thumb: 16-byte accesses, 16 to 32 elements a thread, at least 128 threads a block."""
     usable = vectors(program)
@@ -182,6 +207,8 @@ def default(program: Program) -> Config:
     bytes_ = 16 if 16 in usable else usable[0]
     if size == 4 and 16 not in usable:
         bytes_ = usable[0]
+    if size == 1 and not program.pointwise:  # masks beside wider tensors: these are read in 16 bytes
+        bytes_ = next((b for b in usable if b <= 16 // _second(program)), bytes_)
     vec = vector_length(program, bytes_)
     base: Config = PLAIN_CUDA | {"threads_per_row": 256, "vector_bytes": bytes_}
     if program.pointwise:
@@ -190,6 +217,9 @@ def default(program: Program) -> Config:
     t = min(1024, max(1, power_of_two(-(-program.n_cols // per_thread))))
     if program.n_rows * t < 132 * 1024:  # few rows: more threads on each
         t = min(1024, max(t, power_of_two(-(-program.n_cols // vec))))
+    even = _even(program, vec)
+    if program.n_cols % (t * vec) and even:  # no thread without elements, rather than a power of two
+        t = min(even, key=lambda n: abs(n - t))
     base["threads_per_row"] = t
     base["rows_per_block"] = max(1, 128 // t)
     packs = -(-program.n_cols // (t * vec))
@@ -225,11 +255,16 @@ def seeds(program: Program) -> list[Config]:
     if program.pointwise:
         return [d | {"unroll": u} for u in (1, 4)] + [d | {"threads_per_row": 512}, d | {"load_hint": "evict_first"}]
     t = int(d["threads_per_row"])
+    vec = vector_length(program, int(d["vector_bytes"]))
+    odd = t & (t - 1)
+    early = [d | {"prefetch": True}]
+    if odd:  # no power of two suits the row: what does, before all others
+        out += early + _warps(program, d)
     for factor in (2, 0.5, 4, 0.25):
-        n = int(t * factor)
+        n = int(power_of_two(t) * factor)
         if 1 <= n <= 1024:
             out.append(d | {"threads_per_row": n, "rows_per_block": max(1, 128 // n)})
-    vec = vector_length(program, int(d["vector_bytes"]))
+    out += [d | {"threads_per_row": power_of_two(t)}] if odd else early
     for packs in (1, 2, 3, 4):  # threads that divide the row's packs evenly, where they are not a power of two
         n, rest = divmod(program.n_cols, vec * packs)
         if not rest and 64 <= n <= 1024 and n % 32 == 0 and n & (n - 1):
@@ -252,6 +287,17 @@ def seeds(program: Program) -> list[Config]:
     out.append(d | {"load_hint": "evict_first"})
     out.append(d | {"load_hint": "no_allocate"})
     return [normalize(program, c) for c in out]
+
+
+def _warps(program: Program, d: Config) -> list[Config]:
+    """A row a warp, whose reductions need no barrier, where each lane has a few whole packs of it."""
+    vec = vector_length(program, int(d["vector_bytes"]))
+    packs, rest = divmod(program.n_cols, 32 * vec)
+    words = packs * vec * kept_words(program)
+    if rest or packs > 4:
+        return []
+    cap = next((c for c in CAPS if c >= words + 56), 0)
+    return [d | {"threads_per_row": 32, "rows_per_block": 4, "keep": "registers", "max_registers": cap}]
 
 
 def reject(graph: Graph, config: Config) -> str | None:
