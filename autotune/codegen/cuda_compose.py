@@ -20,7 +20,7 @@ from autotune.errors import Unsupported
 _FUNCTION = re.compile(r"\b([fel])(\d+)\(")
 _DEFINED = re.compile(r"^def [fel](\d+)\(", re.MULTILINE)
 _POINTER = re.compile(r"\bp(\d+)\b")
-_LOAD = re.compile(r"\b(l[dgkr]_[a-z0-9]+_\d+)_[dsnpe]\((p(\d+))?")
+_LOAD = re.compile(r"\b((?:l[dgkr]|touch)_[a-z0-9]+_\d+)_[dsnpe]\((p(\d+))?")
 
 STEPS = 1000
 """Numbers of device functions set aside for each phase; the last is the phase itself. Packed bodies take 100 each."""

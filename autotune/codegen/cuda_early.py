@@ -41,9 +41,10 @@ def has_early_work(e: CudaEmitter) -> bool:
 
 def touched(e: CudaEmitter) -> tuple[list[int], list[int]] | None:
     """Loads of later passes that the first one has not: numbers of a row, and whole vectors; None if there are none."""
-    first, *later = [q for q in e.p.passes if q.walks] or [None]
-    if first is None or not later:
+    walks = [q for q in e.p.passes if q.walks]
+    if len(walks) < 2:
         return None
+    first, *later = walks
 
     def plain(i: int) -> bool:
         return e.g.values[i].op == "load" and not e.g.values[i].guards
