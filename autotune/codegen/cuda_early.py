@@ -75,10 +75,10 @@ class Early:
         e, r, p = self.e, self.r, self.r.p
         numbers, packs = touched(e) or ([], [])
         out = []
-        least = "least64" if r.count == "int64" else "least"
+        least = "least64" if r.column_type == "int64" else "least"
         for k in range(r.packs if packs else 0):
             at = r.column(str(k))
-            out.append(f"c = {at}" if k < r.full else f"c = {least}({at}, {r.count}({p.n_cols - r.vec}))")
+            out.append(f"c = {at}" if k < r.full else f"c = {least}({at}, {r.column_type}({p.n_cols - r.vec}))")
             out += e.column_indices()
             out += [self._touch(i, e.address(e.access[i], f"b{i}", 0), r.vec, str(k)) for i in packs]
         out += [self._touch(i, e.base_terms(e.access[i]), 1, "0") for i in numbers]

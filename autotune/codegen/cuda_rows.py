@@ -46,6 +46,10 @@ class Rows:
             self.tiles = -(-cols // (self.per_step * self.packs))
             self.full = self.packs if cols % (self.per_step * self.packs) == 0 else 0
         self.warps = max(1, self.T // 32)
+        # Packs a constant number of bytes apart, which the compiler shall see: it does through 64-bit columns, and if
+        # the first one is a number it knows nothing of. Then a tensor's packs have one address.
+        self.apart = len(self.p.cols) == 1 and self.packs > 1 and self.s.keep == "registers" and not self.p.columns
+        self.column_type = "int64" if self.apart else self.count
         self.body: list[str] = []
         self.functions: list[str] = []
         self.syncs = 0
@@ -118,6 +122,8 @@ class Rows:
 
     def column(self, k: str) -> str:
         """The first column of a thread's pack number ``k``."""
+        if self.apart:
+            return f"(tv + {int(k) * self.TT * self.vec})"
         offset = " + c0" if self.tiles > 1 else ""
         return f"{self.count}(({k} * {self.TT} + tg) * {self.vec}{offset})"
 
@@ -133,8 +139,8 @@ class Rows:
         out = []
         out.append(f"c = {self.column(k)}")
         if guarded:  # loads that do not depend on the row leave the row loop, and the branch in it: see intrinsics
-            least = "least64" if self.count == "int64" else "least"
-            out.append(f"cl = {least}(c, {self.count}({self.p.n_cols - self.vec}))")
+            least = "least64" if self.column_type == "int64" else "least"
+            out.append(f"cl = {least}(c, {self.column_type}({self.p.n_cols - self.vec}))")
         if pas.moments:
             out += Joining(self).weights(k)
         unrolled = self.s.keep == "registers" or bool(self.p.columns)
@@ -371,6 +377,8 @@ class Rows:
             pre.append("tg = t")
         pre.append("lane = int32(tid & 31)")
         pre.append("warp = int32(t >> 5)")
+        if self.apart:
+            pre.append(f"tv = int64(pin(int32(tg * {self.vec})))")
         if self.warps > 1:  # lanes that hold no warp's part read the first one's and ignore it
             pre.append(f"part = int32(lane & {power_of_two(self.warps) - 1})")
             pre.append(f"mine = part < {self.warps}")

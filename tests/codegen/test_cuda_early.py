@@ -77,6 +77,13 @@ def test_weights_are_touched_before_the_first_reduction(name: str) -> None:
     assert before[1] - before[0] == 2 * 3 + seeds  # weights and biases by packs
 
 
+def test_packs_of_a_tensor_have_one_address() -> None:
+    """The second and the third pack are a constant number of bytes after the first."""
+    lines = ptx_of("dropout_residual_ln")
+    for apart in (64, 128):  # two tensors read, two written; weights and biases
+        assert sum(bool(re.search(rf"add\.s64 .*, {apart};", line)) for line in lines) >= 6
+
+
 def test_bytes_of_a_mask_are_selected_where_they_belong() -> None:
     lines = ptx_of("dropout_residual_ln")
     assert [line for line in lines if re.search(r"selp\.b32 .* 16777216, 0, ", line)]

@@ -259,7 +259,8 @@ def seeds(program: Program) -> list[Config]:
     odd = t & (t - 1)
     early = [d | {"prefetch": True}]
     if odd:  # no power of two suits the row: what does, before all others
-        out += early + _warps(program, d)
+        cap = next((c for c in CAPS if c >= vec * kept_words(program) + 24), 0)
+        out += [*early, *_warps(program, d), early[0] | {"max_registers": cap}]
     for factor in (2, 0.5, 4, 0.25):
         n = int(power_of_two(t) * factor)
         if 1 <= n <= 1024:
