@@ -168,6 +168,7 @@ class CudaEmitter:
             int, ...
         ] = ()  # loads that pass ``ahead_pass`` finds done: issued while the row before was at work
         self.ahead_pass = -1
+        self.wide_columns = False  # whether the column number is an int64 where rows and columns are counted in int32
         self.masks = frozenset(program.early.kept_out if program.early else ())  # kept as bits of a word
         for q, pas in enumerate(self.all_passes):
             self.kept_of[q] = list(pas.kept_out)
@@ -335,9 +336,12 @@ class CudaEmitter:
                 self.emit_gather(i, v, body, need, address, use)
             elif v.op == "index":
                 for e in range(vec):
-                    j = f"j{v.axes[0]}" + (f" + {e}" if v.axes[0] == inner and e else "")
-                    whole = f"int64({j}) * {v.scale} + {v.shift}"
-                    body.append(f"v{i}_{e} = {'float32' if v.dtype == 'float32' else v.dtype}({whole})")
+                    lane = e if v.axes[0] == inner else 0
+                    whole = f"int64(j{v.axes[0]}{f' + {lane}' if lane else ''}) * {v.scale} + {v.shift}"
+                    text = f"{'float32' if v.dtype == 'float32' else v.dtype}({whole})"
+                    if v.dtype == "int32" and self.wide_columns:  # 32-bit sums all the same
+                        text = f"int32(v{i}_0 + {lane * v.scale})" if e else f"pin({text})"
+                    body.append(f"v{i}_{e} = {text}")
             elif v.op in POINTWISE:
                 types = [g.values[a].dtype for a in v.args]
                 for e in range(vec):

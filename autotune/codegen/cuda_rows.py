@@ -50,6 +50,7 @@ class Rows:
         # the first one is a number it knows nothing of. Then a tensor's packs have one address.
         self.apart = len(self.p.cols) == 1 and self.packs > 1 and self.s.keep == "registers" and not self.p.columns
         self.column_type = "int64" if self.apart else self.count
+        e.wide_columns = self.apart
         self.body: list[str] = []
         self.functions: list[str] = []
         self.syncs = 0

@@ -260,7 +260,8 @@ def seeds(program: Program) -> list[Config]:
     early = [d | {"prefetch": True}]
     if odd:  # no power of two suits the row: what does, before all others
         cap = next((c for c in CAPS if c >= vec * kept_words(program) + 24), 0)
-        out += [*early, *_warps(program, d), early[0] | {"max_registers": cap}]
+        warps = _warps(program, d)
+        out += [*early, *warps[:1], early[0] | {"max_registers": cap}, *warps[1:]]
     for factor in (2, 0.5, 4, 0.25):
         n = int(power_of_two(t) * factor)
         if 1 <= n <= 1024:
@@ -297,8 +298,8 @@ def _warps(program: Program, d: Config) -> list[Config]:
     words = packs * vec * kept_words(program)
     if rest or packs > 4:
         return []
-    cap = next((c for c in CAPS if c >= words + 56), 0)
-    return [d | {"threads_per_row": 32, "rows_per_block": 4, "keep": "registers", "max_registers": cap}]
+    one: Config = d | {"threads_per_row": 32, "rows_per_block": 4, "keep": "registers"}
+    return [one | {"max_registers": next((c for c in CAPS if c >= words + more), 0)} for more in (56, 40)]
 
 
 def reject(graph: Graph, config: Config) -> str | None:
