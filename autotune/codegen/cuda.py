@@ -338,10 +338,10 @@ class CudaEmitter:
                 for e in range(vec):
                     lane = e if v.axes[0] == inner else 0
                     whole = f"int64(j{v.axes[0]}{f' + {lane}' if lane else ''}) * {v.scale} + {v.shift}"
-                    text = f"{'float32' if v.dtype == 'float32' else v.dtype}({whole})"
+                    place = f"{'float32' if v.dtype == 'float32' else v.dtype}({whole})"
                     if v.dtype == "int32" and self.wide_columns:  # 32-bit sums all the same
-                        text = f"int32(v{i}_0 + {lane * v.scale})" if e else f"pin({text})"
-                    body.append(f"v{i}_{e} = {text}")
+                        place = f"int32(v{i}_0 + {lane * v.scale})" if e else f"pin({place})"
+                    body.append(f"v{i}_{e} = {place}")
             elif v.op in POINTWISE:
                 types = [g.values[a].dtype for a in v.args]
                 for e in range(vec):
