@@ -23,6 +23,7 @@ sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "codegen")]
 
 import torch  # noqa: E402
 from timed import timed  # noqa: E402
+from torch import Tensor  # noqa: E402
 from zoo import BF16, F16, F32, Case, T, candidates, workloads_of  # noqa: E402
 
 from autotune.bench.backward import layer_norm_backward  # noqa: E402
@@ -40,7 +41,16 @@ def norm_backward(name: str, rows: int, cols: int, d: torch.dtype) -> Case:
     return Case(name, layer_norm_backward, (x, x, T(rows, 1), T(rows, 1), column, column))
 
 
+def loss_backward(logp: Tensor, target: Tensor, grad: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+    """A cross entropy's backward to bf16 logits, and the gradient of the bias that made them."""
+    aten = torch.ops.aten
+    d = aten.nll_loss_backward(grad, logp, target, None, 1, -100, total)
+    d = aten._log_softmax_backward_data(d, logp, 1, torch.float32).to(torch.bfloat16)
+    return d, d.sum(0)
+
+
 CASES = {
+    "loss_backward": Case("loss_backward", loss_backward, (T(640, 30522), T(640, d=torch.int64), T(), T())),
     "norm_backward": norm_backward("norm_backward", 8192, 1024, F32),
     "norm_backward_narrow": norm_backward("norm_backward_narrow", 32768, 256, F32),
     "norm_backward_bf16": norm_backward("norm_backward_bf16", 2048, 4096, BF16),
