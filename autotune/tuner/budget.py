@@ -112,6 +112,11 @@ class Clock:
         self._begin = time.monotonic()
         self._fixed: list[float] = []
 
+    @property
+    def up(self) -> bool:
+        """Whether the time is over."""
+        return self._timeout is not None and time.monotonic() - self._begin >= self._timeout
+
     def granted(self, i: int) -> float | None:
         """Workload ``i``'s share of the whole, whatever was used so far."""
         return None if self._timeout is None else self._timeout * self._shares[i] / sum(self._shares)
