@@ -18,7 +18,7 @@ from autotune.codegen.cuda_columns import add_columns, beginnings
 from autotune.codegen.cuda_moments import add_moments
 from autotune.codegen.cuda_names import HINTS, NAMES, tuple_of
 from autotune.codegen.expr import LOG2E, combine, literal, pointwise
-from autotune.codegen.program import Pass, Program, stride_of
+from autotune.codegen.program import Pass, Program, read_once
 from autotune.errors import Unsupported
 from autotune.fusion.graph import STORAGE_BYTES, Value, compute_type
 from autotune.fusion.ops import POINTWISE
@@ -193,7 +193,7 @@ class CudaEmitter:
 
     def load_hint(self, i: int) -> str:
         """Hints apply to what is read once: loads that differ in every row and column."""
-        once = all(stride_of(self.g.values[i], a) for a in (*self.p.rows, *self.p.cols) if self.g.extents[a] > 1)
+        once = read_once(self.g, i, (*self.p.rows, *self.p.cols))
         return HINTS[self.s.load_hint] if once else "d"
 
     def name(self, i: int, e: int) -> str:
@@ -237,6 +237,10 @@ class CudaEmitter:
     def params(self) -> tuple[str, ...]:
         """Short type names of the kernel's pointers."""
         return tuple(NAMES[d] for d in (*self.g.inputs, *(o.dtype for o in self.g.outputs)))
+
+    def by_pack(self, v: Value) -> bool:
+        """Whether the guards of a load hold for all elements of a pack or for none."""
+        return not any(a == self.p.cols[-1] and (lo % self.vec or hi % self.vec) for a, lo, hi in v.guards)
 
     def guard_text(self, v: Value, axes: tuple[int, ...], lane: str) -> str:
         """Condition under which a guarded load may touch memory, over the guards on ``axes``."""
@@ -398,12 +402,11 @@ class CudaEmitter:
         if i not in self.ahead or now != self.ahead_pass:
             need(ptr)
         inner = self.p.cols[-1]
-        by_pack = not any(a == inner and (lo % vec or hi % vec) for a, lo, hi in v.guards)
         axes = (*self.p.cols, *self.p.rows)
         for a, _, _ in v.guards:
             if a in self.p.rows:
                 need(f"i{a}")
-        if acc.vector and by_pack:
+        if acc.vector and self.by_pack(v):
             if i in self.ahead and now == self.ahead_pass:
                 body.append(f"u{i} = ({self.ahead_words(i, need('x'))},)")
                 body.append(f"w{i} = un_{short}_{vec}(u{i})")

@@ -26,14 +26,17 @@ _NAMES = re.compile(r"\b(row|i\d+|q\d+|b\d+)\b")
 
 
 def loads_ahead(e: CudaEmitter) -> tuple[int, ...]:
-    """The loads that can be issued a row ahead: whole vectors that every row has its own of, without guards."""
+    """The loads that can be issued a row ahead: whole vectors that every row has its own of, under guards that hold for
+    all of a vector or for nothing of it."""
     first = next((p for p in e.p.passes if p.walks), None)
     if first is None:
         return ()
     out = []
     for i in first.compute:
         v = e.g.values[i]
-        if v.op == "load" and e.p.domain(i) == "full" and e.access[i].vector and not v.guards:
+        if v.op != "load" or e.p.domain(i) != "full" or not e.access[i].vector or not e.by_pack(v):
+            continue
+        if not v.guards or e.access[i].rows:  # or the same in all rows but for its guard
             out.append(i)
     return tuple(out)
 
@@ -45,12 +48,18 @@ def load_function(e: CudaEmitter) -> str:
     for i in e.ahead:
         v = e.g.values[i]
         at = e.address(e.access[i], f"b{i}", 0)
-        short = SHORT[e.g.inputs[v.slot]]
-        body.append(f"u{i} = lr_{short}_{e.vec}_{e.load_hint(i)}(p{v.slot}, {at})")
+        guard = e.guard_text(v, (*e.p.cols, *e.p.rows), "")
+        name, where = f"{SHORT[e.g.inputs[v.slot]]}_{e.vec}_{e.load_hint(i)}", f", {guard}" if guard else ""
+        body.append(f"u{i} = {'lw' if guard else 'lr'}_{name}(p{v.slot}, {at}{where})")
     words = [f"u{i}[{w}]" for i in e.ahead for w in range(e.raw_words(i))]
     body.append(f"return {tuple_of(words)}")
-    params = ", ".join(["c", *pointers, *(f"b{i}" for i in e.ahead)])
+    params = ", ".join(["c", *pointers, *(f"b{i}" for i in e.ahead), *guard_indices(e)])
     return "\n".join([f"def l0({params}):", *(f"    {x}" for x in body)])
+
+
+def guard_indices(e: CudaEmitter) -> list[str]:
+    """The indices along row axes that the guards of ``e.ahead`` ask for."""
+    return sorted({f"i{a}" for i in e.ahead for a, _, _ in e.g.values[i].guards if a in e.p.rows})
 
 
 class Ahead:
@@ -87,7 +96,7 @@ class Ahead:
         lines = [_NAMES.sub(r"\1n", line) for line in [*e.row_indices(), *own]]
         out = [f"rown = {row}", *lines]
         pointers = list(dict.fromkeys(f"p{e.g.values[i].slot}" for i in e.ahead))
-        args = ", ".join(["cn", *pointers, *(f"b{i}n" for i in e.ahead)])
+        args = ", ".join(["cn", *pointers, *(f"b{i}n" for i in e.ahead), *(f"{n}n" for n in guard_indices(e))])
         for k in range(r.packs):
             out.append(f"cn = {r.column(str(k))}")
             if k >= r.full:

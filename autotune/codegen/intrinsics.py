@@ -269,19 +269,21 @@ def _make_load(short: str, n: int, hint: str, fixed: bool = False) -> Any:
     return load
 
 
-def _make_guarded(short: str, n: int, hint: str) -> Any:
-    """``lg_<type>_<n>_<hint>(pointer, index, where)``: as ``ld``, zeros where ``where`` is false."""
+def _make_guarded(short: str, n: int, hint: str, raw: bool = False) -> Any:
+    """``lg_<type>_<n>_<hint>(pointer, index, where)``: as ``ld``, zeros where ``where`` is false. ``lw``, which is
+    ``raw``: as ``lr``."""
 
     @intrinsic
     def load(typingctx, ptr, idx, where):  # type: ignore[no-untyped-def]
         result = NUMBA[short] if n == 1 else types.UniTuple(NUMBA[short], n)
+        result = types.UniTuple(types.uint32, words_of(short, n)) if raw else result
         sig = result(ptr, idx, types.boolean)
 
         def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
             test = builder.zext(args[2], I32)
             words = _load_where(builder, _pointer(builder, args), test, n * SIZE[short], hint)
-            vals = _decode(builder, words, short, n)
-            return vals[0] if n == 1 else context.make_tuple(builder, sig.return_type, vals)
+            vals = words if raw else _decode(builder, words, short, n)
+            return vals[0] if n == 1 and not raw else context.make_tuple(builder, sig.return_type, vals)
 
         return sig, codegen
 
@@ -458,7 +460,7 @@ PLAIN: dict[str, Any] = {
     "urem64": _divide("urem", types.int64),
 }
 DEVICE: dict[str, Callable[..., Any]] = {"tanh_": _tanh, "sigmoid_": _sigmoid, "erf_": _erf}
-_PATTERN = re.compile(r"^(ld|lk|lg|lr|st|un)_([a-z0-9]+)_(\d+)(?:_([dsnpelcw]))?$")
+_PATTERN = re.compile(r"^(ld|lk|lg|lw|lr|st|un)_([a-z0-9]+)_(\d+)(?:_([dsnpelcw]))?$")
 
 
 @functools.cache
@@ -484,8 +486,8 @@ def resolve(name: str) -> Any:
         return _make_load(short, n, hint)
     if kind == "lk":
         return _make_load(short, n, hint, fixed=True)
-    if kind == "lg":
-        return _make_guarded(short, n, hint)
+    if kind in ("lg", "lw"):
+        return _make_guarded(short, n, hint, raw=kind == "lw")
     if kind == "lr":
         return _make_raw(short, n, hint)
     if kind == "st":

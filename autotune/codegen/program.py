@@ -146,6 +146,13 @@ def stride_of(v: Value, axis: int) -> int:
     return v.strides[v.axes.index(axis)] if axis in v.axes else 0
 
 
+def read_once(graph: Graph, i: int, axes: Iterable[int]) -> bool:
+    """Whether each element of load ``i`` is read at one index along ``axes`` only."""
+    v = graph.values[i]
+    single = {a for a, lo, hi in v.guards if hi - lo == 1}
+    return all(stride_of(v, a) or a in single for a in axes if graph.extents[a] > 1)
+
+
 def _domain(graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], i: int) -> str:
     v = graph.values[i]
     if v.op == "const":

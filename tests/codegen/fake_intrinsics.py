@@ -196,7 +196,7 @@ MATH = {"log": _one(np.log), "log2": _one(np.log2), "copysign": lambda a, b: F(n
 WAITING = frozenset(["cluster_sync", "cluster_wait", "grid_barrier"])
 """Functions at which a thread waits for those of other blocks."""
 
-_MEMORY = re.compile(r"\b(ld|lk|lg|lr|st|un)_([a-z]+\d+)_(\d+)(?:_([a-z]))?\b")
+_MEMORY = re.compile(r"\b(ld|lk|lg|lw|lr|st|un)_([a-z]+\d+)_(\d+)(?:_([a-z]))?\b")
 
 
 COHERENT = ("c", "w")
@@ -233,6 +233,15 @@ def _raw(short: str, n: int, hint: str) -> Callable[..., Any]:
     return load
 
 
+def _raw_guarded(short: str, n: int, hint: str) -> Callable[..., Any]:
+    plain, words = _raw(short, n, hint), max(1, n * np.dtype(STORAGE[short]).itemsize // 4)
+
+    def load(p: Pointer, at: int, where: bool) -> Any:
+        return plain(p, at) if where else (0,) * words
+
+    return load
+
+
 def _unpack(short: str, n: int, _: str) -> Callable[..., Any]:
     def unpack(words: tuple[int, ...]) -> Any:
         return tuple(decode(short, np.array(words, np.uint32).view(STORAGE[short])[:n]))
@@ -250,7 +259,7 @@ def _store(short: str, n: int, _: str) -> Callable[..., Any]:
 
 def space(text: str) -> dict[str, Any]:
     """What the kernel of that text finds under its names, besides ``cuda``."""
-    makers = {"ld": _load, "lk": _load, "lg": _guarded, "lr": _raw, "un": _unpack, "st": _store}
+    makers = {"ld": _load, "lk": _load, "lg": _guarded, "lw": _raw_guarded, "lr": _raw, "un": _unpack, "st": _store}
     found = list(_MEMORY.finditer(text))
     memory = {m.group(0): makers[m.group(1)](m.group(2), int(m.group(3)), m.group(4) or "") for m in found}
     return {
