@@ -15,6 +15,7 @@ from typing import Any
 
 from autotune.codegen.counts import Counts
 from autotune.codegen.cuda_columns import add_columns, beginnings
+from autotune.codegen.cuda_joined import find_joins
 from autotune.codegen.cuda_moments import add_moments
 from autotune.codegen.cuda_names import HINTS, NAMES, tuple_of
 from autotune.codegen.expr import LOG2E, combine, literal, pointwise
@@ -159,8 +160,11 @@ class CudaEmitter:
         for i, v in enumerate(self.g.values):
             if v.op in ("load", "gather"):
                 self.access[i] = _Access(program, v.axes, v.strides, v.offset, self.vec)
+        self.joins = find_joins(program)
         self.out_access = [_Access(program, o.axes, o.strides, o.offset, self.vec) for o in self.g.outputs]
-        self.ok_needed = (not program.pointwise or bool(program.columns)) and schedule.rows_per_block > 1
+        # Rows that are not there: none where their number is known and divides by those of a block.
+        partial = program.dynamic == 0 or program.n_rows % schedule.rows_per_block > 0
+        self.ok_needed = (not program.pointwise or bool(program.columns)) and schedule.rows_per_block > 1 and partial
         self.kept_of: dict[int, list[int]] = {}  # pass -> values it keeps
         self.where_kept: dict[int, int] = {}
         self.ahead: tuple[
@@ -224,7 +228,7 @@ class CudaEmitter:
 
     def bases(self) -> list[str]:
         """Lines with the element offset of this row in every tensor that a walk touches."""
-        used = sorted({i for q in self.p.passes for i in q.compute if i in self.access})
+        used = sorted({i for q in self.p.passes for i in q.compute if i in self.access} - self.joins.skipped)
         out = [f"b{i} = int64({self.base_terms(self.access[i])})" for i in used]
         for k in sorted({k for q in self.p.passes for k in q.stores}):
             out.append(f"o{k} = int64({self.base_terms(self.out_access[k])})")
@@ -237,6 +241,14 @@ class CudaEmitter:
     def params(self) -> tuple[str, ...]:
         """Short type names of the kernel's pointers."""
         return tuple(NAMES[d] for d in (*self.g.inputs, *(o.dtype for o in self.g.outputs)))
+
+    def source(self, i: int) -> tuple[Value, list[int], str, list[str]]:
+        """Of load ``i``: the load it is printed as, its slots, the name of its pointer, and lines that make that."""
+        v, joined = self.g.values[i], self.joins.loads.get(i)
+        if joined is None:
+            return v, [v.slot], f"p{v.slot}", []
+        index = f"{'j' if joined.axis in self.p.cols else 'i'}{joined.axis}"
+        return joined.load, [p[2] for p in joined.parts], f"s{i}", [f"s{i} = {joined.pointer(index)}"]
 
     def by_pack(self, v: Value) -> bool:
         """Whether the guards of a load hold for all elements of a pack or for none."""
@@ -252,7 +264,7 @@ class CudaEmitter:
             i = f"(j{a}{lane})" if a == inner else (f"j{a}" if a in self.p.cols else f"i{a}")
             if lo > 0:
                 conds.append(f"{i} >= {lo}")
-            if hi < self.g.extents[a] or a == 0:
+            if hi < self.g.extents[a] or a == self.p.dynamic:
                 conds.append(f"{i} < {hi}")
         return " and ".join(conds)
 
@@ -322,7 +334,13 @@ class CudaEmitter:
                 body += [f"v{i}_{e} = {z}[{at + e}]" for e in range(vec)]
         for i in pas.compute:
             v = g.values[i]
-            if v.op == "load":
+            if i in self.joins.skipped:
+                continue
+            if i in self.joins.results:
+                j = self.joins.results[i]
+                plus = f" + {literal(0, v.dtype)}" if self.joins.loads[j].added else ""
+                body += [f"v{i}_{e} = v{j}_{e}{plus}" for e in range(vec)]
+            elif v.op == "load":
                 self.emit_load(i, v, body, need, address, q)
             elif v.op == "gather":
                 ptr, acc, short = need(f"p{v.slot}"), self.access[i], NAMES[g.inputs[v.slot]]
@@ -398,9 +416,12 @@ class CudaEmitter:
 
     def emit_load(self, i: int, v: Value, body: list[str], need: Any, address: Any, now: int) -> None:
         vec, acc, short = self.vec, self.access[i], NAMES[self.g.inputs[v.slot]]
-        ptr, hint = f"p{v.slot}", self.load_hint(i)
+        v, slots, ptr, which = self.source(i)
+        hint = self.load_hint(i)
         if i not in self.ahead or now != self.ahead_pass:
-            need(ptr)
+            for slot in slots:
+                need(f"p{slot}")
+            body += which
         inner = self.p.cols[-1]
         axes = (*self.p.cols, *self.p.rows)
         for a, _, _ in v.guards:
