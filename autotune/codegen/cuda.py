@@ -337,9 +337,9 @@ class CudaEmitter:
             if i in self.joins.skipped:
                 continue
             if i in self.joins.results:
-                j = self.joins.results[i]
-                plus = f" + {literal(0, v.dtype)}" if self.joins.loads[j].added else ""
-                body += [f"v{i}_{e} = v{j}_{e}{plus}" for e in range(vec)]
+                one = self.joins.results[i]
+                plus = f" + {literal(0, v.dtype)}" if self.joins.loads[one].added else ""
+                body += [f"v{i}_{e} = v{one}_{e}{plus}" for e in range(vec)]
             elif v.op == "load":
                 self.emit_load(i, v, body, need, address, q)
             elif v.op == "gather":

@@ -124,3 +124,41 @@ def test_tensors_of_other_types_or_strides_are_loaded_apart() -> None:
 def test_nothing_outside_is_read(name: str, changes: dict[str, object], made: list[Made]) -> None:
     task = FusionTask(workloads(name)[0], "cuda:0", target="sm_90", sms=3)
     walk(task, task.normalize(configured(task) | changes), made)  # type: ignore[arg-type]
+
+
+def test_a_sum_over_the_parts_of_a_stack_is_read_in_vectors() -> None:
+    """No tensor has the axis that tells the parts apart; the one with unit stride is the innermost all the same."""
+    task = task_of(
+        lambda x, y: (torch.stack((x.exp(), y), 1) * 2).sum((1, 2)), torch.randn(40, 512), torch.randn(40, 512)
+    )
+    (group,) = task.plan.groups
+    scheme = scheme_of(group.graph)
+    assert scheme.name == "rows"
+    emitted = scheme.emit(group.graph, scheme.default(group.graph), 3)
+    assert loads("\n".join(emitted.sources[0].functions)) == ["lg_f32_4_d", "lg_f32_4_d"]
+    check_group(group.graph, emitted)
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 2), (1, 1)])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_guarded_loads_are_issued_a_row_ahead(first: int, count: int, dim: int) -> None:
+    """Two of three parts, side by side or not; they lie along the columns or, with ``dim`` 1, along the rows."""
+
+    def two(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        sizes = [3, 80, 40] if dim == 0 else [80, 3, 40]
+        both = BACK(x, sizes, dim, first) + BACK(y, sizes, dim, 2)
+        return both, both.sum(1 - dim) if dim == 0 else both.sum((0, 1))
+
+    task = task_of(two, *(torch.randn(80, 40, dtype=torch.bfloat16) for _ in range(2)))
+    (group,) = task.plan.groups
+    scheme = scheme_of(group.graph)
+    assert scheme.name == "columns"
+    config = scheme.default(group.graph) | {"prefetch": True, "threads_per_row": 16, "blocks_per_sm": 1}
+    config = scheme.normalize(group.graph, config | {"rows_per_block": 4, "max_registers": 0})
+    assert config["prefetch"]
+    emitted = scheme.emit(group.graph, config, 3)
+    assert [x[:2] for x in loads("\n".join(emitted.sources[0].functions))] == ["lw"] * count
+    check_group(group.graph, emitted)
+    check_group(group.graph, emitted, seed=1, special=True)
+    for source in emitted.sources:
+        compile_ptx(source, "sm_90")

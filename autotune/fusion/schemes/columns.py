@@ -174,7 +174,7 @@ class ColumnsScheme:
         else:
             vec = vector_length(program, int(c["vector_bytes"])) or 1
             packs = -(-program.n_cols // (t * vec))
-            while int(c["unroll"]) > packs:
+            while int(c["unroll"]) // 2 >= packs:  # three packs are what 4 makes of them
                 c["unroll"] = int(c["unroll"]) // 2
         return c
 
