@@ -227,7 +227,7 @@ def _brl(rows: int, cols: int, d: torch.dtype) -> tuple[Callable[[], Tensor], ..
     return T(rows, cols, d=d), T(cols, d=d), T(rows, cols, d=d), T(cols, d=d), T(cols, d=d)
 
 
-def _heads(b: int, h: int, s: int, d: int, dtype: torch.dtype) -> tuple[Callable[[], Tensor], ...]:
+def heads(b: int, h: int, s: int, d: int, dtype: torch.dtype) -> tuple[Callable[[], Tensor], ...]:
     """Three tensors [b, h, s, d] that lie in memory as [b, s, h, d]."""
     return (T(b, h, s, d, d=dtype, strides=(s * h * d, d, h * d, 1)),) * 3
 
@@ -282,8 +282,8 @@ ZOO: tuple[Case, ...] = (
     Case("embedding_ln", embedding_ln, (T(100, 64), T(7, 5, d=I64), T(64), T(64))),
     Case("log_softmax_backward", log_softmax_backward, (T(16, 500, d=F16), T(16, 500, d=F16))),
     Case("layer_norm_backward", layer_norm_backward, (T(64, 128), T(64, 128), T(128)), groups=(1,)),
-    Case("packed_backward", packed_backward, _heads(2, 4, 40, 8, BF16)),
-    Case("packed_backward_odd", packed_backward, _heads(3, 5, 33, 3, F32)),
+    Case("packed_backward", packed_backward, heads(2, 4, 40, 8, BF16)),
+    Case("packed_backward_odd", packed_backward, heads(3, 5, 33, 3, F32)),
     Case("outer_softmax", lambda x: torch.softmax(x, 0), (T(517, 96),)),
     Case("outer_softmax_bf16", lambda x: torch.softmax(x, 1), (T(3, 77, 64, d=BF16),)),
     Case("outer_logsumexp", lambda x: torch.logsumexp(x, 1), (T(5, 300, 24),)),

@@ -24,7 +24,7 @@ sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "codegen")]
 import torch  # noqa: E402
 from timed import timed  # noqa: E402
 from torch import Tensor  # noqa: E402
-from zoo import BF16, F16, F32, Case, T, candidates, workloads_of  # noqa: E402
+from zoo import BF16, F16, F32, Case, T, candidates, heads, packed_backward, workloads_of  # noqa: E402
 
 from autotune.bench.backward import layer_norm_backward  # noqa: E402
 from autotune.bench.mixed import mixed_axes  # noqa: E402
@@ -54,6 +54,7 @@ CASES = {
     "norm_backward": norm_backward("norm_backward", 8192, 1024, F32),
     "norm_backward_narrow": norm_backward("norm_backward_narrow", 32768, 256, F32),
     "norm_backward_bf16": norm_backward("norm_backward_bf16", 2048, 4096, BF16),
+    "packed_backward": Case("packed_backward", packed_backward, heads(32, 12, 128, 64, BF16)),
     "mixed_axes": Case("mixed_axes", mixed_axes, (T(16384, 512),)),
     "outer_softmax": Case("outer_softmax", lambda x: torch.softmax(x, 0), (T(4096, 2048),)),
     "group_norm_silu": Case(

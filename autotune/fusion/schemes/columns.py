@@ -218,7 +218,7 @@ class ColumnsScheme:
             if 8 <= n <= 1024:
                 out.append(d | {"threads_per_row": n, "rows_per_block": max(1, 256 // n), "max_registers": 0})
         out += [d | {"blocks_per_sm": b} for b in (1, 2, 4, 8) if b != d["blocks_per_sm"]]
-        out.append(d | {"rows_per_block": max(1, 512 // t)})
+        out.append(d | {"rows_per_block": power_of_two(512 // t + 1) // 2 or 1})
         out.append(d | {"rows_per_block": 1})
         out.append(d | {"finish": "barrier", "blocks_per_sm": min(2, int(d["blocks_per_sm"]))})
         out.append(d | {"load_hint": "no_allocate"})
