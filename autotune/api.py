@@ -118,10 +118,14 @@ def tune_workloads(
     command: str = "",
     notes: Mapping[str, Any] | None = None,
     seeds: Mapping[str, Sequence[Config]] | None = None,
+    every: bool = False,
     measurer: Measurer | None = None,
     pool: CompilePool | None = None,
 ) -> list[Result]:
     """Search several workloads on one device, one after the other, in one worker and one compile pool.
+
+    Those with the largest weights come first. What is left when the time is up is not begun; the same search goes on
+    with it.
 
     What an earlier search has come to the end of, with at least half of the time it would get now, is not searched
     again, unless ``trials`` asks for so many more candidates. Where nothing is left to do nothing is started.
@@ -146,12 +150,14 @@ def tune_workloads(
         ablation: a search without one of its parts, for comparison; see :mod:`autotune.fusion.ablation`.
         command: noted with the run in the database; ``notes``, as JSON, in its summary.
         seeds: fingerprint to configurations that are measured before the sampler is asked; they count as ``trials``.
+        every: begin every workload, the last ones for a moment each, also where the time is up.
         measurer: the measuring worker, which stays open; it must measure by ``policy``. None starts one, for this call.
         pool: the same of the processes that compile.
 
     Returns:
-        One result for each workload that was begun; fewer than ``workloads`` where the user interrupted, and then the
-        last one says so.
+        One result for each workload that was begun, or that there was nothing left to do for, in the order of
+        ``workloads``. Fewer than those where the time was up, and where the user interrupted, which the result of the
+        one that was being searched says.
 
     Warns:
         BusyMachine: other processes disturbed a final comparison on the CPU; searching again makes it again.
@@ -166,6 +172,7 @@ def tune_workloads(
     from autotune.tuner.ahead import Ahead
     from autotune.tuner.budget import Budget, Clock
     from autotune.tuner.context import Context
+    from autotune.tuner.outcome import known
     from autotune.tuner.result import BusyMachine, busy_note
     from autotune.tuner.samplers import check_sampler
     from autotune.tuner.session import Lease
@@ -179,11 +186,13 @@ def tune_workloads(
     share = [(weights or {}).get(w.fingerprint, 1.0) for w in workloads]
     if min(share) <= 0:
         raise UserError("weights must be above 0")
+    order = sorted(range(len(workloads)), key=lambda i: -share[i])
+    given, workloads = workloads, [workloads[i] for i in order]
     results: list[Result] = []
     context = Context(
         store=store,
         device=device,
-        policy=policy or policy_for(workloads[0], device),
+        policy=policy or policy_for(given[0], device),
         sampler=sampler,
         seed=seed,
         space_file=space_file,
@@ -194,9 +203,9 @@ def tune_workloads(
         _worker=measurer,
         _pool=pool,
     )
-    run = store.start_run(command or _command(workloads, device), owner=context.owner)
+    run = store.start_run(command or _command(given, device), owner=context.owner)
     context.run = run.id
-    state, clock = "failed", Clock(timeout, share)
+    state, clock = "failed", Clock(timeout, [share[i] for i in order])
     try:
         with (
             contextlib.closing(context),
@@ -205,6 +214,9 @@ def tune_workloads(
             Ahead(context, workloads, lambda i: Budget(trials, clock.granted(i), patience)) as ahead,
         ):
             for i, workload in enumerate(workloads):
+                if clock.up and i > 0 and not every:
+                    results += filter(None, [known(context, workload)])
+                    continue
                 ahead.reach(i)
                 result = tune(context, workload, clock.budget(i, trials, patience), clock.granted(i))
                 clock.done(result.seconds, result.search_s)
@@ -222,7 +234,8 @@ def tune_workloads(
         store.finish_run(run.id, state, {**(notes or {}), "workloads": [r.to_json() for r in results]})
     if note := busy_note(results):
         warnings.warn(note, BusyMachine, stacklevel=2)
-    return results
+    places = {w.fingerprint: i for i, w in enumerate(given)}
+    return sorted(results, key=lambda r: places[r.workload])
 
 
 def _method(plans: str, ablation: str, sampler: str) -> tuple[str, str]:

@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -321,7 +322,9 @@ def one(name: str, args: argparse.Namespace) -> dict[str, Any] | None:
         why = f"took more than {args.timeout:.0f} s" if code == 124 else f"ended with {code}"
         print(f"{name}: left out, {why}", file=sys.stderr)
         return None
-    return {**json.loads(out.splitlines()[-1]), **searched}
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    measured = {"commit": form.commit(), "when": now}  # those of the file are of its last model
+    return {**json.loads(out.splitlines()[-1]), **searched, **measured}
 
 
 def ratio(case: Mapping[str, Any]) -> float:

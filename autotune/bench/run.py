@@ -179,6 +179,7 @@ def search(cases: Sequence[Case], settings: Settings, name: str, db: str | None)
                 timeout=settings.timeout and settings.timeout * len(cases),
                 seed=settings.seed,
                 weights=weights,
+                every=True,
                 command=f"autotune bench {SUITE} --ablation {name}",
                 progress=_progress,
                 **options,

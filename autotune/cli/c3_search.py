@@ -73,13 +73,18 @@ def search_scenarios(
         print(f"heuristics: by rule; {hint}", file=sys.stderr)
     with lent_database(args.db):
         results = _tune(args, device, store, scenarios, timeout)
-    answers = [_one(store, r, s, device) for r, s in zip(results, scenarios, strict=False)]
+    searched = {result.workload: result for result in results}
+    begun = [
+        (searched[w.fingerprint], w, s) for w, s in zip(workloads, scenarios, strict=True) if w.fingerprint in searched
+    ]
+    answers = [_one(store, result, scenario, device) for result, _, scenario in begun]
     if args.missed:
-        for result, workload in zip(results, workloads, strict=False):
+        for result, workload, _ in begun:
             if result.winner:
                 store.clear_miss(result.workload, place(workload, device).fingerprint)
+    left = len(scenarios) - len(results)
     reasons = {str(answer["fingerprint"]): str(answer["error"]) for answer in answers}
-    return Searched(_answer(name, where.label, answers), results, reasons, _show)
+    return Searched({**_answer(name, where.label, answers), "not_begun": left}, results, reasons, _show)
 
 
 def _show(answer: Mapping[str, Any]) -> None:

@@ -51,8 +51,8 @@ def add_parser(subparsers: Any) -> None:
     about = "candidates to measure for each workload (default: while there is gain, 256 at most)"
     parser.add_argument("--trials", type=positive_int, metavar="N", help=about)
     about = (
-        "seconds for the whole search, shared among its workloads (each gets a moment, however little is left); "
-        "whichever of the two limits comes first"
+        "seconds for the whole search, shared among its workloads, those that cost most first; the same command goes on"
+        " with what was not begun by then"
     )
     parser.add_argument("--timeout", type=seconds, metavar="S", help=about)
     parser.add_argument("--sampler", choices=SAMPLERS, default="tpe", help="who proposes (default: %(default)s)")
@@ -170,7 +170,8 @@ def _search(
         for result in results:
             if result.winner:
                 store.clear_miss(result.workload, where.fingerprint)
-    return Searched(_answer(name, device, counted, results), results, reasons, print_table)
+    answer = {**_answer(name, device, counted, results), "not_begun": len(counted) - len(results)}
+    return Searched(answer, results, reasons, print_table)
 
 
 def _captured(args: argparse.Namespace, device: str, store: Store) -> Captured:

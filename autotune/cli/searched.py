@@ -19,7 +19,7 @@ class Searched:
 
     Attributes:
         answer: for ``--json``.
-        results: of those that were begun.
+        results: of those that were begun; how many were not is ``not_begun`` of the answer.
         reasons: fingerprint to why nothing could be measured.
         show: prints the answer on stdout.
     """
@@ -50,6 +50,11 @@ def conclude(done: Sequence[Searched], json: bool) -> int:
             if not result.ok and not result.interrupted:
                 why = searched.reasons.get(result.workload) or result.stop
                 print(f"autotune: NOTHING COULD BE MEASURED for {result.label}: {why}", file=sys.stderr)
+        left = searched.answer.get("not_begun", 0)
+        if left and not searched.interrupted:
+            many = f"{left} workloads were" if left > 1 else "1 workload was"
+            more = "give it more --timeout, or the same command again, which goes on with what is left"
+            print(f"autotune: WARNING: the time was up before {many} begun: {more}", file=sys.stderr)
     if any(searched.interrupted for searched in done):
         raise KeyboardInterrupt
     return 0 if any(result.ok for searched in done for result in searched.results) else 1

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from autotune.codegen.program import find_moments, stride_of
+from autotune.codegen.program import find_moments
 from autotune.errors import Unsupported
 from autotune.fusion.graph import REDUCTIONS, Graph, Output, Value
 from autotune.fusion.simplify import remap
@@ -104,15 +104,18 @@ def _unit_axis(graph: Graph) -> int:
 
 
 def _order(graph: Graph, axes: Iterable[int]) -> tuple[int, ...]:
-    """Axes by falling stride in the largest load."""
+    """Axes by falling stride in the largest tensor; the one that neighbours in memory lie along is innermost."""
     loads = [graph.values[i] for i in graph.live if graph.values[i].op == "load"]
-    big = sorted(loads, key=lambda v: -graph.size(v.axes))
+    walks = [(v.axes, v.strides) for v in loads] + [(o.axes, o.strides) for o in graph.outputs]
+    walks.sort(key=lambda walk: -graph.size(walk[0]))
+    unit = _unit_axis(graph)
 
-    def place(a: int) -> tuple[int, int, int]:
-        for n, v in enumerate(big):
-            if stride_of(v, a):
-                return (n, -stride_of(v, a), a)
-        return (len(big), 0, a)
+    def place(a: int) -> tuple[bool, int, int, int]:
+        for n, walk in enumerate(walks):
+            stride = dict(zip(*walk, strict=True)).get(a, 0)
+            if stride:
+                return (a == unit, n, -stride, a)
+        return (a == unit, -1, 0, a)  # a position that no tensor has
 
     return tuple(sorted(axes, key=place))
 

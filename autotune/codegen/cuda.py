@@ -16,10 +16,11 @@ from typing import Any
 from autotune.codegen.counts import Counts
 from autotune.codegen.cuda_columns import add_columns, beginnings
 from autotune.codegen.cuda_early import bits_made, bits_taken
+from autotune.codegen.cuda_joined import find_joins
 from autotune.codegen.cuda_moments import add_moments
 from autotune.codegen.cuda_names import HINTS, NAMES, tuple_of
 from autotune.codegen.expr import LOG2E, combine, literal, pointwise
-from autotune.codegen.program import Pass, Program, stride_of
+from autotune.codegen.program import Pass, Program, read_once
 from autotune.errors import Unsupported
 from autotune.fusion.graph import STORAGE_BYTES, Value, compute_type
 from autotune.fusion.ops import POINTWISE
@@ -160,8 +161,11 @@ class CudaEmitter:
         for i, v in enumerate(self.g.values):
             if v.op in ("load", "gather"):
                 self.access[i] = _Access(program, v.axes, v.strides, v.offset, self.vec)
+        self.joins = find_joins(program)
         self.out_access = [_Access(program, o.axes, o.strides, o.offset, self.vec) for o in self.g.outputs]
-        self.ok_needed = (not program.pointwise or bool(program.columns)) and schedule.rows_per_block > 1
+        # Rows that are not there: none where their number is known and divides by those of a block.
+        partial = program.dynamic == 0 or program.n_rows % schedule.rows_per_block > 0
+        self.ok_needed = (not program.pointwise or bool(program.columns)) and schedule.rows_per_block > 1 and partial
         self.kept_of: dict[int, list[int]] = {}  # pass -> values it keeps
         self.where_kept: dict[int, int] = {}
         self.ahead: tuple[
@@ -203,7 +207,7 @@ class CudaEmitter:
 
     def load_hint(self, i: int) -> str:
         """Hints apply to what is read once: loads that differ in every row and column."""
-        once = all(stride_of(self.g.values[i], a) for a in (*self.p.rows, *self.p.cols) if self.g.extents[a] > 1)
+        once = read_once(self.g, i, (*self.p.rows, *self.p.cols))
         return HINTS[self.s.load_hint] if once else "d"
 
     def name(self, i: int, e: int) -> str:
@@ -234,7 +238,7 @@ class CudaEmitter:
 
     def bases(self) -> list[str]:
         """Lines with the element offset of this row in every tensor that a walk touches."""
-        used = sorted({i for q in self.p.passes for i in q.compute if i in self.access})
+        used = sorted({i for q in self.p.passes for i in q.compute if i in self.access} - self.joins.skipped)
         out = [f"b{i} = int64({self.base_terms(self.access[i])})" for i in used]
         for k in sorted({k for q in self.p.passes for k in q.stores}):
             out.append(f"o{k} = int64({self.base_terms(self.out_access[k])})")
@@ -248,6 +252,18 @@ class CudaEmitter:
         """Short type names of the kernel's pointers."""
         return tuple(NAMES[d] for d in (*self.g.inputs, *(o.dtype for o in self.g.outputs)))
 
+    def source(self, i: int) -> tuple[Value, list[int], str, list[str]]:
+        """Of load ``i``: the load it is printed as, its slots, the name of its pointer, and lines that make that."""
+        v, joined = self.g.values[i], self.joins.loads.get(i)
+        if joined is None:
+            return v, [v.slot], f"p{v.slot}", []
+        index = f"{'j' if joined.axis in self.p.cols else 'i'}{joined.axis}"
+        return joined.load, [p[2] for p in joined.parts], f"s{i}", [f"s{i} = {joined.pointer(index)}"]
+
+    def by_pack(self, v: Value) -> bool:
+        """Whether the guards of a load hold for all elements of a pack or for none."""
+        return not any(a == self.p.cols[-1] and (lo % self.vec or hi % self.vec) for a, lo, hi in v.guards)
+
     def guard_text(self, v: Value, axes: tuple[int, ...], lane: str) -> str:
         """Condition under which a guarded load may touch memory, over the guards on ``axes``."""
         inner = self.p.cols[-1] if self.p.cols else -1
@@ -258,7 +274,7 @@ class CudaEmitter:
             i = f"(j{a}{lane})" if a == inner else (f"j{a}" if a in self.p.cols else f"i{a}")
             if lo > 0:
                 conds.append(f"{i} >= {lo}")
-            if hi < self.g.extents[a] or a == 0:
+            if hi < self.g.extents[a] or a == self.p.dynamic:
                 conds.append(f"{i} < {hi}")
         return " and ".join(conds)
 
@@ -330,7 +346,13 @@ class CudaEmitter:
                 body += [f"v{i}_{e} = {z}[{at + e}]" for e in range(vec)]
         for i in pas.compute:
             v = g.values[i]
-            if v.op == "load":
+            if i in self.joins.skipped:
+                continue
+            if i in self.joins.results:
+                one = self.joins.results[i]
+                plus = f" + {literal(0, v.dtype)}" if self.joins.loads[one].added else ""
+                body += [f"v{i}_{e} = v{one}_{e}{plus}" for e in range(vec)]
+            elif v.op == "load":
                 self.emit_load(i, v, body, need, address, q)
             elif v.op == "gather":
                 self.emit_gather(i, v, body, need, address, use)
@@ -400,16 +422,18 @@ class CudaEmitter:
 
     def emit_load(self, i: int, v: Value, body: list[str], need: Any, address: Any, now: int) -> None:
         vec, acc, short = self.vec, self.access[i], NAMES[self.g.inputs[v.slot]]
-        ptr, hint = f"p{v.slot}", self.load_hint(i)
+        v, slots, ptr, which = self.source(i)
+        hint = self.load_hint(i)
         if i not in self.ahead or now != self.ahead_pass:
-            need(ptr)
+            for slot in slots:
+                need(f"p{slot}")
+            body += which
         inner = self.p.cols[-1]
-        by_pack = not any(a == inner and (lo % vec or hi % vec) for a, lo, hi in v.guards)
         axes = (*self.p.cols, *self.p.rows)
         for a, _, _ in v.guards:
             if a in self.p.rows:
                 need(f"i{a}")
-        if acc.vector and by_pack:
+        if acc.vector and self.by_pack(v):
             if i in self.ahead and now == self.ahead_pass:
                 body.append(f"u{i} = ({self.ahead_words(i, need('x'))},)")
                 body.append(f"w{i} = un_{short}_{vec}(u{i})")

@@ -19,7 +19,7 @@ from autotune.codegen.cuda import CudaSchedule
 from autotune.codegen.cuda_names import HINTS, NAMES
 from autotune.codegen.expr import LOG2E, accumulator, combine, identity, literal, pointwise
 from autotune.codegen.lane_axis import ACROSS, unit_axis, vector_length
-from autotune.codegen.program import Online, Pass, Program, stride_of
+from autotune.codegen.program import Online, Pass, Program, read_once
 from autotune.errors import Unsupported
 from autotune.fusion.graph import REDUCTIONS, STORAGE_BYTES, Value, compute_type
 from autotune.fusion.ops import POINTWISE
@@ -132,7 +132,7 @@ class Lanes:
 
     def load_hint(self, i: int) -> str:
         """Hints apply to what is read once: loads that differ in all rows and columns."""
-        once = all(stride_of(self.g.values[i], a) for a in (*self.kept, *self.p.cols) if self.g.extents[a] > 1)
+        once = read_once(self.g, i, (*self.kept, *self.p.cols))
         return HINTS[self.s.load_hint] if once else "d"
 
     def stored(self, i: int, storage: str, x: str) -> str:

@@ -26,31 +26,48 @@ _NAMES = re.compile(r"\b(row|i\d+|q\d+|b\d+)\b")
 
 
 def loads_ahead(e: CudaEmitter) -> tuple[int, ...]:
-    """The loads that can be issued a row ahead: whole vectors that every row has its own of, without guards."""
+    """The loads that can be issued a row ahead: whole vectors that every row has its own of, under guards that hold for
+    all of a vector or for nothing of it."""
     first = next((p for p in e.p.passes if p.walks), None)
     if first is None:
         return ()
     out = []
     for i in first.compute:
         v = e.g.values[i]
-        if v.op == "load" and e.p.domain(i) == "full" and e.access[i].vector and not v.guards:
+        if v.op != "load" or i in e.joins.skipped or e.p.domain(i) != "full":
+            continue
+        if not e.access[i].vector or not e.by_pack(v):
+            continue
+        if not v.guards or e.access[i].rows:  # or the same in all rows but for its guard
             out.append(i)
     return tuple(out)
 
 
 def load_function(e: CudaEmitter) -> str:
     """Text of device function ``l0``: the raw words of one pack of the loads ``e.ahead``."""
-    pointers = list(dict.fromkeys(f"p{e.g.values[i].slot}" for i in e.ahead))
+    pointers = slots_ahead(e)
     body = e.column_indices()
     for i in e.ahead:
-        v = e.g.values[i]
+        v, _, pointer, which = e.source(i)
+        body += which
         at = e.address(e.access[i], f"b{i}", 0)
-        short = SHORT[e.g.inputs[v.slot]]
-        body.append(f"u{i} = lr_{short}_{e.vec}_{e.load_hint(i)}(p{v.slot}, {at})")
+        guard = e.guard_text(v, (*e.p.cols, *e.p.rows), "")
+        name, where = f"{SHORT[e.g.inputs[v.slot]]}_{e.vec}_{e.load_hint(i)}", f", {guard}" if guard else ""
+        body.append(f"u{i} = {'lw' if guard else 'lr'}_{name}({pointer}, {at}{where})")
     words = [f"u{i}[{w}]" for i in e.ahead for w in range(e.raw_words(i))]
     body.append(f"return {tuple_of(words)}")
-    params = ", ".join(["c", *pointers, *(f"b{i}" for i in e.ahead)])
+    params = ", ".join(["c", *pointers, *(f"b{i}" for i in e.ahead), *guard_indices(e)])
     return "\n".join([f"def l0({params}):", *(f"    {x}" for x in body)])
+
+
+def slots_ahead(e: CudaEmitter) -> list[str]:
+    """The pointers that the loads ``e.ahead`` go by."""
+    return list(dict.fromkeys(f"p{slot}" for i in e.ahead for slot in e.source(i)[1]))
+
+
+def guard_indices(e: CudaEmitter) -> list[str]:
+    """The indices along row axes that the guards of ``e.ahead`` ask for."""
+    return sorted({f"i{a}" for i in e.ahead for a, _, _ in e.g.values[i].guards if a in e.p.rows})
 
 
 class Ahead:
@@ -86,8 +103,8 @@ class Ahead:
         own = [line for line in e.bases() if line.partition(" ")[0] in {f"b{i}" for i in e.ahead}]
         lines = [_NAMES.sub(r"\1n", line) for line in [*e.row_indices(), *own]]
         out = [f"rown = {row}", *lines]
-        pointers = list(dict.fromkeys(f"p{e.g.values[i].slot}" for i in e.ahead))
-        args = ", ".join(["cn", *pointers, *(f"b{i}n" for i in e.ahead)])
+        pointers = slots_ahead(e)
+        args = ", ".join(["cn", *pointers, *(f"b{i}n" for i in e.ahead), *(f"{n}n" for n in guard_indices(e))])
         for k in range(r.packs):
             out.append(f"cn = {r.column(str(k))}")
             if k >= r.full:

@@ -30,9 +30,10 @@ from autotune.codegen.intrinsics import (
     _encode,
     _load_words,
     _pointer,
+    words_of,
 )
 
-_PATTERN = re.compile(r"^(lg|sg|touch)_([a-z0-9]+)_(\d+)_([dsnpelcw])$")
+_PATTERN = re.compile(r"^(lg|lw|sg|touch)_([a-z0-9]+)_(\d+)_([dsnpelcw])$")
 _TEST = "{ .reg .pred q; "
 
 
@@ -89,19 +90,21 @@ def _store(b: Any, pointer: Any, words: list[Any], where: Any, nbytes: int, hint
         _asm(b, void, operands, _memory(hint, text), "l" + ",r" * (n + 1), True)
 
 
-def _make_load(short: str, n: int, hint: str) -> Any:
-    """``lg_<type>_<n>_<hint>(pointer, index, where)``: as ``ld``, zeros where ``where`` is false."""
+def _make_load(short: str, n: int, hint: str, raw: bool = False) -> Any:
+    """``lg_<type>_<n>_<hint>(pointer, index, where)``: as ``ld``, zeros where ``where`` is false. ``lw``, which is
+    ``raw``: as ``lr``."""
 
     @intrinsic
     def load(typingctx, ptr, idx, where):  # type: ignore[no-untyped-def]
         result = NUMBA[short] if n == 1 else types.UniTuple(NUMBA[short], n)
+        result = types.UniTuple(types.uint32, words_of(short, n)) if raw else result
         sig = result(ptr, idx, types.boolean)
 
         def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
             test = builder.zext(args[2], I32)
             words = _load(builder, _pointer(builder, args), test, n * SIZE[short], hint)
-            vals = _decode(builder, words, short, n)
-            return vals[0] if n == 1 else context.make_tuple(builder, sig.return_type, vals)
+            vals = words if raw else _decode(builder, words, short, n)
+            return vals[0] if n == 1 and not raw else context.make_tuple(builder, sig.return_type, vals)
 
         return sig, codegen
 
@@ -172,5 +175,7 @@ def resolve(name: str) -> Any:
     if not m:
         return None
     kind, short, n, hint = m.group(1), m.group(2), int(m.group(3)), m.group(4)
-    make = {"lg": _make_load, "sg": _make_store, "touch": _make_touch}[kind]
+    if kind in ("lg", "lw"):
+        return _make_load(short, n, hint, raw=kind == "lw")
+    make = {"sg": _make_store, "touch": _make_touch}[kind]
     return make(short, n, hint)

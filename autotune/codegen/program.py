@@ -16,6 +16,7 @@ The program knows nothing of threads: ``codegen.cuda`` and ``codegen.cpu`` print
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -152,6 +153,13 @@ def stride_of(v: Value, axis: int) -> int:
     return v.strides[v.axes.index(axis)] if axis in v.axes else 0
 
 
+def read_once(graph: Graph, i: int, axes: Iterable[int]) -> bool:
+    """Whether each element of load ``i`` is read at one index along ``axes`` only."""
+    v = graph.values[i]
+    single = {a for a, lo, hi in v.guards if hi - lo == 1}
+    return all(stride_of(v, a) or a in single for a in axes if graph.extents[a] > 1)
+
+
 def _domain(graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], i: int) -> str:
     v = graph.values[i]
     if v.op == "const":
@@ -163,7 +171,10 @@ def _domain(graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], i: int) 
 
 
 def _weight(graph: Graph, axis: int) -> int:
-    """How far apart in memory neighbours along ``axis`` lie, in the largest tensors."""
+    """How far apart in memory neighbours along ``axis`` lie, in the largest tensors; without end where no tensor says.
+
+    A position that no tensor has (what is summed over the parts of a stack) is then never the innermost one.
+    """
     best = 0
     for o in graph.outputs:
         if axis in o.axes:
@@ -173,7 +184,7 @@ def _weight(graph: Graph, axis: int) -> int:
     for v in graph.values:
         if v.op == "load" and axis in v.axes:
             best = max(best, stride_of(v, axis) * max(1, graph.size(v.axes)))
-    return best
+    return best or sys.maxsize
 
 
 def split_axes(graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]:

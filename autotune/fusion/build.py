@@ -6,6 +6,7 @@ Folding is exact for every input, NaN, infinities and the sign of zero included:
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -181,6 +182,9 @@ class Builder:
     def reduce(self, op: str, arg: int, axes: Sequence[int]) -> int:
         """Reduce over ``axes``; over those that the argument does not vary over, by arithmetic."""
         v = self.values[arg]
+        if op == "sum" and (picked := self._picked(v, set(axes))) is not None:
+            value, walked = picked
+            return self.reduce(op, value, [a for a in axes if a not in walked])
         over = tuple(sorted(a for a in axes if a in v.axes))
         times = math.prod([self.extents[a] for a in axes if a not in v.axes])
         if over:
@@ -193,3 +197,63 @@ class Builder:
                 raise Unsupported("a product of integers over a broadcast dimension")
             return self.pointwise("pow", [arg, self.const(times, v.dtype)])
         return arg
+
+    def _picked(self, v: Value, axes: set[int]) -> tuple[int, set[int]] | None:
+        """A sum over a one-hot row without a reduction: ``where(k == t, x, 0)`` over k is x where t is some k.
+
+        Such is the row sum in the backward of a cross entropy. None where ``v``, summed over ``axes``, is nothing of
+        the kind; otherwise the sum's value, and those of ``axes`` that it is a sum over.
+        """
+        if v.op != "where" or self.values[v.args[2]].op != "const" or self.values[v.args[2]].number != 0:
+            return None
+        terms, rest = [v.args[0]], []
+        while terms:
+            at = terms.pop()
+            value = self.values[at]
+            if value.op == "and" and value.dtype == "bool":
+                terms += value.args
+            else:
+                rest.append(at)
+        for at in rest:
+            if self.values[at].op != "eq":
+                continue
+            for place, target in (self.values[at].args, self.values[at].args[::-1]):
+                walked = self._walk(place)
+                if walked is None or not walked[0] <= axes:
+                    continue
+                own, first = walked
+                others = [a for a in rest if a != at]
+                if any(own & set(self.values[a].axes) for a in (target, v.args[1], *others)):
+                    continue
+                kind = self.values[place].dtype
+                beyond = first + math.prod([self.extents[a] for a in own])
+                inside = [self.pointwise("ge", [target, self.const(first, kind)]),
+                          self.pointwise("lt", [target, self.const(beyond, kind)])]  # fmt: skip
+                found = functools.reduce(lambda a, b: self.pointwise("and", [a, b]), [*others, *inside])
+                value_there = v.args[1]
+                if v.dtype == "float32":  # a sum that zeros are part of is never -0
+                    value_there = self.pointwise("add", [value_there, self.const(0.0, v.dtype)])
+                return self.pointwise("where", [found, value_there, v.args[2]]), own
+        return None
+
+    def _walk(self, at: int) -> tuple[set[int], int] | None:
+        """(axes, first) of a value that counts the elements of ``axes`` from ``first`` on; None for any other."""
+        steps: dict[int, int] = {}
+        first, parts = 0, [at]
+        while parts:
+            v = self.values[parts.pop()]
+            if v.op == "add":
+                parts += v.args
+            elif v.op == "index" and v.axes[0] not in steps:
+                steps[v.axes[0]] = v.scale
+                first += v.shift
+            elif v.op == "const":
+                first += int(v.number)
+            else:
+                return None
+        expected = 1
+        for a, step in sorted(steps.items(), key=lambda item: item[1]):
+            if step != expected:
+                return None
+            expected *= self.extents[a]
+        return (set(steps), first) if steps else None

@@ -1,4 +1,4 @@
-"""Clean-up after translation: dead values and axes go, axes that are walked as one become one.
+"""Clean-up after translation: dead values and axes go, loads are guarded, axes that are walked as one become one.
 
 ``[8, 128, 768]`` and ``[1024, 768]``, both contiguous, come out as the same graph.
 """
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from autotune.fusion.graph import Graph, Output, Value
+from autotune.fusion.selected import guard_selected
 
 
 def remap(graph: Graph, values: list[int], axes: dict[int, int], extents: tuple[int, ...]) -> Graph:
@@ -156,4 +157,4 @@ def _placed_by_inner(graph: Graph, outer: int, places: Mapping[int, _Place]) -> 
 
 def simplify(graph: Graph) -> Graph:
     """All of it; the result computes the same outputs at the same addresses."""
-    return drop_dead(merge_axes(drop_dead(graph)))
+    return drop_dead(merge_axes(drop_dead(guard_selected(graph))))

@@ -99,7 +99,8 @@ class Clock:
     """Shares a run's seconds among its workloads.
 
     What every workload takes whatever it gets (its inputs, the baselines' compilation, the final comparison) is learnt
-    from those that are done, and kept for those that are left, so that a run of many keeps to its time as a whole.
+    from those that are done, and kept for those that are left, so that a run of many keeps to its time as a whole. The
+    first one's is not what the others take: the worker and the compiling processes start in it.
 
     Args:
         timeout: seconds for all; None for no limit.
@@ -110,6 +111,11 @@ class Clock:
         self._timeout, self._shares = timeout, list(shares)
         self._begin = time.monotonic()
         self._fixed: list[float] = []
+
+    @property
+    def up(self) -> bool:
+        """Whether the time is over."""
+        return self._timeout is not None and time.monotonic() - self._begin >= self._timeout
 
     def granted(self, i: int) -> float | None:
         """Workload ``i``'s share of the whole, whatever was used so far."""
@@ -123,7 +129,8 @@ class Clock:
         part = self._shares[i] / sum(self._shares[i:])
         if not self._fixed:
             return Budget(trials, left * part, patience)
-        fixed = statistics.fmean(self._fixed)
+        first, *others = self._fixed
+        fixed = statistics.fmean(others or [min(first, _FINAL_SHARE * left * part)])
         search = max((left - fixed * (len(self._shares) - i)) * part, _LEAST_S)
         return Budget(trials, search + fixed, patience, fixed)
 

@@ -46,6 +46,11 @@ def result(s: Session, final: Final, stop: str, error: str) -> Result:
     )
 
 
+def known(context: Context, workload: Workload) -> Result | None:
+    """What an earlier search came to, however little time it had; None where there was none."""
+    return recalled(context, workload, context.key(workload), Budget(), 0.0)
+
+
 def recalled(context: Context, workload: Workload, key: Key, budget: Budget, granted: float | None) -> Result | None:
     """The result that an earlier search left, where another one has nothing left to do; None otherwise.
 

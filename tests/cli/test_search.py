@@ -89,6 +89,24 @@ def test_missed_workloads_are_searched_stored_and_cleared(
     assert again.stdout == ""
 
 
+def test_what_was_not_begun_in_time_is_told_and_gone_on_with(
+    tmp_path: Path, command: list[str], environment: dict[str, str]
+) -> None:
+    db = tmp_path / "t.db"
+    missed(db, {"rows": 64}, {"rows": 32}, {"rows": 16})
+    for left, words in ((2, "before 2 workloads were begun"), (1, "before 1 workload was begun"), (0, "")):
+        done = subprocess.run(
+            [*command, "--timeout", "0.05", "--json"], capture_output=True, text=True, check=False, env=environment
+        )
+        assert done.returncode == 0, done.stderr
+        answer = json.loads(done.stdout)
+        assert (answer["not_begun"], len(answer["workloads"])) == (left, 1)
+        assert words in done.stderr
+        assert ("WARNING: the time was up" in done.stderr) == bool(left)
+        with Store.open(db) as store:
+            assert len(store.misses()) == left
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -198,7 +198,7 @@ MATH = {"log": _one(np.log), "log2": _one(np.log2), "copysign": lambda a, b: F(n
 WAITING = frozenset(["cluster_sync", "cluster_wait", "grid_barrier"])
 """Functions at which a thread waits for those of other blocks."""
 
-_MEMORY = re.compile(r"\b(ld|lk|lg|lr|sg|st|touch|un)_([a-z]+\d+)_(\d+)(?:_([a-z]))?\b")
+_MEMORY = re.compile(r"\b(ld|lk|lg|lw|lr|sg|st|touch|un)_([a-z]+\d+)_(\d+)(?:_([a-z]))?\b")
 
 
 COHERENT = ("c", "w")
@@ -240,6 +240,15 @@ def _touch(short: str, n: int, hint: str) -> Callable[..., Any]:
     return lambda p, at: int32(raw(p, at)[0])
 
 
+def _raw_guarded(short: str, n: int, hint: str) -> Callable[..., Any]:
+    plain, words = _raw(short, n, hint), max(1, n * np.dtype(STORAGE[short]).itemsize // 4)
+
+    def load(p: Pointer, at: int, where: bool) -> Any:
+        return plain(p, at) if where else (0,) * words
+
+    return load
+
+
 def _unpack(short: str, n: int, _: str) -> Callable[..., Any]:
     def unpack(words: tuple[int, ...]) -> Any:
         return tuple(decode(short, np.array(words, np.uint32).view(STORAGE[short])[:n]))
@@ -271,6 +280,7 @@ def space(text: str) -> dict[str, Any]:
         "ld": _load,
         "lk": _load,
         "lg": _guarded,
+        "lw": _raw_guarded,
         "lr": _raw,
         "un": _unpack,
         "st": _store,

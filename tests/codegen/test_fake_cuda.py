@@ -19,7 +19,7 @@ SMALL = [
     "transposed_types", "nhwc",
     "rope_odd", "group_norm", "integers", "bits", "int16", "mean_cross_entropy", "expanded", "strided", "uint8",
     "quantize", "scalars", "every_function", "minmax_prod", "embedding_ln", "log_softmax_backward", "momentum",
-    "unrelated", "dropout_residual_ln", "embeddings_ln_dropout",
+    "unrelated", "packed_backward", "packed_backward_odd", "dropout_residual_ln", "embeddings_ln_dropout",
 ]  # fmt: skip
 
 

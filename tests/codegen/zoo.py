@@ -204,6 +204,15 @@ def layer_norm_backward(g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor
     return dx, (g * h).sum(0), g.sum(0)
 
 
+def packed_backward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients [batch, heads, steps, width] of what was taken out of one packed projection: its output's, and its
+    bias's."""
+    b, h, s, d = q.shape
+    parts = [torch.ops.aten.select_backward(x, [3, b, h, s, d], 0, n) for n, x in enumerate((q, k, v))]
+    packed = (parts[2] + parts[1] + parts[0]).permute(1, 3, 0, 2, 4).reshape(b * s, 3 * h * d)
+    return packed, packed.sum(0)
+
+
 def layer_norm_0(x: Tensor, w: Tensor) -> Tensor:
     d = x - x.mean(0, keepdim=True)
     return d * torch.rsqrt(d.pow(2).mean(0, keepdim=True) + 1e-5) * w
@@ -240,6 +249,11 @@ def _ln(rows: int, cols: int, d: torch.dtype) -> tuple[Callable[[], Tensor], ...
 
 def _brl(rows: int, cols: int, d: torch.dtype) -> tuple[Callable[[], Tensor], ...]:
     return T(rows, cols, d=d), T(cols, d=d), T(rows, cols, d=d), T(cols, d=d), T(cols, d=d)
+
+
+def heads(b: int, h: int, s: int, d: int, dtype: torch.dtype) -> tuple[Callable[[], Tensor], ...]:
+    """Three tensors [b, h, s, d] that lie in memory as [b, s, h, d]."""
+    return (T(b, h, s, d, d=dtype, strides=(s * h * d, d, h * d, 1)),) * 3
 
 
 ZOO: tuple[Case, ...] = (
@@ -300,6 +314,8 @@ ZOO: tuple[Case, ...] = (
     ),
     Case("log_softmax_backward", log_softmax_backward, (T(16, 500, d=F16), T(16, 500, d=F16))),
     Case("layer_norm_backward", layer_norm_backward, (T(64, 128), T(64, 128), T(128)), groups=(1,)),
+    Case("packed_backward", packed_backward, heads(2, 4, 40, 8, BF16)),
+    Case("packed_backward_odd", packed_backward, heads(3, 5, 33, 3, F32)),
     Case("outer_softmax", lambda x: torch.softmax(x, 0), (T(517, 96),)),
     Case("outer_softmax_bf16", lambda x: torch.softmax(x, 1), (T(3, 77, 64, d=BF16),)),
     Case("outer_logsumexp", lambda x: torch.logsumexp(x, 1), (T(5, 300, 24),)),

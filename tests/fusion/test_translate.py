@@ -15,6 +15,7 @@ from capture_helpers import check, only_region, regions_of
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from autotune.fusion.graph import Graph
 from autotune.fusion.interpret import interpret
 from autotune.fusion.regions import Region
 from autotune.fusion.translate import translate
@@ -318,6 +319,53 @@ def test_statistics_and_elements_of_alternating_reductions_stay_linear() -> None
 def test_sum_over_a_broadcast_axis_is_a_product() -> None:
     graph = check(only_region(lambda a: a[:, None].expand(4, 3, 5).sum(1), t(4, 5)))
     assert [v.op for v in graph.values if v.op in ("sum", "mul")] == ["mul"]
+
+
+def one_hot_sum(x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    """[3, 2, 5, 1]: rows that are x where the position is y, summed."""
+    places = torch.arange(4 * 5).view(4, 5)[:, None] + 2  # [4, 1, 5]
+    hot = (places == y[:, None, None, None]) & mask[:, None, None, None]
+    return torch.where(hot, x[:, None, :, None], 0.0).sum((1, 3))
+
+
+def test_sum_of_one_hot_rows_is_no_reduction() -> None:
+    """Targets before, in and beyond the row, masked ones among them."""
+    x, y = t(8, 3), torch.tensor([-1, 1, 2, 3, 20, 21, 22, 7])
+    mask = torch.tensor([True] * 7 + [False])
+    graph = check(only_region(one_hot_sum, x, y, mask))
+    assert "sum" not in [v.op for v in graph.values]
+    (got,) = interpret(
+        graph, [{torch.float32: x, torch.int64: y, torch.bool: mask}[i].reshape(-1) for i in inputs(graph)]
+    )
+    torch.testing.assert_close(got.reshape(8, 3), one_hot_sum(x, y, mask).double())
+
+
+def inputs(graph: Graph) -> list[torch.dtype]:
+    return [getattr(torch, i) for i in graph.inputs]
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, y: torch.where(torch.arange(5) == y[:, None], x, 0.0).sum(1),  # of what varies along the row
+        lambda x, y: torch.where(torch.arange(5) == y[:, None], x[:, :1], 1.0).sum(1),  # the others are ones
+        lambda x, y: torch.where(torch.arange(5) * 2 == y[:, None], x[:, :1], 0.0).sum(1),  # every other place
+        lambda x, y: torch.where(torch.arange(5) == y[:, None], x[:, :1], 0.0).amax(1),
+        lambda x, y: torch.where(torch.arange(5) <= y[:, None], x[:, :1], 0.0).sum(1),
+    ],
+)
+def test_other_sums_of_chosen_values_are_reductions(fn: Callable[..., Any]) -> None:
+    graph = check(only_region(fn, t(8, 5), ints(8, low=-1, high=7)))
+    assert {"sum", "max"} & {v.op for v in graph.values}
+
+
+def test_backward_of_a_cross_entropy_reduces_no_row() -> None:
+    """What is left is what a layer before it wants: the sum over the batch, for its bias."""
+    x, w, y = t(6, 4), t(9, 4, grad=True), ints(6, high=9)
+    b = t(9, grad=True)
+    regions = regions_of(lambda: F.cross_entropy(F.linear(x, w, b), y), grad=True)
+    graph = check(regions[-1])
+    assert [graph.extents[a] for v in graph.values for a in v.over] == [6]
 
 
 def test_padding_with_zero_is_a_guarded_load() -> None:

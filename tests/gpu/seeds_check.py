@@ -23,6 +23,7 @@ sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "codegen")]
 
 import torch  # noqa: E402
 from timed import timed  # noqa: E402
+from torch import Tensor  # noqa: E402
 from zoo import (  # noqa: E402
     BF16,
     F16,
@@ -33,6 +34,8 @@ from zoo import (  # noqa: E402
     candidates,
     dropout_residual_ln,
     embeddings_ln_dropout,
+    heads,
+    packed_backward,
     workloads_of,
 )
 
@@ -51,8 +54,17 @@ def norm_backward(name: str, rows: int, cols: int, d: torch.dtype) -> Case:
     return Case(name, layer_norm_backward, (x, x, T(rows, 1), T(rows, 1), column, column))
 
 
+def loss_backward(logp: Tensor, target: Tensor, grad: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+    """A cross entropy's backward to bf16 logits, and the gradient of the bias that made them."""
+    aten = torch.ops.aten
+    d = aten.nll_loss_backward(grad, logp, target, None, 1, -100, total)
+    d = aten._log_softmax_backward_data(d, logp, 1, torch.float32).to(torch.bfloat16)
+    return d, d.sum(0)
+
+
 ROWS, COLUMN, IDS = T(4096, 768, d=BF16), T(768, d=BF16), T(32, 128, d=I64)  # of BERT's training step
 CASES = {
+    "loss_backward": Case("loss_backward", loss_backward, (T(640, 30522), T(640, d=torch.int64), T(), T())),
     "layer_norm_dropout": Case("layer_norm_dropout", dropout_residual_ln, (ROWS, ROWS, COLUMN, COLUMN)),
     "embedding_layer_norm_dropout": Case(
         "embedding_layer_norm_dropout",
@@ -62,6 +74,7 @@ CASES = {
     "norm_backward": norm_backward("norm_backward", 8192, 1024, F32),
     "norm_backward_narrow": norm_backward("norm_backward_narrow", 32768, 256, F32),
     "norm_backward_bf16": norm_backward("norm_backward_bf16", 2048, 4096, BF16),
+    "packed_backward": Case("packed_backward", packed_backward, heads(32, 12, 128, 64, BF16)),
     "mixed_axes": Case("mixed_axes", mixed_axes, (T(16384, 512),)),
     "outer_softmax": Case("outer_softmax", lambda x: torch.softmax(x, 0), (T(4096, 2048),)),
     "group_norm_silu": Case(

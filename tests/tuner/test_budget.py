@@ -39,18 +39,26 @@ def test_what_every_workload_takes_is_kept_for_those_to_come(monkeypatch: pytest
     first = clock.budget(0, None, None)
     assert (first.timeout, first.final) == (10.0, None)
     hand.now += 20.0
-    clock.done(20.0, 12.0)  # of which 8 s were not its search
+    clock.done(20.0, 12.0)  # of which 8 s were not its search, but most of them the start of the worker
     second = clock.budget(1, None, None)
-    assert second.final == 8.0
-    assert second.until_s == pytest.approx((80.0 - 3 * 8.0) / 9)
-    hand.now += 8.0 + 5.0
-    clock.done(13.0, 5.0)
-    assert clock.budget(2, None, None).until_s == pytest.approx((67.0 - 2 * 8.0) * 3 / 8)
-    hand.now += 66.0
-    clock.done(66.0, 58.0)
+    assert second.final == pytest.approx(80.0 / 9 / 4)
+    assert second.until_s == pytest.approx((80.0 - 3 * 80.0 / 9 / 4) / 9)
+    hand.now += 7.0
+    clock.done(7.0, 4.0)
+    assert clock.budget(2, None, None).until_s == pytest.approx((73.0 - 2 * 3.0) * 3 / 8)
+    hand.now += 70.0
+    clock.done(70.0, 65.0)
     late = clock.budget(3, None, None)
     assert late.until_s == 1.0  # a moment for everyone, however late
-    assert late.final == 8.0
+    assert late.final == 4.0
+
+
+def test_a_first_workload_that_took_little_beside_its_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    hand = Hand(monkeypatch)
+    clock = Clock(100.0, [1.0, 1.0])
+    hand.now += 20.0
+    clock.done(20.0, 18.0)
+    assert clock.budget(1, None, None).final == 2.0
 
 
 def test_what_is_known_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -282,6 +282,31 @@ def test_time_is_shared_by_weight_and_one_worker_serves_all(store: Store, policy
     assert results[1].restarts == 0
 
 
+def test_what_is_left_when_the_time_is_up_is_not_begun(store: Store, policy: Policy) -> None:
+    """The costliest comes first; the same search goes on with the others."""
+    works = [workload(rows=16), workload(rows=32), workload(rows=48)]
+    weights = {works[1].fingerprint: 3.0, works[2].fingerprint: 2.0}
+
+    def begun(**options: Any) -> list[int]:
+        found = api.tune_workloads(works, "cpu", store, timeout=0.05, weights=weights, policy=policy, **options)
+        keys = [w.fingerprint for w in works]
+        assert all(r.ok for r in found)
+        return [keys.index(r.workload) for r in found]
+
+    assert begun() == [1]  # in less than a worker takes to start
+    assert begun() == [1, 2]
+    assert begun(every=True) == [0, 1, 2]
+
+
+def test_what_is_known_is_told_however_late(store: Store, policy: Policy) -> None:
+    works = [workload(rows=16), workload(rows=32)]
+    (known,) = api.tune_workloads(works[1:], "cpu", store, timeout=5.0, policy=policy)
+    found = api.tune_workloads(works, "cpu", store, timeout=0.05, policy=policy)
+    assert [r.workload for r in found] == [w.fingerprint for w in works]
+    assert found[1].measured == 0
+    assert found[1].best == known.best
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

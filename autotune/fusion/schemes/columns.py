@@ -17,7 +17,7 @@ from autotune.codegen.kernels import GroupKernels, Private, Ref
 from autotune.codegen.program import Program, build_program, power_of_two
 from autotune.errors import Unsupported
 from autotune.fusion.canonical import canonicalize
-from autotune.fusion.graph import Graph
+from autotune.fusion.graph import STORAGE_BYTES, Graph
 from autotune.fusion.schedules import PLAIN_CUDA, narrow, without
 from autotune.fusion.schemes import rows as row_wise
 from autotune.fusion.simplify import simplify
@@ -59,19 +59,36 @@ def accumulators(program: Program, vec: int, packs: int) -> int:
     return words * vec * packs
 
 
+def tile_threads(program: Program, vec: int) -> int:
+    """Threads for a tile of columns of a pointwise kernel: 128 unless other numbers leave far fewer of them idle."""
+    packs = -(-program.n_cols // vec)
+    most = min(128, max(8, power_of_two(packs)))
+
+    def idle(t: int) -> float:
+        return 1 - packs / (-(-packs // t) * t)
+
+    return most if most < 128 or idle(most) < 0.15 else min((128, 96, 160, 192, 64), key=idle)
+
+
 def _overlapped(program: Program, vec: int) -> list[Config]:
-    """Several blocks an SM that each load a row ahead, under the register cap that lets them."""
+    """Several blocks an SM that each load a row ahead, under the register cap that lets them.
+
+    Where nothing waits for a row's other threads, what is in flight counts: four blocks first, and six.
+    """
     out: list[Config] = []
+    full = [v for i, v in enumerate(program.graph.values) if v.op == "load" and program.domain(i) == "full"]
+    ahead = sum(STORAGE_BYTES[program.graph.inputs[v.slot]] * vec // 4 for v in full)
     for packs in (1, 2, 4):
         t, rest = divmod(program.n_cols, vec * packs)
         if program.pointwise:
-            t, rest = 128, 0
+            t, rest = tile_threads(program, vec), 0
         if rest or not 8 <= t <= 1024 or (t % 32 if t > 32 else t & (t - 1)):
             continue
         r = max(1, 256 // t)
         words = accumulators(program, vec, packs) + row_wise.kept_words(program) * vec * packs
-        for b in (2, 3, 4):
-            fit = [c for c in row_wise.CAPS if c * t * r * b <= 65536 and c >= words + 28]
+        for b in (4, 6, 3, 2) if program.pointwise else (2, 3, 4):
+            least = words + 28 + (ahead * packs if b > 4 else 0)
+            fit = [c for c in row_wise.CAPS if c * t * r * b <= 65536 and c >= least]
             if fit and b * t * r <= 2048:
                 out.append(
                     {"threads_per_row": t, "rows_per_block": r, "blocks_per_sm": b, "prefetch": True,
@@ -120,6 +137,7 @@ class ColumnsScheme:
         most = min(1024, max(1, power_of_two(-(-cols // min(vec, 4)))))
         if program.pointwise:
             threads = [t for t in (8, 16, 32, 64, 128, 256, 512, 1024) if t <= most] or [most]
+            threads += [t for t in (96, 160, 192) if t <= cols // vec and cols % (t * vec) == 0]
             space = narrow(space, "unroll", [1, 2, 4])
         else:
             least = 1
@@ -156,7 +174,7 @@ class ColumnsScheme:
         else:
             vec = vector_length(program, int(c["vector_bytes"])) or 1
             packs = -(-program.n_cols // (t * vec))
-            while int(c["unroll"]) > packs:
+            while int(c["unroll"]) // 2 >= packs:  # three packs are what 4 makes of them
                 c["unroll"] = int(c["unroll"]) // 2
         return c
 
@@ -168,7 +186,7 @@ class ColumnsScheme:
         packs = 1 if program.n_cols <= 1024 * vec else 2
         t = min(1024, max(8, power_of_two(-(-program.n_cols // (vec * packs)))))
         if program.pointwise:
-            t = min(t, 128)
+            t = tile_threads(program, vec)
         config: Config = PLAIN_CUDA | {
             "threads_per_row": t,
             "rows_per_block": max(1, 256 // t),
@@ -187,19 +205,20 @@ class ColumnsScheme:
         over = _overlapped(program, vector_length(program, int(d["vector_bytes"])))
         out: list[Config] = [d | c for c in over]
         # Of each width the schedule with the most blocks an SM leaves the most partials; clusters leave fewer.
-        widest = {c["threads_per_row"]: c for c in over if not program.pointwise or c["unroll"] == 1}
+        by_blocks = sorted(over, key=lambda c: int(c["blocks_per_sm"]))
+        widest = {c["threads_per_row"]: c for c in by_blocks if not program.pointwise or c["unroll"] == 1}
         out += [d | c | {"cluster": 2} for c in widest.values()]
         if not program.pointwise and t <= 512:  # as few partials as can be: a large block an SM, whose rows meet in it
             large = {"rows_per_block": 1024 // t, "blocks_per_sm": 1, "prefetch": True, "max_registers": 64}
             out += [d | large, d | large | {"cluster": 2}, d | large | {"finish": "barrier"}]
-        out += [d | c | {"finish": "barrier"} for c in over[:1]]
+        out += [d | c | {"finish": "barrier"} for c in by_blocks[:1]]
         out.append(d | {"cluster": 2})
         for factor in (2, 0.5, 4, 0.25):
             n = int(t * factor)
             if 8 <= n <= 1024:
                 out.append(d | {"threads_per_row": n, "rows_per_block": max(1, 256 // n), "max_registers": 0})
         out += [d | {"blocks_per_sm": b} for b in (1, 2, 4, 8) if b != d["blocks_per_sm"]]
-        out.append(d | {"rows_per_block": max(1, 512 // t)})
+        out.append(d | {"rows_per_block": power_of_two(512 // t + 1) // 2 or 1})
         out.append(d | {"rows_per_block": 1})
         out.append(d | {"finish": "barrier", "blocks_per_sm": min(2, int(d["blocks_per_sm"]))})
         out.append(d | {"load_hint": "no_allocate"})
