@@ -124,8 +124,8 @@ def tune_workloads(
 ) -> list[Result]:
     """Search several workloads on one device, one after the other, in one worker and one compile pool.
 
-    Those with the largest weights come first. What is left when the time is up is not begun; the same search goes on
-    with it.
+    Those with the largest weights come first, those that have no winner yet before those that have one
+    (:mod:`autotune.tuner.order`). What is left when the time is up is not begun; the same search goes on with it.
 
     What an earlier search has come to the end of, with at least half of the time it would get now, is not searched
     again, unless ``trials`` asks for so many more candidates. Where nothing is left to do nothing is started.
@@ -172,6 +172,7 @@ def tune_workloads(
     from autotune.tuner.ahead import Ahead
     from autotune.tuner.budget import Budget, Clock
     from autotune.tuner.context import Context
+    from autotune.tuner.order import order
     from autotune.tuner.outcome import known
     from autotune.tuner.result import BusyMachine, busy_note
     from autotune.tuner.samplers import check_sampler
@@ -186,13 +187,11 @@ def tune_workloads(
     share = [(weights or {}).get(w.fingerprint, 1.0) for w in workloads]
     if min(share) <= 0:
         raise UserError("weights must be above 0")
-    order = sorted(range(len(workloads)), key=lambda i: -share[i])
-    given, workloads = workloads, [workloads[i] for i in order]
     results: list[Result] = []
     context = Context(
         store=store,
         device=device,
-        policy=policy or policy_for(given[0], device),
+        policy=policy or policy_for(workloads[0], device),
         sampler=sampler,
         seed=seed,
         space_file=space_file,
@@ -203,9 +202,13 @@ def tune_workloads(
         _worker=measurer,
         _pool=pool,
     )
-    run = store.start_run(command or _command(given, device), owner=context.owner)
+    command = command or _command(workloads, device)
+    whole = Clock(timeout, share)
+    turns = order(context, workloads, share, lambda i: Budget(trials, whole.granted(i), patience))
+    given, workloads = workloads, [workloads[i] for i in turns]
+    run = store.start_run(command, owner=context.owner)
     context.run = run.id
-    state, clock = "failed", Clock(timeout, [share[i] for i in order])
+    state, clock = "failed", Clock(timeout, [share[i] for i in turns])
     try:
         with (
             contextlib.closing(context),
@@ -214,7 +217,7 @@ def tune_workloads(
             Ahead(context, workloads, lambda i: Budget(trials, clock.granted(i), patience)) as ahead,
         ):
             for i, workload in enumerate(workloads):
-                if clock.up and i > 0 and not every:
+                if clock.up and not every and any(r.seconds for r in results):
                     results += filter(None, [known(context, workload)])
                     continue
                 ahead.reach(i)

@@ -47,21 +47,23 @@ def result(s: Session, final: Final, stop: str, error: str) -> Result:
 
 
 def known(context: Context, workload: Workload) -> Result | None:
-    """What an earlier search came to, however little time it had; None where there was none."""
-    return recalled(context, workload, context.key(workload), Budget(), 0.0)
+    """What an earlier search came to, however little time it had or busy the machine was; None where there was none."""
+    return recalled(context, workload, context.key(workload), Budget(), 0.0, busy=True)
 
 
-def recalled(context: Context, workload: Workload, key: Key, budget: Budget, granted: float | None) -> Result | None:
+def recalled(
+    context: Context, workload: Workload, key: Key, budget: Budget, granted: float | None, busy: bool = False
+) -> Result | None:
     """The result that an earlier search left, where another one has nothing left to do; None otherwise.
 
-    It starts neither the worker nor the compile pool. A decision made on a busy machine, or among the candidates of a
-    narrowed space, is none.
+    It starts neither the worker nor the compile pool. A decision made on a busy machine (unless ``busy``), or among the
+    candidates of a narrowed space, is none.
     """
     effort = context.searched(key, budget, granted)
     if effort is None or context.space_file is not None:
         return None
     schedule = next((x for x in context.store.schedules(key.device) if x.key == key), None)
-    if schedule is None or schedule.busy or schedule.space:
+    if schedule is None or (schedule.busy and not busy) or schedule.space:
         return None
     measured = context.store.measurements(key.workload, key.device, key.environment, key.policy)
     finals = {config_key(m.config): m for m in measured if m.stage == "final" and m.latency_us is not None}

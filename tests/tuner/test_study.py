@@ -295,7 +295,37 @@ def test_what_is_left_when_the_time_is_up_is_not_begun(store: Store, policy: Pol
 
     assert begun() == [1]  # in less than a worker takes to start
     assert begun() == [1, 2]
-    assert begun(every=True) == [0, 1, 2]
+    assert begun() == [0, 1, 2]
+
+
+def test_every_workload_is_begun_where_that_is_asked_for(store: Store, policy: Policy) -> None:
+    works = [workload(rows=16), workload(rows=32), workload(rows=48)]
+    found = api.tune_workloads(works, "cpu", store, timeout=0.05, policy=policy, every=True)
+    assert [r.workload for r in found] == [w.fingerprint for w in works]
+    assert all(r.ok and r.measured for r in found)
+
+
+@pytest.mark.filterwarnings("ignore::autotune.tuner.result.BusyMachine")
+def test_a_winner_from_a_busy_machine_is_looked_for_again_after_those_that_have_none(
+    store: Store, policy: Policy, busy: Busy
+) -> None:
+    works = [workload(rows=16), workload(rows=32)]
+    first, second = (w.label for w in works)
+
+    def searched() -> tuple[list[str], list[str]]:
+        """Labels in the order in which they were searched, and those of busy results."""
+        seen: list[Progress] = []
+        found = api.tune_workloads(
+            works, "cpu", store, timeout=0.05, weights={works[0].fingerprint: 9.0}, policy=policy, progress=seen.append
+        )
+        return list(dict.fromkeys(p.workload for p in seen)), [r.label for r in found if r.busy]
+
+    busy.others = 1.5
+    assert searched() == ([first], [first])
+    busy.others = 0.0
+    assert searched() == ([second], [first])
+    assert searched() == ([first], [])
+    assert searched() == ([], [])
 
 
 def test_what_is_known_is_told_however_late(store: Store, policy: Policy) -> None:
