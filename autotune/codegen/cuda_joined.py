@@ -7,7 +7,7 @@ and what the others leave, zeros, is unpacked and added up. Where the axis is th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -59,8 +59,12 @@ class Joins:
     skipped: frozenset[int]
 
 
-def find_joins(program: Program) -> Joins:
-    """The largest selects and sums of guarded loads of which exactly one is not a zero."""
+def find_joins(program: Program, apart: Collection[int] = ()) -> Joins:
+    """The largest selects and sums of guarded loads of which exactly one is not a zero.
+
+    Args:
+        apart: loads that are each printed as they are.
+    """
     graph, inner = program.graph, program.cols[-1] if program.cols else -1
     wanted = {i for p in program.passes for i in p.compute}
     taken = {o.value for o in graph.outputs} | {c.value for c in program.columns} | set(program.kept)
@@ -74,6 +78,8 @@ def find_joins(program: Program) -> Joins:
     for i in sorted(wanted):
         v = graph.values[i]
         if v.op == "load":
+            if i in apart:
+                continue
             for axis, begin, end in v.guards:
                 if axis != inner and not stride_of(v, axis) and program.domain(i) == "full":
                     found[i] = Joined(axis, ((begin, end, v.slot),), v, False), i, frozenset([i])

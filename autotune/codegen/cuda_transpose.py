@@ -17,8 +17,9 @@ from typing import Any
 
 from autotune.codegen.counts import Counts, check_launch
 from autotune.codegen.cuda import GENERATOR, CudaEmitter, CudaSchedule, CudaSource, narrowest
+from autotune.codegen.cuda_joined import find_joins
 from autotune.codegen.cuda_names import HINTS, NAMES
-from autotune.codegen.cuda_prefetch import MOST_WORDS, load_function, loads_ahead
+from autotune.codegen.cuda_prefetch import MOST_WORDS, guard_indices, load_function, loads_ahead, slots_ahead
 from autotune.codegen.cuda_rows import alignments
 from autotune.codegen.program import Program
 from autotune.codegen.tiling import Tiling, tiling
@@ -38,6 +39,7 @@ class _Emitter(CudaEmitter):
         self.t, self.tile = t, tile
         self.along_x, self.along_y = t.vectors(schedule.vector_bytes)
         super().__init__(program, replace(schedule, vector_bytes=self.along_x * narrowest(program)))
+        self.joins = find_joins(program, apart=t.loads)
         g = self.g
         self.lines = {a: -(-g.extents[a] // tile) for a in (t.x, t.y)}
         self.batch = [a for a in program.rows if a != t.y]
@@ -226,11 +228,11 @@ class _Kernel:
         out: list[str] = []
         for k in packs[y] if loads else ():
             out += [*self.pack(y, k), f"at_{k} = at", *(f"w{i}_{k} = {e.read(i)}" for i in loads)]
-        pointers = list(dict.fromkeys(f"p{e.g.values[i].slot}" for i in e.ahead))
+        given = ", ".join(["c", *slots_ahead(e), *(f"b{i}" for i in e.ahead), *guard_indices(e)])
         early = {f"b{i}" for i in e.ahead}
         for k in packs[x] if e.ahead else ():
             out += [*self.pack(x, k), *(line for line in e.bases() if line.partition(" ")[0] in early)]
-            out.append(f"x_{k} = l0({', '.join(['c', *pointers, *(f'b{i}' for i in e.ahead)])})")
+            out.append(f"x_{k} = l0({given})")
         views = sorted({e.places["load", i][0] for i in loads})
         for k in packs[y] if loads else ():
             out.append(f"f1({', '.join([f'at_{k}', *views, *(f'w{i}_{k}' for i in loads)])})")
