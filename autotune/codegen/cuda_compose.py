@@ -20,7 +20,8 @@ from autotune.errors import Unsupported
 _FUNCTION = re.compile(r"\b([fel])(\d+)\(")
 _DEFINED = re.compile(r"^def [fel](\d+)\(", re.MULTILINE)
 _POINTER = re.compile(r"\bp(\d+)\b")
-_LOAD = re.compile(r"\b((?:l[dgkr]|touch)_[a-z0-9]+_\d+)_[dsnpe]\((p(\d+))?")
+_LOAD = re.compile(r"\b((?:l[dgkrw]|touch)_[a-z0-9]+_\d+)_[dsnpe]\(([ps]\d+)?")
+_CHOSEN = re.compile(r"^ *(s\d+) = (.*)$", re.MULTILINE)
 
 STEPS = 1000
 """Numbers of device functions set aside for each phase; the last is the phase itself. Packed bodies take 100 each."""
@@ -49,15 +50,21 @@ def coherent(source: CudaSource, written: Collection[int]) -> CudaSource:
         Unsupported: it is not to be seen what a load reads.
     """
 
-    def load(m: re.Match[str]) -> str:
-        if m.group(2) is None:
-            raise Unsupported("a load of an unknown tensor behind a grid barrier")
-        return f"{m.group(1)}_w({m.group(2)}" if int(m.group(3)) in written else m.group(0)
+    def plain(text: str) -> str:
+        chosen = {name: _POINTER.findall(of) for name, of in _CHOSEN.findall(text)}  # of joined loads
+
+        def load(m: re.Match[str]) -> str:
+            name = m.group(2)
+            if name is None:
+                raise Unsupported("a load of an unknown tensor behind a grid barrier")
+            behind = chosen[name] if name[0] == "s" else [name[1:]]
+            return f"{m.group(1)}_w({name}" if any(int(k) in written for k in behind) else m.group(0)
+
+        return _LOAD.sub(load, text)
 
     if not written:
         return source
-    functions = tuple(_LOAD.sub(load, text) for text in source.functions)
-    return replace(source, functions=functions, body=tuple(_LOAD.sub(load, line) for line in source.body))
+    return replace(source, functions=tuple(map(plain, source.functions)), body=tuple(map(plain, source.body)))
 
 
 def behind_barrier(
