@@ -6,13 +6,16 @@ from __future__ import annotations
 import re
 
 import pytest
-from zoo import BF16, I64, Case, T, dropout_residual_ln, embeddings_ln_dropout, workloads, workloads_of
+import torch
+from torch import Tensor
+from zoo import BF16, BOOL, I64, Case, T, dropout_residual_ln, embeddings_ln_dropout, workloads, workloads_of
 
 from autotune.codegen.compile import compile_ptx
 from autotune.codegen.cuda import vector_length
 from autotune.codegen.program import build_program
 from autotune.fusion.schemes import scheme_of
 from autotune.fusion.task import FusionTask
+from autotune.tuner.space import load_space
 
 NAMES = ("dropout_residual_ln", "embeddings_ln_dropout")
 COLUMN = T(768, d=BF16)
@@ -103,3 +106,14 @@ def test_a_short_search_meets_whole_rows(case: Case) -> None:
         vec = vector_length(build_program(group.graph), int(config["vector_bytes"]))
         assert vec == 8
         assert 768 % (int(config["threads_per_row"]) * vec) == 0
+
+
+def test_a_mask_beside_the_widest_type_leaves_the_default_in_the_space() -> None:
+    def sums(x: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+        return (x * m).sum(-1), torch.where(m, x, x.amax(-1, keepdim=True))
+
+    (work,) = workloads_of(Case("sums", sums, (T(33, 768, d=I64), T(33, 768, d=BOOL))))
+    (group,) = FusionTask(work, "cuda:0", target="sm_90", sms=132).plan.groups
+    scheme = scheme_of(group.graph)
+    assert scheme.name == "rows"
+    assert scheme.space_of(group.graph, load_space("fusion", "cuda")).contains(scheme.default(group.graph))

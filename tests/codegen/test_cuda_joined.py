@@ -21,6 +21,7 @@ from autotune.fusion.schemes import scheme_of
 from autotune.fusion.schemes.columns import main_program
 from autotune.fusion.target import workloads_of
 from autotune.fusion.task import FusionTask
+from autotune.tuner.space import load_space
 
 __all__ = ["made"]
 BACK = torch.ops.aten.select_backward
@@ -60,6 +61,18 @@ def test_a_packed_gradient_takes_one_load_of_16_bytes_for_a_store_of_16(prefetch
     assert set(re.findall(r"ld\.global\S*", ptx)) == {"ld.global.nc.v4.u32"}
     assert set(re.findall(r"st\.global\S*", ptx)) == {"st.global.v4.u32"}
     assert "@q" not in ptx  # no load under a predicate
+
+
+@pytest.mark.parametrize(("cols", "dtype"), [(768, torch.bfloat16), (256, torch.bfloat16), (96, torch.float32)])
+def test_threads_that_leave_few_idle_are_in_the_space(cols: int, dtype: torch.dtype) -> None:
+    """What is measured outside of it teaches a search nothing. 3 x 256 are 96 vectors, three quarters of 128."""
+    (group,) = task_of(packed, *(torch.randn(4096, cols, dtype=dtype) for _ in range(3))).plan.groups
+    scheme = scheme_of(group.graph)
+    space = scheme.space_of(group.graph, load_space("fusion", "cuda"))
+    candidates = [scheme.default(group.graph), *scheme.seeds(group.graph)]
+    assert candidates[0]["threads_per_row"] == 96
+    assert all(space.contains(c) for c in candidates if c["threads_per_row"] <= 192)  # type: ignore[operator]
+    assert all(scheme.reject(group.graph, c) is None for c in candidates)
 
 
 @pytest.mark.parametrize(("rows", "cols"), [(80, 64), (83, 20), (70, 33)], ids=str)

@@ -134,17 +134,18 @@ class ColumnsScheme:
             space = narrow(space, "store_hint", ["default"])
         vec = max(1, vector_length(program, usable[0]))
         cols = program.n_cols
+        sizes = {vector_length(program, b) for b in usable}
         most = min(1024, max(1, power_of_two(-(-cols // min(vec, 4)))))
         if program.pointwise:
             threads = [t for t in (8, 16, 32, 64, 128, 256, 512, 1024) if t <= most] or [most]
-            threads += [t for t in (96, 160, 192) if t <= cols // vec and cols % (t * vec) == 0]
+            suit = {tile_threads(program, v) for v in sizes}
+            threads += [t for t in (96, 160, 192) if t in suit or any(cols % (t * v) == 0 for v in sizes)]
             space = narrow(space, "unroll", [1, 2, 4])
         else:
             least = 1
             while least < most and cols / least > 64 * vec:
                 least *= 2
             threads = [t for t in (8, 16, 32, 64, 128, 256, 512, 1024) if least <= t <= most] or [most]
-            sizes = {vector_length(program, b) for b in usable}
             odd = [t for t in (96, 160, 192, 224, 320, 384, 448, 640, 768, 896) if least <= t <= most]
             threads += [t for t in odd if any(cols % (t * v) == 0 for v in sizes)]
             space = narrow(space, "unroll", [1])
@@ -214,7 +215,7 @@ class ColumnsScheme:
         out += [d | c | {"finish": "barrier"} for c in by_blocks[:1]]
         out.append(d | {"cluster": 2})
         for factor in (2, 0.5, 4, 0.25):
-            n = int(t * factor)
+            n = int(power_of_two(t) * factor)
             if 8 <= n <= 1024:
                 out.append(d | {"threads_per_row": n, "rows_per_block": max(1, 256 // n), "max_registers": 0})
         out += [d | {"blocks_per_sm": b} for b in (1, 2, 4, 8) if b != d["blocks_per_sm"]]

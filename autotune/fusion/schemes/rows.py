@@ -208,7 +208,8 @@ def default(program: Program) -> Config:
     if size == 4 and 16 not in usable:
         bytes_ = usable[0]
     if size == 1 and not program.pointwise:  # masks beside wider tensors: these are read in 16 bytes
-        bytes_ = next((b for b in usable if b <= 16 // _second(program)), bytes_)
+        wide = usable[:3]  # as the space has them
+        bytes_ = next((b for b in wide if b <= 16 // _second(program)), wide[-1])
     vec = vector_length(program, bytes_)
     base: Config = PLAIN_CUDA | {"threads_per_row": 256, "vector_bytes": bytes_}
     if program.pointwise:
