@@ -117,9 +117,10 @@ def _over(v: Value, axis: int, begin: int, end: int) -> Value:
 
 
 def _selects(values: tuple[Value, ...], v: Value, left: Joined, right: Joined) -> bool:
-    """Whether a select takes its first argument on its parts and the second one on those behind them."""
+    """Whether a select takes its first argument on its parts and the second one on those behind them, and zeros are
+    added to both or to neither."""
     test = values[v.args[0]]
-    if test.op != "lt":
+    if test.op != "lt" or left.added != right.added:
         return False
     position, limit = (values[a] for a in test.args)
     if position.op != "index" or position.axes != (left.axis,) or limit.op != "const":

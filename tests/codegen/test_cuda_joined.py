@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from fake_cuda import check_group
+from fake_cuda import check_group, run_group
 from test_cuda_phases import run
 from test_ptx_walk import Made, configured, made, walk
 from torch import Tensor
@@ -124,6 +124,20 @@ def test_only_a_sum_with_zeros_takes_the_sign_of_a_zero() -> None:
         (joined,) = find_joins(program).loads.values()
         assert joined.added == added
         assert len(joined.parts) == 3
+
+
+def test_a_negative_zero_beside_a_sum_stays_negative() -> None:
+    """Two gradients that are added to zeros, and a third tensor behind them that is not."""
+
+    def beside(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        both = BACK(x, [2, *x.shape], 0, 0) + BACK(y, [2, *x.shape], 0, 1)
+        return torch.cat((both, z[None])) * 2
+
+    inputs = [torch.full((5, 24), -0.0) for _ in range(3)]
+    (group,) = task_of(beside, *inputs).plan.groups
+    scheme = scheme_of(group.graph)
+    (out,) = run_group(group.graph, scheme.emit(group.graph, scheme.default(group.graph), 3), inputs)
+    assert torch.equal(torch.signbit(out.reshape(3, 5, 24)), torch.signbit(beside(*inputs)))
 
 
 def test_tensors_of_other_types_or_strides_are_loaded_apart() -> None:
