@@ -84,7 +84,6 @@ def find_joins(program: Program, apart: Collection[int] = ()) -> Joins:
                 if axis != inner and not stride_of(v, axis) and program.domain(i) == "full":
                     found[i] = Joined(axis, ((begin, end, v.slot),), v, False), i, frozenset([i])
                     break
-            continue
         args = v.args[1:] if v.op == "where" else v.args
         if v.op not in ("where", "add") or len(set(args)) != 2 or any(a not in found or not once(a) for a in args):
             continue

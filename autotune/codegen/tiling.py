@@ -85,7 +85,7 @@ def tiling(graph: Graph) -> Tiling:
         u = _unit(graph, t)
         for a in t.axes:
             if u >= 0 and a != u and _moves(t, a) and min(graph.extents[a], graph.extents[u]) >= NARROWEST:
-                weight[u, a] = weight.get((u, a), 0) + graph.size(t.axes) * size
+                weight[u, a] = weight.get((u, a), 0) + graph.size(b for b in t.axes if _moves(t, b)) * size
     pairs = [(x, y) for x, y in weight if (y, x) in weight]
     if not pairs:
         raise Unsupported("no two axes that tensors disagree on")

@@ -58,6 +58,16 @@ def guarded(x: Tensor, y: Tensor) -> Tensor:
     return (torch.cat((x[:, 4:36], y), 1).t() * 2 + 1).contiguous()
 
 
+def stacked(x: Tensor, y: Tensor, z: Tensor, w: Tensor) -> Tensor:
+    """Parts of a stack, read across."""
+    return torch.stack((x.t(), y.t(), z.t())) + w + w.exp()
+
+
+def stacked_along(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """Parts of a stack, read along, beside what is read across."""
+    return torch.stack((x, y)) * z.t()
+
+
 def looked_up(table: Tensor, ids: Tensor, x: Tensor) -> Tensor:
     return F.embedding(ids, table) + x.t()
 
@@ -82,6 +92,9 @@ CASES = (
     Case("guarded_rows", lambda x, y, z: torch.cat((x, y), 0) + z.t(), (T(20, 32), T(24, 32), T(32, 44))),
     Case("stacked", lambda x, y, z: torch.stack((x, y)) + z.mT, (T(36, 40), T(36, 40), T(2, 40, 36))),
     Case("stacked_tiles", lambda x, y, z: torch.stack((x.t(), y.t())) + z, (T(36, 40), T(36, 40), T(2, 40, 36))),
+    Case("stacked_three", stacked, (T(40, 36), T(40, 36), T(40, 36), T(3, 36, 40))),
+    Case("stacked_both", lambda x, y: torch.stack((x.t(), y)), (T(40, 36), T(36, 40))),
+    Case("stacked_along", stacked_along, (T(36, 40), T(36, 40), T(40, 36))),
     Case("looked_up", looked_up, (T(50, 40), T(24, d=I64), T(40, 24))),
     Case("positions", positions, (T(44, 44),)),
     Case("offset", lambda x, y: x + y[1:].t(), (T(32, 40), T(41, 32))),
@@ -119,7 +132,9 @@ def test_kernels_compute_what_the_oracle_does(case: Case) -> None:
         check_group(g, SCHEME.emit(g, config, 3, fixed=bool(n % 2)), seed=n, special=bool(n % 2))
 
 
-@pytest.mark.parametrize("name", ["square", "odd_bf16", "several", "nhwc", "guarded"])
+@pytest.mark.parametrize(
+    "name", ["square", "odd_bf16", "several", "nhwc", "guarded", "stacked", "stacked_both", "stacked_along"]
+)
 def test_kernels_compile(name: str) -> None:
     g = graph(name)
     default = SCHEME.default(g)
