@@ -126,4 +126,6 @@ def _selects(values: tuple[Value, ...], v: Value, left: Joined, right: Joined) -
         return False
     if (position.scale, position.shift) != (1, 0) or position.dtype == "float32":
         return False
+    if left.added != right.added:  # a negative zero stays one in one of them alone
+        return False
     return left.whole and right.whole and left.parts[-1][1] == int(limit.number) == right.parts[0][0]

@@ -12,10 +12,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from cpu_graphs import Build, layer_norm, layer_norm_backward, softmax, softmax_of_everything
 from fake_cuda import KernelError, Machine, grid_of
 from fake_intrinsics import Pointer
 from many_parts import beside, check_outputs, row_sums, task_of, update
+from torch import Tensor
 from zoo import workloads
 
 from autotune.codegen import intrinsics_cluster
@@ -31,6 +33,7 @@ from autotune.fusion.interpret import make_inputs
 from autotune.fusion.packing import pack
 from autotune.fusion.plan import Shape, greedy, make_plan, read_text, write_text
 from autotune.fusion.schemes import scheme_of
+from autotune.fusion.target import workloads_of
 from autotune.fusion.task import FusionTask
 from autotune.task import Config
 
@@ -204,6 +207,28 @@ def test_a_load_that_is_not_coherent_is_found() -> None:
                 machine.run([memory[kind][n] for kind, n in refs], 1)
         else:
             machine.run([memory[kind][n] for kind, n in refs], 1)
+
+
+@pytest.mark.parametrize("prefetch", [False, True])
+@pytest.mark.parametrize("gap", [0, 1])
+def test_parts_that_an_earlier_phase_wrote_are_read_coherently(gap: int, prefetch: bool) -> None:
+    """One of two parts side by side, whose pointer is selected, or of two with a gap between."""
+    back, sizes = torch.ops.aten.select_backward, [40, 2 + gap, 64]
+
+    def parts(x: Tensor, y: Tensor) -> Tensor:
+        return (back(x.sum(0), sizes, 1, 0) + back(y, sizes, 1, 1 + gap)).softmax(-1)
+
+    ((work, _),) = workloads_of(parts, (torch.randn(8, 40, 64), torch.randn(40, 64)))
+    task = FusionTask(work, "cuda:0", target="sm_90", sms=3)
+    (first,) = (i for i, v in enumerate(task.graph.values) if v.over and task.graph.values[v.args[0]].op == "load")
+    rest = [f"r{i}" for i in task.graph.live if task.graph.values[i].over and i != first]
+    changes = {"prefetch": prefetch, "threads_per_row": 16, "rows_per_block": 2, "blocks_per_sm": 1}
+    text = f"r{first} > {','.join(rest)},o0"
+    plan = make_plan(task.graph, "cuda", text)
+    source, _, _ = phased(plan, plan.launches[0], schedule(task, text, **changes), 3, len(plan.scratch))
+    kind = ("lr" if not gap else "lw") if prefetch else ("ld" if not gap else "lg")
+    assert re.search(rf"\b{kind}_f32_4_w\({'p' if gap else 's'}\d", "\n".join(source.functions))
+    assert run(task, text, 3, **changes) == [2]
 
 
 def test_what_goes_on_without_the_barrier_is_wrong() -> None:
