@@ -43,7 +43,7 @@ def search(
         options: as of :func:`tune_workloads`.
 
     Returns:
-        One result for each workload, in order.
+        One result for each workload, in order; for those that were begun, where the time was up before.
 
     Raises:
         UserError: a mistake in the arguments.
@@ -125,7 +125,8 @@ def tune_workloads(
     """Search several workloads on one device, one after the other, in one worker and one compile pool.
 
     Those with the largest weights come first, those that have no winner yet before those that have one
-    (:mod:`autotune.tuner.order`). What is left when the time is up is not begun; the same search goes on with it.
+    (:mod:`autotune.tuner.order`). What is left when the time is up is not begun, but for one that is the first with
+    anything to do; the same search goes on with it.
 
     What an earlier search has come to the end of, with at least half of the time it would get now, is not searched
     again, unless ``trials`` asks for so many more candidates. Where nothing is left to do nothing is started.
@@ -217,7 +218,7 @@ def tune_workloads(
             Ahead(context, workloads, lambda i: Budget(trials, clock.granted(i), patience)) as ahead,
         ):
             for i, workload in enumerate(workloads):
-                if clock.up and not every and any(r.seconds for r in results):
+                if clock.up and not every and any(r.seconds for r in results):  # each run begins one at least
                     results += filter(None, [known(context, workload)])
                     continue
                 ahead.reach(i)

@@ -328,6 +328,14 @@ def test_a_winner_from_a_busy_machine_is_looked_for_again_after_those_that_have_
     assert searched() == ([], [])
 
 
+def test_a_search_goes_on_however_long_it_takes_to_see_what_is_known(store: Store, policy: Policy) -> None:
+    works = [workload(rows=16), workload(rows=32), workload(rows=48)]
+    for n in range(1, 4):
+        found = api.tune_workloads(works, "cpu", store, timeout=1e-9, policy=policy)
+        assert [r.workload for r in found] == [w.fingerprint for w in works[:n]]
+        assert [r.seconds > 0 for r in found] == [False] * (n - 1) + [True]
+
+
 def test_what_is_known_is_told_however_late(store: Store, policy: Policy) -> None:
     works = [workload(rows=16), workload(rows=32)]
     (known,) = api.tune_workloads(works[1:], "cpu", store, timeout=5.0, policy=policy)
