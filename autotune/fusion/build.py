@@ -227,13 +227,15 @@ class Builder:
                     continue
                 kind = self.values[place].dtype
                 beyond = first + math.prod([self.extents[a] for a in own])
+                if first < -_WRAP[kind] or beyond >= _WRAP[kind]:  # positions that wrap around, or a bound that does
+                    continue
                 inside = [self.pointwise("ge", [target, self.const(first, kind)]),
                           self.pointwise("lt", [target, self.const(beyond, kind)])]  # fmt: skip
                 found = functools.reduce(lambda a, b: self.pointwise("and", [a, b]), [*others, *inside])
-                value_there = v.args[1]
+                there = v.args[1]
                 if v.dtype == "float32":  # a sum that zeros are part of is never -0
-                    value_there = self.pointwise("add", [value_there, self.const(0.0, v.dtype)])
-                return self.pointwise("where", [found, value_there, v.args[2]]), own
+                    there = self.pointwise("add", [there, self.const(0.0, v.dtype)])
+                return self.pointwise("where", [found, there, v.args[2]]), own
         return None
 
     def _walk(self, at: int) -> tuple[set[int], int] | None:

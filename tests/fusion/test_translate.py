@@ -359,6 +359,19 @@ def test_other_sums_of_chosen_values_are_reductions(fn: Callable[..., Any]) -> N
     assert {"sum", "max"} & {v.op for v in graph.values}
 
 
+def test_one_hot_rows_of_positions_that_wrap_around() -> None:
+    """What lies between the first and the last of them says nothing of a target."""
+    first, y = 2**31 - 4, torch.tensor([2**31 - 4, 2**31 - 1, -(2**31), 1 - 2**31, 0, 5], dtype=torch.int32)
+
+    def chosen(x: Tensor, y: Tensor) -> Tensor:
+        return torch.where(torch.arange(5, dtype=torch.int32) + first == y[:, None], x[:, None], 0.0).sum(1)
+
+    x = t(6)
+    graph = check(only_region(chosen, x, y))
+    (got,) = interpret(graph, [x if i == torch.float32 else y for i in inputs(graph)])
+    torch.testing.assert_close(got, chosen(x, y).double())
+
+
 def test_backward_of_a_cross_entropy_reduces_no_row() -> None:
     """What is left is what a layer before it wants: the sum over the batch, for its bias."""
     x, w, y = t(6, 4), t(9, 4, grad=True), ints(6, high=9)
