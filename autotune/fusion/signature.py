@@ -154,13 +154,12 @@ def _installed() -> tuple[str, ...]:
 
 def _recorded(folder: str) -> set[str]:
     """What ``pip install --target`` put into a folder: first parts of the paths that its records list, real ones."""
-    found = set()
+    firsts = set()
     for record in Path(folder).glob("*.dist-info/RECORD"):
         for line in record.read_text("utf-8", errors="replace").splitlines() if os.access(record, os.R_OK) else ():
             first, slash, _ = line.partition(",")[0].strip('"').partition("/")
-            if first not in ("", ".", ".."):
-                found.add(os.path.realpath(folder + first) + (os.sep if slash else ""))
-    return found
+            firsts.add((first, os.sep if slash else ""))
+    return {os.path.realpath(folder + first) + end for first, end in firsts if first not in ("", ".", "..")}
 
 
 _PACKAGE = Path(autotune.__file__).resolve().parent
