@@ -84,6 +84,7 @@ def find_joins(program: Program, apart: Collection[int] = ()) -> Joins:
                 if axis != inner and not stride_of(v, axis) and program.domain(i) == "full":
                     found[i] = Joined(axis, ((begin, end, v.slot),), v, False), i, frozenset([i])
                     break
+            continue
         args = v.args[1:] if v.op == "where" else v.args
         if v.op not in ("where", "add") or len(set(args)) != 2 or any(a not in found or not once(a) for a in args):
             continue
@@ -125,7 +126,5 @@ def _selects(values: tuple[Value, ...], v: Value, left: Joined, right: Joined) -
     if position.op != "index" or position.axes != (left.axis,) or limit.op != "const":
         return False
     if (position.scale, position.shift) != (1, 0) or position.dtype == "float32":
-        return False
-    if left.added != right.added:  # a negative zero stays one in one of them alone
         return False
     return left.whole and right.whole and left.parts[-1][1] == int(limit.number) == right.parts[0][0]
