@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from autotune.codegen.compile import build
 from autotune.codegen.cubin import limits
-from autotune.codegen.cuda import GENERATOR, CudaSource
 from autotune.codegen.cuda_compose import Phase, coherent, in_phases
 from autotune.codegen.cuda_pack import Body, Run, pack_bodies
+from autotune.codegen.cuda_source import GENERATOR, CudaSource
 from autotune.codegen.intrinsics_cluster import STATE_WORDS
 from autotune.codegen.kernels import Private, Ref
 from autotune.errors import BuildError, Unsupported

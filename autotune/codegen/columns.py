@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from autotune.codegen.program import find_moments
+from autotune.codegen.one_pass import find_moments
 from autotune.errors import Unsupported
 from autotune.fusion.graph import REDUCTIONS, Graph, Output, Value
 from autotune.fusion.simplify import remap

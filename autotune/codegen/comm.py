@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from autotune.codegen.cuda import CudaSource
 from autotune.codegen.cuda_names import tuple_of
+from autotune.codegen.cuda_source import CudaSource
 from autotune.errors import Unsupported
 from autotune.task import Kernel
 

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from autotune.codegen.cubin import blocks_per_sm, limits, resources
-from autotune.codegen.cuda import CudaSource
+from autotune.codegen.cuda_source import CudaSource
 from autotune.errors import BuildError
 from autotune.task import Kernel
 

@@ -12,7 +12,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from autotune.codegen.cpu_expr import Printer
-from autotune.codegen.program import Online, Pass, Program
+from autotune.codegen.one_pass import Online
+from autotune.codegen.program import Pass, Program
 from autotune.fusion.graph import REDUCTIONS
 
 if TYPE_CHECKING:

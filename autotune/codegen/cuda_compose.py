@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from autotune.codegen.cuda import GENERATOR, CudaSource
+from autotune.codegen.cuda_source import GENERATOR, CudaSource
 from autotune.codegen.intrinsics_cluster import STATE_WORDS
 from autotune.codegen.kernels import GroupKernels, Private, Ref
 from autotune.errors import Unsupported

@@ -6,8 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.codegen.counts import check_launch
-from autotune.codegen.cuda import GENERATOR, CudaEmitter, CudaSource, narrowest, open_row
+from autotune.codegen.cuda import CudaEmitter
+from autotune.codegen.cuda_access import narrowest, open_row
 from autotune.codegen.cuda_rows import alignments
+from autotune.codegen.cuda_source import GENERATOR, CudaSource
 from autotune.errors import Unsupported
 
 

@@ -15,11 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from autotune.codegen.counts import Counts
-from autotune.codegen.cuda import CudaSchedule
 from autotune.codegen.cuda_names import HINTS, NAMES
+from autotune.codegen.cuda_source import CudaSchedule
 from autotune.codegen.expr import LOG2E, accumulator, combine, identity, literal, pointwise
 from autotune.codegen.lane_axis import ACROSS, unit_axis, vector_length
-from autotune.codegen.program import Online, Pass, Program, read_once
+from autotune.codegen.one_pass import Online
+from autotune.codegen.program import Pass, Program, read_once
 from autotune.errors import Unsupported
 from autotune.fusion.graph import REDUCTIONS, STORAGE_BYTES, Value, compute_type
 from autotune.fusion.ops import POINTWISE

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from autotune.codegen.program import Moments, Pass, power_of_two
+from autotune.codegen.one_pass import Moments
+from autotune.codegen.program import Pass, power_of_two
 
 if TYPE_CHECKING:
     from autotune.codegen.cuda import CudaEmitter

@@ -19,10 +19,10 @@ from typing import Any
 
 from autotune.codegen import cuda_outer_share as share
 from autotune.codegen.counts import check_launch
-from autotune.codegen.cuda import GENERATOR, CudaSchedule, CudaSource
 from autotune.codegen.cuda_lanes import Access, Field, Lanes
 from autotune.codegen.cuda_names import NAMES
 from autotune.codegen.cuda_rows import MAX_PACK_LANES
+from autotune.codegen.cuda_source import GENERATOR, CudaSchedule, CudaSource
 from autotune.codegen.expr import LOG2E
 from autotune.codegen.program import Pass, Program
 from autotune.errors import Unsupported

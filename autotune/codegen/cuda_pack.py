@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.codegen.cuda import GENERATOR, CudaSource
 from autotune.codegen.cuda_compose import renamed
+from autotune.codegen.cuda_source import GENERATOR, CudaSource
 from autotune.codegen.kernels import Ref
 from autotune.errors import Unsupported
 

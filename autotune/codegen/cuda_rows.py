@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune.codegen.counts import check_launch
-from autotune.codegen.cuda import GENERATOR, CudaSource, accumulators_of
+from autotune.codegen.cuda import accumulators_of
 from autotune.codegen.cuda_cluster import join_cluster
 from autotune.codegen.cuda_columns import Accumulators, beginnings
 from autotune.codegen.cuda_early import Early
@@ -14,8 +14,10 @@ from autotune.codegen.cuda_moments import Joining
 from autotune.codegen.cuda_names import tuple_of
 from autotune.codegen.cuda_pairs import Pairs
 from autotune.codegen.cuda_prefetch import Ahead
+from autotune.codegen.cuda_source import GENERATOR, CudaSource
 from autotune.codegen.expr import LOG2E, accumulator, combine, identity
-from autotune.codegen.program import Online, Pass, power_of_two
+from autotune.codegen.one_pass import Online
+from autotune.codegen.program import Pass, power_of_two
 from autotune.errors import Unsupported
 from autotune.fusion.graph import REDUCTIONS, STORAGE_BYTES
 

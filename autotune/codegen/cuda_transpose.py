@@ -16,11 +16,13 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.codegen.counts import Counts, check_launch
-from autotune.codegen.cuda import GENERATOR, CudaEmitter, CudaSchedule, CudaSource, narrowest
+from autotune.codegen.cuda import CudaEmitter
+from autotune.codegen.cuda_access import narrowest
 from autotune.codegen.cuda_joined import find_joins
 from autotune.codegen.cuda_names import HINTS, NAMES
 from autotune.codegen.cuda_prefetch import MOST_WORDS, guard_indices, load_function, loads_ahead, slots_ahead
 from autotune.codegen.cuda_rows import alignments
+from autotune.codegen.cuda_source import GENERATOR, CudaSchedule, CudaSource
 from autotune.codegen.program import Program
 from autotune.codegen.tiling import Tiling, tiling
 from autotune.errors import Unsupported

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autotune.codegen.cuda import CudaSource
+from autotune.codegen.cuda_source import CudaSource
 
 Ref = tuple[str, int]
 """A tensor of a group: ("input", slot), ("output", k) or ("private", number)."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from autotune.codegen.cuda import narrowest
+from autotune.codegen.cuda_access import narrowest
 from autotune.codegen.program import Program, build_program
 from autotune.errors import Unsupported
 from autotune.fusion.graph import REDUCTIONS, STORAGE_BYTES, Graph, Output, Value

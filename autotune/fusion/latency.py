@@ -98,7 +98,7 @@ def _program(graph: Graph, scheme: str, keep: bool, online: bool) -> tuple[Progr
 
 
 def _shape(program: Program, config: Schedule, accumulators: float) -> Shape | None:
-    from autotune.codegen.cuda import vector_length
+    from autotune.codegen.cuda_access import vector_length
     from autotune.fusion.schemes.rows import kept_words
 
     t, per_block = int(config["threads_per_row"]), int(config["rows_per_block"])

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from autotune.codegen.program import Program, find_online
+from autotune.codegen.one_pass import find_online
+from autotune.codegen.program import Program
 from autotune.fusion.graph import REDUCTIONS, Graph
 from autotune.task import Choice, Config
 

@@ -30,7 +30,7 @@ from fake_async import Copies
 from fake_intrinsics import Pointer
 from torch import Tensor
 
-from autotune.codegen.cuda import CudaSource
+from autotune.codegen.cuda_source import CudaSource
 from autotune.codegen.kernels import GroupKernels
 from autotune.fusion.graph import REDUCTIONS, Graph
 from autotune.fusion.interpret import interpret, make_inputs

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from autotune.codegen.cuda import NAMES
+from autotune.codegen.cuda_names import NAMES
 
 F = np.float32
 STORAGE = {

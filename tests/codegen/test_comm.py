@@ -15,7 +15,7 @@ from fake_intrinsics import STORAGE, F, decode, encode
 
 from autotune.codegen.comm import MOST, build_comm, emit_comm
 from autotune.codegen.compile import compile_ptx
-from autotune.codegen.cuda import CudaSource
+from autotune.codegen.cuda_source import CudaSource
 from autotune.errors import Unsupported
 
 TORCH = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}

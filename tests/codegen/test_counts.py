@@ -21,7 +21,7 @@ from zoo import BF16, T, layer_norm_backward, norm_then_softmax
 from autotune.codegen import counts
 from autotune.codegen.compile import build, compile_ptx
 from autotune.codegen.cpu import CpuSchedule
-from autotune.codegen.cuda import CudaSource
+from autotune.codegen.cuda_source import CudaSource
 from autotune.codegen.kernels import GroupKernels
 from autotune.errors import Unsupported
 from autotune.fusion.graph import Graph

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.codegen.compile import build
 from autotune.codegen.cubin import LIMITS, blocks_per_sm, limits, resources
-from autotune.codegen.cuda import CudaSource
+from autotune.codegen.cuda_source import CudaSource
 from autotune.errors import BuildError
 from autotune.task import Kernel
 

@@ -16,7 +16,8 @@ from zoo import ZOO, candidates, random_configs, workload, workloads
 
 from autotune.codegen.compile import build, capability, compile_ptx
 from autotune.codegen.cubin import resources
-from autotune.codegen.cuda import CudaSchedule, CudaSource, emit
+from autotune.codegen.cuda import emit
+from autotune.codegen.cuda_source import CudaSchedule, CudaSource
 from autotune.codegen.program import build_program
 from autotune.errors import BuildError, Unsupported
 from autotune.fusion.task import FusionTask

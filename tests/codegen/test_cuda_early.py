@@ -11,7 +11,7 @@ from torch import Tensor
 from zoo import BF16, BOOL, I64, Case, T, dropout_residual_ln, embeddings_ln_dropout, workloads, workloads_of
 
 from autotune.codegen.compile import compile_ptx
-from autotune.codegen.cuda import vector_length
+from autotune.codegen.cuda_access import vector_length
 from autotune.codegen.program import build_program
 from autotune.fusion.schemes import scheme_of
 from autotune.fusion.task import FusionTask

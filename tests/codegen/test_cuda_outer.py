@@ -16,7 +16,7 @@ from torch import Tensor
 from zoo import BF16, BOOL, F16, I64, T
 
 from autotune.codegen.compile import build, compile_ptx
-from autotune.codegen.cuda import CudaSource
+from autotune.codegen.cuda_source import CudaSource
 from autotune.codegen.kernels import GroupKernels
 from autotune.errors import Unsupported
 from autotune.fusion.graph import Graph

@@ -16,8 +16,8 @@ from test_fake_cuda import source as one_kernel
 from zoo import BF16, F16, F32, T
 
 from autotune.codegen.compile import build, compile_ptx
-from autotune.codegen.cuda import CudaSource
 from autotune.codegen.cuda_pack import Body, Run, pack_bodies
+from autotune.codegen.cuda_source import CudaSource
 from autotune.codegen.kernels import GroupKernels
 from autotune.errors import Unsupported
 from autotune.fusion.graph import Graph

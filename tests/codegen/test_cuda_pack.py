@@ -13,8 +13,8 @@ from many_parts import beside, row_sums, run_packed, task_of, update
 
 from autotune.codegen.assemble import packed
 from autotune.codegen.compile import build, compile_ptx
-from autotune.codegen.cuda import CudaSource
 from autotune.codegen.cuda_pack import Body, Run, deal, pack_bodies
+from autotune.codegen.cuda_source import CudaSource
 from autotune.codegen.kernels import Ref
 from autotune.errors import Unsupported
 from autotune.fusion.graph import Graph

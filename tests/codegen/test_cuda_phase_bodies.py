@@ -9,8 +9,8 @@ from test_cuda_phases import EVERYTHING, schedule, softmax_of_everything, task_o
 
 from autotune.codegen.assemble import phased
 from autotune.codegen.compile import compile_ptx
-from autotune.codegen.cuda import CudaSource
 from autotune.codegen.cuda_compose import STEPS, Phase, in_phases
+from autotune.codegen.cuda_source import CudaSource
 from autotune.errors import Unsupported
 from autotune.fusion.plan import make_plan
 

@@ -23,8 +23,8 @@ from zoo import workloads
 from autotune.codegen import intrinsics_cluster
 from autotune.codegen.assemble import build_artifact, compile_source, packed, phased
 from autotune.codegen.compile import build, compile_ptx
-from autotune.codegen.cuda import CudaSource
 from autotune.codegen.cuda_compose import Phase, coherent, in_phases
+from autotune.codegen.cuda_source import CudaSource
 from autotune.codegen.intrinsics_cluster import STATE_WORDS
 from autotune.codegen.kernels import Ref
 from autotune.errors import BuildError, Unsupported

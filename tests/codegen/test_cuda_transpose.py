@@ -21,7 +21,7 @@ from zoo import BF16, BOOL, F16, I8, I64, T, nhwc
 
 from autotune.codegen.compile import build, compile_ptx
 from autotune.codegen.counts import Counts
-from autotune.codegen.cuda import CudaSource
+from autotune.codegen.cuda_source import CudaSource
 from autotune.codegen.cuda_transpose import _Kernel
 from autotune.errors import Unsupported
 from autotune.fusion.graph import Graph

@@ -10,7 +10,7 @@ from fake_cuda import KernelError, Machine, check_group
 from fake_intrinsics import Pointer
 from zoo import BY_NAME, random_configs, workloads
 
-from autotune.codegen.cuda import CudaSource
+from autotune.codegen.cuda_source import CudaSource
 from autotune.fusion.schemes import scheme_of
 from autotune.fusion.task import FusionTask
 

@@ -9,7 +9,8 @@ from cpu_graphs import Build, cross_entropy, gelu_layer_norm, layer_norm, logsum
 from zoo import ZOO, workloads
 
 from autotune.codegen.cpu_columns import column_split, finish_graph, main_program, row_wise
-from autotune.codegen.program import Program, build_program, find_online, split_axes
+from autotune.codegen.one_pass import find_online
+from autotune.codegen.program import Program, build_program, split_axes
 from autotune.errors import Unsupported
 from autotune.fusion.graph import REDUCTIONS, Graph
 from autotune.fusion.ops import POINTWISE

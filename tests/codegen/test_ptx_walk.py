@@ -18,7 +18,7 @@ from zoo import workloads
 from autotune.codegen import assemble, compile
 from autotune.codegen.comm import emit_comm
 from autotune.codegen.compile import compile_ptx
-from autotune.codegen.cuda import CudaSource
+from autotune.codegen.cuda_source import CudaSource
 from autotune.codegen.kernels import Ref
 from autotune.fusion.graph import STORAGE_BYTES, Graph
 from autotune.fusion.plan import make_plan

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.codegen.compile import build
-from autotune.codegen.cuda import CudaSource
+from autotune.codegen.cuda_source import CudaSource
 from autotune.task import Artifact, Config, Runnable, Verdict
 from autotune.tuner.space import Parameter, Space
 from autotune.workload import Workload

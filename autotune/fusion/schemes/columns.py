@@ -10,8 +10,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from autotune.codegen.columns import Split, split_columns
-from autotune.codegen.cuda import CudaEmitter, CudaSchedule, CudaSource, vector_length
+from autotune.codegen.cuda import CudaEmitter
+from autotune.codegen.cuda_access import vector_length
 from autotune.codegen.cuda_rows import emit_rows
+from autotune.codegen.cuda_source import CudaSchedule, CudaSource
 from autotune.codegen.everything import cut_everything
 from autotune.codegen.kernels import GroupKernels, Private, Ref
 from autotune.codegen.program import Program, build_program, power_of_two

@@ -15,10 +15,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from autotune.codegen.cubin import SmLimits
-from autotune.codegen.cuda import CudaSchedule, CudaSource
 from autotune.codegen.cuda_lanes import Lanes
 from autotune.codegen.cuda_outer import emit_outer, static_bytes
 from autotune.codegen.cuda_outer_async import copied
+from autotune.codegen.cuda_source import CudaSchedule, CudaSource
 from autotune.codegen.kernels import GroupKernels
 from autotune.codegen.lane_axis import narrowest, unit_axis, vector_length
 from autotune.codegen.program import Program, build_program, power_of_two

@@ -9,11 +9,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autotune.codegen.cubin import SmLimits
-from autotune.codegen.cuda import CudaEmitter, CudaSchedule, emit, narrowest, vector_length
+from autotune.codegen.cuda import CudaEmitter, emit
+from autotune.codegen.cuda_access import narrowest, vector_length
 from autotune.codegen.cuda_early import has_early_work
 from autotune.codegen.cuda_prefetch import loads_ahead
+from autotune.codegen.cuda_source import CudaSchedule
 from autotune.codegen.kernels import GroupKernels
-from autotune.codegen.program import Program, build_program, find_moments, once_a_row, power_of_two
+from autotune.codegen.one_pass import find_moments
+from autotune.codegen.program import Program, build_program, once_a_row, power_of_two
 from autotune.errors import Unsupported
 from autotune.fusion.graph import REDUCTIONS, STORAGE_BYTES, Graph
 from autotune.fusion.schedules import PLAIN_CUDA, has_online, narrow, without

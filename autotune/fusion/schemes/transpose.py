@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autotune.codegen.cubin import SmLimits
-from autotune.codegen.cuda import CudaSchedule
+from autotune.codegen.cuda_source import CudaSchedule
 from autotune.codegen.cuda_transpose import MOST_ELEMENTS, emit_transpose
 from autotune.codegen.kernels import GroupKernels
 from autotune.codegen.tiling import Tiling, tiling
