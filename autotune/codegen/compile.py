@@ -21,7 +21,7 @@ from autotune.task import Kernel
 
 _UNUSED = re.compile(r"^\.common \.global [^\n]*NumbaEnv[^\n]*;\n", re.MULTILINE)
 """Numba's environment pointers, which no kernel reads; their names hold a counter that differs between processes."""
-_NAME = re.compile(r"\b(?:ld|lk|lg|lr|sg|st|touch|un|rs)_[a-z0-9_]+\b|\b[a-z][a-z0-9_]*(?=\()")
+_NAME = re.compile(r"\b(?:ld|lk|lg|lw|lr|sg|st|touch|un|rs)_[a-z0-9_]+\b|\b[a-z][a-z0-9_]*(?=\()")
 
 
 def _namespace(text: str) -> dict[str, Any]:

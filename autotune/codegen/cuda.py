@@ -9,6 +9,8 @@ tuples, which end up in registers.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from autotune.codegen.cuda_access import Access, Accesses
 from autotune.codegen.cuda_columns import add_columns, beginnings
 from autotune.codegen.cuda_early import bits_made, bits_taken
@@ -29,8 +31,8 @@ def accumulators_of(pas: Pass) -> int:
 class CudaEmitter(Accesses):
     """Prints one program for one schedule; use :func:`emit`."""
 
-    def __init__(self, program: Program, schedule: CudaSchedule) -> None:
-        super().__init__(program, schedule)
+    def __init__(self, program: Program, schedule: CudaSchedule, apart: Collection[int] = ()) -> None:
+        super().__init__(program, schedule, apart)
         self.kept_of: dict[int, list[int]] = {}  # pass -> values it keeps
         self.where_kept: dict[int, int] = {}
         self.wide_columns = False  # whether the column number is an int64 where rows and columns are counted in int32

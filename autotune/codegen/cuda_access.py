@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from autotune.codegen.counts import Counts
@@ -64,7 +65,8 @@ class Access:
 class Accesses:
     """How the tensors of one program are read and written under one schedule."""
 
-    def __init__(self, program: Program, schedule: CudaSchedule) -> None:
+    def __init__(self, program: Program, schedule: CudaSchedule, apart: Collection[int] = ()) -> None:
+        """``apart``: loads that are not to be joined with others."""
         self.p, self.s, self.g = program, schedule, program.graph
         self.vec = vector_length(program, schedule.vector_bytes)
         if self.vec == 0:
@@ -78,7 +80,7 @@ class Accesses:
             if v.op in ("load", "gather"):
                 self.access[i] = Access(program, v.axes, v.strides, v.offset, self.vec)
         self.out_access = [Access(program, o.axes, o.strides, o.offset, self.vec) for o in self.g.outputs]
-        self.joins = find_joins(program)
+        self.joins = find_joins(program, apart)
         # Rows that are not there: none where their number is known and divides by those of a block.
         partial = program.dynamic == 0 or program.n_rows % schedule.rows_per_block > 0
         self.ok_needed = (not program.pointwise or bool(program.columns)) and schedule.rows_per_block > 1 and partial
@@ -156,6 +158,12 @@ class Accesses:
                 conds.append(f"{i} < {hi}")
         return " and ".join(conds)
 
+    def need_guards(self, v: Value, need: Any) -> None:
+        """Ask for the row indices that the guards of a load look at."""
+        for a, _, _ in v.guards:
+            if a in self.p.rows:
+                need(f"i{a}")
+
     def column_indices(self) -> list[str]:
         """Lines that take the column number ``c`` apart into the index ``j<axis>`` along each column axis."""
         out = []
@@ -188,9 +196,7 @@ class Accesses:
             body += which
         inner = self.p.cols[-1]
         axes = (*self.p.cols, *self.p.rows)
-        for a, _, _ in v.guards:
-            if a in self.p.rows:
-                need(f"i{a}")
+        self.need_guards(v, need)
         if acc.vector and self.by_pack(v):
             if i in self.ahead and now == self.ahead_pass:
                 body.append(f"u{i} = ({self.ahead_words(i, need('x'))},)")
@@ -222,10 +228,9 @@ class Accesses:
     def gathers_packs(self, i: int) -> bool:
         """Whether gather ``i`` takes a whole pack from one place, as an embedding's rows are: by one index, aligned."""
         v, inner = self.g.values[i], self.p.cols[-1]
-        whole = not any(a == inner and (lo % self.vec or hi % self.vec) for a, lo, hi in v.guards)
         return (
             self.access[i].vector
-            and whole
+            and self.by_pack(v)
             and v.index_stride % self.vec == 0
             and inner not in self.g.values[v.args[0]].axes
         )
@@ -233,9 +238,7 @@ class Accesses:
     def emit_gather(self, i: int, v: Value, body: list[str], need: Any, address: Any, use: Any) -> None:
         vec, acc, short, ptr = self.vec, self.access[i], NAMES[self.g.inputs[v.slot]], need(f"p{v.slot}")
         axes = (*self.p.cols, *self.p.rows)
-        for a, _, _ in v.guards:
-            if a in self.p.rows:
-                need(f"i{a}")
+        self.need_guards(v, need)
 
         def place(e: int) -> tuple[str, str, str]:
             index = use(v.args[0], e)

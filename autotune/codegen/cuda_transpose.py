@@ -18,7 +18,6 @@ from typing import Any
 from autotune.codegen.counts import Counts, check_launch
 from autotune.codegen.cuda import CudaEmitter
 from autotune.codegen.cuda_access import narrowest
-from autotune.codegen.cuda_joined import find_joins
 from autotune.codegen.cuda_names import HINTS, NAMES
 from autotune.codegen.cuda_prefetch import MOST_WORDS, guard_indices, load_function, loads_ahead, slots_ahead
 from autotune.codegen.cuda_rows import alignments
@@ -40,8 +39,7 @@ class _Emitter(CudaEmitter):
     def __init__(self, t: Tiling, program: Program, schedule: CudaSchedule, tile: int) -> None:
         self.t, self.tile = t, tile
         self.along_x, self.along_y = t.vectors(schedule.vector_bytes)
-        super().__init__(program, replace(schedule, vector_bytes=self.along_x * narrowest(program)))
-        self.joins = find_joins(program, apart=t.loads)
+        super().__init__(program, replace(schedule, vector_bytes=self.along_x * narrowest(program)), apart=t.loads)
         g = self.g
         self.lines = {a: -(-g.extents[a] // tile) for a in (t.x, t.y)}
         self.batch = [a for a in program.rows if a != t.y]

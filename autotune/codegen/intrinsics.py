@@ -89,6 +89,11 @@ def _const(ty: Any, n: int) -> Any:
     return ir.Constant(ty, n)
 
 
+def _at(b: Any, pointer: Any, done: int) -> Any:
+    """``pointer``, ``done`` bytes on."""
+    return pointer if not done else b.gep(b.bitcast(pointer, I8.as_pointer()), [_const(I64, done)])
+
+
 def _load_words(b: Any, pointer: Any, nbytes: int, hint: str, fixed: bool = False) -> list[Any]:
     """``nbytes`` from ``pointer`` as i32 words (or one i16/i32-extended byte for less than a word); ``fixed`` keeps the
     compiler from moving the load out of its branch."""
@@ -102,7 +107,7 @@ def _load_words(b: Any, pointer: Any, nbytes: int, hint: str, fixed: bool = Fals
     done = 0
     while done < nbytes:
         step = min(16, nbytes - done)
-        at = pointer if not done else b.gep(b.bitcast(pointer, I8.as_pointer()), [_const(I64, done)])
+        at = _at(b, pointer, done)
         n = step // 4
         if n == 1:
             words.append(_asm(b, I32, [at], _memory(hint, head + ".u32 $0, [$1]{p};"), "=r,l", fixed))
@@ -205,7 +210,7 @@ def _store_words(b: Any, pointer: Any, words: list[Any], nbytes: int, hint: str)
     done = 0
     while done < nbytes:
         n = min(16, nbytes - done) // 4
-        at = pointer if not done else b.gep(b.bitcast(pointer, I8.as_pointer()), [_const(I64, done)])
+        at = _at(b, pointer, done)
         part = words[done // 4 : done // 4 + n]
         if n == 1:
             _asm(b, void, [at, *part], _memory(hint, head + ".u32 [$0], $1{p};"), "l,r", True)

@@ -15,39 +15,25 @@ from numba.cuda.extending import intrinsic
 
 from autotune.codegen.intrinsics import (
     F32,
-    I8,
     I16,
     I32,
-    I64,
     LOAD_HINT,
     NUMBA,
-    POLICY,
     SIZE,
     STORE_HINT,
     _asm,
+    _at,
     _const,
     _decode,
     _encode,
     _load_words,
+    _memory,
     _pointer,
     words_of,
 )
 
 _PATTERN = re.compile(r"^(lg|lw|sg|touch)_([a-z0-9]+)_(\d+)_([dsnpelcw])$")
 _TEST = "{ .reg .pred q; "
-
-
-def _memory(hint: str, text: str) -> str:
-    """A text with braces of its own, with its L2 policy where the hint has one, at ``{p}``."""
-    if hint not in POLICY:
-        return text.replace("{p}", "")
-    create = f"createpolicy.fractional.L2::{POLICY[hint]}.b64 pol, 1.0;"
-    return "{ .reg .b64 pol; " + create + " " + text.replace("{p}", ", pol") + " }"
-
-
-def _at(b: Any, pointer: Any, done: int) -> Any:
-    """``pointer``, ``done`` bytes on."""
-    return pointer if not done else b.gep(b.bitcast(pointer, I8.as_pointer()), [_const(I64, done)])
 
 
 def _load(b: Any, pointer: Any, where: Any, nbytes: int, hint: str) -> list[Any]:
