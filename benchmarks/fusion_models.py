@@ -10,7 +10,8 @@ matrix products, convolutions and attention, and copies. Times of a case are tho
 regions' bytes take at the copy bandwidth, without the library calls.
 
 A model that exceeds ``--timeout`` is stopped and left out (exit code 1). The file is written after every model;
-``--resume`` keeps those that are in it. ``--layers 2`` shortens the deep models: layers repeat.
+``--resume`` keeps those that are in it. ``--layers 2`` shortens the deep models and ``--steps 8``
+the recurrent ones: layers and steps repeat.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import form
-from examples.models import NAMES, SIZES
+from examples.models import DEPTHS, NAMES, SIZES
 
 if TYPE_CHECKING:
     from examples.models import Example
@@ -215,8 +216,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         begin = time.monotonic()
         print(f"  {name}: {stage} {seconds[stage]:.1f} s", file=sys.stderr, flush=True)
 
-    changes = {"layers": args.layers} if args.layers else {}
-    example = make(name, args.device, args.size, **changes)
+    example = make(name, args.device, args.size, **depth(args))
     found = regions_of(example)
     torch._dynamo.reset()
     reset_counters()
@@ -260,7 +260,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "autotune_us": us["autotune"],
         "mode": args.mode,
         "size": args.size,
-        "layers": args.layers,
+        **dict.fromkeys(DEPTHS, 0) | depth(args),
         "graph": {k: cuda and not s.refused for k, s in steps.items()},
         "counters": counted,
         "kernels": kernels,
@@ -269,13 +269,19 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-# In the parent
+# In the parent, and what both need
+
+
+def depth(args: argparse.Namespace) -> dict[str, int]:
+    """How deep models are to be, where not as deep as they are."""
+    return {name: n for name in DEPTHS if (n := getattr(args, name))}
 
 
 def environment(args: argparse.Namespace) -> dict[str, str]:
     found = {**os.environ, "EXAMPLE_SIZE": args.size, "AUTOTUNE_DB": args.db}
-    found.pop("EXAMPLE_LAYERS", None)
-    return found | ({"EXAMPLE_LAYERS": str(args.layers)} if args.layers else {})
+    for name in DEPTHS:
+        found.pop(f"EXAMPLE_{name.upper()}", None)
+    return found | {f"EXAMPLE_{name.upper()}": str(n) for name, n in depth(args).items()}
 
 
 def run(command: Sequence[str], args: argparse.Namespace, limit: float) -> tuple[int, str]:
@@ -316,7 +322,7 @@ def one(name: str, args: argparse.Namespace) -> dict[str, Any] | None:
     searched = search(name, args, args.timeout * 0.7) if args.search > 0 else {}
     command = [sys.executable, "-m", "benchmarks.fusion_models", "--measure", name, "--device", args.device]
     command += ["--size", args.size, "--mode", args.mode, "--rounds", str(args.rounds), "--seconds", str(args.seconds)]
-    command += ["--layers", str(args.layers)] if args.layers else []
+    command += [text for name, n in depth(args).items() for text in (f"--{name}", str(n))]
     code, out = run(command, args, end - time.monotonic())
     if code:
         why = f"took more than {args.timeout:.0f} s" if code == 124 else f"ended with {code}"
@@ -364,6 +370,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--size", choices=SIZES, default="gpu")
     parser.add_argument("--models", type=lambda text: text.split(","), default=list(NAMES), help="by comma")
     parser.add_argument("--layers", type=int, default=0, help="layers of the deep models (default: the model's own)")
+    parser.add_argument("--steps", type=int, default=0, help="steps of the recurrent models (default: the model's own)")
     parser.add_argument("--search", type=float, default=60.0, help="seconds to search for each model; 0: no search")
     parser.add_argument("--trials", type=int, default=0, help="candidates for each region at most")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for a model, search included")

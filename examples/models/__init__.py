@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from examples.models.family import SIZES, Family
+from examples.models.family import DEPTHS, SIZES, Family
 
 NAMES = (
     "bert_train",
@@ -70,4 +70,4 @@ def make(name: str, device: str, size: str = "gpu", **changes: object) -> Exampl
     return Example(name, kind == "train", family.module(kind, config, device), inputs)
 
 
-__all__ = ["NAMES", "SIZES", "Example", "Family", "make"]
+__all__ = ["DEPTHS", "NAMES", "SIZES", "Example", "Family", "make"]

@@ -20,7 +20,7 @@ from examples.models.family import Family, lengths, normal, tokens
 @dataclass(frozen=True)
 class Config:
     batch: int = 256
-    length: int = 32
+    steps: int = 32
     items: int = 100_000
     categories: int = 1_000
     users: int = 100_000
@@ -156,8 +156,8 @@ def build(c: Config, train: bool) -> nn.Module:
 
 
 def batch(c: Config, train: bool, device: str) -> tuple[Tensor, ...]:
-    one, many = (c.batch,), (c.length, c.batch)
-    inside = torch.arange(c.length, device=device)[:, None] < lengths(device, c.batch, c.length)
+    one, many = (c.batch,), (c.steps, c.batch)
+    inside = torch.arange(c.steps, device=device)[:, None] < lengths(device, c.batch, c.steps)
     features = (
         tokens(device, one, c.users),
         tokens(device, one, c.items, seed=1),
@@ -173,7 +173,7 @@ def batch(c: Config, train: bool, device: str) -> tuple[Tensor, ...]:
 
 
 FAMILY = Family(
-    {"gpu": Config(), "cpu": Config(batch=6, length=4, items=50, categories=20, users=30, embedding=4)},
+    {"gpu": Config(), "cpu": Config(batch=6, steps=4, items=50, categories=20, users=30, embedding=4)},
     build,
     batch,
     ("train", "infer"),

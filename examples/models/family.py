@@ -15,6 +15,9 @@ from torch import Tensor, nn
 SIZES = ("gpu", "cpu")
 """``gpu`` is the paper's size (what is measured), ``cpu`` the same model small enough for a test."""
 
+DEPTHS = ("layers", "steps")
+"""What repeats in a model, by the names of configurations' fields: its layers, the steps of its recurrences."""
+
 
 def default_size() -> str:
     """``$EXAMPLE_SIZE``, or ``gpu`` where torch sees a GPU."""
@@ -38,11 +41,15 @@ class Family:
     kinds: tuple[str, ...]
 
     def config(self, size: str | None = None) -> Any:
-        """The configuration called ``size``; by default :func:`default_size` with ``$EXAMPLE_LAYERS`` layers."""
+        """The configuration called ``size``; by default :func:`default_size`, as deep as the environment says.
+
+        ``$EXAMPLE_LAYERS`` are the layers of those that have any, ``$EXAMPLE_STEPS`` the steps of recurrences.
+        """
         if size is not None:
             return self.sizes[size]
-        config, layers = self.sizes[default_size()], os.environ.get("EXAMPLE_LAYERS")
-        return dataclasses.replace(config, layers=int(layers)) if layers and hasattr(config, "layers") else config
+        config = self.sizes[default_size()]
+        given = {name: os.environ.get(f"EXAMPLE_{name.upper()}") for name in DEPTHS if hasattr(config, name)}
+        return dataclasses.replace(config, **{name: int(n) for name, n in given.items() if n})
 
     def module(self, kind: str, config: Any, device: str = "cpu") -> nn.Module:
         """The module in the configuration's type, in train or eval mode, with random but fixed weights.

@@ -92,16 +92,16 @@ def test_every_region_computes_what_its_operators_do(name: str) -> None:
 def test_steps_of_recurrences_are_few_workloads() -> None:
     """More steps are more regions, and no more to tune."""
     different = []
-    for length in (6, 12):
-        one = make("dien_infer", "cpu", "cpu", length=length, batch=16)
+    for steps in (6, 12):
+        one = make("dien_infer", "cpu", "cpu", steps=steps, batch=16)
         (graph,) = capture(one.module, one.inputs, grad=False).graphs
         regions = find_regions(graph.module)
-        assert len(regions) >= 2 * length
+        assert len(regions) >= 2 * steps
         different.append(len({r.workload.fingerprint for r in regions if r.workload is not None}))
     assert different[0] == different[1] < 14
 
 
-@pytest.mark.parametrize(("name", "changes"), [("llama_train", {}), ("dien_infer", {"length": 2})])
+@pytest.mark.parametrize(("name", "changes"), [("llama_train", {}), ("dien_infer", {"steps": 2})])
 def test_runs_with_stored_kernels(tune: Tune, name: str, changes: dict[str, object]) -> None:  # noqa: F811
     one = make(name, "cpu", "cpu", **changes)
     with torch.set_grad_enabled(one.train):
@@ -137,6 +137,9 @@ def test_names_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.isfinite(fn(*args)[1]).all()
     fn, (args, _), _ = resolve("examples.models.llama:model", "examples.models.llama:inputs", "cpu")
     assert fn(*args).ndim == 0  # of what trains, the model is the loss
+    monkeypatch.setenv("EXAMPLE_STEPS", "3")
+    _, (args, _), _ = resolve("examples.models.crnn:infer", "examples.models.crnn:infer_inputs", "cpu")
+    assert args[0].shape[-1] == 8  # three steps of the LSTMs
     with pytest.raises(UserError, match="no 'train'"):
         resolve("examples.models.asr:train", "examples.models.asr:infer_inputs", "cpu")
 

@@ -67,6 +67,15 @@ def test_table_tells_means_and_kernels() -> None:
     assert "-" in fusion_models.table([case("a", 400.0, 200.0)])
 
 
+def test_depths_reach_the_search_and_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXAMPLE_LAYERS", "7")  # of the caller's shell, and not meant here
+    args = fusion_models.parse(["--device", "cpu", "--steps", "2", "--db", "m.db"])
+    assert fusion_models.depth(args) == {"steps": 2}
+    found = fusion_models.environment(args)
+    assert found["EXAMPLE_STEPS"] == "2"
+    assert "EXAMPLE_LAYERS" not in found
+
+
 def test_a_step_of_training_is_the_loss_and_all_gradients() -> None:
     one = make("llama_train", "cpu", "cpu")
     loss, grads = fusion_models.step_of(one.module, one)()  # type: ignore[misc]
