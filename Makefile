@@ -49,8 +49,9 @@ demo: $(READY)
 	$(BIN)/autotune lookup fusion bert_layer --device cpu --db $(DEMO_DB)
 	$(BIN)/python examples/bert_layer.py --db $(DEMO_DB)
 
-# What times nothing runs in as many processes as there are cores; the rest needs the machine for itself.
-APART := codegen fusion property store
+# What times nothing, or candidates that sleep, runs in as many processes as there are cores; the rest needs the machine
+# for itself.
+APART := codegen examples fusion property runtime store tuner
 
 test: $(READY)
 ifdef PYTEST_ARGS
