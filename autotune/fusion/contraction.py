@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TypeVar
 
 N = TypeVar("N", bound=Hashable)
 
 
 def merge_groups(
-    order: Sequence[N], before: Mapping[N, Sequence[N]], members: set[N], late: Mapping[N, int] | None = None
+    order: Sequence[N],
+    before: Mapping[N, Sequence[N]],
+    members: set[N],
+    late: Mapping[N, int] | None = None,
+    starts: AbstractSet[N] = frozenset(),
 ) -> list[list[N]]:
     """Connected sets of ``members``, as large as can be without a cycle.
 
@@ -18,22 +23,30 @@ def merge_groups(
         before: what each node reads.
         members: the nodes that may be grouped; every other node stays by itself.
         late: the level at which a node should run, where that is above its own (``autotune.fusion.delay``).
+        starts: members that are in no group with anything they read.
 
     Returns:
         The groups, each in ``order``, by their first node. Deterministic.
     """
-    group = _by_level(order, before, members, late or {})
-    return _merge_neighbours(order, before, members, group)
+    group = _by_level(order, before, members, late or {}, starts)
+    return _merge_neighbours(order, before, members, group, starts)
 
 
 def levels(
-    order: Sequence[N], before: Mapping[N, Sequence[N]], members: set[N], late: Mapping[N, int] | None = None
+    order: Sequence[N],
+    before: Mapping[N, Sequence[N]],
+    members: set[N],
+    late: Mapping[N, int] | None = None,
+    starts: AbstractSet[N] = frozenset(),
 ) -> dict[N, int]:
-    """For each node the most nodes other than ``members`` that lie on a way to it, or its level in ``late``."""
+    """For each node the most nodes other than ``members`` that lie on a way to it, or its level in ``late``.
+
+    A node of ``starts`` counts as one that comes after another.
+    """
     least = late or {}
     level: dict[N, int] = {}
     for n in order:
-        level[n] = max([least.get(n, 0), *(level[p] + (p not in members) for p in before[n])])
+        level[n] = max([least.get(n, 0), *(level[p] + (p not in members or n in starts) for p in before[n])])
     return level
 
 
@@ -89,10 +102,14 @@ def bundle_groups(
 
 
 def _by_level(
-    order: Sequence[N], before: Mapping[N, Sequence[N]], members: set[N], late: Mapping[N, int]
+    order: Sequence[N],
+    before: Mapping[N, Sequence[N]],
+    members: set[N],
+    late: Mapping[N, int],
+    starts: AbstractSet[N],
 ) -> dict[N, N]:
     """Union nodes that touch and are of one level; the representative of each node."""
-    level = levels(order, before, members, late)
+    level = levels(order, before, members, late, starts)
     parent: dict[N, N] = {n: n for n in order}
 
     def find(n: N) -> N:
@@ -110,7 +127,11 @@ def _by_level(
 
 
 def _merge_neighbours(
-    order: Sequence[N], before: Mapping[N, Sequence[N]], members: set[N], group: dict[N, N]
+    order: Sequence[N],
+    before: Mapping[N, Sequence[N]],
+    members: set[N],
+    group: dict[N, N],
+    starts: AbstractSet[N],
 ) -> list[list[N]]:
     content: dict[N, list[N]] = {}
     for n in order:
@@ -145,6 +166,10 @@ def _merge_neighbours(
                     stack.append(s)
         return False
 
+    def starts_with(s: N, g: N) -> bool:
+        """Whether group ``s`` holds a start that reads from group ``g``."""
+        return any(now(group[p]) == g for n in content[s] if n in starts for p in before[n])
+
     mergeable = {group[n] for n in order if n in members}
     changed = True
     while changed:
@@ -153,7 +178,7 @@ def _merge_neighbours(
             if now(g) != g:
                 continue
             for s in successors(g):
-                if s in mergeable and not reaches_around(g, s):
+                if s in mergeable and not starts_with(s, g) and not reaches_around(g, s):
                     alias[s] = g
                     after[g].update(after.pop(s))
                     content[g].extend(content[s])

@@ -64,7 +64,7 @@ def planned_regions(target: str, inputs: str | None, device: str, *, train: bool
     """
     if here(device):
         fn, call, label = resolve(target, inputs, device)
-        return _regions(fn, *call, label, train)
+        return _regions(fn, *call, label, train, side_of(device))
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     # The callable itself is made outside: its weights are real, and may be what its module keeps.
@@ -79,16 +79,16 @@ def planned_regions(target: str, inputs: str | None, device: str, *, train: bool
 
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
-            return _regions(fn, *arguments(), target, train)
+            return _regions(fn, *arguments(), target, train, side_of(device))
     except UserError:
         if builtin:
             raise
     # Inputs or a program that look at data cannot do without.
-    return _regions(fn, *arguments(), target, train)
+    return _regions(fn, *arguments(), target, train, side_of(device))
 
 
 def _regions(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], label: str, train: bool
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], label: str, train: bool, side: str
 ) -> list[PlannedRegion]:
     from autotune.fusion.target import _requires_grad
 
@@ -98,7 +98,7 @@ def _regions(
         modes = (True,) if train else (False, True) if _requires_grad(fn, given, named) else (False,)
         for grad in modes:
             once: Counter[str] = Counter()
-            for region in _captured(capture_for_user(fn, given, named, label=label, grad=grad)):
+            for region in _captured(capture_for_user(fn, given, named, label=label, grad=grad), side):
                 key = region.workload.fingerprint if region.workload else f"none {region.reason} {region.nodes}"
                 found.setdefault(key, region)
                 once[key] += 1
@@ -110,9 +110,9 @@ def _regions(
     )
 
 
-def _captured(captured: Capture) -> Iterator[Region]:
+def _captured(captured: Capture, side: str) -> Iterator[Region]:
     for graph in captured.graphs:
-        yield from find_regions(graph.module)
+        yield from find_regions(graph.module, side)
 
 
 def _named(region: Region, name: str) -> Region:

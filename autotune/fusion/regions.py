@@ -31,6 +31,7 @@ from autotune.fusion.graph import STORAGE_BYTES
 from autotune.fusion.label import describe
 from autotune.fusion.remote import Candidate, candidate, may_join
 from autotune.fusion.rules import GENERATORS, RULES, VIEWS
+from autotune.fusion.rules_product import PRODUCTS, is_memory_intensive
 from autotune.fusion.translate import meta, op_name, translate
 from autotune.workload import Workload
 
@@ -125,8 +126,8 @@ def _is_aligned(window: Any, source: Any) -> bool:
 class Finder:
     """Regions of one graph. ``hard`` holds the nodes that turned out not to be translatable."""
 
-    def __init__(self, gm: fx.GraphModule) -> None:
-        self.gm = gm
+    def __init__(self, gm: fx.GraphModule, side: str | None = None) -> None:
+        self.gm, self.side = gm, side
         self.nodes = list(gm.graph.nodes)
         self.place = {n: k for k, n in enumerate(self.nodes)}
         self.hard: set[fx.Node] = set()
@@ -146,7 +147,14 @@ class Finder:
             return "opaque"
         if any(not tensors_of(meta(n)) for n in node.all_input_nodes) or len({t.device for t in (*made, *read)}) != 1:
             return "opaque"
+        if name in PRODUCTS and not self._may_hold(node):
+            return "opaque"
         return "view" if name in VIEWS else "generator" if name in GENERATORS else "compute"
+
+    def _may_hold(self, product: fx.Node) -> bool:
+        """Whether a matrix product may be in a region. On CPUs none: there a call of a library costs next to nothing."""
+        side = self.side or tensors_of(meta(product))[0].device.type
+        return side == "cuda" and is_memory_intensive([meta(n) for n in product.args[-2:]])  # type: ignore[arg-type]
 
     def sort(self, node: fx.Node) -> str:
         """ "compute", "view", "generator" or "opaque"."""
@@ -179,10 +187,15 @@ class Finder:
     def groups(self) -> list[list[fx.Node]]:
         """The sets of nodes to become regions, in graph order."""
         order, before, members = self.condensed()
-        movable = {n for n in members if self._may_wait(n, members)}
+        starts = self.starts(members)
+        movable = {n for n in members - starts if self._may_wait(n, members)}
         size = {n: _bytes(meta(n)) for n in order}
-        late = delays(order, before, levels(order, before, members), movable, size)
-        return merge_groups(order, before, members, late)
+        late = delays(order, before, levels(order, before, members, starts=starts), movable, size)
+        return merge_groups(order, before, members, late, starts)
+
+    def starts(self, members: set[fx.Node]) -> set[fx.Node]:
+        """Products among ``members``: each of their operands' elements is read for many results, and so is stored."""
+        return {n for n in members if op_name(n) in PRODUCTS}
 
     def _may_wait(self, node: fx.Node, members: set[fx.Node]) -> bool:
         """Whether nothing but nodes of regions reads a tensor. (A tuple's elements do not leave it.)"""
@@ -282,7 +295,7 @@ class Finder:
         return Region(tuple(nodes), tuple(inputs), tuple(outputs), module, workload, binding)
 
 
-def find_regions(gm: fx.GraphModule) -> list[Region]:
+def find_regions(gm: fx.GraphModule, side: str | None = None) -> list[Region]:
     """The regions of an aten graph (as AOTAutograd hands it to a compiler), in graph order.
 
     A node that cannot be translated in its place becomes opaque and the search starts over, so that one odd operator
@@ -290,8 +303,9 @@ def find_regions(gm: fx.GraphModule) -> list[Region]:
 
     Args:
         gm: nodes carry fake tensors in ``meta["val"]``.
+        side: "cpu" or "cuda", where the graph was captured on another device than it is meant for.
     """
-    finder = Finder(gm)
+    finder = Finder(gm, side)
     done: dict[tuple[fx.Node, ...], Region] = {}
     while True:
         regions: list[Region] = []
@@ -314,7 +328,7 @@ def find_regions(gm: fx.GraphModule) -> list[Region]:
 def _side_by_side(finder: Finder, regions: list[Region]) -> list[Region]:
     """Regions with those joined that remote fusion joins (``autotune.fusion.remote``), in graph order."""
     order, before, members = finder.condensed()
-    level = levels(order, before, members)
+    level = levels(order, before, members, starts=finder.starts(members))
     known: list[Candidate | None] = []
     for r in regions:
         devices = {str(t.device) for n in r.nodes for t in tensors_of(meta(n))}

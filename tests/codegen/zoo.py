@@ -73,6 +73,34 @@ def lstm(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     return torch.sigmoid(o) * torch.tanh(c2), c2
 
 
+def gru_step(h: Tensor, projected: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    """A step of a GRU with the product that makes its gates."""
+    xr, xu, xn = projected.chunk(3, 1)
+    hr, hu, hn = F.linear(h, w, b).chunk(3, 1)
+    update = torch.sigmoid(xu + hu)
+    return (1 - update) * h + update * torch.tanh(xn + torch.sigmoid(xr + hr) * hn)
+
+
+def lstm_steps(h: Tensor, c: Tensor, projected: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """A step of several LSTMs side by side, weights [n, k, gates]."""
+    return lstm(projected + torch.bmm(h, w), c)
+
+
+def gated_vector(x: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+    """The first half of a decoder's feed-forward layer for one token."""
+    return F.silu(x @ gate.t()) * (x @ up.t())
+
+
+def vector_residual_rms(x: Tensor, down: Tensor, r: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """Its second half, the residual and the next layer's norm."""
+    h = r + torch.mv(down, x[0])
+    return h, rms_norm(h, w)
+
+
+def classify(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return torch.log_softmax(F.linear(x, w, b).float(), -1)
+
+
 def bias_gelu_residual_ln(x: Tensor, bias: Tensor, r: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return layer_norm(F.gelu(x + bias) + r, w, b)
 
@@ -276,6 +304,16 @@ ZOO: tuple[Case, ...] = (
     Case("cross_entropy_f32", cross_entropy, (T(9, 1000), T(9, d=I64))),
     Case("swiglu_rms", swiglu_rms, (T(8, 3584, d=BF16), T(8, 3584, d=BF16), T(3584, d=BF16))),
     Case("lstm", lstm, (T(16, 256), T(16, 64))),
+    Case("gru_step", gru_step, (T(12, 36), T(12, 108), T(108, 36), T(108))),
+    Case("gru_step_odd", gru_step, (T(5, 7, d=BF16), T(5, 21, d=BF16), T(21, 7, d=BF16), T(21, d=BF16))),
+    Case(
+        "lstm_steps",
+        lstm_steps,
+        (T(2, 3, 40, d=F16), T(2, 3, 24, d=F16), T(2, 3, 96, d=F16), T(2, 40, 96, d=F16)),
+    ),
+    Case("gated_vector", gated_vector, (T(1, 520, d=BF16), T(48, 520, d=BF16), T(48, 520, d=BF16))),
+    Case("vector_residual_rms", vector_residual_rms, (T(1, 96), T(64, 96), T(64), T(64)), groups=(2,)),
+    Case("classify", classify, (T(6, 64, d=BF16), T(37, 64, d=BF16), T(37, d=BF16)), groups=(2,), on_cuda=(1,)),
     Case("gelu", F.gelu, (T(64, 768),)),
     Case("gelu_13", F.gelu, (T(13, d=BF16),)),
     Case("residual_ln", residual_ln, (T(4, 16, 768), T(4, 16, 768), T(768), T(768))),
@@ -342,7 +380,7 @@ def workloads_of(case: Case) -> tuple[Workload, ...]:
     with FakeTensorMode(allow_non_fake_inputs=True):
         args = [make() for make in case.inputs]
         with torch.no_grad():
-            regions = find_regions(make_fx(case.fn)(*args))
+            regions = find_regions(make_fx(case.fn)(*args), "cuda")
     for r in regions:
         if r.workload is None:
             raise AssertionError(f"{case}: {r.reason}")

@@ -1,0 +1,69 @@
+"""Matrix products that are memory-intensive: of a vector, of few vectors, or small.
+
+Where every weight is read for few results, a product takes what its bytes take; where it is small, what its launch
+takes. Written as a sum of products it shares a kernel with what follows: the cell of a recurrence has the product that
+makes its gates, a decoder's activation the two that it multiplies. All other products are a library's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from autotune.errors import Unsupported
+from autotune.fusion import views
+from autotune.fusion.lazy import Lazy, Number, Region, pointwise, reduce
+from autotune.fusion.rules import rule
+
+PRODUCTS = frozenset(["mm", "addmm", "bmm", "baddbmm", "mv"])
+"""Operators whose last two tensors are multiplied."""
+
+_FEW = 16
+_SMALL, _SMALL_OF_FEW = 1 << 20, 1 << 23
+"""Multiplications: what plain arithmetic does beside a kernel's start; and with so few vectors that all of the weights
+lie in the L2 when the next vector comes."""
+
+
+def is_memory_intensive(operands: Sequence[torch.Tensor]) -> bool:
+    """Whether the product of [*, m, k] and [*, k, n], or [k], is one of those that regions may hold.
+
+    Neither operand running along k, as in the gradient of a weight, asks for tiles in shared memory: a library's.
+    """
+    a, b = operands
+    vector = b.ndim == 1
+    m, n = a.shape[-2], 1 if vector else b.shape[-1]
+    few = min(m, n)
+    if few == 1:
+        return True
+    if a.stride(-1) != 1 and b.stride(-2) != 1:
+        return False
+    return a.numel() * n <= (_SMALL_OF_FEW if few <= _FEW else _SMALL)
+
+
+def _product(a: Lazy, b: Lazy) -> Lazy:
+    """[*, m, k] and [*, k, n] to [*, m, n], the sum carried in fp32 as a library does."""
+    if a.kind != "float32" or b.kind != "float32":
+        raise Unsupported("a product of whole numbers")
+    n = a.ndim
+    terms = pointwise("mul", views.unsqueeze(a, n), views.unsqueeze(b, n - 2))
+    return reduce("sum", terms, [n - 1])
+
+
+@rule("mm", "bmm")
+def _mm(region: Region, self: Lazy, mat2: Lazy) -> Lazy:
+    return _product(self, mat2)
+
+
+@rule("mv")
+def _mv(region: Region, self: Lazy, vec: Lazy) -> Lazy:
+    return views.reshape(_product(self, views.unsqueeze(vec, 1)), [self.shape[0]])
+
+
+@rule("addmm", "baddbmm")
+def _addmm(region: Region, self: Lazy, mat1: Lazy, mat2: Lazy, *, beta: Number = 1, alpha: Number = 1) -> Lazy:
+    product = _product(mat1, mat2)
+    scaled = product if alpha == 1 else product * alpha
+    if beta == 0:
+        return scaled
+    return scaled + (self if beta == 1 else self * beta)

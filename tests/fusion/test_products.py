@@ -1,0 +1,161 @@
+"""Matrix products that regions hold: which they are, where regions begin, and that they are right."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from capture_helpers import check
+from test_regions import assert_no_cycle
+from test_translate import t
+from torch import Tensor
+
+from autotune.fusion.capture import capture
+from autotune.fusion.contraction import merge_groups
+from autotune.fusion.regions import Region, find_regions
+from autotune.fusion.rules_product import PRODUCTS, is_memory_intensive
+from autotune.fusion.translate import op_name
+
+
+def regions_of(fn: Callable[..., Any], *args: Tensor, side: str = "cuda", grad: bool = False) -> list[Region]:
+    found = []
+    for g in capture(fn, args, grad=grad).graphs:
+        regions = find_regions(g.module, side)
+        assert_no_cycle(g.module, regions)
+        found += regions
+    return found
+
+
+def names(region: Region) -> set[str]:
+    return {op_name(n) for n in region.nodes}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("fn", "shapes"),
+    [
+        (lambda x, w: torch.tanh(x @ w), [(5, 7), (7, 11)]),
+        (lambda x, w: torch.tanh(F.linear(x, w)), [(2, 3, 7), (11, 7)]),
+        (lambda x, w, b: torch.tanh(F.linear(x, w, b)), [(5, 7), (11, 7), (11,)]),
+        (lambda x, w, b: torch.addmm(b, x, w, beta=0.5, alpha=2.0).tanh(), [(5, 7), (7, 11), (5, 11)]),
+        (lambda x, w, b: torch.addmm(b, x, w, beta=0).tanh(), [(5, 7), (7, 11), (11,)]),
+        (lambda x, w: torch.bmm(x, w).tanh(), [(3, 5, 7), (3, 7, 11)]),
+        (lambda x, w, b: torch.baddbmm(b, x, w, beta=2, alpha=0.5).tanh(), [(3, 5, 7), (3, 7, 11), (3, 5, 11)]),
+        (lambda w, x: torch.mv(w, x).tanh(), [(11, 7), (7,)]),
+        (lambda x, w: torch.softmax(x @ w, -1), [(5, 7), (7, 11)]),
+        (lambda x, w: (x @ w).sum(), [(5, 7), (7, 11)]),
+        (lambda x, w: torch.tanh(x @ w) * x[:, :1], [(5, 1), (1, 11)]),  # nothing to sum over
+        (lambda x, w: torch.tanh(x @ w), [(1, 7), (7, 1)]),
+        (lambda x, w: torch.tanh(x.t() @ w), [(1, 1), (1, 9)]),
+        (lambda x, w: torch.cat([x @ w, x], 1).exp(), [(5, 7), (7, 7)]),
+        (lambda x, w: (x @ w).chunk(2, 1)[1] * (x @ w).chunk(2, 1)[0], [(5, 7), (7, 12)]),
+        (lambda x, w: (x @ w).t() + w[0, 0], [(5, 7), (7, 12)]),
+        (lambda x: torch.tanh(x @ x), [(6, 6)]),
+    ],
+)
+def test_products_share_a_region_with_what_follows(
+    fn: Callable[..., Any], shapes: list[tuple[int, ...]], dtype: torch.dtype
+) -> None:
+    (region,) = regions_of(fn, *(t(*s, dtype=dtype) for s in shapes))
+    assert region.workload is not None, region.reason
+    assert names(region) & PRODUCTS
+    check(region)
+
+
+def test_a_region_begins_with_its_products() -> None:
+    """What a product multiplies is stored: of two layers each is a region, and of a recurrence each step."""
+
+    def layers(x: Tensor, u: Tensor, w: Tensor) -> Tensor:
+        return torch.relu(torch.relu(x.exp() @ u) @ w)
+
+    before, one, two = regions_of(layers, t(4, 8), t(8, 16), t(16, 8))
+    assert (names(before), names(one), names(two)) == ({"exp"}, {"mm", "relu"}, {"mm", "relu"})
+
+    def recurrence(x: Tensor, w: Tensor, u: Tensor) -> Tensor:
+        projected, h = (x @ w).exp(), x[0]
+        for step in range(4):
+            a, b = (projected[step] + h @ u).chunk(2, 1)
+            h = torch.sigmoid(a) * torch.tanh(b) + h
+        return h
+
+    regions = regions_of(recurrence, t(4, 3, 8), t(8, 16), t(8, 16))
+    assert len(regions) == 4  # the first step has the projection of all beside its own product
+    assert all("mm" in names(r) for r in regions)
+    assert len({r.workload.fingerprint for r in regions if r.workload is not None}) == 2
+    for r in regions:
+        check(r)
+
+
+def test_products_in_training() -> None:
+    def cell(x: Tensor, h: Tensor, w: Tensor, u: Tensor) -> Tensor:
+        for _ in range(3):
+            h = torch.tanh(x @ w + h @ u)
+        return h
+
+    x, h, w, u = (t(*s).requires_grad_() for s in ((4, 8), (4, 8), (8, 8), (8, 8)))
+    regions = regions_of(cell, x, h, w, u, grad=True)
+    for r in regions:
+        assert r.workload is not None, r.reason
+        check(r)
+        for product in (n for n in r.nodes if op_name(n) in PRODUCTS):
+            assert not set(product.all_input_nodes) & set(r.nodes)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "inside"),
+    [
+        (t(256, 36), t(36, 108), True),
+        (t(256, 36), t(108, 36).t(), True),
+        (t(256, 512), t(512, 512), False),  # 67 million multiplications
+        (t(8, 1024), t(1024, 1024), True),  # of few vectors
+        (t(8, 2048), t(2048, 2048), False),
+        (t(2048, 2048), t(2048, 8), False),
+        (t(16, 8, 256), t(16, 256, 256), True),
+        (t(1, 4096), t(4096, 4096), True),  # of a vector
+        (t(4096, 4096), t(4096, 1), True),
+        (t(4096, 4096), t(4096), True),
+        (t(64, 36).t(), t(64, 108), False),  # the gradient of a weight
+        (t(64, 36).t(), t(108, 64).t(), True),
+    ],
+)
+def test_which_products(a: Tensor, b: Tensor, inside: bool) -> None:
+    assert is_memory_intensive([a, b]) is inside
+
+
+def test_other_products_stay_with_the_library() -> None:
+    x, w = t(4, 8), t(8, 16)
+    assert [names(r) for r in regions_of(lambda x, w: torch.tanh(x @ w), x, w, side="cpu")] == [{"tanh"}]
+    whole = [torch.ones(3, 4, dtype=torch.int64), torch.ones(4, 5, dtype=torch.int64)]
+    assert [names(r) for r in regions_of(lambda x, w: (x @ w) + 1, *whole)] == [{"add"}]
+
+
+def test_without_a_side_the_device_of_the_tensors_decides() -> None:
+    (graph,) = capture(lambda x, w: torch.tanh(x @ w), (t(4, 8), t(8, 16)), grad=False).graphs
+    assert [names(r) for r in find_regions(graph.module)] == [{"tanh"}]
+
+
+def test_starts_are_in_no_group_with_what_they_read() -> None:
+    for seed in range(80):
+        rng = random.Random(seed)
+        n = rng.randint(2, 24)
+        order = list(range(n))
+        before = {i: sorted(rng.sample(range(i), min(i, rng.randint(0, 3)))) for i in order}
+        members = {i for i in order if rng.random() < 0.8}
+        starts = {i for i in members if rng.random() < 0.3}
+        groups = merge_groups(order, before, members, starts=starts)
+        assert sorted(i for g in groups for i in g) == sorted(members)
+        owner = {i: k for k, g in enumerate(groups) for i in g}
+        assert all(owner[s] != owner.get(p) for s in starts for p in before[s]), seed
+        needs: dict[object, set[object]] = {}
+        for i in order:
+            me = owner.get(i, f"alone {i}")
+            needs.setdefault(me, set()).update(x for p in before[i] if (x := owner.get(p, f"alone {p}")) != me)
+        done: set[object] = set()
+        while len(done) < len(needs):
+            ready = [me for me, them in needs.items() if me not in done and them <= done]
+            assert ready, f"a cycle with seed {seed}"
+            done.update(ready)
