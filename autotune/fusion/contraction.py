@@ -14,7 +14,7 @@ def merge_groups(
     before: Mapping[N, Sequence[N]],
     members: set[N],
     late: Mapping[N, int] | None = None,
-    starts: AbstractSet[N] = frozenset(),
+    stored: Mapping[N, AbstractSet[N]] | None = None,
 ) -> list[list[N]]:
     """Connected sets of ``members``, as large as can be without a cycle.
 
@@ -23,13 +23,13 @@ def merge_groups(
         before: what each node reads.
         members: the nodes that may be grouped; every other node stays by itself.
         late: the level at which a node should run, where that is above its own (``autotune.fusion.delay``).
-        starts: members that are in no group with anything they read.
+        stored: for some members what they read from memory only: these are never of their groups.
 
     Returns:
         The groups, each in ``order``, by their first node. Deterministic.
     """
-    group = _by_level(order, before, members, late or {}, starts)
-    return _merge_neighbours(order, before, members, group, starts)
+    group = _by_level(order, before, members, late or {}, stored or {})
+    return _merge_neighbours(order, before, members, group, stored or {})
 
 
 def levels(
@@ -37,16 +37,16 @@ def levels(
     before: Mapping[N, Sequence[N]],
     members: set[N],
     late: Mapping[N, int] | None = None,
-    starts: AbstractSet[N] = frozenset(),
+    stored: Mapping[N, AbstractSet[N]] | None = None,
 ) -> dict[N, int]:
     """For each node the most nodes other than ``members`` that lie on a way to it, or its level in ``late``.
 
-    A node of ``starts`` counts as one that comes after another.
+    What a node reads from memory only, by ``stored``, counts as well.
     """
-    least = late or {}
+    least, apart = late or {}, stored or {}
     level: dict[N, int] = {}
     for n in order:
-        level[n] = max([least.get(n, 0), *(level[p] + (p not in members or n in starts) for p in before[n])])
+        level[n] = max([least.get(n, 0), *(level[p] + (p not in members or p in apart.get(n, ())) for p in before[n])])
     return level
 
 
@@ -106,10 +106,10 @@ def _by_level(
     before: Mapping[N, Sequence[N]],
     members: set[N],
     late: Mapping[N, int],
-    starts: AbstractSet[N],
+    stored: Mapping[N, AbstractSet[N]],
 ) -> dict[N, N]:
     """Union nodes that touch and are of one level; the representative of each node."""
-    level = levels(order, before, members, late, starts)
+    level = levels(order, before, members, late, stored)
     parent: dict[N, N] = {n: n for n in order}
 
     def find(n: N) -> N:
@@ -131,7 +131,7 @@ def _merge_neighbours(
     before: Mapping[N, Sequence[N]],
     members: set[N],
     group: dict[N, N],
-    starts: AbstractSet[N],
+    stored: Mapping[N, AbstractSet[N]],
 ) -> list[list[N]]:
     content: dict[N, list[N]] = {}
     for n in order:
@@ -166,9 +166,9 @@ def _merge_neighbours(
                     stack.append(s)
         return False
 
-    def starts_with(s: N, g: N) -> bool:
-        """Whether group ``s`` holds a start that reads from group ``g``."""
-        return any(now(group[p]) == g for n in content[s] if n in starts for p in before[n])
+    def keeps_apart(g: N, s: N) -> bool:
+        """Whether group ``s`` reads from memory only what group ``g`` makes."""
+        return any(now(group[p]) == g for n in content[s] for p in stored.get(n, ()))
 
     mergeable = {group[n] for n in order if n in members}
     changed = True
@@ -178,7 +178,7 @@ def _merge_neighbours(
             if now(g) != g:
                 continue
             for s in successors(g):
-                if s in mergeable and not starts_with(s, g) and not reaches_around(g, s):
+                if s in mergeable and not keeps_apart(g, s) and not reaches_around(g, s):
                     alias[s] = g
                     after[g].update(after.pop(s))
                     content[g].extend(content[s])

@@ -9,6 +9,7 @@ a matrix product's result that is used after another product: the cast is free w
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TypeVar
 
 N = TypeVar("N", bound=Hashable)
@@ -20,6 +21,7 @@ def delays(
     level: Mapping[N, int],
     movable: set[N],
     size: Mapping[N, int],
+    stored: Mapping[N, AbstractSet[N]] | None = None,
 ) -> dict[N, int]:
     """The nodes that should wait, and for which level.
 
@@ -29,11 +31,13 @@ def delays(
         level: how many opaque nodes must run before each node; a node that waits stays below none of its readers.
         movable: nodes that may wait: their results need not be there before their readers run.
         size: bytes of each node's result.
+        stored: what a node reads from memory only: it runs after these, not with them.
 
     Returns:
         A level above its own for each node whose inputs are together no larger than its result, counting for an input
         that waits as well what that one reads.
     """
+    apart = stored or {}
     users: dict[N, list[N]] = {n: [] for n in order}
     for n in order:
         for p in before[n]:
@@ -44,7 +48,7 @@ def delays(
     found: dict[N, int] = {}
     for n in reversed(order):
         if n in movable and users[n] and before[n] and inputs[n] <= size[n]:
-            wanted = min(found.get(u, level[u]) for u in users[n])
+            wanted = min(found.get(u, level[u]) - (n in apart.get(u, ())) for u in users[n])
             if wanted > level[n]:
                 found[n] = wanted
     return found

@@ -31,7 +31,7 @@ from autotune.fusion.graph import STORAGE_BYTES
 from autotune.fusion.label import describe
 from autotune.fusion.remote import Candidate, candidate, may_join
 from autotune.fusion.rules import GENERATORS, RULES, VIEWS
-from autotune.fusion.rules_product import PRODUCTS, is_memory_intensive
+from autotune.fusion.rules_product import PRODUCTS, is_memory_intensive, read_again
 from autotune.fusion.translate import meta, op_name, translate
 from autotune.workload import Workload
 
@@ -152,7 +152,7 @@ class Finder:
         return "view" if name in VIEWS else "generator" if name in GENERATORS else "compute"
 
     def _may_hold(self, product: fx.Node) -> bool:
-        """Whether a matrix product may be in a region. On CPUs none: there a call of a library costs next to nothing."""
+        """Whether a matrix product may be in a region. None on a CPU, where a library's call costs next to nothing."""
         side = self.side or tensors_of(meta(product))[0].device.type
         return side == "cuda" and is_memory_intensive([meta(n) for n in product.args[-2:]])  # type: ignore[arg-type]
 
@@ -187,15 +187,24 @@ class Finder:
     def groups(self) -> list[list[fx.Node]]:
         """The sets of nodes to become regions, in graph order."""
         order, before, members = self.condensed()
-        starts = self.starts(members)
-        movable = {n for n in members - starts if self._may_wait(n, members)}
+        stored = self.stored(members)
+        movable = {n for n in members - set(stored) if self._may_wait(n, members)}
         size = {n: _bytes(meta(n)) for n in order}
-        late = delays(order, before, levels(order, before, members, starts=starts), movable, size)
-        return merge_groups(order, before, members, late, starts)
+        late = delays(order, before, levels(order, before, members, stored=stored), movable, size, stored)
+        return merge_groups(order, before, members, late, stored)
 
-    def starts(self, members: set[fx.Node]) -> set[fx.Node]:
-        """Products among ``members``: each of their operands' elements is read for many results, and so is stored."""
-        return {n for n in members if op_name(n) in PRODUCTS}
+    def stored(self, members: set[fx.Node]) -> dict[fx.Node, set[fx.Node]]:
+        """For each matrix product what it reads from memory only: operands whose elements it reads again and again.
+
+        The matrix that a vector is multiplied by is read once: where it is dequantized, that may be in the product.
+        """
+        found = {}
+        for n in members:
+            if op_name(n) in PRODUCTS:
+                pair = [a for a in n.args[-2:] if isinstance(a, fx.Node)]
+                again = [a for a, many in zip(pair, read_again([meta(a) for a in pair]), strict=True) if many]
+                found[n] = {p for a in again for p in ([a] if not self.free(a) else self.producers(a))}
+        return found
 
     def _may_wait(self, node: fx.Node, members: set[fx.Node]) -> bool:
         """Whether nothing but nodes of regions reads a tensor. (A tuple's elements do not leave it.)"""
@@ -328,7 +337,7 @@ def find_regions(gm: fx.GraphModule, side: str | None = None) -> list[Region]:
 def _side_by_side(finder: Finder, regions: list[Region]) -> list[Region]:
     """Regions with those joined that remote fusion joins (``autotune.fusion.remote``), in graph order."""
     order, before, members = finder.condensed()
-    level = levels(order, before, members, starts=finder.starts(members))
+    level = levels(order, before, members, stored=finder.stored(members))
     known: list[Candidate | None] = []
     for r in regions:
         devices = {str(t.device) for n in r.nodes for t in tensors_of(meta(n))}

@@ -41,6 +41,12 @@ def is_memory_intensive(operands: Sequence[torch.Tensor]) -> bool:
     return a.numel() * n <= (_SMALL_OF_FEW if few <= _FEW else _SMALL)
 
 
+def read_again(operands: Sequence[torch.Tensor]) -> tuple[bool, bool]:
+    """Of [*, m, k] and [*, k, n], or [k], whether each is read for more than one column or row of the result."""
+    a, b = operands
+    return b.ndim > 1 and b.shape[-1] > 1, a.shape[-2] > 1
+
+
 def _product(a: Lazy, b: Lazy) -> Lazy:
     """[*, m, k] and [*, k, n] to [*, m, n], the sum carried in fp32 as a library does."""
     if a.kind != "float32" or b.kind != "float32":

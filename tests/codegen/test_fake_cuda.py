@@ -15,9 +15,9 @@ from autotune.fusion.schemes import scheme_of
 from autotune.fusion.task import FusionTask
 
 SMALL = [
-    "ln_3", "ln_17", "ln_1001", "ln_1", "softmax_mask", "cross_entropy_f32", "lstm", "gru_step", "gru_step_odd", "lstm_steps",
-    "gated_vector", "vector_residual_rms", "classify", "gelu_13", "transposed",
-    "transposed_types", "nhwc",
+    "ln_3", "ln_17", "ln_1001", "ln_1", "softmax_mask", "cross_entropy_f32", "lstm", "gelu_13",
+    "gru_step", "gru_step_odd", "lstm_steps", "gated_vector", "vector_residual_rms", "classify", "dequantized_vector",
+    "transposed", "transposed_types", "nhwc",
     "rope_odd", "group_norm", "integers", "bits", "int16", "mean_cross_entropy", "expanded", "strided", "uint8",
     "quantize", "scalars", "every_function", "minmax_prod", "embedding_ln", "log_softmax_backward", "momentum",
     "unrelated", "packed_backward", "packed_backward_odd", "dropout_residual_ln", "embeddings_ln_dropout",

@@ -97,6 +97,11 @@ def vector_residual_rms(x: Tensor, down: Tensor, r: Tensor, w: Tensor) -> tuple[
     return h, rms_norm(h, w)
 
 
+def dequantized_vector(x: Tensor, w: Tensor, scale: Tensor, b: Tensor) -> Tensor:
+    """A layer whose weights are stored as bytes with a scale a row, for one token."""
+    return F.linear(x, w.to(x.dtype) * scale, b)
+
+
 def classify(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return torch.log_softmax(F.linear(x, w, b).float(), -1)
 
@@ -313,6 +318,11 @@ ZOO: tuple[Case, ...] = (
     ),
     Case("gated_vector", gated_vector, (T(1, 520, d=BF16), T(48, 520, d=BF16), T(48, 520, d=BF16))),
     Case("vector_residual_rms", vector_residual_rms, (T(1, 96), T(64, 96), T(64), T(64)), groups=(2,)),
+    Case(
+        "dequantized_vector",
+        dequantized_vector,
+        (T(1, 272, d=BF16), T(40, 272, d=I8), T(40, 1, d=BF16), T(40, d=BF16)),
+    ),
     Case("classify", classify, (T(6, 64, d=BF16), T(37, 64, d=BF16), T(37, d=BF16)), groups=(2,), on_cuda=(1,)),
     Case("gelu", F.gelu, (T(64, 768),)),
     Case("gelu_13", F.gelu, (T(13, d=BF16),)),
