@@ -21,6 +21,7 @@ from autotune.fusion.regions import Region, find_regions
 from autotune.fusion.rules import GENERATORS, VIEWS
 from autotune.fusion.target import resolve
 from autotune.fusion.translate import op_name
+from examples.decode import Block
 from examples.models import NAMES, Example, make
 from tests.runtime.conftest import Tune, db, fresh, kernel_cache, registered, tune  # noqa: F401
 
@@ -87,6 +88,30 @@ def test_every_region_computes_what_its_operators_do(name: str) -> None:
             if region.workload.fingerprint not in done:
                 done.add(region.workload.fingerprint)
                 check(region)
+
+
+@pytest.mark.parametrize("name", ["transformer_train", "dien_infer", "crnn_infer"])
+def test_regions_for_a_gpu_hold_small_products(name: str) -> None:
+    """At these sizes all products are small."""
+    done: set[str] = set()
+    for module, _ in captured(name):
+        for region in find_regions(module, "cuda"):
+            assert region.workload is not None, region.reason
+            if {"mm", "addmm", "bmm"} & {op_name(n) for n in region.nodes} and region.workload.fingerprint not in done:
+                done.add(region.workload.fingerprint)
+                check(region)
+    assert len(done) >= 5
+
+
+def test_the_decoder_s_block_is_three_regions() -> None:
+    """The norm, what makes the gated activation, and the rest; the weights become numbers in the kernels."""
+    block = Block(32, 48).requires_grad_(False)
+    (graph,) = capture(block, (torch.randn(1, 32, dtype=torch.bfloat16),), grad=False).graphs
+    regions = find_regions(graph.module, "cuda")
+    assert [sum(op_name(n) == "mm" for n in r.nodes) for r in regions] == [0, 2, 1]
+    for region in regions:
+        assert torch.int8 in {n.meta["val"].dtype for n in region.inputs} or region is regions[0]
+        check(region)
 
 
 def test_steps_of_recurrences_are_few_workloads() -> None:
