@@ -123,6 +123,15 @@ def _is_aligned(window: Any, source: Any) -> bool:
     return type(offset) is int and offset % _ALIGNMENT == 0
 
 
+def operands(product: fx.Node) -> tuple[fx.Node, fx.Node]:
+    """The two that a matrix product multiplies."""
+    first = PRODUCTS[op_name(product)]
+    a, b = product.args[first : first + 2]
+    assert isinstance(a, fx.Node)
+    assert isinstance(b, fx.Node)
+    return a, b
+
+
 class Finder:
     """Regions of one graph. ``hard`` holds the nodes that turned out not to be translatable."""
 
@@ -154,7 +163,8 @@ class Finder:
     def _may_hold(self, product: fx.Node) -> bool:
         """Whether a matrix product may be in a region. None on a CPU, where a library's call costs next to nothing."""
         side = self.side or tensors_of(meta(product))[0].device.type
-        return side == "cuda" and is_memory_intensive([meta(n) for n in product.args[-2:]])  # type: ignore[arg-type]
+        plain = getattr(product.target, "_overloadname", "") == "default"  # others name the result's type
+        return side == "cuda" and plain and is_memory_intensive(*(meta(n) for n in operands(product)))
 
     def sort(self, node: fx.Node) -> str:
         """ "compute", "view", "generator" or "opaque"."""
@@ -185,13 +195,14 @@ class Finder:
         return real, {n: self.producers(n) for n in real}, {n for n in real if self.sort(n) == "compute"}
 
     def groups(self) -> list[list[fx.Node]]:
-        """The sets of nodes to become regions, in graph order."""
+        """The sets of nodes to become regions, in graph order. Products alone, but a vector's, are a library's."""
         order, before, members = self.condensed()
         stored = self.stored(members)
         movable = {n for n in members - set(stored) if self._may_wait(n, members)}
         size = {n: _bytes(meta(n)) for n in order}
         late = delays(order, before, levels(order, before, members, stored=stored), movable, size, stored)
-        return merge_groups(order, before, members, late, stored)
+        groups = merge_groups(order, before, members, late, stored)
+        return [g for g in groups if not all(n in stored and all(read_again(*map(meta, operands(n)))) for n in g)]
 
     def stored(self, members: set[fx.Node]) -> dict[fx.Node, set[fx.Node]]:
         """For each matrix product what it reads from memory only: operands whose elements it reads again and again.
@@ -201,9 +212,9 @@ class Finder:
         found = {}
         for n in members:
             if op_name(n) in PRODUCTS:
-                pair = [a for a in n.args[-2:] if isinstance(a, fx.Node)]
-                again = [a for a, many in zip(pair, read_again([meta(a) for a in pair]), strict=True) if many]
-                found[n] = {p for a in again for p in ([a] if not self.free(a) else self.producers(a))}
+                pair = operands(n)
+                again = [a for a, many in zip(pair, read_again(*map(meta, pair)), strict=True) if many]
+                found[n] = {p for a in again for p in (self.producers(a) if self.free(a) else [a])}
         return found
 
     def _may_wait(self, node: fx.Node, members: set[fx.Node]) -> bool:

@@ -7,8 +7,6 @@ makes its gates, a decoder's activation the two that it multiplies. All other pr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from autotune.errors import Unsupported
@@ -16,8 +14,8 @@ from autotune.fusion import views
 from autotune.fusion.lazy import Lazy, Number, Region, pointwise, reduce
 from autotune.fusion.rules import rule
 
-PRODUCTS = frozenset(["mm", "addmm", "bmm", "baddbmm", "mv"])
-"""Operators whose last two tensors are multiplied."""
+PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1, "mv": 0, "addmv": 1}
+"""Operators that multiply matrices, and which argument is the first of the two operands."""
 
 _FEW = 16
 _SMALL, _SMALL_OF_FEW = 1 << 20, 1 << 23
@@ -25,12 +23,11 @@ _SMALL, _SMALL_OF_FEW = 1 << 20, 1 << 23
 lie in the L2 when the next vector comes."""
 
 
-def is_memory_intensive(operands: Sequence[torch.Tensor]) -> bool:
+def is_memory_intensive(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether the product of [*, m, k] and [*, k, n], or [k], is one of those that regions may hold.
 
     Neither operand running along k, as in the gradient of a weight, asks for tiles in shared memory: a library's.
     """
-    a, b = operands
     vector = b.ndim == 1
     m, n = a.shape[-2], 1 if vector else b.shape[-1]
     few = min(m, n)
@@ -41,9 +38,8 @@ def is_memory_intensive(operands: Sequence[torch.Tensor]) -> bool:
     return a.numel() * n <= (_SMALL_OF_FEW if few <= _FEW else _SMALL)
 
 
-def read_again(operands: Sequence[torch.Tensor]) -> tuple[bool, bool]:
+def read_again(a: torch.Tensor, b: torch.Tensor) -> tuple[bool, bool]:
     """Of [*, m, k] and [*, k, n], or [k], whether each is read for more than one column or row of the result."""
-    a, b = operands
     return b.ndim > 1 and b.shape[-1] > 1, a.shape[-2] > 1
 
 
@@ -66,9 +62,9 @@ def _mv(region: Region, self: Lazy, vec: Lazy) -> Lazy:
     return views.reshape(_product(self, views.unsqueeze(vec, 1)), [self.shape[0]])
 
 
-@rule("addmm", "baddbmm")
+@rule("addmm", "baddbmm", "addmv")
 def _addmm(region: Region, self: Lazy, mat1: Lazy, mat2: Lazy, *, beta: Number = 1, alpha: Number = 1) -> Lazy:
-    product = _product(mat1, mat2)
+    product = _mv(region, mat1, mat2) if mat2.ndim == 1 else _product(mat1, mat2)
     scaled = product if alpha == 1 else product * alpha
     if beta == 0:
         return scaled

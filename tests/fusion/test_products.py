@@ -16,7 +16,7 @@ from torch import Tensor
 
 from autotune.fusion.capture import capture
 from autotune.fusion.contraction import merge_groups
-from autotune.fusion.regions import Region, find_regions
+from autotune.fusion.regions import Region, find_regions, operands
 from autotune.fusion.rules_product import PRODUCTS, is_memory_intensive
 from autotune.fusion.translate import op_name
 
@@ -46,6 +46,9 @@ def names(region: Region) -> set[str]:
         (lambda x, w: torch.bmm(x, w).tanh(), [(3, 5, 7), (3, 7, 11)]),
         (lambda x, w, b: torch.baddbmm(b, x, w, beta=2, alpha=0.5).tanh(), [(3, 5, 7), (3, 7, 11), (3, 5, 11)]),
         (lambda w, x: torch.mv(w, x).tanh(), [(11, 7), (7,)]),
+        (lambda b, w, x: torch.addmv(b, w, x, beta=0.5, alpha=3).tanh(), [(11,), (11, 7), (7,)]),
+        (lambda x, w, b: F.linear(x, w, b).tanh(), [(7,), (11, 7), (11,)]),
+        (lambda x, w: x @ w, [(1, 7), (7, 11)]),
         (lambda x, w: torch.softmax(x @ w, -1), [(5, 7), (7, 11)]),
         (lambda x, w: (x @ w).sum(), [(5, 7), (7, 11)]),
         (lambda x, w: torch.tanh(x @ w) * x[:, :1], [(5, 1), (1, 11)]),  # nothing to sum over
@@ -62,7 +65,7 @@ def test_products_share_a_region_with_what_follows(
 ) -> None:
     (region,) = regions_of(fn, *(t(*s, dtype=dtype) for s in shapes))
     assert region.workload is not None, region.reason
-    assert names(region) & PRODUCTS
+    assert names(region) & set(PRODUCTS)
     check(region)
 
 
@@ -130,7 +133,7 @@ def test_products_in_training() -> None:
         assert r.workload is not None, r.reason
         check(r)
         for product in (n for n in r.nodes if op_name(n) in PRODUCTS):
-            assert not set(product.args[-2:]) & set(r.nodes)
+            assert not set(operands(product)) & set(r.nodes)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +154,7 @@ def test_products_in_training() -> None:
     ],
 )
 def test_which_products(a: Tensor, b: Tensor, inside: bool) -> None:
-    assert is_memory_intensive([a, b]) is inside
+    assert is_memory_intensive(a, b) is inside
 
 
 def test_other_products_stay_with_the_library() -> None:
@@ -159,6 +162,14 @@ def test_other_products_stay_with_the_library() -> None:
     assert [names(r) for r in regions_of(lambda x, w: torch.tanh(x @ w), x, w, side="cpu")] == [{"tanh"}]
     whole = [torch.ones(3, 4, dtype=torch.int64), torch.ones(4, 5, dtype=torch.int64)]
     assert [names(r) for r in regions_of(lambda x, w: (x @ w) + 1, *whole)] == [{"add"}]
+
+
+def test_products_alone_are_a_library_s_but_a_vector_s() -> None:
+    assert not regions_of(lambda x, w: x @ w, t(4, 8), t(8, 16))
+    assert not regions_of(lambda x, w, v: ((x @ w), (x @ v)), t(4, 8), t(8, 16), t(8, 3))
+    assert len(regions_of(lambda x, w: x @ w, t(1, 8), t(8, 16))) == 1
+    (both,) = regions_of(lambda x, w, v: (x @ w, x @ v), t(1, 8), t(8, 16), t(8, 3))  # they read the same vector
+    check(both)
 
 
 def test_without_a_side_the_device_of_the_tensors_decides() -> None:
