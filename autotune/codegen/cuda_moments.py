@@ -93,6 +93,11 @@ class Joining:
             ]
         return [f"dm = {s} - {ys}", f"{q} = {q} + {yq} + dm * dm * float32({1 / (2 * self.n)!r})", f"{s} = {s} + {ys}"]
 
+    def squares(self, m: Moments) -> str:
+        """The row's squared deviations, NaN where an element is infinite. A pack of several takes an infinity from its
+        own mean, which gives that; where a pack is one element they are infinite only, and the sum tells."""
+        return f"a{m.square}" if self.r.vec > 1 else f"a{m.square} + a{m.total} * float32(0)"
+
     def count(self, nb: str) -> list[str]:
         """The counts after a join of two sides."""
         if self.uneven:

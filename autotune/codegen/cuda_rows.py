@@ -228,7 +228,7 @@ class Rows:
         if self.C > 1:
             out += join_cluster(self, pas, self.joining)
         for m in pas.moments:
-            out += [f"v{m.total} = a{m.total}", f"v{m.square} = a{m.square}"]
+            out += [f"v{m.total} = a{m.total}", f"v{m.square} = {self.joining.squares(m)}"]
         for r in pas.reduce:
             v = self.g.values[r]
             out.append(f"v{r} = (a{r} != 0)" if v.dtype == "bool" else f"v{r} = a{r}")

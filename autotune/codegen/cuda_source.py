@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-GENERATOR = "cuda-3"
+GENERATOR = "cuda-4"
 """Changes when emitted code changes meaning; part of an artifact."""
 
 

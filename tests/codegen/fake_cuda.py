@@ -330,7 +330,11 @@ def check_group(graph: Graph, made: GroupKernels, seed: int = 0, special: bool =
     Raises:
         KernelError: an output is wrong, or see the module.
     """
-    inputs = make_inputs(graph, seed=seed, special=special)
+    check_inputs(graph, made, make_inputs(graph, seed=seed, special=special), seed, sms)
+
+
+def check_inputs(graph: Graph, made: GroupKernels, inputs: Sequence[Tensor], seed: int = 0, sms: int = 3) -> None:
+    """As :func:`check_group`, on inputs of the caller's, one flat tensor a slot."""
     outputs = run_group(graph, made, inputs, sms, seed)
     length = max((graph.size(v.over) for v in graph.values if v.op in REDUCTIONS), default=1)
     for k, (o, want) in enumerate(zip(graph.outputs, interpret(graph, inputs), strict=True)):
