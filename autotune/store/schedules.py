@@ -24,7 +24,7 @@ from autotune.store.codec import (
 )
 from autotune.store.engine import Database
 from autotune.store.models import ArtifactRow, BlobRow, ConfigRow, EnvironmentRow, MissRow, ScheduleRow
-from autotune.store.records import Schedule
+from autotune.store.records import Key, Schedule
 from autotune.task import Artifact, config_key
 
 log = logging.getLogger(__name__)
@@ -182,6 +182,12 @@ class Schedules(Database):
         for s in self._schedules(where, environment, match, artifacts=artifacts, latest=True):
             best.setdefault(s.key.workload, s)
         return sorted(best.values(), key=lambda s: s.extent)
+
+    def schedule_of(self, key: Key) -> Schedule | None:
+        """What was decided under exactly this key, without its artifact."""
+        where = [_S.workload == key.workload, _S.device == key.device, _S.policy == key.policy]
+        found = self._schedules(where, key.environment, "strict", first=True, artifacts=False)
+        return found[0] if found else None
 
     def schedules(self, device: str | None = None, *, artifacts: bool = False) -> list[Schedule]:
         """Every stored schedule, fastest first; without their artifacts unless asked for."""

@@ -63,7 +63,7 @@ def compare(s: Session, default: Config) -> Final:
     fast wins: then the schedule has no configuration, and the region runs as the user had it. A comparison that was
     made before with the same finalists is not repeated, unless the machine was too busy then for it to be trusted.
     """
-    stored = next((x for x in s.store.schedules(s.key.device) if x.key == s.key), None)
+    stored = s.store.schedule_of(s.key)
     while True:
         finalists = _finalists(s, default, stored)
         if not finalists:

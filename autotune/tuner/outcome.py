@@ -62,7 +62,7 @@ def recalled(
     effort = context.searched(key, budget, granted)
     if effort is None or context.space_file is not None:
         return None
-    schedule = next((x for x in context.store.schedules(key.device) if x.key == key), None)
+    schedule = context.store.schedule_of(key)
     if schedule is None or (schedule.busy and not busy) or schedule.space:
         return None
     measured = context.store.measurements(key.workload, key.device, key.environment, key.policy)

@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from autotune.store import Key, Run, Schedule, Store
+from autotune.store import schedules as store_schedules
 from autotune.store.codec import Damaged, artifact_blobs, artifact_from, artifact_id, artifact_json
 from autotune.store.models import ArtifactRow, BlobRow, ConfigRow
 from autotune.task import Artifact, Kernel
@@ -60,6 +61,27 @@ def test_a_busy_machine_is_known_with_the_schedule(store: Store, key: Key) -> No
     stats = store.stats()
     assert (stats["schedules"], stats["busy"]) == (2, 1)
     assert stats["speedup_geomean"] == stats["speedup_best"] == pytest.approx(15 / 20)  # without the busy one's 1.5
+
+
+def test_the_schedule_of_a_key_is_that_of_no_other(store: Store, key: Key) -> None:
+    """One row is read for it, however many are stored."""
+    keys = [
+        key,
+        put_key(store, workload(128)),
+        put_key(store, device=OTHER_GPU),
+        put_key(store, env=NEAR),
+        dataclasses.replace(key, policy="q" * 64),
+    ]
+    assert store.schedule_of(key) is None
+    for n, one in enumerate(keys):
+        store.put_schedule(schedule(one, 10.0 - n))
+    rows: list[int] = []
+    decode = store_schedules._schedule
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store_schedules, "_schedule", lambda row, artifact: (rows.append(1), decode(row, artifact))[1])
+        found = [store.schedule_of(one) for one in keys]
+    assert found == [schedule(one, 10.0 - n, artifact=None) for n, one in enumerate(keys)]
+    assert len(rows) == len(keys)
 
 
 def test_a_baseline_may_win(store: Store, key: Key) -> None:

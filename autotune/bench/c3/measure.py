@@ -211,7 +211,7 @@ class Case:
         return found
 
     def _schedule(self) -> Schedule:
-        found = next((s for s in self.means.store.schedules(self.key.device) if s.key == self.key), None)
+        found = self.means.store.schedule_of(self.key)
         if found is None:
             raise NotMeasured("nothing is stored for it: run without --no-search")
         return found
