@@ -157,8 +157,9 @@ def tune_workloads(
 
     Returns:
         One result for each workload that was begun, or that there was nothing left to do for, in the order of
-        ``workloads``. Fewer than those where the time was up, and where the user interrupted, which the result of the
-        one that was being searched says.
+        ``workloads``. Where the time was up before the others, what an earlier search came to (with ``begun`` False),
+        and nothing for those that have none. Fewer than ``workloads`` too where the user interrupted, which the result
+        of the one that was being searched says.
 
     Warns:
         BusyMachine: other processes disturbed a final comparison on the CPU; searching again makes it again.
@@ -219,7 +220,8 @@ def tune_workloads(
         ):
             for i, workload in enumerate(workloads):
                 if clock.up and not every and any(r.seconds for r in results):  # each run begins one at least
-                    results += filter(None, [known(context, workload)])
+                    budget = Budget(trials, clock.granted(i), patience)
+                    results += filter(None, [known(context, workload, budget, clock.granted(i))])
                     continue
                 ahead.reach(i)
                 result = tune(context, workload, clock.budget(i, trials, patience), clock.granted(i))

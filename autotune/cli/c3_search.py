@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.cli.c3_scenario import lent_database, scenario_of, serves
 from autotune.cli.options import SCENARIO
 from autotune.cli.output import machine_output
-from autotune.cli.searched import Searched, conclude, reason
+from autotune.cli.searched import Searched, conclude, not_begun, reason
 from autotune.errors import UserError
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def search_scenarios(
         for result, workload, _ in begun:
             if result.winner:
                 store.clear_miss(result.workload, place(workload, device).fingerprint)
-    left = len(scenarios) - len(results)
+    left = not_begun(len(scenarios), results)
     reasons = {str(answer["fingerprint"]): str(answer["error"]) for answer in answers}
     return Searched({**_answer(name, where.label, answers), "not_begun": left}, results, reasons, _show)
 

@@ -23,7 +23,7 @@ from autotune.cli.options import (
 )
 from autotune.cli.output import TUNABLE, machine_output
 from autotune.cli.report import print_table, total
-from autotune.cli.searched import Searched, conclude, reason
+from autotune.cli.searched import Searched, conclude, not_begun, reason
 from autotune.errors import UserError
 from autotune.fusion.ablation import ABLATIONS, PLANS
 
@@ -170,7 +170,7 @@ def _search(
         for result in results:
             if result.winner:
                 store.clear_miss(result.workload, where.fingerprint)
-    answer = {**_answer(name, device, counted, results), "not_begun": len(counted) - len(results)}
+    answer = {**_answer(name, device, counted, results), "not_begun": not_begun(len(counted), results)}
     return Searched(answer, results, reasons, print_table)
 
 

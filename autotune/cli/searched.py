@@ -19,7 +19,8 @@ class Searched:
 
     Attributes:
         answer: for ``--json``.
-        results: of those that were begun; how many were not is ``not_begun`` of the answer.
+        results: of those that were begun, and of those that were not what is known; how many were not is ``not_begun``
+            of the answer.
         reasons: fingerprint to why nothing could be measured.
         show: prints the answer on stdout.
     """
@@ -32,6 +33,11 @@ class Searched:
     @property
     def interrupted(self) -> bool:
         return any(result.interrupted for result in self.results)
+
+
+def not_begun(workloads: int, results: Sequence[Result]) -> int:
+    """How many of so many workloads the search did not come to."""
+    return workloads - sum(result.begun for result in results)
 
 
 def conclude(done: Sequence[Searched], json: bool) -> int:
@@ -53,8 +59,10 @@ def conclude(done: Sequence[Searched], json: bool) -> int:
         left = searched.answer.get("not_begun", 0)
         if left and not searched.interrupted:
             many = f"{left} workloads were" if left > 1 else "1 workload was"
+            known = sum(not result.begun for result in searched.results)
+            many += f" begun ({known} known from earlier)" if known else " begun"
             more = "give it more --timeout, or the same command again, which goes on with what is left"
-            print(f"autotune: WARNING: the time was up before {many} begun: {more}", file=sys.stderr)
+            print(f"autotune: WARNING: the time was up before {many}: {more}", file=sys.stderr)
     if any(searched.interrupted for searched in done):
         raise KeyboardInterrupt
     return 0 if any(result.ok for searched in done for result in searched.results) else 1

@@ -46,9 +46,16 @@ def result(s: Session, final: Final, stop: str, error: str) -> Result:
     )
 
 
-def known(context: Context, workload: Workload) -> Result | None:
-    """What an earlier search came to, however little time it had or busy the machine was; None where there was none."""
-    return recalled(context, workload, context.key(workload), Budget(), 0.0, busy=True)
+def known(context: Context, workload: Workload, budget: Budget, granted: float | None) -> Result | None:
+    """What an earlier search came to, however little time it had or busy the machine was; None where there was none.
+
+    It is told as not begun where the present run, with ``budget``, would have searched it once more.
+    """
+    key = context.key(workload)
+    if (found := recalled(context, workload, key, budget, granted)) is not None:
+        return found
+    found = recalled(context, workload, key, Budget(), 0.0, busy=True)
+    return found and replace(found, begun=False, stop="not begun in time: this is what an earlier search came to")
 
 
 def recalled(

@@ -64,6 +64,7 @@ class Result:
         others: processors that other processes kept busy during the final comparison (CPU only): near 0 on a quiet
             machine, and a reason to search again where it is not.
         interrupted: ended by the user.
+        begun: False where the run's time was up before, and this is what an earlier search came to.
         error: what kept the machine from measuring; empty if nothing did.
     """
 
@@ -92,6 +93,7 @@ class Result:
     bytes_moved: int = 0
     others: float | None = None
     interrupted: bool = False
+    begun: bool = True
     error: str = ""
 
     @property
@@ -142,6 +144,7 @@ class Result:
             "bytes": self.bytes_moved,
             "others_busy": None if self.others is None else round(self.others, 2),
             "interrupted": self.interrupted,
+            "begun": self.begun,
             "error": self.error,
         }
 

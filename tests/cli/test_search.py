@@ -16,8 +16,10 @@ from typing import Any
 
 import pytest
 
+from autotune.cli.searched import Searched, conclude, not_begun
 from autotune.device import identify
 from autotune.store import Store
+from autotune.tuner.result import Result
 
 TOY = Path(__file__).resolve().parent.parent / "tuner"
 MAIN = """
@@ -105,6 +107,17 @@ def test_what_was_not_begun_in_time_is_told_and_gone_on_with(
         assert ("WARNING: the time was up" in done.stderr) == bool(left)
         with Store.open(db) as store:
             assert len(store.misses()) == left
+
+
+def test_what_is_known_counts_as_not_begun_where_it_was_to_be_searched_further(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As what is not known does: of five workloads one was begun, and two are known."""
+    results = [Result(c, c, "toy", "cpu", "p", best={"a": 1}, begun=c == "a") for c in "abc"]
+    left = not_begun(5, results)
+    assert left == 4
+    assert conclude([Searched({"not_begun": left}, results, {}, print)], json=True) == 0
+    assert "before 4 workloads were begun (2 known from earlier): " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

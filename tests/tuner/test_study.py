@@ -19,6 +19,7 @@ from autotune.measure.worker import Worker, WorkerFault
 from autotune.store import Store
 from autotune.task import Status, config_key, open_task
 from autotune.tuner import seeds
+from autotune.tuner.budget import Clock
 from autotune.tuner.result import BusyMachine, Progress, Result
 from autotune.tuner.samplers import make_sampler
 
@@ -343,6 +344,36 @@ def test_what_is_known_is_told_however_late(store: Store, policy: Policy) -> Non
     assert [r.workload for r in found] == [w.fingerprint for w in works]
     assert found[1].measured == 0
     assert found[1].best == known.best
+
+
+@pytest.mark.parametrize("known", [{"trials": 2}, {"timeout": 1e-9}])
+def test_what_is_known_and_was_to_be_searched_further_was_not_begun(
+    store: Store, policy: Policy, known: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an earlier search with as many candidates as are asked for again, or with much less time than now."""
+    works = [workload(rows=16), workload(rows=32), workload(rows=48)]
+    (before,) = api.tune_workloads(works[2:], "cpu", store, policy=policy, **known)
+    monkeypatch.setattr(Clock, "up", True)
+    again = {"trials": 2, "timeout": 60.0} if "trials" in known else {"timeout": 60.0}
+    first, last = api.tune_workloads(works, "cpu", store, policy=policy, **again)
+    assert [w.fingerprint for w in (works[0], works[2])] == [first.workload, last.workload]
+    assert (first.begun, last.begun) == (True, False)
+    assert (last.best, last.measured) == (before.best, 0)
+    assert last.stop.startswith("not begun")
+    assert last.to_json()["begun"] is False
+
+
+def test_all_schedules_are_read_once_however_many_workloads_are_known(
+    store: Store, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works = [workload(rows=16), workload(rows=32)]
+    api.tune_workloads(works, "cpu", store, timeout=60.0, policy=policy)
+    reads: list[str | None] = []
+    read = Store.schedules
+    monkeypatch.setattr(Store, "schedules", lambda self, device=None: (reads.append(device), read(self, device))[1])
+    found = api.tune_workloads(works, "cpu", store, timeout=60.0, policy=policy)
+    assert [r.begun and r.seconds == 0 for r in found] == [True, True]
+    assert len(reads) == 1
 
 
 @pytest.mark.parametrize(
