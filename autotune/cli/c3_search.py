@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.cli.c3_scenario import lent_database, scenario_of, serves
 from autotune.cli.options import SCENARIO
 from autotune.cli.output import machine_output
-from autotune.cli.searched import Searched, conclude, not_begun, reason
+from autotune.cli.searched import Searched, conclude, not_begun, reason, tune
 from autotune.errors import UserError
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def search_scenarios(
         hint = "`autotune calibrate c3` measures these devices', in a minute or two"
         print(f"heuristics: by rule; {hint}", file=sys.stderr)
     with lent_database(args.db):
-        results = _tune(args, device, store, scenarios, timeout)
+        results = tune(args, device, store, workloads, timeout, _command(args))
     searched = {result.workload: result for result in results}
     begun = [
         (searched[w.fingerprint], w, s) for w, s in zip(workloads, scenarios, strict=True) if w.fingerprint in searched
@@ -125,32 +124,6 @@ def missed(store: Store, device: str) -> list[Scenario]:
             continue
         found.append(scenario)
     return found
-
-
-def _tune(
-    args: argparse.Namespace, device: str, store: Store, scenarios: Sequence[Scenario], timeout: float | None
-) -> list[Result]:
-    from autotune.api import tune_workloads
-    from autotune.cli.progress import ProgressDisplay
-    from autotune.tuner.result import BusyMachine, busy_note
-
-    with ProgressDisplay(of=len(scenarios)) as display, warnings.catch_warnings():
-        warnings.simplefilter("ignore", BusyMachine)  # told in our own words, after the display has gone
-        results = tune_workloads(
-            [scenario.workload() for scenario in scenarios],
-            device,
-            store,
-            trials=args.trials,
-            timeout=timeout,
-            sampler=args.sampler,
-            seed=args.seed,
-            space_file=args.space,
-            progress=display.show,
-            command=_command(args),
-        )
-    if note := busy_note(results):
-        print(f"autotune: WARNING: {note}", file=sys.stderr)
-    return results
 
 
 def _command(args: argparse.Namespace) -> str:

@@ -6,7 +6,6 @@ import argparse
 import shlex
 import sys
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from autotune.cli.options import (
 )
 from autotune.cli.output import TUNABLE, machine_output
 from autotune.cli.report import print_table, total
-from autotune.cli.searched import Searched, conclude, not_begun, reason
+from autotune.cli.searched import Searched, conclude, not_begun, reason, tune
 from autotune.errors import UserError
 from autotune.fusion.ablation import ABLATIONS, PLANS
 
@@ -156,6 +155,7 @@ def _search(
         timeout: seconds for all of them.
         notes: of the run.
     """
+    from autotune.api import time_weights
     from autotune.device import identify
 
     where = identify(device)
@@ -164,7 +164,18 @@ def _search(
     if store.get_calibration(where.fingerprint, args.domain or "fusion") is None:
         hint = "`autotune calibrate fusion` measures this device's, in about a minute"
         print(f"cost models: built-in figures; {hint}", file=sys.stderr)
-    results = _tune(args, device, store, counted, timeout, notes)
+    results = tune(
+        args,
+        device,
+        store,
+        [workload for workload, _ in counted],
+        timeout,
+        _command(args),
+        weights=time_weights(counted),
+        plans=args.plans,
+        ablation=args.ablation,
+        notes=notes,
+    )
     reasons = {result.workload: reason(store, result) for result in results if not result.ok}
     if args.missed:
         for result in results:
@@ -195,38 +206,6 @@ def _missed(store: Store, device: str, domain: str | None) -> list[tuple[Workloa
     ]
 
 
-def _tune(
-    args: argparse.Namespace,
-    device: str,
-    store: Store,
-    counted: Sequence[tuple[Workload, int]],
-    timeout: float | None = None,
-    notes: Mapping[str, Any] | None = None,
-) -> list[Result]:
-    from autotune.api import time_weights, tune_workloads
-    from autotune.cli.progress import ProgressDisplay
-    from autotune.tuner.result import BusyMachine
-
-    with ProgressDisplay(of=len(counted)) as display, warnings.catch_warnings():
-        warnings.simplefilter("ignore", BusyMachine)  # told in our own words, after the display has gone
-        return tune_workloads(
-            [workload for workload, _ in counted],
-            device,
-            store,
-            trials=args.trials,
-            timeout=timeout,
-            sampler=args.sampler,
-            seed=args.seed,
-            space_file=args.space,
-            progress=display.show,
-            weights=time_weights(counted),
-            plans=args.plans,
-            ablation=args.ablation,
-            command=_command(args),
-            notes=notes,
-        )
-
-
 def _command(args: argparse.Namespace) -> str:
     """The command to note with the run; without the database's URL, which may hold a password."""
     words = ["autotune", "search", *(["--missed"] if args.missed else [args.domain, args.target])]
@@ -248,8 +227,4 @@ def _answer(
         {**result.to_json(), "count": counts[result.workload], "match": "exact" if result.winner else "none"}
         for result in results
     ]
-    from autotune.tuner.result import busy_note
-
-    if note := busy_note(results):
-        print(f"autotune: WARNING: {note}", file=sys.stderr)
     return total(name, device, regions)

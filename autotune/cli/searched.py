@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from autotune.store import Store
     from autotune.tuner.result import Result
+    from autotune.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,46 @@ class Searched:
     @property
     def interrupted(self) -> bool:
         return any(result.interrupted for result in self.results)
+
+
+def tune(
+    args: argparse.Namespace,
+    device: str,
+    store: Store,
+    workloads: Sequence[Workload],
+    timeout: float | None,
+    command: str,
+    **options: Any,
+) -> list[Result]:
+    """Search workloads as the command's options say, and show how far it is; a busy machine is told at the end.
+
+    Args:
+        timeout: seconds for all of them.
+        command: to note with the run.
+        options: more of :func:`autotune.api.tune_workloads`.
+    """
+    from autotune.api import tune_workloads
+    from autotune.cli.progress import ProgressDisplay
+    from autotune.tuner.result import BusyMachine, busy_note
+
+    with ProgressDisplay(of=len(workloads)) as display, warnings.catch_warnings():
+        warnings.simplefilter("ignore", BusyMachine)  # told in our own words, after the display has gone
+        results = tune_workloads(
+            workloads,
+            device,
+            store,
+            trials=args.trials,
+            timeout=timeout,
+            sampler=args.sampler,
+            seed=args.seed,
+            space_file=args.space,
+            progress=display.show,
+            command=command,
+            **options,
+        )
+    if note := busy_note(results):
+        print(f"autotune: WARNING: {note}", file=sys.stderr)
+    return results
 
 
 def not_begun(workloads: int, results: Sequence[Result]) -> int:

@@ -9,11 +9,11 @@ import torch
 
 from autotune.c3.collectives.base import Collective, Spec
 from autotune.c3.collectives.buffers import dtype_of
-from autotune.c3.collectives.dma import CopyCollective
+from autotune.c3.collectives.dma import _DONE, _READY, CopyCollective
 from autotune.c3.collectives.sm import SmCollective
 from autotune.c3.strategy import Strategy
-from tests.c3.fake_device import Fault, World
-from tests.c3.fake_driver import kernels
+from tests.c3.fake_device import BIASES, Fault, World
+from tests.c3.fake_driver import Device, kernels
 from tests.c3.fake_streams import CaptureFault, Graph, Stream
 
 ENGINES: dict[str, Any] = {"copy": CopyCollective, "sm": SmCollective}
@@ -138,6 +138,33 @@ def play_two(world: World, both: list[Party], calls: int = 3, swapped: tuple[int
     world.run()
     if not world.down():
         raise Wrong("a flag is still up")
+
+
+def found_where_spoilt(device: Device, op: str, spoil: Callable[[Any], None], **strategy: Any) -> None:
+    """Three ranks play without a fault, and with one where ``spoil`` has changed each one's collective."""
+
+    def attempt(seed: int, spoilt: bool) -> None:
+        world = device.open(3, seed, bias=BIASES[seed % len(BIASES)])
+        party = Party(world, op, 67, **strategy)
+        for collective in party.collectives:
+            if spoilt:
+                spoil(collective)
+        play(world, party)
+
+    assert not fault(lambda seed: attempt(seed, False), 4)
+    assert fault(lambda seed: attempt(seed, True))
+
+
+def nothing(raw: int) -> None:
+    """In the place of a step of the protocol."""
+
+
+def no_ready(c: Any) -> None:
+    c._tell[_READY] = c._wait[_READY] = nothing
+
+
+def no_done(c: Any) -> None:
+    c._tell[_DONE] = c._wait[_DONE] = nothing
 
 
 def fault(attempt: Callable[[int], None], seeds: int = 24) -> str:

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from autotune.c3.collectives import symmetric
-from autotune.c3.collectives.dma import _DONE, _READY
+from autotune.c3.collectives.dma import _DONE
 from autotune.c3.collectives.driver import MemOps
 from autotune.c3.scenario import COLLECTIVES, REDUCING
 from autotune.errors import Unsupported
-from tests.c3.fake_calls import SIZES, Party, fault, play, play_two
+from tests.c3.fake_calls import SIZES, Party, fault, found_where_spoilt, no_done, no_ready, nothing, play, play_two
 from tests.c3.fake_device import BIASES, QUEUES, Fault, World
 from tests.c3.fake_driver import Device
 
 RANKS = (2, 3, 4, 5, 8)
-
-
-@pytest.fixture
-def device() -> Iterator[Device]:
-    with pytest.MonkeyPatch.context() as patch:
-        yield Device(patch)
 
 
 def some(rng: random.Random, op: str) -> dict[str, Any]:
@@ -156,18 +150,6 @@ def test_device_barrier(device: Device) -> None:
 Spoil = Callable[[Any], None]
 
 
-def nothing(raw: int) -> None:
-    pass
-
-
-def no_ready(c: Any) -> None:
-    c._tell[_READY] = c._wait[_READY] = nothing
-
-
-def no_done(c: Any) -> None:
-    c._tell[_DONE] = c._wait[_DONE] = nothing
-
-
 def done_before_the_copies(c: Any) -> None:
     tell, issue = c._tell[_DONE], c._issue
     c._tell[_DONE] = nothing
@@ -229,16 +211,7 @@ def one_peer_not_told(c: Any) -> None:
     ],
 )
 def test_a_spoilt_protocol_is_found(device: Device, op: str, direction: str, spoil: Spoil) -> None:
-    def attempt(seed: int, spoilt: bool) -> None:
-        world = device.open(3, seed, bias=BIASES[seed % len(BIASES)])
-        party = Party(world, op, 67, engine="copy", chunks=2, streams=2, direction=direction)
-        for collective in party.collectives:
-            if spoilt:
-                spoil(collective)
-        play(world, party)
-
-    assert not fault(lambda seed: attempt(seed, False), 4)
-    assert fault(lambda seed: attempt(seed, True))
+    found_where_spoilt(device, op, spoil, engine="copy", chunks=2, streams=2, direction=direction)
 
 
 @pytest.mark.parametrize("op", COLLECTIVES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,15 +13,9 @@ from autotune.c3.scenario import COLLECTIVES, REDUCING
 from autotune.c3.strategy import Strategy
 from autotune.errors import Unsupported
 from autotune.task import Artifact
-from tests.c3.fake_calls import SIZES, Party, fault, play, play_two
+from tests.c3.fake_calls import SIZES, Party, found_where_spoilt, no_done, no_ready, nothing, play, play_two
 from tests.c3.fake_device import BIASES, QUEUES
 from tests.c3.fake_driver import Device, kernels
-
-
-@pytest.fixture
-def device() -> Iterator[Device]:
-    with pytest.MonkeyPatch.context() as patch:
-        yield Device(patch)
 
 
 def some(rng: random.Random, op: str) -> dict[str, Any]:
@@ -89,18 +82,6 @@ def test_missing_kernels(device: Device, op: str) -> None:
 # ---- protocols with a fault, which the simulator has to find --------------------------------------------------------
 
 
-def nothing(raw: int) -> None:
-    pass
-
-
-def no_ready(c: Any) -> None:
-    c._tell[_READY] = c._wait[_READY] = nothing
-
-
-def no_done(c: Any) -> None:
-    c._tell[_DONE] = c._wait[_DONE] = nothing
-
-
 def done_before_the_kernels(c: Any) -> None:
     tell, wait = c._tell[_DONE], c._wait[_READY]
     c._tell[_DONE] = nothing
@@ -133,13 +114,4 @@ def no_second_half(c: Any) -> None:
     ],
 )
 def test_a_spoilt_protocol_is_found(device: Device, op: str, direction: str, spoil: Any) -> None:
-    def attempt(seed: int, spoilt: bool) -> None:
-        world = device.open(3, seed, bias=BIASES[seed % len(BIASES)])
-        party = Party(world, op, 67, engine="sm", chunks=2, direction=direction)
-        for collective in party.collectives:
-            if spoilt:
-                spoil(collective)
-        play(world, party)
-
-    assert not fault(lambda seed: attempt(seed, False), 4)
-    assert fault(lambda seed: attempt(seed, True))
+    found_where_spoilt(device, op, spoil, engine="sm", chunks=2, direction=direction)

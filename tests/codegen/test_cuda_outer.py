@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import pytest
 import torch
 from fake_cuda import KernelError, check_group
 from torch import Tensor
-from zoo import BF16, BOOL, F16, I64, T
+from zoo import BF16, BOOL, F16, I64, T, drawn
 
 from autotune.codegen.compile import build, compile_ptx
 from autotune.codegen.cuda_source import CudaSource
@@ -22,8 +21,6 @@ from autotune.errors import Unsupported
 from autotune.fusion.graph import Graph
 from autotune.fusion.schemes import scheme_of
 from autotune.fusion.schemes.outer import SCHEME
-from autotune.task import Config
-from autotune.tuner.space import load_space
 
 
 def layer_norm_0(x: Tensor, w: Tensor) -> Tensor:
@@ -96,16 +93,6 @@ def graph(name: str) -> Graph:
     return only
 
 
-def random_configs(g: Graph, n: int, seed: int) -> list[Config]:
-    rng, space = random.Random(seed), SCHEME.space_of(g, load_space("fusion", "cuda"))
-    found: list[Config] = []
-    while len(found) < n:
-        config = SCHEME.normalize(g, space.sample(rng))
-        if SCHEME.reject(g, config) is None:
-            found.append(config)
-    return found
-
-
 def source(g: Graph, **changes: Any) -> CudaSource:
     (only,) = SCHEME.emit(g, {**SCHEME.default(g), **changes}, 132).sources
     return only
@@ -114,7 +101,7 @@ def source(g: Graph, **changes: Any) -> CudaSource:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_kernels_compute_what_the_oracle_does(case: Case) -> None:
     g = graph(case.name)
-    configs = [SCHEME.default(g), *SCHEME.seeds(g)[:6], *random_configs(g, 6, seed=len(case.name))]
+    configs = [SCHEME.default(g), *SCHEME.seeds(g)[:6], *drawn(SCHEME, g, 6, len(case.name))]
     for n, config in enumerate(configs):
         check_group(g, SCHEME.emit(g, config, 3), seed=n, special=bool(n % 2))
 

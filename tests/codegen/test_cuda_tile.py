@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import random
 import re
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from fake_cuda import check_group
 from test_cuda_outer import Case, graphs_of
 from torch import Tensor
-from zoo import BF16, BOOL, I32, T
+from zoo import BF16, BOOL, I32, T, drawn
 
 from autotune.codegen.compile import build, compile_ptx
 from autotune.codegen.lane_axis import ACROSS, lower, unit_axis
@@ -20,7 +19,6 @@ from autotune.errors import Unsupported
 from autotune.fusion.graph import REDUCTIONS, Graph
 from autotune.fusion.plan import make_plan
 from autotune.fusion.schemes.tile import SCHEME
-from autotune.task import Config
 from autotune.tuner.space import load_space
 
 
@@ -86,21 +84,11 @@ def large() -> Graph:
     return only
 
 
-def random_configs(g: Graph, n: int) -> list[Config]:
-    rng, space = random.Random(n), SCHEME.space_of(g, load_space("fusion", "cuda"))
-    found: list[Config] = []
-    while len(found) < n:
-        config = SCHEME.normalize(g, space.sample(rng))
-        if SCHEME.reject(g, config) is None:
-            found.append(config)
-    return found
-
-
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_kernels_compute_what_the_oracle_does(case: Case) -> None:
     g = graph(case.name)
     assert SCHEME.space_of(g, load_space("fusion", "cuda")).contains(SCHEME.default(g))
-    for n, config in enumerate([SCHEME.default(g), *SCHEME.seeds(g)[:8], *random_configs(g, 8)]):
+    for n, config in enumerate([SCHEME.default(g), *SCHEME.seeds(g)[:8], *drawn(SCHEME, g, 8, 8)]):
         check_group(g, SCHEME.emit(g, config, 3), seed=n, special=bool(n % 2))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import random
 import re
 from collections import Counter
 from types import SimpleNamespace
@@ -17,7 +16,7 @@ from fake_cuda import KernelError, check_group
 from many_parts import beside, run_packed, task_of, update
 from test_cuda_outer import Case, graphs_of
 from torch import Tensor
-from zoo import BF16, BOOL, F16, I8, I64, T, nhwc
+from zoo import BF16, BOOL, F16, I8, I64, T, drawn, nhwc
 
 from autotune.codegen.compile import build, compile_ptx
 from autotune.codegen.counts import Counts
@@ -109,20 +108,10 @@ def graph(name: str) -> Graph:
     return only
 
 
-def random_configs(g: Graph, n: int) -> list[Config]:
-    rng, space = random.Random(n), SCHEME.space_of(g, load_space("fusion", "cuda"))
-    found: list[Config] = []
-    while len(found) < n:
-        config = SCHEME.normalize(g, space.sample(rng))
-        if config["tile"] and config not in found and SCHEME.reject(g, config) is None:
-            found.append(config)
-    return found
-
-
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_kernels_compute_what_the_oracle_does(case: Case) -> None:
     g = graph(case.name)
-    configs = [SCHEME.default(g), *SCHEME.seeds(g), *random_configs(g, 3)]
+    configs = [SCHEME.default(g), *SCHEME.seeds(g), *drawn(SCHEME, g, 3, 3, lambda config: config["tile"])]
     space = SCHEME.space_of(g, load_space("fusion", "cuda"))
     assert space.contains(configs[0])
     assert {0, 32, 64} == {c["tile"] for c in configs}

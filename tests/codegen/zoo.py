@@ -16,7 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from autotune.fusion.graph import Graph
+from autotune.fusion.schemes import Scheme
 from autotune.task import Config, Task, config_key
+from autotune.tuner.space import load_space
 from autotune.workload import Workload
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -414,6 +417,19 @@ def random_configs(task: Task, n: int, seed: int) -> list[Config]:
         if task.reject(config) is None:
             found[config_key(config)] = config
     return list(found.values())
+
+
+def drawn(
+    scheme: Scheme, graph: Graph, n: int, seed: int, fits: Callable[[Config], object] = lambda config: True
+) -> list[Config]:
+    """``n`` different random configurations of one group that its scheme does not reject, as they would run."""
+    rng, space = random.Random(seed), scheme.space_of(graph, load_space("fusion", "cuda"))
+    found: list[Config] = []
+    while len(found) < n:
+        config = scheme.normalize(graph, space.sample(rng))
+        if fits(config) and config not in found and scheme.reject(graph, config) is None:
+            found.append(config)
+    return found
 
 
 def candidates(task: Task, n: int, seed: int) -> list[Config]:

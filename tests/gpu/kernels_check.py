@@ -9,15 +9,10 @@ M"; exit code 1 if M is not 0. Writes ``$OUT/kernels_check.json`` if OUT is set.
 
 from __future__ import annotations
 
-import argparse
-import json
-import multiprocessing
-import os
 import sys
 import time
 import traceback
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +20,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "codegen")]
 
+import command  # noqa: E402
 import torch  # noqa: E402
 from zoo import BY_NAME, candidates, workloads  # noqa: E402
 
@@ -97,16 +93,10 @@ def jobs_of(names: list[str], device: str, configs: int, seed: int) -> list[Job]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command.parser(__doc__, list(BY_NAME))
     parser.add_argument("--configs", type=int, default=10, help="random configurations of every region")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="+", default=list(BY_NAME), choices=list(BY_NAME), metavar="NAME")
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--dry", action="store_true", help="compile only, without a GPU")
-    options = parser.parse_args()
-    if options.dry:
-        os.environ.setdefault("AUTOTUNE_CUDA_TARGET", "sm_90:132")
+    options = command.parsed(parser)
     begin = time.perf_counter()
     jobs = jobs_of(options.only, options.device, options.configs, options.seed)
     print(f"{len(jobs)} candidates of {len(options.only)} functions, {options.processes} processes", flush=True)
@@ -119,7 +109,7 @@ def main() -> int:
 
     bench: Bench | None = None
     at: tuple[str, int] | None = None
-    pool = ProcessPoolExecutor(options.processes, mp_context=multiprocessing.get_context("spawn"))
+    pool = command.pool(options)
     try:
         built = pool.map(compile_one, jobs, [options.device] * len(jobs), chunksize=2)
         for number, (job, (artifact, why, expected, took)) in enumerate(zip(jobs, built, strict=True)):
@@ -164,8 +154,7 @@ def main() -> int:
         "compile_s": round(seconds, 1),
         "wall_s": round(time.perf_counter() - begin, 1),
     }
-    if os.environ.get("OUT"):
-        (Path(os.environ["OUT"]) / "kernels_check.json").write_text(json.dumps(result, indent=1) + "\n")
+    command.keep("kernels_check", result)
     print(f"refused by the compiler's resources: {sum(refused.values())}; {result['wall_s']} s")
     print(f"checked {total} bad {len(failures)}")
     return int(bool(failures))

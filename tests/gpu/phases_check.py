@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
-import os
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
@@ -25,6 +23,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "codegen")]
 
+import command  # noqa: E402
 import torch  # noqa: E402
 from timed import timed  # noqa: E402
 from torch import Tensor  # noqa: E402
@@ -140,22 +139,13 @@ def compare(name: str, options: argparse.Namespace, pool: ProcessPoolExecutor) -
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", default=list(CASES), choices=list(CASES), metavar="NAME")
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--dry", action="store_true", help="compile only, without a GPU")
-    options = parser.parse_args(argv)
-    if options.dry:
-        os.environ.setdefault("AUTOTUNE_CUDA_TARGET", "sm_90:132")
+    options = command.parsed(command.parser(__doc__, list(CASES)), argv)
     checked, wrong, out = 0, 0, {}
-    with ProcessPoolExecutor(options.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with command.pool(options) as pool:
         for name in options.only:
             n, bad, out[name] = compare(name, options, pool)
             checked, wrong = checked + n, wrong + bad
-    if os.environ.get("OUT"):
-        Path(os.environ["OUT"], "phases_check.json").write_text(json.dumps(out, indent=1))
+    command.keep("phases_check", out)
     print(f"checked {checked} bad {wrong}")
     return 1 if wrong else 0
 

@@ -9,18 +9,15 @@ the default. ``--dry`` only compiles, without a GPU: all take no time then. Exit
 
 from __future__ import annotations
 
-import argparse
 import json
-import multiprocessing
-import os
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "codegen")]
 
+import command  # noqa: E402
 import torch  # noqa: E402
 from timed import timed  # noqa: E402
 from torch import Tensor  # noqa: E402
@@ -103,15 +100,10 @@ def differences(config: Config, default: Config) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command.parser(__doc__)
     parser.add_argument("--only", default="outer_softmax", choices=list(CASES))
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="only configurations that have these")
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--dry", action="store_true", help="compile only, without a GPU")
-    options = parser.parse_args(argv)
-    if options.dry:
-        os.environ.setdefault("AUTOTUNE_CUDA_TARGET", "sm_90:132")
+    options = command.parsed(parser, argv)
     wanted = [text.partition("=")[::2] for text in options.set]
     task = task_of(options.only, options.device)
     default = task.default()
@@ -120,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     lines: list[tuple[float, str]] = []
     bad = 0
     bench = None if options.dry else FusionBench(task.workload, options.device)
-    with ProcessPoolExecutor(options.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with command.pool(options) as pool:
         n = len(configs)
         built = pool.map(compiled, [options.only] * n, configs, [options.device] * n)
         for seed, (config, artifact) in enumerate(zip(configs, built, strict=True)):

@@ -9,20 +9,16 @@ microseconds, bytes a second, configuration; a last line "checked N bad M"; exit
 
 from __future__ import annotations
 
-import argparse
-import json
-import multiprocessing
-import os
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "codegen")]
 
+import command  # noqa: E402
 import torch  # noqa: E402
 from zoo import BF16, F16, Case, T, candidates, nhwc, workloads_of  # noqa: E402
 
@@ -97,18 +93,12 @@ def compare(case: Case, made: Sequence[tuple[Config, Artifact]], device: str) ->
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", default=list(CASES), choices=list(CASES), metavar="NAME")
+    parser = command.parser(__doc__, list(CASES))
     parser.add_argument("--configs", type=int, default=6, help="random configurations of every function")
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--dry", action="store_true", help="compile only, without a GPU")
-    options = parser.parse_args()
-    if options.dry:
-        os.environ.setdefault("AUTOTUNE_CUDA_TARGET", "sm_90:132")
+    options = command.parsed(parser)
     tables: dict[str, list[dict[str, Any]]] = {}
     checked = bad = 0
-    with ProcessPoolExecutor(options.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with command.pool(options) as pool:
         for name in options.only:
             (work,) = workloads_of(CASES[name])
             configs = candidates(FusionTask(work, options.device), options.configs, 0)
@@ -128,8 +118,7 @@ def main() -> int:
             bad += wrong
             for row in tables[name]:
                 print(f"  {row['us']:9.1f} us {row['gbs']:7.0f} GB/s  {row['who']}", flush=True)
-    if os.environ.get("OUT"):
-        (Path(os.environ["OUT"]) / "transpose_check.json").write_text(json.dumps(tables, indent=1) + "\n")
+    command.keep("transpose_check", tables)
     print(f"checked {checked} bad {bad}")
     return int(bool(bad))
 

@@ -12,6 +12,7 @@ from autotune import api
 from autotune.cli import search
 from autotune.fusion.graph import Graph
 from autotune.fusion.target import workloads_of
+from autotune.store import Store
 from autotune.workload import Workload
 
 from .toy_domain import workload
@@ -42,6 +43,8 @@ def test_both_ways_to_start_a_search_share_so(monkeypatch: pytest.MonkeyPatch, u
     api.search(lambda x: torch.softmax(x, -1), torch.zeros(8192, 1024), device="cpu", db=url)
     api.search([large], device="cpu", db=url, weights={"mine": 2.0})
     args = argparse.Namespace(
+        domain=None,
+        target=None,
         trials=1,
         timeout=None,
         sampler="tpe",
@@ -54,7 +57,8 @@ def test_both_ways_to_start_a_search_share_so(monkeypatch: pytest.MonkeyPatch, u
         plans="measured",
         ablation="full",
     )
-    search._tune(args, "cpu", None, [(large, 2), (tiny, 1)])  # type: ignore[arg-type]
+    with Store.open(url) as store:
+        search._search(args, "cpu", store, "missed workloads", [(large, 2), (tiny, 1)], None)
     assert [options["weights"] for options in seen] == [
         {large.fingerprint: 8.0, tiny.fingerprint: 1.0},
         {large.fingerprint: 8.0},
