@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 
 import torch
@@ -38,3 +39,11 @@ def deploy_group(group: dist.ProcessGroup | None, device: torch.device) -> Group
             made = Group(dist.get_rank(mine), len(ranks), device, control=control, data=mine)
             known = _groups[key] = (mine, made)
         return known[1]
+
+
+@atexit.register
+def _let_go() -> None:
+    """End the threads of gloo groups that were destroyed, before the interpreter goes: one that drops a tensor after
+    that takes the process down. Where the groups were not destroyed they are still in use."""
+    if dist.is_available() and not dist.is_initialized():
+        _groups.clear()

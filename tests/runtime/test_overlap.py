@@ -170,3 +170,32 @@ def test_without_a_process_group() -> None:
 
     with pytest.raises(UserError, match="init_process_group"):
         autotune.overlap(torch.mm, "all_gather")((torch.ones(2, 2), torch.ones(2, 2)), torch.ones(4))
+
+
+_ENDS = """
+import atexit, pathlib
+
+@atexit.register
+def count():
+    names = [(task / "comm").read_text().strip() for task in pathlib.Path("/proc/self/task").iterdir()]
+    print(before, sum("gloo_runloop" in name for name in names))
+
+import torch, torch.distributed as dist
+from autotune.c3.deploy_group import deploy_group
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+deploy_group(None, torch.device("cpu")).barrier()
+before = sum("gloo_runloop" in (t / "comm").read_text() for t in pathlib.Path("/proc/self/task").iterdir())
+if {destroyed}:
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+@pytest.mark.parametrize("destroyed", [True, False])
+def test_the_threads_of_a_destroyed_group_end_before_the_interpreter(destroyed: bool) -> None:
+    """What ends last in a program was registered first: it finds none of gloo's threads any more."""
+    code = [sys.executable, "-c", _ENDS.format(destroyed=destroyed)]
+    done = subprocess.run(code, capture_output=True, text=True, check=True, timeout=120)
+    before, left = map(int, done.stdout.split())
+    assert before > 0
+    assert (left == 0) == destroyed
