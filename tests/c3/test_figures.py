@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,12 +43,18 @@ def library(**changes: Any) -> SimpleNamespace:
     return SimpleNamespace(**{name: f for name, f in (functions | changes).items() if f is not None})
 
 
+def wait_for(there: Callable[[], bool]) -> None:
+    until = time.monotonic() + 30
+    while not there() and time.monotonic() < until:
+        time.sleep(0.001)
+
+
 def test_a_sensor_reads_clock_energy_and_reasons_while_a_block_runs() -> None:
     sensor = Sensor("GPU-1", library())
     assert (sensor.limit_w, sensor.most_mhz) == (700.0, 1980)
     begin = time.perf_counter()
     with sensor.watch(0.001) as readings:
-        time.sleep(0.05)
+        wait_for(lambda: len(readings) >= 3)
     count = len(readings)
     assert count >= 3
     assert all(begin < r.at < time.perf_counter() for r in readings)
@@ -74,10 +82,16 @@ def test_what_is_not_there_is_told_in_a_line() -> None:
 def test_a_sensor_that_fails_later_ends_the_readings_alone() -> None:
     lib = library()
     sensor = Sensor("GPU-1", lib)
+    failed = threading.Event()
+
+    def fails(*arguments: object) -> int:
+        failed.set()
+        return 999
+
     with sensor.watch(0.001) as readings:
-        time.sleep(0.02)
-        lib.nvmlDeviceGetClockInfo = lambda *arguments: 999
-        time.sleep(0.02)
+        wait_for(lambda: len(readings) > 0)
+        lib.nvmlDeviceGetClockInfo = fails
+        assert failed.wait(30)
         count = len(readings)
         time.sleep(0.02)
     assert len(readings) == count > 0

@@ -35,7 +35,7 @@ QUICK = Policy(
     final_rounds=6,
     final_s=1.0,
     cold_bytes=1 << 16,
-    timeout_s=1.5,
+    timeout_s=3.0,
     startup_s=120.0,
     load_s=2.0,
     baseline_s=3.0,
@@ -92,7 +92,7 @@ def test_the_slowest_rank_counts(shared: Ranks) -> None:
         ({"how": "exit", "rank": 0, "when": "verify"}, Status.CRASHED, "rank 0 exited with code 3 in verif", True),
         ({"how": "hang", "rank": 1, "when": "load"}, Status.TIMEOUT, "of rank 1 after 2 s in loading", True),
         ({"how": "hang", "rank": 1, "when": "verify"}, Status.TIMEOUT, "in verification", True),
-        ({"how": "hang", "rank": 1, "when": "close"}, Status.TIMEOUT, "of rank 1 after 2 s in closing", True),
+        ({"how": "hang", "rank": 1, "when": "close"}, Status.TIMEOUT, "of rank 1 after 3 s in closing", True),
     ],
 )
 def test_a_bad_candidate_is_named_and_the_next_is_measured(
@@ -115,10 +115,11 @@ def test_a_rank_that_fails_alone_does_not_wait_for_the_others_deadline(
     shared: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("autotune.c3.crew._PEERS_S", 0.3)
+    monkeypatch.setattr(shared, "_policy", replace(QUICK, timeout_s=100.0))
     assert measure(shared, how="good").ok
     begin = time.monotonic()
     outcome = measure(shared, how="raise", rank=1, when="time")  # the others are left in a collective call
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 50
     assert outcome.status is Status.LAUNCH_ERROR
     assert outcome.reason == "rank 1: RuntimeError: no luck on rank 1"
 

@@ -61,7 +61,7 @@ def test_missed_workloads_are_searched_stored_and_cleared(
 ) -> None:
     db = tmp_path / "t.db"
     missed(db, {"rows": 64, "eager_us": 2000}, {"rows": 32, "eager_us": 2000})
-    arguments = ["--trials", "4", "--timeout", "60", "--seed", "3"]
+    arguments = ["--trials", "4", "--timeout", "600", "--seed", "3"]
     done = subprocess.run(
         [*command, *arguments, "--json"], capture_output=True, text=True, check=False, env=environment
     )

@@ -138,7 +138,7 @@ def test_many_values_take_seconds_at_most() -> None:
     make_plan(graph)
     begin = time.process_time()
     assert shapes(graph, "cuda", FULL, F, 4)
-    assert time.process_time() - begin < 4
+    assert time.process_time() - begin < 30  # 2 on a machine of now; what grows without bounds takes minutes
 
 
 def test_methods_take_away_what_they_say() -> None:

@@ -35,7 +35,7 @@ def ahead_of(pool: CompilePool) -> list[Future[Built]]:
 
 def test_what_is_waited_for_goes_first() -> None:
     bad = workload(bad=True)
-    with CompilePool(1, timeout_s=1.5) as pool:
+    with CompilePool(1, timeout_s=3.0) as pool:
         hanging = pool.submit(bad, "cpu", HANG)
         for block in (1, 2, 4):
             pool.ahead(bad, "cpu", rows(block))
@@ -86,7 +86,7 @@ def test_a_fault_of_the_machine_is_no_answer() -> None:
 
 def test_what_is_forgotten_is_not_built_and_not_kept() -> None:
     bad, other = workload(bad=True), workload(rows=32)
-    with CompilePool(1, timeout_s=1.5) as pool:
+    with CompilePool(1, timeout_s=3.0) as pool:
         pool.ahead(other, "cpu", rows(2))
         (built,) = ahead_of(pool)
         assert built.result(60).artifact
@@ -104,7 +104,7 @@ def test_what_is_forgotten_is_not_built_and_not_kept() -> None:
 
 def test_what_is_given_back_is_kept_unless_it_has_not_begun() -> None:
     bad = workload(bad=True)
-    with CompilePool(1, timeout_s=1.5) as pool:
+    with CompilePool(1, timeout_s=3.0) as pool:
         done = pool.submit(bad, "cpu", rows(2))
         assert done.result(60).artifact
         running = pool.submit(bad, "cpu", HANG)
@@ -124,7 +124,7 @@ def test_what_is_given_back_is_kept_unless_it_has_not_begun() -> None:
 
 
 def test_what_somebody_waits_for_is_not_built_ahead_as_well() -> None:
-    with CompilePool(1, timeout_s=1.5) as pool:
+    with CompilePool(1, timeout_s=3.0) as pool:
         hanging = pool.submit(workload(bad=True), "cpu", HANG)
         waiting = pool.submit(workload(), "cpu", rows(4))
         pool.ahead(workload(), "cpu", rows(4))

@@ -29,7 +29,7 @@ def test_a_busy_neighbour_is_seen_and_our_own_work_is_not() -> None:
         assert meter.others() > 0.3  # a whole processor, on a machine that others use too
         begin = time.monotonic()
         wait_for_quiet(0.2)
-        assert 0.2 <= time.monotonic() - begin < 2
+        assert 0.2 <= time.monotonic() - begin < 15  # not until the neighbour has ended
     finally:
         neighbour.kill()
         neighbour.communicate()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
 import time
 from dataclasses import replace
 
 import pytest
-import torch
 
 from autotune.measure.outcome import Outcome, one_line, spread
 from autotune.measure.policy import Policy, default_policy
@@ -26,7 +24,7 @@ def busy(us: float) -> None:
 def test_latency_is_that_of_the_work(policy: Policy) -> None:
     samples = time_cpu(lambda: busy(300), policy, repeats=9)
     assert len(samples) == 9
-    assert 300 <= statistics.median(samples) < 600
+    assert 300 <= min(samples) < 600  # who else wants the processor makes some of them longer
 
 
 def test_tiny_work_is_called_several_times_a_sample(policy: Policy) -> None:
@@ -38,7 +36,7 @@ def test_tiny_work_is_called_several_times_a_sample(policy: Policy) -> None:
 
     samples = time_cpu(tiny, replace(policy, min_sample_us=50.0), repeats=5)
     assert calls > 5 * 10
-    assert statistics.median(samples) < 5
+    assert min(samples) < 5
 
 
 def test_budget_and_hopeless_candidates_end_early(policy: Policy) -> None:
@@ -63,13 +61,13 @@ def test_interleave_rotates_and_pairs(policy: Policy) -> None:
     def contender(name: str, us: float) -> object:
         return lambda: (order.append(name), busy(us))
 
-    fns = {"a": contender("a", 100), "b": contender("b", 300), "c": contender("c", 200)}
+    fns = {"a": contender("a", 100), "b": contender("b", 900), "c": contender("c", 300)}
     samples = interleave(fns, replace(policy, warmup=1, final_rounds=6), "cpu", told.append)  # type: ignore[arg-type]
     assert told == ["a", "b", "c"]
     assert order[3:] == list("abcbcacababcbcacab")
     assert {name: len(s) for name, s in samples.items()} == {"a": 6, "b": 6, "c": 6}
-    medians = {name: statistics.median(s) for name, s in samples.items()}
-    assert medians["a"] < medians["c"] < medians["b"]
+    least = {name: min(s) for name, s in samples.items()}
+    assert least["a"] < least["c"] < least["b"]
 
 
 def test_interleave_ends_with_its_time_but_has_five_rounds(policy: Policy) -> None:
@@ -107,14 +105,15 @@ def test_outcome_statistics_and_round_trip() -> None:
     assert one_line("a\n  b" + "c" * 400, 20) == "a b" + "c" * 14 + "..."
 
 
-def test_cold_memory_is_slower_than_warm(policy: Policy) -> None:
-    x = torch.zeros(1 << 18)  # 1 MiB: fits in a cache, unless something drives it out
-    policy = replace(policy, warmup=3)
+def test_caches_are_swept_before_each_sample_and_not_timed(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    did: list[str] = []
 
-    def slower() -> bool:
-        cold = time_cpu(lambda: x.sum(), replace(policy, cold_bytes=64 << 20), repeats=15)
-        warm = time_cpu(lambda: x.sum(), replace(policy, cold_bytes=0), repeats=15)
-        return min(cold) > min(warm)
+    def flush(self: ColdCache) -> None:
+        busy(5_000)
+        did.append("flush")
 
-    # The two are taken one after the other, and what else runs on the machine may change between them.
-    assert any(slower() for _ in range(4))
+    monkeypatch.setattr(ColdCache, "flush", flush)
+    policy = replace(policy, warmup=2, min_sample_us=0.0)
+    samples = time_cpu(lambda: did.append("run"), policy, repeats=3)
+    assert did == ["run"] * 2 + ["flush", "run"] * 3
+    assert min(samples) < 1_000

@@ -7,12 +7,12 @@ import os
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
-from autotune.store import Key, Measurement, Store, owner_name
+from autotune.store import Key, Measurement, Store, claims, owner_name
 from autotune.store.claims import owner_is_dead
 from autotune.task import Status
 
@@ -61,13 +61,15 @@ def test_what_is_measured_cannot_be_claimed_and_measuring_drops_the_claim(store:
     assert store.stats()["claims"] == 0
 
 
-def test_a_lease_runs_out_unless_renewed(store: Store, key: Key) -> None:
+def test_a_lease_runs_out_unless_renewed(store: Store, key: Key, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = owner_name(), owner_name()
-    store.claim(key, CONFIG, "screen", a, 0.1)
-    assert store.renew(a, 0.6) == 1
-    time.sleep(0.2)
+    now = [1000.0]
+    monkeypatch.setattr(claims, "time", SimpleNamespace(time=lambda: now[0]))
+    store.claim(key, CONFIG, "screen", a, 10)
+    assert store.renew(a, 60) == 1
+    now[0] += 20
     assert not store.claim(key, CONFIG, "screen", b, 60)
-    time.sleep(0.5)
+    now[0] += 50
     assert store.claim(key, CONFIG, "screen", b, 60)
     assert store.renew(a, 60) == 0
 

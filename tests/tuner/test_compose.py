@@ -99,7 +99,7 @@ def test_a_search_with_much_more_time_goes_on(tune: Tune, store: Store) -> None:
     assert first.stop == "the time is up"
     again = tune(slow, B, timeout=3.0, sampler="tpe", patience=None)
     assert (again.measured, again.stop) == (0, "nothing left to do: the time is up")
-    more = tune(slow, B, timeout=12.0, sampler="tpe", patience=None)
+    more = tune(slow, B, timeout=40.0, sampler="tpe", patience=None)
     assert more.measured > 0
 
 
@@ -150,9 +150,9 @@ def test_what_is_left_goes_to_the_best_where_it_was_cut_short(
 
     monkeypatch.setattr(compose, "explore", explored)
     a, b = toy(**A).fingerprint, toy(**B).fingerprint
-    first = tune(A, B, timeout=60.0)
+    first = tune(A, B, timeout=600.0)
     assert [part for part, _ in searched] == [a, b, a, b]
-    assert searched[2][1] + searched[3][1] > 10.0  # of 34 for parts, most of which 24 candidates do not take
+    assert searched[2][1] + searched[3][1] > 100.0  # of several hundred for parts, most of which they do not take
     assert (first.measured, first.reused) == (27, 0)  # nothing twice, and nothing was known before
     assert first.stop == "the time is up"
 
@@ -161,7 +161,7 @@ def test_what_is_left_goes_to_the_best_where_it_was_cut_short(
     assert len(searched) == 1  # the first part is known as far as it would be searched
     searched.clear()
     stops[0] = ""
-    tune({**A, "columns": 128}, {**B, "columns": 128}, timeout=60.0)  # nothing was cut short
+    tune({**A, "columns": 128}, {**B, "columns": 128}, timeout=600.0)  # nothing was cut short
     assert len(searched) == 2
 
 

@@ -83,7 +83,7 @@ def test_two_searches_one_killed_and_started_again(search: Start, store: Store, 
 
 def test_ctrl_c_ends_in_good_order_and_the_next_search_goes_on(search: Start, store: Store, tmp_path: Path) -> None:
     log = tmp_path / "loads"
-    process = search(spec(log, slow_us=5_000, eager_us=100_000), **ALL)
+    process = search(spec(log, slow_us=10_000, eager_us=100_000), **ALL)
     until_measured(process, 3)
     children = psutil.Process(process.pid).children(recursive=True)
     os.kill(process.pid, signal.SIGINT)
@@ -98,7 +98,7 @@ def test_ctrl_c_ends_in_good_order_and_the_next_search_goes_on(search: Start, st
     assert store.stats()["claims"] == 0
     assert len(screened(store)) == result["measured"]
     assert not any(c.is_running() and c.status() != psutil.STATUS_ZOMBIE for c in children)
-    again = result_of(search(spec(log, slow_us=5_000, eager_us=100_000), **ALL))
+    again = result_of(search(spec(log, slow_us=10_000, eager_us=100_000), **ALL))
     assert again["measured"] == WHOLE - result["measured"]
     assert again["reused"] == result["measured"]
     assert len(screened(store)) == WHOLE
@@ -144,7 +144,7 @@ def test_lease_is_renewed_and_given_back(store: Store, monkeypatch: Any) -> None
     from autotune.device import environment, identify
     from autotune.tuner import session
 
-    monkeypatch.setattr(session, "LEASE_S", 0.3)
+    monkeypatch.setattr(session, "LEASE_S", 2.0)
     key = Key(
         store.put_workload(workload()),
         store.put_device(identify("cpu")),
@@ -154,7 +154,7 @@ def test_lease_is_renewed_and_given_back(store: Store, monkeypatch: Any) -> None
     config = {"how": "rows", "block": 1}
     mine, other = owner_name(), owner_name()
     with Lease(store, mine):
-        assert store.claim(key, config, "screen", mine, 0.3)
-        time.sleep(0.8)
-        assert not store.claim(key, config, "screen", other, 0.3)
-    assert store.claim(key, config, "screen", other, 0.3)
+        assert store.claim(key, config, "screen", mine, 2.0)
+        time.sleep(3.0)
+        assert not store.claim(key, config, "screen", other, 2.0)
+    assert store.claim(key, config, "screen", other, 2.0)

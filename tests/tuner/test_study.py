@@ -267,7 +267,7 @@ def test_time_is_shared_by_weight_and_one_worker_serves_all(store: Store, policy
         "cpu",
         store,
         trials=2,
-        timeout=40,
+        timeout=4000,
         weights={both[0].fingerprint: 3.0},
         policy=policy,
         progress=seen.append,
@@ -276,9 +276,9 @@ def test_time_is_shared_by_weight_and_one_worker_serves_all(store: Store, policy
     first = next(p for p in seen if p.workload == both[0].label)
     last = [p for p in seen if p.workload == both[1].label][-1]
     assert first.left_s is not None
-    assert 20 < first.left_s <= 30  # three quarters of the time
+    assert 2000 < first.left_s <= 3000  # three quarters of the time
     assert last.left_s is not None
-    assert last.left_s + last.elapsed_s > 30  # all that the first one left
+    assert last.left_s + last.elapsed_s > 3000  # all that the first one left
     assert len(store.runs()) == 1
     assert results[1].restarts == 0
 
