@@ -25,13 +25,18 @@ from zoo import (  # noqa: E402
     BF16,
     F16,
     F32,
+    I8,
     I64,
     Case,
     T,
     candidates,
+    dequantized_vector,
     dropout_residual_ln,
     embeddings_ln_dropout,
+    gated_vector,
+    gru_step,
     heads,
+    lstm_steps,
     packed_backward,
     workloads_of,
 )
@@ -60,6 +65,7 @@ def loss_backward(logp: Tensor, target: Tensor, grad: Tensor, total: Tensor) -> 
 
 
 ROWS, COLUMN, IDS = T(4096, 768, d=BF16), T(768, d=BF16), T(32, 128, d=I64)  # of BERT's training step
+WIDE = T(14336, 4096, d=BF16)
 CASES = {
     "loss_backward": Case("loss_backward", loss_backward, (T(640, 30522), T(640, d=torch.int64), T(), T())),
     "layer_norm_dropout": Case("layer_norm_dropout", dropout_residual_ln, (ROWS, ROWS, COLUMN, COLUMN)),
@@ -74,6 +80,18 @@ CASES = {
     "packed_backward": Case("packed_backward", packed_backward, heads(32, 12, 128, 64, BF16)),
     "mixed_axes": Case("mixed_axes", mixed_axes, (T(16384, 512),)),
     "outer_softmax": Case("outer_softmax", lambda x: torch.softmax(x, 0), (T(4096, 2048),)),
+    "gru_step": Case("gru_step", gru_step, (T(256, 36), T(256, 108), T(108, 36), T(108))),  # of DIEN
+    "lstm_steps": Case(  # of CRNN
+        "lstm_steps",
+        lstm_steps,
+        (T(2, 8, 256, d=F16), T(2, 8, 256, d=F16), T(2, 8, 1024, d=F16), T(2, 256, 1024, d=F16)),
+    ),
+    "gated_vector": Case("gated_vector", gated_vector, (T(1, 4096, d=BF16), WIDE, WIDE)),  # of Llama, a token
+    "dequantized_vector": Case(
+        "dequantized_vector",
+        dequantized_vector,
+        (T(1, 4096, d=BF16), T(14336, 4096, d=I8), T(14336, 1, d=BF16), T(14336, d=BF16)),
+    ),
     "group_norm_silu": Case(
         "group_norm_silu",
         lambda x, w, b: torch.nn.functional.silu(GN(x, 32, w, b)),
