@@ -25,5 +25,9 @@ class Unreachable(Unsupported):
     """No load can follow an index that several operators made together; whichever of them asked last is to blame."""
 
 
+class Repeated(Unsupported):
+    """A region would compute a matrix product several times over, since it is read in several ways."""
+
+
 class BuildError(Exception):
     """A candidate that cannot be built (does not compile, spills hopelessly, needs more memory than the device has)."""

@@ -131,6 +131,16 @@ class Region:
         """What is being translated now (an fx node); stamped on the tensors made, so that a failure can be blamed."""
         self.out: list[tuple[tuple[int, ...], torch.dtype]] = []
         """Shape and storage type of each result of what is being translated now."""
+        self.work: dict[object, tuple[int, dict[tuple[tuple[Index, ...], Guards], int]]] = {}
+        """Of each matrix product, by origin, the multiplications it is worth, and those of each way it is read in."""
+
+    def elements(self, index: tuple[Index, ...], guards: Guards) -> int:
+        """How many places an index goes to, inside its guards."""
+        axes = {a: self.build.extents[a] for i in index for a, _ in i.terms}
+        for a, lo, hi in guards:
+            if a in axes:
+                axes[a] = min(axes[a], hi - lo)
+        return math.prod(axes.values())
 
     def run_over(self, dims: Dims, used: set[int]) -> Index:
         """An index that runs over a dimension named ``dims``, by axes not in ``used`` (which grows by them)."""

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autotune.errors import Unsupported
+from autotune.errors import Repeated, Unsupported
 from autotune.fusion import aten
 from autotune.fusion.canonical import canonicalize, to_workload
 from autotune.fusion.contraction import bundle_groups, levels, merge_groups
@@ -133,13 +133,16 @@ def operands(product: fx.Node) -> tuple[fx.Node, fx.Node]:
 
 
 class Finder:
-    """Regions of one graph. ``hard`` holds the nodes that turned out not to be translatable."""
+    """Regions of one graph. ``hard`` holds the nodes that turned out not to be translatable, and ``kept`` the products
+    whose results are to be stored before they are read.
+    """
 
     def __init__(self, gm: fx.GraphModule, side: str | None = None) -> None:
         self.gm, self.side = gm, side
         self.nodes = list(gm.graph.nodes)
         self.place = {n: k for k, n in enumerate(self.nodes)}
         self.hard: set[fx.Node] = set()
+        self.kept: set[fx.Node] = set()
         self.refused: dict[fx.Node, str] = {}
         self._sorts = {n: self._classify(n) for n in self.nodes}
 
@@ -202,19 +205,25 @@ class Finder:
         size = {n: _bytes(meta(n)) for n in order}
         late = delays(order, before, levels(order, before, members, stored=stored), movable, size, stored)
         groups = merge_groups(order, before, members, late, stored)
-        return [g for g in groups if not all(n in stored and all(read_again(*map(meta, operands(n)))) for n in g)]
+        return [g for g in groups if not all(map(self._is_the_library_s, g))]
+
+    def _is_the_library_s(self, node: fx.Node) -> bool:
+        """Whether nothing is won by a node alone: a product but a vector's."""
+        return op_name(node) in PRODUCTS and all(read_again(*map(meta, operands(node))))
 
     def stored(self, members: set[fx.Node]) -> dict[fx.Node, set[fx.Node]]:
-        """For each matrix product what it reads from memory only: operands whose elements it reads again and again.
+        """For each node what it reads from memory only: a matrix product the operands whose elements it reads again and
+        again, and any node the products that are ``kept``.
 
         The matrix that a vector is multiplied by is read once: where it is dequantized, that may be in the product.
         """
-        found = {}
+        found = {n: kept for n in members if (kept := self.kept.intersection(self.producers(n)))} if self.kept else {}
         for n in members:
             if op_name(n) in PRODUCTS:
                 pair = operands(n)
                 again = [a for a, many in zip(pair, read_again(*map(meta, pair)), strict=True) if many]
-                found[n] = {p for a in again for p in (self.producers(a) if self.free(a) else [a])}
+                operand = {p for a in again for p in (self.producers(a) if self.free(a) else [a])}
+                found[n] = found.get(n, set()) | operand
         return found
 
     def _may_wait(self, node: fx.Node, members: set[fx.Node]) -> bool:
@@ -337,7 +346,10 @@ def find_regions(gm: fx.GraphModule, side: str | None = None) -> list[Region]:
                     done[key] = finder.region(nodes)
                 except Unsupported as error:
                     culprit: fx.Node = error.node  # type: ignore[attr-defined]
-                    _harden(finder, culprit, str(error))
+                    if isinstance(error, Repeated) and culprit not in finder.kept:
+                        finder.kept.add(culprit)
+                    else:
+                        _harden(finder, culprit, str(error))
                     failed = True
                     continue
             regions.append(done[key])

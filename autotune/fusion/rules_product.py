@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import torch
 
-from autotune.errors import Unsupported
+from autotune.errors import Repeated, Unsupported
 from autotune.fusion import views
-from autotune.fusion.lazy import Lazy, Number, Region, pointwise, reduce
+from autotune.fusion.lazy import Guards, Index, Lazy, Number, Region, pointwise, reduce
 from autotune.fusion.rules import rule
 
 PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1, "mv": 0, "addmv": 1}
@@ -47,9 +47,29 @@ def _product(a: Lazy, b: Lazy) -> Lazy:
     """[*, m, k] and [*, k, n] to [*, m, n], the sum carried in fp32 as a library does."""
     if a.kind != "float32" or b.kind != "float32":
         raise Unsupported("a product of whole numbers")
-    n = a.ndim
+    n, k, region = a.ndim, a.shape[-1], a.region
     terms = pointwise("mul", views.unsqueeze(a, n), views.unsqueeze(b, n - 2))
-    return reduce("sum", terms, [n - 1])
+    total = reduce("sum", terms, [n - 1])
+    _, ways = region.work.setdefault(region.origin, (total.numel * k, {}))
+
+    def at(index: tuple[Index, ...], guards: Guards) -> int:
+        ways[index, guards] = k * region.elements(index, guards)
+        return total.at(index, guards)
+
+    return Lazy(region, total.shape, total.dtype, total.names, at)
+
+
+def check_work(region: Region) -> None:
+    """Raises Repeated, with the responsible node, where a product is computed several times over.
+
+    A rotation reads each element beside another one: its weights would be read again for each. What is small may be
+    repeated once, as where a recurrence keeps its gates whole beside the parts that it uses.
+    """
+    for node, (worth, ways) in region.work.items():
+        if (done := sum(ways.values())) > max(1.05 * worth, 2 * _SMALL):
+            repeated = Repeated(f"a product computed {done / worth:.1f} times")
+            repeated.node = node  # type: ignore[attr-defined]
+            raise repeated
 
 
 @rule("mm", "bmm")

@@ -66,7 +66,8 @@ def translate(gm: fx.GraphModule) -> Translation:
     """The graph of a submodule whose placeholders and results are tensors with static shapes.
 
     Raises:
-        Unsupported: with the responsible node as attribute ``node`` (None where no single one is).
+        Unsupported: with the responsible node as attribute ``node`` (None where no single one is); Repeated where that
+            is a matrix product which had better be stored.
     """
     region = Region()
     env: dict[fx.Node, Any] = {}
@@ -84,6 +85,7 @@ def translate(gm: fx.GraphModule) -> Translation:
                 placeholders.append(node)
             else:
                 env[node] = _blamed(node, lambda n=node: _apply(region, n, env))
+    rules_product.check_work(region)
     inputs = tuple(storage_name(meta(p).dtype) for p in placeholders)
     graph = simplify(Graph(tuple(region.build.extents), tuple(region.build.values), inputs, tuple(outputs)))
     return _without_unused_slots(graph)

@@ -121,6 +121,30 @@ def test_what_a_product_reads_once_may_be_made_in_it() -> None:
     check(region)
 
 
+def test_a_product_that_is_read_in_two_ways_is_stored() -> None:
+    """A rotation reads each element beside another one; in its kernel the weights would be read twice."""
+    few = t(3, 2048), t(2048, 1024), t(2048, 512), t(64), t(64)
+
+    def rotated(x: Tensor, w: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        def turn(y: Tensor) -> Tensor:
+            a, b = y.chunk(2, -1)
+            return y * cos + torch.cat([-b, a], -1) * sin
+
+        return turn((x @ w).view(-1, 64)), turn((x @ v).view(-1, 64))
+
+    found = [names(r) for r in regions_of(rotated, t(1, 2048), t(2048, 1024), t(2048, 1024), t(64), t(64))]
+    assert [n for n in found if "mm" in n] == [{"mm"}] * 2
+    assert [n for n in found if "mm" not in n] == [{"mul", "neg", "cat", "add"}]
+    assert not any("mm" in names(r) for r in regions_of(rotated, *few))
+    (small,) = regions_of(rotated, t(1, 64), t(64, 128), t(64, 64), t(64), t(64))
+    assert "mm" in names(small)
+    check(small)
+    (chunks,) = regions_of(lambda x, w: torch.mul(*(x @ w).chunk(2, -1)), t(1, 2048), t(2048, 2048))
+    assert "mm" in names(chunks)
+    (joined,) = regions_of(lambda x, w: torch.cat([x @ w, x], -1).exp(), t(1, 2048), t(2048, 2048))
+    assert "mm" in names(joined)
+
+
 def test_products_in_training() -> None:
     def cell(x: Tensor, h: Tensor, w: Tensor, u: Tensor) -> Tensor:
         for _ in range(3):
