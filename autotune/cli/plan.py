@@ -320,6 +320,7 @@ def schedule_words(group: GroupAnatomy) -> str:
     if group.scheme == "cpu":
         parts, block = int(c.get("parts", 0)), int(c.get("row_block", 1))
         how = f"{plural(parts, 'part')} a thread" if parts else f"{plural(block, 'row')} at a time"
+        how += ", streaming stores" if c.get("stream") else ""
         return f"{plural(int(c.get('threads', 1)), 'thread')}, {how}"
     words = []
     if group.scheme in ("outer", "tile"):

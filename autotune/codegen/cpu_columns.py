@@ -175,7 +175,7 @@ class ColumnPrinter(RowPrinter):
                 continue
             if self.flat:
                 column = f"i{self.program.cols[0]}"
-                for first, last in self.ranges(p, "t", "e"):
+                for first, last in self.stretches(p, "t", "e", self.tile):
                     self.put(f"for {column} in range({first}, {last}):")
                     self.depth += 1
                     self.columns(p, column, "0", ())

@@ -50,9 +50,12 @@ class Scratch:
 
     def take(self, name: str, count: int, dtype: str) -> None:
         """Reserve ``count`` elements of a compute type; a second reservation of a name is the first one."""
+        self.take_bytes(name, count * BYTES[dtype])
+
+    def take_bytes(self, name: str, size: int) -> None:
         if name not in self.at:
             self.at[name] = self.size
-            self.size += (count * BYTES[dtype] + 63) // 64 * 64
+            self.size += (size + 63) // 64 * 64
 
 
 class Printer:
@@ -73,6 +76,7 @@ class Printer:
         self.inverses: set[int] = set()  # row values y that d<y> holds the inverse of
         self.n_inputs = len(self.graph.inputs)
         self.n_outputs = len(self.graph.outputs)
+        self.last: list[str] = []  # what a thread does when no work is left
         self.n_planes = 0  # arrays of partial results, z0, z1, ..., after the outputs
 
     @property
@@ -273,6 +277,7 @@ class Printer:
             for name, offset in self.scratch.at.items():
                 self.put(f"s_{name} = aligned + {offset}")
             body.append("    release(memory)")
+        body += [f"    {line}" for line in self.last]
         return [*self.lines, *body]
 
     def units(self) -> None:

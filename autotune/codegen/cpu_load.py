@@ -121,9 +121,9 @@ def _intrinsics() -> str:
 
     Numba's cache sees only the source file, and would go on with what an older autotune compiled.
     """
-    from autotune.codegen import cpu_math, cpu_memory, cpu_ops
+    from autotune.codegen import cpu_math, cpu_memory, cpu_ops, cpu_stream
 
-    code = b"".join(Path(str(m.__file__)).read_bytes() for m in (cpu_math, cpu_memory, cpu_ops))
+    code = b"".join(Path(str(m.__file__)).read_bytes() for m in (cpu_math, cpu_memory, cpu_ops, cpu_stream))
     return hashlib.sha256(code).hexdigest()
 
 

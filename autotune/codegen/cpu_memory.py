@@ -36,7 +36,7 @@ def _address(b: Builder, base: Ir, index: Ir, storage: str) -> Ir:
     return b.gep(pointer, [index], source_etype=element)
 
 
-def _mark(b: Builder, access: Ir, space: str, spaces: Sequence[str]) -> None:
+def mark(b: Builder, access: Ir, space: str, spaces: Sequence[str]) -> None:
     """Tell LLVM that this access touches ``space`` only (scoped no-alias metadata)."""
     module = b.module
     domain = module.add_metadata(["autotune"])
@@ -89,7 +89,7 @@ def loader(storage: str, space: str, spaces: tuple[str, ...]) -> Any:
         def codegen(context: Any, b: Builder, sig: Any, args: Sequence[Ir]) -> Ir:
             value = b.load(_address(b, args[0], args[1], storage), typ=_STORED[storage])
             value.align = STORAGE_BYTES[storage]
-            _mark(b, value, space, spaces)
+            mark(b, value, space, spaces)
             return _widen(b, value, storage)
 
         return result(types.int64, types.int64), codegen
@@ -107,7 +107,7 @@ def storer(storage: str, space: str, spaces: tuple[str, ...]) -> Any:
         def codegen(context: Any, b: Builder, sig: Any, args: Sequence[Ir]) -> Ir:
             access = b.store(_narrow(b, args[2], storage), _address(b, args[0], args[1], storage))
             access.align = STORAGE_BYTES[storage]
-            _mark(b, access, space, spaces)
+            mark(b, access, space, spaces)
             return context.get_dummy_value()
 
         return types.void(types.int64, types.int64, given), codegen

@@ -12,9 +12,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from autotune.codegen.cpu_expr import Printer
+from autotune.codegen.cpu_stream import STRETCH, streamed
 from autotune.codegen.one_pass import Online
 from autotune.codegen.program import Pass, Program
-from autotune.fusion.graph import REDUCTIONS
+from autotune.fusion.graph import REDUCTIONS, STORAGE_BYTES
 
 if TYPE_CHECKING:
     from autotune.codegen.cpu import CpuSchedule
@@ -46,6 +47,10 @@ class RowPrinter(Printer):
                 self.tile = _PARTIAL
             if self.tile >= self.inner:
                 self.tile = 0
+        self.streams = streamed(program) if schedule.stream else ()
+        self.base = "0"  # the column that is the first of the buffers of streamed outputs
+        if self.streams:
+            self.last.append("drain()")
         for i in program.kept:
             self.scratch.take(f"kept{i}", program.n_cols, self.values[i].dtype)
         for p in program.passes:
@@ -95,7 +100,7 @@ class RowPrinter(Printer):
             if self.flat:
                 self.put("t = (u % tiles) * tile")
                 column = f"i{self.program.cols[0]}"
-                for first, last in self.ranges(p, "t", "min(t + tile, cols)"):
+                for first, last in self.stretches(p, "t", "min(t + tile, cols)", None):
                     self.put(f"for {column} in range({first}, {last}):")
                     self.depth += 1
                     self.columns(p, column, "0", ())
@@ -186,7 +191,7 @@ class RowPrinter(Printer):
             self.put(f"t{o.peak} = {self.start('max')}")
         column = f"i{self.program.cols[-1]}"
         position = column if flat == "0" else f"f + {column}"
-        for first, last in self.ranges(p, start, stop):
+        for first, last in self.stretches(p, start, stop, self.tile or n):
             self.put(f"for {column} in range({first}, {last}):")
             self.depth += 1
             self.columns(p, position, column if start == "0" else f"{column} - t", partial)
@@ -201,6 +206,36 @@ class RowPrinter(Printer):
             self.row_values(self._row_closure(o.shift))
             exp = self.op("exp")
             self.put(f"v{o.total} = v{o.total} * {exp}(m{o.peak} - {self.value(o.shift)})")
+
+    def stretches(self, p: Pass, start: str, stop: str, most: int | None) -> Iterator[tuple[str, str]]:
+        """The columns from ``start`` to ``stop``, at most ``most``, in pieces for loops over them; what a pass
+        streams is copied out after each stretch of them."""
+        outputs = [k for k in p.stores if k in self.streams]
+        if not outputs:
+            yield from self.ranges(p, start, stop)
+            return
+        sizes = {k: STORAGE_BYTES[self.graph.outputs[k].dtype] for k in outputs}
+        length, depth = STRETCH // max(sizes.values()), self.depth
+        # Sums are not cut: each piece would cost the additions across a vector.
+        if most is not None and (p.reduce or p.online or most <= length):
+            length = most
+            self.base = start
+        else:
+            self.put(f"for c in range({start}, {stop}, {length}):")
+            self.depth += 1
+            self.put(f"d = min(c + {length}, {stop})")
+            self.base, start, stop = "c", "c", "d"
+        for k, size in sizes.items():
+            self.scratch.take_bytes(f"stream{k}", length * size)
+        yield from self.ranges(p, start, stop)
+        for k in outputs:
+            o = self.graph.outputs[k]
+            copy = self.name(f"stream_{o.dtype}_{k}", f'streamer("{o.dtype}", "stream{k}", "out{k}", SPACES)')
+            terms = [(f"w{k}", 1), *self.col_terms(o.axes, o.strides)]
+            first = [(start if t == f"i{self.program.cols[-1]}" else t, s) for t, s in terms]
+            count = stop if start == "0" else f"{stop} - {start}"
+            self.put(f"{copy}(y{k}, {self.sum_of(first, 0)}, s_stream{k}, {count})")
+        self.depth, self.base = depth, "0"
 
     def ranges(self, p: Pass, start: str, stop: str) -> Iterator[tuple[str, str]]:
         """The columns from ``start`` to ``stop`` in pieces, in each of which a guarded load is made or is not.
@@ -240,6 +275,12 @@ class RowPrinter(Printer):
             self.put(f"t{o.peak} = {self.accumulate('max')}(t{o.peak}, {self.value(o.score)})")
         for k in p.stores:
             out = self.graph.outputs[k]
+            if k in self.streams:
+                column = f"i{self.program.cols[-1]}"
+                at = column if self.base == "0" else f"{column} - {self.base}"
+                store = self.store(out.dtype, f"stream{k}")
+                self.put(f"{store}(s_stream{k}, {at}, {self.stored(k)})")
+                continue
             self.write(k, self.sum_of([(f"w{k}", 1), *self.col_terms(out.axes, out.strides)], 0))
 
     def rescale(self, o: Online, start: str, stop: str) -> None:

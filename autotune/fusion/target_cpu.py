@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from autotune.codegen.cpu_columns import column_split, group_program, row_wise
 from autotune.codegen.cpu_lanes import lanes_suit
+from autotune.codegen.cpu_passes import flatten
+from autotune.codegen.cpu_stream import streamed_bytes
 from autotune.codegen.program import Program, power_of_two
 from autotune.errors import Unsupported
 from autotune.fusion.schedules import has_online, narrow
@@ -27,6 +29,13 @@ _MANY_ROWS, _LARGE = 1024, 1 << 18
 """Rows and elements from which partial results gain more than their finish costs."""
 
 
+LEAST_STREAMED = 1 << 18
+"""Bytes of results under which streaming stores make no sense: the caches have room for them, and who reads them next
+finds them there."""
+_STREAMED = 1 << 20
+"""Bytes of results from which a search begins with streaming stores too."""
+
+
 def processors() -> int:
     """Processors this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -35,6 +44,17 @@ def processors() -> int:
 def forms(graph: Graph) -> tuple[bool, bool]:
     """Whether the group has a kernel without parts, and one with."""
     return row_wise(graph), column_split(graph) is not None
+
+
+def streamable(graph: Graph, config: Config) -> int:
+    """Bytes that the group's kernel can write by streaming stores; 0 where they are few."""
+    program = group_program(graph, config)
+    if not config.get("parts"):
+        if lanes_suit(program):
+            return 0
+        program = flatten(program)[0]
+    size = streamed_bytes(program)
+    return size if size >= LEAST_STREAMED else 0
 
 
 def space_of(graph: Graph, space: Space) -> Space:
@@ -48,6 +68,8 @@ def space_of(graph: Graph, space: Space) -> Space:
         space = narrow(space, "online", [False])
     if not program.kept:
         space = narrow(space, "keep", ["scratch"])
+    if not any(streamable(graph, {"parts": p}) for p, there in ((0, plain), (1, split)) if there):
+        space = narrow(space, "stream", [False])
     if not plain:
         space = narrow(space, "row_block", [1])
     else:
@@ -62,7 +84,7 @@ def space_of(graph: Graph, space: Space) -> Space:
 
 def normalize(graph: Graph, config: Config) -> Config:
     """The configuration that would in effect run: a tile at least as long as a row is no tile."""
-    c = {"parts": 0} | dict(config)
+    c = {"parts": 0, "stream": False} | dict(config)
     plain, split = forms(graph)
     if not split:
         c["parts"] = 0
@@ -79,6 +101,8 @@ def normalize(graph: Graph, config: Config) -> Config:
         c["keep"] = "scratch"
     if not has_online(program):
         c["online"] = False
+    if c["stream"] and not streamable(graph, c):
+        c["stream"] = False
     return c
 
 
@@ -93,6 +117,7 @@ def default(graph: Graph) -> Config:
         "online": False,
         "threads": min(128, threads),
         "parts": 0,
+        "stream": False,
     }
     plain, split = forms(graph)
     if split:
@@ -132,6 +157,10 @@ def seeds(graph: Graph) -> list[Config]:
         out.append(d | {"keep": "reload"})
     if has_online(program):
         out.append(d | {"online": True})
+    if streamable(graph, d) >= _STREAMED:
+        out.append(d | {"stream": True})
+        if has_online(program):
+            out.append(d | {"stream": True, "online": True})
     if int(d["threads"]) > 1:
         out.append(d | {"threads": 1})
     return [normalize(graph, c) for c in out]

@@ -1,0 +1,114 @@
+"""Streaming (non-temporal) stores of CPU kernels: results that leave for memory without their lines being read first.
+
+An ordinary store reads the line that it writes, so that 12 bytes move for every 8 of a copy. A streaming store sends
+whole lines past the caches. LLVM vectorises no scalar loop of them, since it may not assume that they are aligned;
+so a pass writes its results into a buffer in the first-level cache, and after each stretch :func:`streamer` copies them
+out in whole lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from autotune.codegen.cpu_math import I32, Builder, Ir
+from autotune.codegen.cpu_memory import mark
+from autotune.codegen.program import Program
+from autotune.fusion.graph import STORAGE_BYTES
+
+LINE = 64
+"""Bytes of a cache line, and of what is stored at a time."""
+STRETCH = 4096
+"""Bytes of an output between two copies, where a walk has more: they stay in the first-level cache."""
+_SHORTEST = 4 * LINE  # neighbours in memory below which a run has hardly a whole line
+
+_I8, _I64 = ir.IntType(8), ir.IntType(64)
+_LINE = ir.VectorType(I32, LINE // 4)
+
+
+def streamed(program: Program) -> tuple[int, ...]:
+    """Outputs (indices into ``graph.outputs``) that a kernel walking the columns of ``program`` can stream.
+
+    Those whose neighbours along the innermost column axis are neighbours in memory, in runs of a few lines at least.
+    """
+    graph = program.graph
+    if not program.cols:
+        return ()
+    inner = program.cols[-1]
+    stored = {k for p in program.passes for k in p.stores}
+    return tuple(
+        k
+        for k, o in enumerate(graph.outputs)
+        if k in stored
+        and dict(zip(o.axes, o.strides, strict=True)).get(inner) == 1
+        and graph.extents[inner] * STORAGE_BYTES[o.dtype] >= _SHORTEST
+    )
+
+
+def streamed_bytes(program: Program) -> int:
+    """Bytes of what can be streamed."""
+    outputs = [program.graph.outputs[k] for k in streamed(program)]
+    return sum(program.graph.size(o.axes) * STORAGE_BYTES[o.dtype] for o in outputs)
+
+
+@cache
+def streamer(storage: str, buffer: str, out: str, spaces: tuple[str, ...]) -> Any:
+    """stream(address, index, buffer, count): copy ``count`` elements from the start of a buffer to those from
+    ``index`` on of an output, in whole lines that bypass the caches; what lies before the first and after the last
+    line boundary goes by ordinary stores."""
+    size = STORAGE_BYTES[storage]
+
+    @intrinsic
+    def stream(typingctx: Any, base: Any, index: Any, source: Any, count: Any) -> Any:
+        def codegen(context: Any, b: Builder, sig: Any, args: Sequence[Ir]) -> Ir:
+            to = b.add(args[0], b.mul(args[1], _I64(size)))
+            length = b.mul(args[3], _I64(size))
+            before = b.and_(b.neg(to), _I64(LINE - 1))
+            head = b.select(b.icmp_signed("<", before, length), before, length)
+            lines = b.udiv(b.sub(length, head), _I64(LINE))
+            tail_at = b.add(head, b.mul(lines, _I64(LINE)))
+            _copy(b, to, args[2], head)
+            first_to, first_from = b.add(to, head), b.add(args[2], head)
+            with cgutils.for_range(b, lines) as loop:
+                offset = b.mul(loop.index, _I64(LINE))
+                value = b.load(b.inttoptr(b.add(first_from, offset), _LINE.as_pointer()), typ=_LINE)
+                value.align = size
+                mark(b, value, buffer, spaces)
+                access = b.store(value, b.inttoptr(b.add(first_to, offset), _LINE.as_pointer()))
+                access.align = LINE
+                access.set_metadata("nontemporal", b.module.add_metadata([I32(1)]))
+                mark(b, access, out, spaces)
+            _copy(b, b.add(to, tail_at), b.add(args[2], tail_at), b.sub(length, tail_at))
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, types.int64, types.int64), codegen
+
+    return stream
+
+
+def _copy(b: Builder, to: Ir, source: Ir, length: Ir) -> None:
+    """Less than a line, by ordinary stores."""
+    byte = _I8.as_pointer()
+    with b.if_then(b.icmp_signed("!=", length, _I64(0)), likely=False):
+        cgutils.raw_memcpy(b, b.inttoptr(to, byte), b.inttoptr(source, byte), length, 1)
+
+
+@intrinsic
+def drain(typingctx: Any) -> Any:
+    """Wait until what this thread has streamed is as visible as what it has stored."""
+
+    def codegen(context: Any, b: Builder, sig: Any, args: Sequence[Ir]) -> Ir:
+        if b.module.triple.startswith(("x86_64", "i686", "i386")):
+            fence = cgutils.get_or_insert_function(b.module, ir.FunctionType(ir.VoidType(), []), "llvm.x86.sse.sfence")
+            b.call(fence, [])
+        else:
+            b.fence("release")
+        return context.get_dummy_value()
+
+    return types.void(), codegen

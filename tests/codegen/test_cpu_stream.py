@@ -1,0 +1,229 @@
+"""Streaming stores: the same bits as ordinary ones, wherever rows begin and end, by instructions that bypass caches."""
+
+from __future__ import annotations
+
+import platform
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from cpu_graphs import (
+    MARGIN,
+    POISON,
+    TORCH,
+    Build,
+    gelu_layer_norm,
+    layer_norm,
+    layer_norm_backward,
+    own_cpu_cache,  # noqa: F401
+    random_inputs,
+    softmax,
+)
+from torch import Tensor
+
+from autotune.codegen.cpu import CpuSchedule, emit, load, load_group
+from autotune.codegen.cpu_passes import flatten
+from autotune.codegen.cpu_stream import LINE, STRETCH, streamed, streamed_bytes
+from autotune.codegen.program import build_program
+from autotune.fusion import target_cpu
+from autotune.fusion.graph import Graph
+from autotune.fusion.interpret import interpret
+from autotune.measure.verify import compare
+from autotune.tuner.space import load_space
+
+X86 = platform.machine() in ("x86_64", "AMD64")
+
+
+def run(graph: Graph, inputs: list[Tensor], schedule: CpuSchedule, shift: int, n0: int | None = None) -> list[Tensor]:
+    """Flat outputs, written from ``shift`` elements behind a line boundary on; nothing around them may be written."""
+    kernel = load_group(graph, schedule)
+    buffers = [
+        torch.full((MARGIN + shift + graph.output_numel(k) + MARGIN,), POISON, dtype=TORCH[o.dtype])
+        for k, o in enumerate(graph.outputs)
+    ]
+    outputs = [b[MARGIN + shift : -MARGIN] for b in buffers]
+    kernel([t.data_ptr() for t in (*inputs, *outputs)], graph.extents[0] if n0 is None else n0)
+    for b in buffers:
+        around = torch.cat([b[: MARGIN + shift], b[-MARGIN:]])
+        assert bool((around == torch.tensor(POISON).to(b.dtype)).all()), "wrote beside an output"
+    return outputs
+
+
+def check(graph: Graph, schedule: CpuSchedule | None = None, outputs: int = 1, exact: bool = True) -> None:
+    """What is streamed is what is stored; at line boundaries and beside them.
+
+    Args:
+        outputs: how many are streamed.
+        exact: False where a pass sums up what it stores: LLVM adds in another order then.
+    """
+    schedule = schedule or CpuSchedule(row_block=2)
+    inputs = random_inputs(graph)
+    stored, expected = run(graph, inputs, schedule, 0), interpret(graph, inputs)
+    longest = max((graph.size(v.over) for v in graph.values if v.over), default=1)
+    if not schedule.parts:
+        assert len(streamed(flatten(build_program(graph))[0])) == outputs
+    for shift in (0, 1, 5):
+        for k, got in enumerate(run(graph, inputs, replace(schedule, stream=True), shift)):
+            o = graph.outputs[k]
+            if exact:
+                assert torch.equal(got.view(torch.uint8), stored[k].view(torch.uint8)), (shift, k)
+            shaped = got.as_strided([graph.extents[a] for a in o.axes], o.strides, got.storage_offset() + o.offset)
+            verdict = compare(shaped, expected[k], o.dtype, longest)
+            assert verdict.ok, (shift, k, verdict.detail)
+
+
+def machine_code(graph: Graph, schedule: CpuSchedule) -> str:
+    program = build_program(graph, keep=schedule.keep == "scratch", online=schedule.online)
+    return str(load(program, schedule).kernel._library.get_asm_str())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("cols", [64, 67, 1000, 1024, 1025, 5000])
+@pytest.mark.parametrize("make", [layer_norm, softmax])
+def test_rows_of_every_length(make, cols: int) -> None:
+    """Shorter and longer than a stretch, rows that begin anywhere in a line."""
+    check(make(7, cols))
+
+
+@pytest.mark.parametrize("tile", [0, 256, 2048])
+@pytest.mark.parametrize(("keep", "online"), [("scratch", False), ("reload", True)])
+def test_tiles_threads_and_passes(tile: int, keep: str, online: bool) -> None:
+    check(softmax(9, 3001), CpuSchedule(3, tile, keep, online, threads=2))
+    check(gelu_layer_norm(9, 3001), CpuSchedule(3, tile, keep, threads=2))
+
+
+@pytest.mark.parametrize("storage", ["float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"])
+def test_every_storage_type(storage: str) -> None:
+    """A dense tensor, and rows of a reduction, in every type there is."""
+    b = Build(3, 2777)
+    b.out(b.load(storage, 0, 1), storage)
+    check(b.graph())
+    b = Build(3, 2777)
+    x = b.load(storage, 0, 1)
+    peak = b.reduce("max", x, 1)
+    b.out(b.or_(x, peak) if storage == "bool" else b.maximum(x, peak), storage)
+    check(b.graph())
+
+
+def test_several_outputs_of_different_types() -> None:
+    b = Build(5, 1500)
+    x, y = b.load("float32", 0, 1), b.load("bfloat16", 0, 1)
+    d = b.sub(x, b.reduce("max", x, 1))
+    b.out(d, "bfloat16")
+    b.out(b.lt(d, y), "bool")
+    b.out(b.mul(d, y), "float32")
+    b.out(b.reduce("sum", d, 1), "float32")
+    check(b.graph(), outputs=3, exact=False)
+
+
+def test_a_pass_that_sums_what_it_stores() -> None:
+    """As a residual is stored in the pass that sums it up."""
+    b = Build(3, 20000)
+    s = b.add_(b.load("float32", 0, 1), b.load("float32", 0, 1))
+    b.out(s, "float32")
+    b.out(b.sub(s, b.mul(b.reduce("sum", s, 1), b.const(1 / 20000))), "float32")
+    check(b.graph(), outputs=2, exact=False)
+    check(b.graph(), CpuSchedule(column_tile=1024), outputs=2, exact=False)
+
+
+@pytest.mark.parametrize("tile", [0, 256])
+def test_concatenated_columns(tile: int) -> None:
+    """Pieces of the columns, none of which ends where a stretch does."""
+    b = Build(6, 3000)
+    x = b.load("float32", 0, 1, strides=(1100, 1), guards=((1, 0, 1100),))
+    y = b.load("float32", 0, 1, strides=(1900, 1), guards=((1, 1100, 3000),), offset=-1100)
+    left = b.lt(b.add("index", axes=(1,), dtype="int64"), b.const(1100, "int64"))
+    b.out(b.where(left, x, y), "float32")
+    check(b.graph(), CpuSchedule(column_tile=tile))
+
+
+def test_several_column_axes_and_padded_rows() -> None:
+    b = Build(4, 3, 130)
+    x = b.load("float32", 0, 1, 2)
+    b.out(b.sub(x, b.reduce("max", x, 1, 2)), "float32", strides=(500, 150, 1))
+    check(b.graph())
+
+
+def test_rows_and_columns_in_one_pass() -> None:
+    check(layer_norm_backward(70, 1300), CpuSchedule(parts=2, threads=2))
+    b = Build(64, 5000)
+    x = b.load("float32", 0, 1)
+    b.out(b.exp(x), "float32")
+    b.out(b.reduce("sum", x, 0), "float32")
+    check(b.graph(), CpuSchedule(parts=2))
+    check(b.graph(), CpuSchedule(parts=2, column_tile=256))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_other_numbers_of_rows_with_one_kernel(rows: int) -> None:
+    for graph in (softmax(11, 333), _dense(11, 333)):
+        x = torch.randn(rows * 333)
+        kernel = [load(build_program(graph), CpuSchedule(stream=s, threads=2)) for s in (False, True)]
+        want, got = torch.full((2, rows * 333 + MARGIN), POISON, dtype=torch.float32)
+        for k, y in zip(kernel, (want, got), strict=True):
+            k([x.data_ptr(), y.data_ptr()], rows)
+        assert torch.equal(got, want)
+        assert bool((got[-MARGIN:] == POISON).all())
+
+
+def _dense(*extents: int) -> Graph:
+    b = Build(*extents)
+    b.out(b.exp(b.load("float32", *range(len(extents)))), "float32")
+    return b.graph()
+
+
+@pytest.mark.skipif(not X86, reason="the instructions of x86")
+@pytest.mark.parametrize("graph", [softmax(8, 4000), layer_norm(8, 1024, "bfloat16"), _dense(1 << 16)], ids=str)
+def test_the_instructions_bypass_caches_and_are_waited_for(graph: Graph) -> None:
+    plain, streaming = (machine_code(graph, CpuSchedule(stream=s)) for s in (False, True))
+    assert not re.search(r"\bv?movnt|\bsfence", plain)
+    assert re.search(r"\bv?movnt\w+\s+%[xyz]mm", streaming)
+    # Behind the last of them.
+    assert streaming.rindex("sfence") > streaming.rindex("movnt")
+
+
+def test_what_cannot_be_streamed_is_stored() -> None:
+    """Columns apart in memory, rows of less than a few lines."""
+
+    def program(cols: int, **out):
+        b = Build(32, cols)
+        x = b.load("float32", 0, 1)
+        b.out(b.sub(x, b.reduce("max", x, 1)), "float32", **out)
+        return build_program(b.graph())
+
+    assert streamed(program(64)) == (0,)
+    assert streamed(program(63)) == ()
+    assert streamed(program(64, strides=(128, 2))) == ()
+
+
+def test_only_what_is_streamed_changes_the_source() -> None:
+    program = build_program(layer_norm(64, 1024))
+    plain, streaming = (emit(program, CpuSchedule(stream=s)) for s in (False, True))
+    assert "stream" not in plain
+    assert "drain()" in streaming.rstrip().splitlines()[-1]
+    assert STRETCH % LINE == 0
+    # The row's mean, one number, is stored as before.
+    assert "store_float32_out1(y1, w1" in streaming
+    assert streamed_bytes(program) == 64 * 1024 * 4
+
+
+def test_the_search_streams_what_is_large() -> None:
+    space = load_space("fusion", "cpu")
+    for rows, cols, choices, seeded in ((2048, 1024, 2, True), (128, 1024, 2, False), (32, 1024, 1, False)):
+        graph = softmax(rows, cols)
+        config = target_cpu.default(graph)
+        assert config["stream"] is False
+        own = target_cpu.space_of(graph, space)
+        assert len(own["stream"].choices) == choices
+        assert all(own.contains(c) for c in target_cpu.seeds(graph))
+        assert target_cpu.normalize(graph, config | {"stream": True})["stream"] is (choices == 2)
+        assert any(c["stream"] for c in target_cpu.seeds(graph)) is seeded
+    # What an older search has stored says nothing about it.
+    old = {k: v for k, v in target_cpu.default(softmax(2048, 1024)).items() if k != "stream"}
+    assert target_cpu.normalize(softmax(2048, 1024), old)["stream"] is False
+    # Lanes walk over rows: no stretch of columns to be copied.
+    b = Build(2048, 1024)
+    x = b.load("float32", 0, 1)
+    b.out(b.sub(x, b.reduce("max", x, 0)), "float32")
+    lanes = target_cpu.default(b.graph()) | {"parts": 0, "stream": True}
+    assert target_cpu.normalize(b.graph(), lanes)["stream"] is False
