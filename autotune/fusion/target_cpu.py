@@ -97,7 +97,7 @@ def normalize(graph: Graph, config: Config) -> Config:
         c["row_block"] = max(16, int(c["row_block"]))
     if int(c["column_tile"]) >= program.n_cols:
         c["column_tile"] = 0
-    if not program.kept:
+    if not group_program(graph, c | {"keep": "scratch"}).kept:
         c["keep"] = "scratch"
     if not has_online(program):
         c["online"] = False
