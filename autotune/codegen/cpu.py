@@ -34,6 +34,7 @@ class CpuSchedule:
     threads: int = 1
     parts: int = 0
     stream: bool = False
+    prefetch: bool = False
 
     def __post_init__(self) -> None:
         if self.row_block < 1 or self.threads < 1 or self.column_tile < 0 or self.parts < 0:

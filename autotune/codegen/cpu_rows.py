@@ -12,9 +12,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from autotune.codegen.cpu_expr import Printer
-from autotune.codegen.cpu_stream import STRETCH, streamed
+from autotune.codegen.cpu_stream import STRETCH, fetched, streamed
 from autotune.codegen.one_pass import Online
-from autotune.codegen.program import Pass, Program
+from autotune.codegen.program import Pass, Program, stride_of
 from autotune.fusion.graph import REDUCTIONS, STORAGE_BYTES
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ class RowPrinter(Printer):
             if self.tile >= self.inner:
                 self.tile = 0
         self.streams = streamed(program) if schedule.stream else ()
+        self.ahead = fetched(program) if schedule.prefetch else ()
+        self.final = next((p for p in reversed(program.passes) if p.walks), None)
         self.base = "0"  # the column that is the first of the buffers of streamed outputs
         if self.streams:
             self.last.append("drain()")
@@ -208,14 +210,18 @@ class RowPrinter(Printer):
             self.put(f"v{o.total} = v{o.total} * {exp}(m{o.peak} - {self.value(o.shift)})")
 
     def stretches(self, p: Pass, start: str, stop: str, most: int | None) -> Iterator[tuple[str, str]]:
-        """The columns from ``start`` to ``stop``, at most ``most``, in pieces for loops over them; what a pass
-        streams is copied out after each stretch of them."""
+        """The columns from ``start`` to ``stop``, at most ``most``, in pieces for loops over them.
+
+        What a pass streams is copied out after each stretch of them; the last pass asks for the next row before it.
+        """
         outputs = [k for k in p.stores if k in self.streams]
-        if not outputs:
+        ahead = self.ahead if p is self.final else ()
+        if not outputs and not ahead:
             yield from self.ranges(p, start, stop)
             return
         sizes = {k: STORAGE_BYTES[self.graph.outputs[k].dtype] for k in outputs}
-        length, depth = STRETCH // max(sizes.values()), self.depth
+        read = {i: STORAGE_BYTES[self.graph.inputs[self.values[i].slot]] for i in ahead}
+        length, depth = STRETCH // max(*sizes.values(), *read.values(), 1), self.depth
         # Sums are not cut: each piece would cost the additions across a vector.
         if most is not None and (p.reduce or p.online or most <= length):
             length = most
@@ -227,15 +233,24 @@ class RowPrinter(Printer):
             self.base, start, stop = "c", "c", "d"
         for k, size in sizes.items():
             self.scratch.take_bytes(f"stream{k}", length * size)
+        count = stop if start == "0" else f"{stop} - {start}"
+        for i in ahead:
+            v = self.values[i]
+            fetch = self.name(f"fetch_{self.graph.inputs[v.slot]}", f'fetcher("{self.graph.inputs[v.slot]}")')
+            at = self._from(start, (f"o{i}", 1), *self.col_terms(v.axes, v.strides))
+            self.put(f"{fetch}(x{v.slot}, {at} + {stride_of(v, self.program.rows[-1])}, {count})")
         yield from self.ranges(p, start, stop)
         for k in outputs:
             o = self.graph.outputs[k]
             copy = self.name(f"stream_{o.dtype}_{k}", f'streamer("{o.dtype}", "stream{k}", "out{k}", SPACES)')
-            terms = [(f"w{k}", 1), *self.col_terms(o.axes, o.strides)]
-            first = [(start if t == f"i{self.program.cols[-1]}" else t, s) for t, s in terms]
-            count = stop if start == "0" else f"{stop} - {start}"
-            self.put(f"{copy}(y{k}, {self.sum_of(first, 0)}, s_stream{k}, {count})")
+            at = self._from(start, (f"w{k}", 1), *self.col_terms(o.axes, o.strides))
+            self.put(f"{copy}(y{k}, {at}, s_stream{k}, {count})")
         self.depth, self.base = depth, "0"
+
+    def _from(self, start: str, *terms: tuple[str, int]) -> str:
+        """A sum of terms with the innermost column at ``start``."""
+        column = f"i{self.program.cols[-1]}"
+        return self.sum_of([(start if t == column else t, s) for t, s in terms if t != column or start != "0"], 0)
 
     def ranges(self, p: Pass, start: str, stop: str) -> Iterator[tuple[str, str]]:
         """The columns from ``start`` to ``stop`` in pieces, in each of which a guarded load is made or is not.

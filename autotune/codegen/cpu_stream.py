@@ -1,9 +1,12 @@
-"""Streaming (non-temporal) stores of CPU kernels: results that leave for memory without their lines being read first.
+"""How CPU kernels keep memory busy: streaming stores, and rows that are asked for before their turn.
 
 An ordinary store reads the line that it writes, so that 12 bytes move for every 8 of a copy. A streaming store sends
 whole lines past the caches. LLVM vectorises no scalar loop of them, since it may not assume that they are aligned;
 so a pass writes its results into a buffer in the first-level cache, and after each stretch :func:`streamer` copies them
 out in whole lines.
+
+A kernel of several passes reads memory in the first of them only, and the processor's prefetchers stop at the ends of
+pages, which rows often are. So the last pass asks for the next row, stretch by stretch (:func:`fetcher`).
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from numba.extending import intrinsic
 
 from autotune.codegen.cpu_math import I32, Builder, Ir
 from autotune.codegen.cpu_memory import mark
-from autotune.codegen.program import Program
+from autotune.codegen.program import Program, stride_of
 from autotune.fusion.graph import STORAGE_BYTES
 
 LINE = 64
@@ -27,6 +30,8 @@ LINE = 64
 STRETCH = 4096
 """Bytes of an output between two copies, where a walk has more: they stay in the first-level cache."""
 _SHORTEST = 4 * LINE  # neighbours in memory below which a run has hardly a whole line
+
+_SECOND_LEVEL = 2  # as llvm.prefetch counts: 3 is the first-level cache
 
 _I8, _I64 = ir.IntType(8), ir.IntType(64)
 _LINE = ir.VectorType(I32, LINE // 4)
@@ -51,10 +56,36 @@ def streamed(program: Program) -> tuple[int, ...]:
     )
 
 
+def fetched(program: Program) -> tuple[int, ...]:
+    """Loads whose next row a kernel can ask for while it finishes a row: rows of many neighbours in memory.
+
+    There are none where rows are walked once only: the processor's own prefetchers see no pause then. Nor where the
+    last walk sums up: it would have to be cut.
+    """
+    walks = [p for p in program.passes if p.walks]
+    if len(walks) < 2 or walks[-1].reduce or walks[-1].online or not program.rows or not program.cols:
+        return ()
+    inner, row = program.cols[-1], program.rows[-1]
+    loads = sorted({i for p in program.passes for i in p.compute if program.graph.values[i].op == "load"})
+    return tuple(
+        i
+        for i in loads
+        if program.col_stride(v := program.graph.values[i]) == 1
+        and stride_of(v, row) > 0
+        and program.graph.extents[inner] * STORAGE_BYTES[program.graph.inputs[v.slot]] >= _SHORTEST
+    )
+
+
 def streamed_bytes(program: Program) -> int:
     """Bytes of what can be streamed."""
     outputs = [program.graph.outputs[k] for k in streamed(program)]
     return sum(program.graph.size(o.axes) * STORAGE_BYTES[o.dtype] for o in outputs)
+
+
+def fetched_bytes(program: Program) -> int:
+    """Bytes of what can be asked for ahead."""
+    loads = [program.graph.values[i] for i in fetched(program)]
+    return sum(program.graph.size(v.axes) * STORAGE_BYTES[program.graph.inputs[v.slot]] for v in loads)
 
 
 @cache
@@ -97,6 +128,29 @@ def _copy(b: Builder, to: Ir, source: Ir, length: Ir) -> None:
     byte = _I8.as_pointer()
     with b.if_then(b.icmp_signed("!=", length, _I64(0)), likely=False):
         cgutils.raw_memcpy(b, b.inttoptr(to, byte), b.inttoptr(source, byte), length, 1)
+
+
+@cache
+def fetcher(storage: str) -> Any:
+    """fetch(address, index, count): have ``count`` elements from ``index`` on brought into the second-level cache."""
+    size = STORAGE_BYTES[storage]
+
+    @intrinsic
+    def fetch(typingctx: Any, base: Any, index: Any, count: Any) -> Any:
+        def codegen(context: Any, b: Builder, sig: Any, args: Sequence[Ir]) -> Ir:
+            at = b.add(args[0], b.mul(args[1], _I64(size)))
+            lines = b.udiv(b.add(b.mul(args[2], _I64(size)), _I64(LINE - 1)), _I64(LINE))
+            byte = _I8.as_pointer()
+            kind = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
+            prefetch = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0")
+            with cgutils.for_range(b, lines) as loop:
+                line = b.inttoptr(b.add(at, b.mul(loop.index, _I64(LINE))), byte)
+                b.call(prefetch, [line, I32(0), I32(_SECOND_LEVEL), I32(1)])
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, types.int64), codegen
+
+    return fetch
 
 
 @intrinsic

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from autotune.codegen.cpu_columns import column_split, group_program, row_wise
 from autotune.codegen.cpu_lanes import lanes_suit
 from autotune.codegen.cpu_passes import flatten
-from autotune.codegen.cpu_stream import streamed_bytes
+from autotune.codegen.cpu_stream import fetched_bytes, streamed_bytes
 from autotune.codegen.program import Program, power_of_two
 from autotune.errors import Unsupported
 from autotune.fusion.schedules import has_online, narrow
@@ -29,11 +29,11 @@ _MANY_ROWS, _LARGE = 1024, 1 << 18
 """Rows and elements from which partial results gain more than their finish costs."""
 
 
-LEAST_STREAMED = 1 << 18
-"""Bytes of results under which streaming stores make no sense: the caches have room for them, and who reads them next
-finds them there."""
-_STREAMED = 1 << 20
-"""Bytes of results from which a search begins with streaming stores too."""
+_LEAST_MOVED = 1 << 18
+"""Bytes under which streaming stores and rows fetched ahead make no sense: the caches have room for them, and who reads
+results next finds them there."""
+_MUCH_MOVED = 1 << 20
+"""Bytes from which a search begins with them."""
 
 
 def processors() -> int:
@@ -46,15 +46,18 @@ def forms(graph: Graph) -> tuple[bool, bool]:
     return row_wise(graph), column_split(graph) is not None
 
 
-def streamable(graph: Graph, config: Config) -> int:
-    """Bytes that the group's kernel can write by streaming stores; 0 where they are few."""
+_MOVES = {"stream": streamed_bytes, "prefetch": fetched_bytes}
+
+
+def moved(graph: Graph, config: Config) -> dict[str, int]:
+    """Bytes that the group's kernel can write by streaming stores, and fetch ahead; 0 where they are few."""
     program = group_program(graph, config)
     if not config.get("parts"):
         if lanes_suit(program):
-            return 0
+            return dict.fromkeys(_MOVES, 0)
         program = flatten(program)[0]
-    size = streamed_bytes(program)
-    return size if size >= LEAST_STREAMED else 0
+    found = {name: size(program) for name, size in _MOVES.items()}
+    return {name: size if size >= _LEAST_MOVED else 0 for name, size in found.items()}
 
 
 def space_of(graph: Graph, space: Space) -> Space:
@@ -68,8 +71,10 @@ def space_of(graph: Graph, space: Space) -> Space:
         space = narrow(space, "online", [False])
     if not program.kept:
         space = narrow(space, "keep", ["scratch"])
-    if not any(streamable(graph, {"parts": p}) for p, there in ((0, plain), (1, split)) if there):
-        space = narrow(space, "stream", [False])
+    sizes = [moved(graph, {"parts": p}) for p, there in ((0, plain), (1, split)) if there]
+    for name in _MOVES:
+        if not any(size[name] for size in sizes):
+            space = narrow(space, name, [False])
     if not plain:
         space = narrow(space, "row_block", [1])
     else:
@@ -84,7 +89,7 @@ def space_of(graph: Graph, space: Space) -> Space:
 
 def normalize(graph: Graph, config: Config) -> Config:
     """The configuration that would in effect run: a tile at least as long as a row is no tile."""
-    c = {"parts": 0, "stream": False} | dict(config)
+    c = {"parts": 0, "stream": False, "prefetch": False} | dict(config)
     plain, split = forms(graph)
     if not split:
         c["parts"] = 0
@@ -101,8 +106,8 @@ def normalize(graph: Graph, config: Config) -> Config:
         c["keep"] = "scratch"
     if not has_online(program):
         c["online"] = False
-    if c["stream"] and not streamable(graph, c):
-        c["stream"] = False
+    if c["stream"] or c["prefetch"]:
+        c |= {name: bool(c[name]) and size > 0 for name, size in moved(graph, c).items()}
     return c
 
 
@@ -118,6 +123,7 @@ def default(graph: Graph) -> Config:
         "threads": min(128, threads),
         "parts": 0,
         "stream": False,
+        "prefetch": False,
     }
     plain, split = forms(graph)
     if split:
@@ -142,6 +148,10 @@ def seeds(graph: Graph) -> list[Config]:
     program: Program = group_program(graph, d)
     plain, split = forms(graph)
     out: list[Config] = []
+    much = [name for name, size in moved(graph, d).items() if size >= _MUCH_MOVED]
+    if len(much) > 1:
+        out.append(d | dict.fromkeys(much, True))
+    out += [d | {name: True} for name in much]
     if d["parts"]:
         out += [d | {"parts": p} for p in (1, 8)]
         if plain:
@@ -157,10 +167,6 @@ def seeds(graph: Graph) -> list[Config]:
         out.append(d | {"keep": "reload"})
     if has_online(program):
         out.append(d | {"online": True})
-    if streamable(graph, d) >= _STREAMED:
-        out.append(d | {"stream": True})
-        if has_online(program):
-            out.append(d | {"stream": True, "online": True})
     if int(d["threads"]) > 1:
         out.append(d | {"threads": 1})
     return [normalize(graph, c) for c in out]

@@ -1,4 +1,5 @@
-"""Streaming stores: the same bits as ordinary ones, wherever rows begin and end, by instructions that bypass caches."""
+"""Streaming stores and rows fetched ahead: the same bits as without, wherever rows begin and end, and the instructions
+that it is about."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from cpu_graphs import (
     gelu_layer_norm,
     layer_norm,
     layer_norm_backward,
+    logsumexp,
     own_cpu_cache,  # noqa: F401
     random_inputs,
     softmax,
@@ -24,7 +26,7 @@ from torch import Tensor
 
 from autotune.codegen.cpu import CpuSchedule, emit, load, load_group
 from autotune.codegen.cpu_passes import flatten
-from autotune.codegen.cpu_stream import LINE, STRETCH, streamed, streamed_bytes
+from autotune.codegen.cpu_stream import LINE, STRETCH, fetched, fetched_bytes, streamed, streamed_bytes
 from autotune.codegen.program import build_program
 from autotune.fusion import target_cpu
 from autotune.fusion.graph import Graph
@@ -63,8 +65,8 @@ def check(graph: Graph, schedule: CpuSchedule | None = None, outputs: int = 1, e
     longest = max((graph.size(v.over) for v in graph.values if v.over), default=1)
     if not schedule.parts:
         assert len(streamed(flatten(build_program(graph))[0])) == outputs
-    for shift in (0, 1, 5):
-        for k, got in enumerate(run(graph, inputs, replace(schedule, stream=True), shift)):
+    for shift, ahead in ((0, False), (1, True), (5, False)):
+        for k, got in enumerate(run(graph, inputs, replace(schedule, stream=True, prefetch=ahead), shift)):
             o = graph.outputs[k]
             if exact:
                 assert torch.equal(got.view(torch.uint8), stored[k].view(torch.uint8)), (shift, k)
@@ -182,6 +184,33 @@ def test_the_instructions_bypass_caches_and_are_waited_for(graph: Graph) -> None
     assert streaming.rindex("sfence") > streaming.rindex("movnt")
 
 
+@pytest.mark.skipif(not X86, reason="the instructions of x86")
+def test_rows_are_fetched_ahead_into_the_second_level() -> None:
+    plain, ahead = (machine_code(softmax(8, 4000), CpuSchedule(prefetch=p)) for p in (False, True))
+    assert "prefetch" not in plain
+    assert "prefetcht1" in ahead
+    assert "movnt" not in ahead
+
+
+@pytest.mark.parametrize("cols", [100, 1500])
+def test_rows_fetched_ahead_with_ordinary_stores(cols: int) -> None:
+    graph = softmax(7, cols, masked=True)
+    inputs = random_inputs(graph)
+    stored, ahead = (run(graph, inputs, CpuSchedule(prefetch=p), 1) for p in (False, True))
+    assert torch.equal(stored[0], ahead[0])
+
+
+def test_which_rows_are_fetched_ahead() -> None:
+    """Those of tensors with rows, where something is done with them after a first walk, and no sum is cut."""
+    masked = build_program(softmax(8, 512, masked=True))
+    assert [masked.graph.values[i].slot for i in fetched(masked)] == [0]  # the mask has no rows
+    assert fetched_bytes(masked) == 8 * 512 * 4
+    assert "o0 + 512" in emit(masked, CpuSchedule(prefetch=True))
+    assert fetched(build_program(_dense(8, 512))) == ()
+    assert fetched(build_program(logsumexp(8, 512))) == ()
+    assert fetched(build_program(softmax(8, 32))) == ()
+
+
 def test_what_cannot_be_streamed_is_stored() -> None:
     """Columns apart in memory, rows of less than a few lines."""
 
@@ -208,22 +237,33 @@ def test_only_what_is_streamed_changes_the_source() -> None:
 
 
 def test_the_search_streams_what_is_large() -> None:
+    """Those of which a search begins with, those that it may come to, and those that it leaves alone."""
     space = load_space("fusion", "cpu")
     for rows, cols, choices, seeded in ((2048, 1024, 2, True), (128, 1024, 2, False), (32, 1024, 1, False)):
         graph = softmax(rows, cols)
         config = target_cpu.default(graph)
-        assert config["stream"] is False
         own = target_cpu.space_of(graph, space)
-        assert len(own["stream"].choices) == choices
         assert all(own.contains(c) for c in target_cpu.seeds(graph))
-        assert target_cpu.normalize(graph, config | {"stream": True})["stream"] is (choices == 2)
-        assert any(c["stream"] for c in target_cpu.seeds(graph)) is seeded
-    # What an older search has stored says nothing about it.
-    old = {k: v for k, v in target_cpu.default(softmax(2048, 1024)).items() if k != "stream"}
+        for name in ("stream", "prefetch"):
+            assert config[name] is False
+            assert len(own[name].choices) == choices
+            assert target_cpu.normalize(graph, config | {name: True})[name] is (choices == 2)
+            assert any(c[name] for c in target_cpu.seeds(graph)) is seeded
+    # What an older search has stored says nothing about them.
+    old = {k: v for k, v in target_cpu.default(softmax(2048, 1024)).items() if k not in ("stream", "prefetch")}
     assert target_cpu.normalize(softmax(2048, 1024), old)["stream"] is False
     # Lanes walk over rows: no stretch of columns to be copied.
     b = Build(2048, 1024)
     x = b.load("float32", 0, 1)
     b.out(b.sub(x, b.reduce("max", x, 0)), "float32")
-    lanes = target_cpu.default(b.graph()) | {"parts": 0, "stream": True}
-    assert target_cpu.normalize(b.graph(), lanes)["stream"] is False
+    lanes = target_cpu.default(b.graph()) | {"parts": 0, "stream": True, "prefetch": True}
+    assert not {"stream", "prefetch"} & {k for k, v in target_cpu.normalize(b.graph(), lanes).items() if v is True}
+
+
+def test_values_made_again_are_searched() -> None:
+    """Where something is kept, nothing may be: the two are different configurations."""
+    graph = softmax(2048, 1024)
+    config = target_cpu.default(graph) | {"keep": "reload"}
+    assert target_cpu.normalize(graph, config) == config
+    assert config in target_cpu.seeds(graph)
+    assert target_cpu.normalize(_dense(64, 1024), config)["keep"] == "scratch"
