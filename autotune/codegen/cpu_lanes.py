@@ -13,13 +13,16 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from autotune.codegen.cpu_expr import Printer
+from autotune.codegen.cpu_stream import fetched, streamed
 from autotune.codegen.program import Pass, Program, stride_of
+from autotune.fusion.graph import STORAGE_BYTES
 
 if TYPE_CHECKING:
     from autotune.codegen.cpu import CpuSchedule
 
 _LEAST = 16  # lanes: a cache line of fp32
 _TOGETHER = 4  # columns per pass over the lanes
+_AHEAD = 8  # columns from the one in hand to the one that is asked for
 _PARTIAL = 512  # columns after which partial sums are added up
 
 
@@ -45,6 +48,10 @@ class LanePrinter(Printer):
         self.lanes = max(schedule.row_block, _LEAST)
         self.axis = program.rows[-1]
         self.arrays: dict[str, str] = {}  # lane array -> its compute type
+        self.streams = streamed(program, lanes=True) if schedule.stream else ()
+        self.ahead = fetched(program, lanes=True) if schedule.prefetch else ()
+        if self.streams:
+            self.last.append("drain()")
         for i in program.kept:
             self.scratch.take(f"kept{i}", program.n_cols * self.lanes, self.values[i].dtype)
 
@@ -170,6 +177,7 @@ class LanePrinter(Printer):
 
     def _columns(self, p: Pass, partial: list[int], count: int) -> None:
         """``count`` columns from c on, over all lanes."""
+        self._fetch_ahead(p, count)
         self._over_lanes()
         values = self.values
         compute = set(p.compute)
@@ -183,12 +191,43 @@ class LanePrinter(Printer):
             self.fetch(acc)
         for n in range(count):
             self.put(f"i{self.program.cols[-1]} = c + {n}" if n else f"i{self.program.cols[-1]} = c")
-            self._element(p, accumulators)
+            self._element(p, accumulators, n)
         for i, acc in accumulators.items():
             self.keep(acc, values[i].dtype)
         self.depth -= 1
+        self._copy_out(p, count)
 
-    def _element(self, p: Pass, accumulators: dict[int, str]) -> None:
+    def _at(self, column: int) -> None:
+        """The indices of the first lane, ``column`` columns from c on."""
+        self.put(f"i{self.axis} = base")
+        self.put(f"i{self.program.cols[-1]} = c + {column}")
+
+    def _fetch_ahead(self, p: Pass, count: int) -> None:
+        """Ask for columns that the first pass to read them will come to: where each is a jump in memory, the processor
+        does not see them coming."""
+        first = {i: next(q for q in self.program.passes if i in q.compute) for i in self.ahead}
+        loads = [i for i, q in first.items() if q is p]
+        for n in range(count if loads else 0):
+            self._at(_AHEAD + n)
+            for i in loads:
+                v = self.values[i]
+                storage = self.graph.inputs[v.slot]
+                fetch = self.name(f"fetch_{storage}", f'fetcher("{storage}")')
+                at = self.sum_of([(f"({self.row_offset(v)})", 1), *self.col_terms(v.axes, v.strides)], 0)
+                self.put(f"{fetch}(x{v.slot}, {at}, lanes)")
+
+    def _copy_out(self, p: Pass, count: int) -> None:
+        """The columns that :meth:`_element` left in buffers, by streaming stores."""
+        outputs = [k for k in p.stores if k in self.streams]
+        for n in range(count if outputs else 0):
+            self._at(n)
+            for k in outputs:
+                o = self.graph.outputs[k]
+                copy = self.name(f"stream_{o.dtype}_{k}", f'streamer("{o.dtype}", "stream{k}", "out{k}", SPACES)')
+                at = self.sum_of([(f"({self.out_row_offset(k)})", 1), *self.col_terms(o.axes, o.strides)], 0)
+                self.put(f"{copy}(y{k}, {at}, s_stream{k} + {n * self.lanes * STORAGE_BYTES[o.dtype]}, lanes)")
+
+    def _element(self, p: Pass, accumulators: dict[int, str], n: int) -> None:
         self.ready.clear()
         values = self.values
         span, terms = 1, []
@@ -211,5 +250,10 @@ class LanePrinter(Printer):
             self.put(f"{acc} = {self.accumulate(v.op)}({acc}, {arg})")
         for k in p.stores:
             o = self.graph.outputs[k]
+            if k in self.streams:
+                self.scratch.take_bytes(f"stream{k}", _TOGETHER * self.lanes * STORAGE_BYTES[o.dtype])
+                store = self.store(o.dtype, f"stream{k}")
+                self.put(f"{store}(s_stream{k}, j + {n * self.lanes}, {self.stored(k)})")
+                continue
             self.put(f"w{k} = {self.out_row_offset(k)}")
             self.write(k, self.sum_of([(f"w{k}", 1), *self.col_terms(o.axes, o.strides)], 0))

@@ -37,15 +37,16 @@ _I8, _I64 = ir.IntType(8), ir.IntType(64)
 _LINE = ir.VectorType(I32, LINE // 4)
 
 
-def streamed(program: Program) -> tuple[int, ...]:
-    """Outputs (indices into ``graph.outputs``) that a kernel walking the columns of ``program`` can stream.
+def streamed(program: Program, lanes: bool = False) -> tuple[int, ...]:
+    """Outputs (indices into ``graph.outputs``) that a kernel can stream.
 
-    Those whose neighbours along the innermost column axis are neighbours in memory, in runs of a few lines at least.
+    Those whose neighbours along the innermost column axis, or row axis for a kernel of ``lanes``, are neighbours in
+    memory, in runs of a few lines at least.
     """
     graph = program.graph
     if not program.cols:
         return ()
-    inner = program.cols[-1]
+    inner = program.rows[-1] if lanes else program.cols[-1]
     stored = {k for p in program.passes for k in p.stores}
     return tuple(
         k
@@ -56,35 +57,41 @@ def streamed(program: Program) -> tuple[int, ...]:
     )
 
 
-def fetched(program: Program) -> tuple[int, ...]:
+def fetched(program: Program, lanes: bool = False) -> tuple[int, ...]:
     """Loads whose next row a kernel can ask for while it finishes a row: rows of many neighbours in memory.
 
     There are none where rows are walked once only: the processor's own prefetchers see no pause then. Nor where the
-    last walk sums up: it would have to be cut.
+    last walk sums up: it would have to be cut. A kernel of ``lanes`` asks for columns instead, each a jump in memory.
     """
+    graph = program.graph
     walks = [p for p in program.passes if p.walks]
-    if len(walks) < 2 or walks[-1].reduce or walks[-1].online or not program.rows or not program.cols:
+    loads = [(i, graph.values[i]) for i in sorted({i for p in program.passes for i in p.compute})]
+    loads = [(i, v) for i, v in loads if v.op == "load"]
+    if not program.rows or not program.cols:
         return ()
-    inner, row = program.cols[-1], program.rows[-1]
-    loads = sorted({i for p in program.passes for i in p.compute if program.graph.values[i].op == "load"})
+    row, inner = program.rows[-1], program.cols[-1]
+    if lanes:
+        return tuple(i for i, v in loads if stride_of(v, row) == 1 and any(stride_of(v, a) for a in program.cols))
+    if len(walks) < 2 or walks[-1].reduce or walks[-1].online:
+        return ()
     return tuple(
         i
-        for i in loads
-        if program.col_stride(v := program.graph.values[i]) == 1
+        for i, v in loads
+        if stride_of(v, inner) == 1
         and stride_of(v, row) > 0
-        and program.graph.extents[inner] * STORAGE_BYTES[program.graph.inputs[v.slot]] >= _SHORTEST
+        and graph.extents[inner] * STORAGE_BYTES[graph.inputs[v.slot]] >= _SHORTEST
     )
 
 
-def streamed_bytes(program: Program) -> int:
+def streamed_bytes(program: Program, lanes: bool = False) -> int:
     """Bytes of what can be streamed."""
-    outputs = [program.graph.outputs[k] for k in streamed(program)]
+    outputs = [program.graph.outputs[k] for k in streamed(program, lanes)]
     return sum(program.graph.size(o.axes) * STORAGE_BYTES[o.dtype] for o in outputs)
 
 
-def fetched_bytes(program: Program) -> int:
+def fetched_bytes(program: Program, lanes: bool = False) -> int:
     """Bytes of what can be asked for ahead."""
-    loads = [program.graph.values[i] for i in fetched(program)]
+    loads = [program.graph.values[i] for i in fetched(program, lanes)]
     return sum(program.graph.size(v.axes) * STORAGE_BYTES[program.graph.inputs[v.slot]] for v in loads)
 
 

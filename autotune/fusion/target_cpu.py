@@ -52,11 +52,10 @@ _MOVES = {"stream": streamed_bytes, "prefetch": fetched_bytes}
 def moved(graph: Graph, config: Config) -> dict[str, int]:
     """Bytes that the group's kernel can write by streaming stores, and fetch ahead; 0 where they are few."""
     program = group_program(graph, config)
+    lanes = not config.get("parts") and lanes_suit(program)
     if not config.get("parts"):
-        if lanes_suit(program):
-            return dict.fromkeys(_MOVES, 0)
         program = flatten(program)[0]
-    found = {name: size(program) for name, size in _MOVES.items()}
+    found = {name: size(program, lanes) for name, size in _MOVES.items()}
     return {name: size if size >= _LEAST_MOVED else 0 for name, size in found.items()}
 
 

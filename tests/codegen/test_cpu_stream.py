@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import platform
 import re
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -156,6 +157,44 @@ def test_rows_and_columns_in_one_pass() -> None:
     check(b.graph(), CpuSchedule(parts=2, column_tile=256))
 
 
+def outer_softmax(rows: int, cols: int, storage: str = "float32") -> Graph:
+    b = Build(rows, cols)
+    x = b.load(storage, 0, 1)
+    e = b.exp(b.sub(x, b.reduce("max", x, 0)))
+    b.out(b.div(e, b.reduce("sum", e, 0)), storage)
+    return b.graph()
+
+
+@pytest.mark.parametrize("storage", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("rows", "cols", "lanes"), [(40, 1001, 256), (7, 300, 64), (1, 600, 16)])
+def test_lanes(rows: int, cols: int, lanes: int, storage: str) -> None:
+    """Columns four at a time and one at a time, the last lanes fewer; what lies beyond a tensor is asked for only."""
+    graph = outer_softmax(rows, cols, storage)
+    inputs, schedule = random_inputs(graph), CpuSchedule(row_block=lanes, threads=2)
+    (stored,) = run(graph, inputs, schedule, 0)
+    for shift, ahead in ((0, False), (3, True)):
+        (got,) = run(graph, inputs, replace(schedule, stream=True, prefetch=ahead), shift)
+        assert torch.equal(got.view(torch.uint8), stored.view(torch.uint8))
+    verdict = compare(stored.view(rows, cols), interpret(graph, inputs)[0], storage, rows)
+    assert verdict.ok, verdict.detail
+
+
+def test_lanes_of_several_axes_and_outputs() -> None:
+    """As batch norms have them: columns outside and inside of the lanes."""
+    b = Build(5, 6, 200)
+    x, y = b.load("float32", 0, 1, 2), b.load("bfloat16", 0, 1, 2)
+    d = b.sub(b.add_(x, y), b.reduce("max", x, 0, 1))
+    b.out(d, "float16")
+    b.out(b.lt(x, y), "bool")
+    graph = b.graph()
+    inputs, schedule = random_inputs(graph), CpuSchedule(row_block=64)
+    stored = run(graph, inputs, schedule, 0)
+    streaming = run(graph, inputs, replace(schedule, stream=True, prefetch=True), 5)
+    for s, g, want, o in zip(stored, streaming, interpret(graph, inputs), graph.outputs, strict=True):
+        assert torch.equal(s.view(torch.uint8), g.view(torch.uint8))
+        assert compare(g.view(5, 6, 200), want, o.dtype, 1).ok
+
+
 @pytest.mark.parametrize("rows", [1, 3, 40])
 def test_other_numbers_of_rows_with_one_kernel(rows: int) -> None:
     for graph in (softmax(11, 333), _dense(11, 333)):
@@ -174,9 +213,22 @@ def _dense(*extents: int) -> Graph:
     return b.graph()
 
 
+def _rows() -> Graph:
+    return layer_norm(8, 1024, "bfloat16")
+
+
+def _lanes() -> Graph:
+    return outer_softmax(32, 512)
+
+
+def _flat() -> Graph:
+    return _dense(1 << 16)
+
+
 @pytest.mark.skipif(not X86, reason="the instructions of x86")
-@pytest.mark.parametrize("graph", [softmax(8, 4000), layer_norm(8, 1024, "bfloat16"), _dense(1 << 16)], ids=str)
-def test_the_instructions_bypass_caches_and_are_waited_for(graph: Graph) -> None:
+@pytest.mark.parametrize("make", [_rows, _lanes, _flat])
+def test_the_instructions_bypass_caches_and_are_waited_for(make: Callable[[], Graph]) -> None:
+    graph = make()
     plain, streaming = (machine_code(graph, CpuSchedule(stream=s)) for s in (False, True))
     assert not re.search(r"\bv?movnt|\bsfence", plain)
     assert re.search(r"\bv?movnt\w+\s+%[xyz]mm", streaming)
@@ -201,7 +253,8 @@ def test_rows_fetched_ahead_with_ordinary_stores(cols: int) -> None:
 
 
 def test_which_rows_are_fetched_ahead() -> None:
-    """Those of tensors with rows, where something is done with them after a first walk, and no sum is cut."""
+    """Those of tensors with rows, where something is done with them after a first walk, and no sum is cut; columns
+    that lie apart."""
     masked = build_program(softmax(8, 512, masked=True))
     assert [masked.graph.values[i].slot for i in fetched(masked)] == [0]  # the mask has no rows
     assert fetched_bytes(masked) == 8 * 512 * 4
@@ -209,6 +262,11 @@ def test_which_rows_are_fetched_ahead() -> None:
     assert fetched(build_program(_dense(8, 512))) == ()
     assert fetched(build_program(logsumexp(8, 512))) == ()
     assert fetched(build_program(softmax(8, 32))) == ()
+    outer = build_program(outer_softmax(8, 512))
+    assert (fetched(outer), fetched(outer, lanes=True)) == ((), (0,))
+    assert (
+        emit(outer, CpuSchedule(prefetch=True)).count("fetch_float32(") == 5
+    )  # of the first pass, four columns at a time and one
 
 
 def test_what_cannot_be_streamed_is_stored() -> None:
@@ -252,12 +310,9 @@ def test_the_search_streams_what_is_large() -> None:
     # What an older search has stored says nothing about them.
     old = {k: v for k, v in target_cpu.default(softmax(2048, 1024)).items() if k not in ("stream", "prefetch")}
     assert target_cpu.normalize(softmax(2048, 1024), old)["stream"] is False
-    # Lanes walk over rows: no stretch of columns to be copied.
-    b = Build(2048, 1024)
-    x = b.load("float32", 0, 1)
-    b.out(b.sub(x, b.reduce("max", x, 0)), "float32")
-    lanes = target_cpu.default(b.graph()) | {"parts": 0, "stream": True, "prefetch": True}
-    assert not {"stream", "prefetch"} & {k for k, v in target_cpu.normalize(b.graph(), lanes).items() if v is True}
+    lanes = target_cpu.default(outer_softmax(512, 1024)) | {"stream": True, "prefetch": True}
+    assert target_cpu.normalize(outer_softmax(512, 1024), lanes) == lanes
+    assert target_cpu.normalize(outer_softmax(32, 1024), lanes)["stream"] is False
 
 
 def test_values_made_again_are_searched() -> None:
