@@ -158,6 +158,7 @@ class ColumnPrinter(RowPrinter):
         self._begin()
         self.put("for r in range(low, high):")
         self.depth += 1
+        self.put_more("r + 1 < high")
         self.split_index("r", self.program.rows)
         self._offsets()
         if self.split.counts:

@@ -93,6 +93,7 @@ class RowPrinter(Printer):
 
     def unit(self) -> None:
         self.put("r = u // tiles" if self.flat and self.program.rows else "r = u")
+        self.put_more("u + 1 < min(first + step, units)")
         self.split_index("r", self.program.rows)
         self._offsets()
         for p in self.program.passes:
@@ -109,6 +110,11 @@ class RowPrinter(Printer):
                     self.depth -= 1
             else:
                 self.walk(p)
+
+    def put_more(self, condition: str) -> None:
+        """Whether this thread has the next row too: another one would read it from memory once more."""
+        if self.ahead:
+            self.put(f"more = {condition}")
 
     def row_part(self, p: Pass) -> None:
         """What a pass does once a row, before its walk."""
@@ -222,8 +228,8 @@ class RowPrinter(Printer):
         sizes = {k: STORAGE_BYTES[self.graph.outputs[k].dtype] for k in outputs}
         read = {i: STORAGE_BYTES[self.graph.inputs[self.values[i].slot]] for i in ahead}
         length, depth = STRETCH // max(*sizes.values(), *read.values(), 1), self.depth
-        # Sums are not cut: each piece would cost the additions across a vector.
-        if most is not None and (p.reduce or p.online or most <= length):
+        # Sums are not cut for the stores' sake: each piece costs the additions across a vector.
+        if most is not None and (p.online or most <= length or (p.reduce and not ahead)):
             length = most
             self.base = start
         else:
@@ -234,11 +240,13 @@ class RowPrinter(Printer):
         for k, size in sizes.items():
             self.scratch.take_bytes(f"stream{k}", length * size)
         count = stop if start == "0" else f"{stop} - {start}"
+        if ahead:
+            self.put("if more:")
         for i in ahead:
             v = self.values[i]
             fetch = self.name(f"fetch_{self.graph.inputs[v.slot]}", f'fetcher("{self.graph.inputs[v.slot]}")')
             at = self._from(start, (f"o{i}", 1), *self.col_terms(v.axes, v.strides))
-            self.put(f"{fetch}(x{v.slot}, {at} + {stride_of(v, self.program.rows[-1])}, {count})")
+            self.put(f"    {fetch}(x{v.slot}, {at} + {stride_of(v, self.program.rows[-1])}, {count})")
         yield from self.ranges(p, start, stop)
         for k in outputs:
             o = self.graph.outputs[k]

@@ -60,8 +60,8 @@ def streamed(program: Program, lanes: bool = False) -> tuple[int, ...]:
 def fetched(program: Program, lanes: bool = False) -> tuple[int, ...]:
     """Loads whose next row a kernel can ask for while it finishes a row: rows of many neighbours in memory.
 
-    There are none where rows are walked once only: the processor's own prefetchers see no pause then. Nor where the
-    last walk sums up: it would have to be cut. A kernel of ``lanes`` asks for columns instead, each a jump in memory.
+    There are none where rows are walked once only: the processor's own prefetchers see no pause then. A kernel of
+    ``lanes`` asks for columns instead, each a jump in memory.
     """
     graph = program.graph
     walks = [p for p in program.passes if p.walks]
@@ -72,7 +72,7 @@ def fetched(program: Program, lanes: bool = False) -> tuple[int, ...]:
     row, inner = program.rows[-1], program.cols[-1]
     if lanes:
         return tuple(i for i, v in loads if stride_of(v, row) == 1 and any(stride_of(v, a) for a in program.cols))
-    if len(walks) < 2 or walks[-1].reduce or walks[-1].online:
+    if len(walks) < 2 or walks[-1].online:
         return ()
     return tuple(
         i

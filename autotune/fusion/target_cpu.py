@@ -34,6 +34,9 @@ _LEAST_MOVED = 1 << 18
 results next finds them there."""
 _MUCH_MOVED = 1 << 20
 """Bytes from which a search begins with them."""
+_FETCHED_ROWS = 8
+"""Rows that a thread takes at a time, at least, where a search begins with rows fetched ahead: the last of them has no
+next."""
 
 
 def processors() -> int:
@@ -107,6 +110,8 @@ def normalize(graph: Graph, config: Config) -> Config:
         c["online"] = False
     if c["stream"] or c["prefetch"]:
         c |= {name: bool(c[name]) and size > 0 for name, size in moved(graph, c).items()}
+    if int(c["row_block"]) == 1 and not c["parts"]:
+        c["prefetch"] = False  # the next row is another thread's
     return c
 
 
@@ -148,9 +153,13 @@ def seeds(graph: Graph) -> list[Config]:
     plain, split = forms(graph)
     out: list[Config] = []
     much = [name for name, size in moved(graph, d).items() if size >= _MUCH_MOVED]
+    wide: Config = {}
+    if not d["parts"]:
+        most = max(1, power_of_two(program.n_rows) // 2)
+        wide = {"row_block": max(int(d["row_block"]), min(_FETCHED_ROWS, most))}
     if len(much) > 1:
-        out.append(d | dict.fromkeys(much, True))
-    out += [d | {name: True} for name in much]
+        out.append(d | wide | dict.fromkeys(much, True))
+    out += [d | (wide if name == "prefetch" else {}) | {name: True} for name in much]
     if d["parts"]:
         out += [d | {"parts": p} for p in (1, 8)]
         if plain:

@@ -253,20 +253,19 @@ def test_rows_fetched_ahead_with_ordinary_stores(cols: int) -> None:
 
 
 def test_which_rows_are_fetched_ahead() -> None:
-    """Those of tensors with rows, where something is done with them after a first walk, and no sum is cut; columns
-    that lie apart."""
+    """Those of tensors with rows, where something is done with them after a first walk; columns that lie apart."""
     masked = build_program(softmax(8, 512, masked=True))
     assert [masked.graph.values[i].slot for i in fetched(masked)] == [0]  # the mask has no rows
     assert fetched_bytes(masked) == 8 * 512 * 4
     assert "o0 + 512" in emit(masked, CpuSchedule(prefetch=True))
     assert fetched(build_program(_dense(8, 512))) == ()
-    assert fetched(build_program(logsumexp(8, 512))) == ()
+    assert fetched(build_program(logsumexp(8, 512))) == (0,)
+    assert fetched(build_program(logsumexp(8, 512), online=True)) == ()
     assert fetched(build_program(softmax(8, 32))) == ()
     outer = build_program(outer_softmax(8, 512))
     assert (fetched(outer), fetched(outer, lanes=True)) == ((), (0,))
-    assert (
-        emit(outer, CpuSchedule(prefetch=True)).count("fetch_float32(") == 5
-    )  # of the first pass, four columns at a time and one
+    # By the first pass alone, for four columns at a time and for one.
+    assert emit(outer, CpuSchedule(prefetch=True)).count("fetch_float32(") == 5
 
 
 def test_what_cannot_be_streamed_is_stored() -> None:
@@ -307,6 +306,11 @@ def test_the_search_streams_what_is_large() -> None:
             assert len(own[name].choices) == choices
             assert target_cpu.normalize(graph, config | {name: True})[name] is (choices == 2)
             assert any(c[name] for c in target_cpu.seeds(graph)) is seeded
+    # Long rows are few: several of them for a thread, so that it has a next one.
+    graph = softmax(16, 65536)
+    assert target_cpu.default(graph)["row_block"] == 2
+    assert {c["row_block"] for c in target_cpu.seeds(graph) if c["prefetch"]} == {8}
+    assert target_cpu.normalize(graph, config | {"prefetch": True, "row_block": 1})["prefetch"] is False
     # What an older search has stored says nothing about them.
     old = {k: v for k, v in target_cpu.default(softmax(2048, 1024)).items() if k not in ("stream", "prefetch")}
     assert target_cpu.normalize(softmax(2048, 1024), old)["stream"] is False
