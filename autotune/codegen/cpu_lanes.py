@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from autotune.codegen.cpu_expr import Printer
-from autotune.codegen.cpu_stream import fetched, streamed
+from autotune.codegen.cpu_moves import fetched, streamed
 from autotune.codegen.program import Pass, Program, stride_of
 from autotune.fusion.graph import STORAGE_BYTES
 

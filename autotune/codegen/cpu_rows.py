@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from autotune.codegen.cpu_expr import Printer
-from autotune.codegen.cpu_stream import STRETCH, fetched, streamed
+from autotune.codegen.cpu_moves import STRETCH, fetched, streamed
 from autotune.codegen.one_pass import Online
 from autotune.codegen.program import Pass, Program, stride_of
 from autotune.fusion.graph import REDUCTIONS, STORAGE_BYTES

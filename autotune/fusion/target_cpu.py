@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from autotune.codegen.cpu_columns import column_split, group_program, row_wise
 from autotune.codegen.cpu_lanes import lanes_suit
+from autotune.codegen.cpu_moves import fetched_bytes, streamed_bytes
 from autotune.codegen.cpu_passes import flatten
-from autotune.codegen.cpu_stream import fetched_bytes, streamed_bytes
 from autotune.codegen.program import Program, power_of_two
 from autotune.errors import Unsupported
 from autotune.fusion.schedules import has_online, narrow

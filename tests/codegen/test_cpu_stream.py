@@ -26,8 +26,8 @@ from cpu_graphs import (
 from torch import Tensor
 
 from autotune.codegen.cpu import CpuSchedule, emit, load, load_group
+from autotune.codegen.cpu_moves import LINE, STRETCH, fetched, fetched_bytes, streamed, streamed_bytes
 from autotune.codegen.cpu_passes import flatten
-from autotune.codegen.cpu_stream import LINE, STRETCH, fetched, fetched_bytes, streamed, streamed_bytes
 from autotune.codegen.program import build_program
 from autotune.fusion import target_cpu
 from autotune.fusion.graph import Graph
