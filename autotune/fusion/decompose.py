@@ -105,9 +105,21 @@ def log_sigmoid_backward(grad_output: Tensor, self: Tensor, buffer: Tensor) -> A
     return grad_output * aten.sigmoid.default(-self)
 
 
+def cat(tensors: list[Tensor], dim: int = 0) -> Any:
+    """Without tensors of shape [0], which torch lets take part: a key-value cache begins as one.
+
+    A region holds no empty tensors, so that each layer's first concatenation would be a copy beside the regions.
+    """
+    whole = [x for x in tensors if x.ndim != 1 or type(x.shape[0]) is not int or x.shape[0] != 0]
+    if not whole or len(whole) == len(tensors) or any(x.dtype != whole[0].dtype for x in tensors):
+        return NotImplemented
+    return aten.cat.default(whole, dim)
+
+
 def table() -> dict[Any, Callable[..., Any]]:
     """The decompositions, for AOTAutograd."""
     found: Mapping[Any, Callable[..., Any]] = {
+        aten.cat.default: cat,
         aten.native_dropout.default: native_dropout,
         aten.convolution.default: convolution,
         aten.convolution_backward.default: convolution_backward,

@@ -17,6 +17,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -93,6 +94,20 @@ def _storable(t: torch.Tensor) -> bool:
         return False
     sizes = (*t.shape, *t.stride())
     return all(type(n) is int for n in sizes) and 0 not in t.shape and not t.is_conj() and not t.is_neg()
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether a node draws from a generator, whose state orders it against the others that do.
+
+    Attention has the tag of those for its dropout, and draws nothing where that is 0.
+    """
+    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    for k, argument in enumerate(node.target._schema.arguments):
+        if argument.name == "dropout_p":
+            given = node.args[k] if k < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
+            return bool(given != 0)
+    return True
 
 
 _ALIGNMENT = 16
@@ -193,9 +208,17 @@ class Finder:
         return list(out)
 
     def condensed(self) -> tuple[list[fx.Node], dict[fx.Node, list[fx.Node]], set[fx.Node]]:
-        """The nodes that compute, what each reads through views, and those that may be in regions."""
+        """The nodes that compute, what each waits for, and those that may be in regions.
+
+        A node waits for those that it reads, through views, and one that draws random numbers for the one that did so
+        before it: two branches that have nothing else to do with each other are not joined against that order.
+        """
         real = [n for n in self.nodes if not self.free(n) and n.op != "output"]
-        return real, {n: self.producers(n) for n in real}, {n for n in real if self.sort(n) == "compute"}
+        before = {n: self.producers(n) for n in real}
+        drawn = [n for n in real if is_random(n)]
+        for earlier, later in pairwise(drawn):
+            before[later] = list(dict.fromkeys([*before[later], earlier]))
+        return real, before, {n for n in real if self.sort(n) == "compute"}
 
     def groups(self) -> list[list[fx.Node]]:
         """The sets of nodes to become regions, in graph order. Products alone, but a vector's, are a library's."""

@@ -69,11 +69,46 @@ def compile_piece(gm: fx.GraphModule, patches: Mapping[str, Any]) -> Callable[..
     try:
         with torch.no_grad(), tracing(TracingContext(fake_mode)):
             compiled: Any = compile_fx.compile_fx(gm, examples, config_patches=dict(patches) or None)
-            return compiled  # type: ignore[no-any-return]
+            (output,) = gm.graph.find_nodes(op="output")
+            return _as_promised(compiled, [tuple(n.meta["val"].stride()) for n in output.args[0]])
     except Exception as e:
         warn_once(f"inductor piece {type(e).__name__}", f"autotune: Inductor failed on a piece of a graph: {_line(e)}")
         log.debug("the piece that Inductor failed on: %s", gm.graph, exc_info=True)
         return None
+
+
+def _as_promised(run: Callable[..., Any], strides: Sequence[tuple[int, ...]]) -> Callable[..., Any]:
+    """``run`` with results in the strides that the graph promises to what comes after it.
+
+    Inductor takes some operators apart into others whose results lie otherwise (a concatenation with an empty tensor
+    becomes a copy), and the next piece checks. How results lie is settled when they are compiled: the first call tells.
+    """
+    other: list[int] | None = None
+
+    def call(*inputs: Any) -> Any:
+        nonlocal other
+        results = run(*inputs)
+        if other is None:
+            other = [k for k, (t, s) in enumerate(zip(results, strides, strict=True)) if not lies_as(t, s)]
+        if not other:
+            return results
+        made = list(results)
+        for k in other:
+            made[k] = _relaid(made[k], strides[k])
+        return made
+
+    return call
+
+
+def _relaid(t: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """A copy in these strides; where they are 0, one element stands for all."""
+    once = t[tuple(slice(0, 1) if s == 0 else slice(None) for s in strides)]
+    return torch.empty_strided(once.shape, strides, dtype=t.dtype, device=t.device).copy_(once).expand(t.shape)
+
+
+def lies_as(t: torch.Tensor, strides: Sequence[int]) -> bool:
+    """Whether a tensor has these strides, but for extents below 2, where they are never used."""
+    return t.numel() == 0 or all(n < 2 or a == b for n, a, b in zip(t.shape, t.stride(), strides, strict=True))
 
 
 def compile_bare(gm: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callable[..., Any]:

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
-_RANDOM = torch.Tag.nondeterministic_seeded
+from autotune.fusion.regions import is_random
+
 _SOURCES = ("placeholder", "get_attr")
 
 
@@ -170,11 +171,6 @@ def is_mutation(node: fx.Node) -> bool:
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return False  # AOTAutograd makes these functional
     return getattr(node.target, "__module__", "") not in ("_operator", "operator", "math", "builtins")
-
-
-def is_random(node: fx.Node) -> bool:
-    """Whether a node draws from a generator, whose state orders it against the others that do."""
-    return isinstance(node.target, torch._ops.OpOverload) and _RANDOM in node.target.tags
 
 
 def _orderings(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:

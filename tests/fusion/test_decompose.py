@@ -143,3 +143,17 @@ def test_log_sigmoid_and_its_backward() -> None:
     (got,) = torch.autograd.grad(run(x).sum(), x)
     (want,) = torch.autograd.grad(F.logsigmoid(x).sum(), x)
     torch.testing.assert_close(got, want)
+
+
+def test_a_concatenation_with_nothing_is_part_of_its_region() -> None:
+    """As where a key-value cache begins; an empty tensor of another type decides the result's type, and stays."""
+
+    def f(x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.cat([torch.tensor([], dtype=dtype), torch.cos(x) * 2], -2)
+
+    (region,) = regions_of(f, t(3, 4, 6).transpose(0, 1), grad=False)
+    assert "cat" in [op_name(n) for n in region.nodes]
+    assert region.outputs[0].meta["val"].stride() == f(t(3, 4, 6).transpose(0, 1)).stride()
+    check(region)
+    (other,) = regions_of(lambda x: f(x, torch.float64), t(4, 6), grad=False)
+    assert "cat" not in [op_name(n) for n in other.nodes]
