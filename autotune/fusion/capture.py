@@ -18,6 +18,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from autotune.errors import UserError, first_line
+from autotune.fusion.complexes import split_parts
 from autotune.fusion.decompose import draw_seeds_at_once, table
 
 Compiled = Callable[..., Any]
@@ -33,6 +34,7 @@ def aot_backend(compiler: GraphCompiler) -> Callable[[fx.GraphModule, Sequence[A
     def part(kind: str) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
         def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
             if kind == "inference":
+                split_parts(gm)
                 draw_seeds_at_once(gm)
             compiled = compiler(gm, example_inputs, kind)
             return compiled if getattr(compiled, "_boxed_call", False) else make_boxed_func(compiled)
@@ -40,6 +42,7 @@ def aot_backend(compiler: GraphCompiler) -> Callable[[fx.GraphModule, Sequence[A
         return compile_graph
 
     def partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        split_parts(joint)
         draw_seeds_at_once(joint)
         return min_cut_rematerialization_partition(joint, *args, compiler="inductor", **kwargs)
 
