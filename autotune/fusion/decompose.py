@@ -105,6 +105,24 @@ def log_sigmoid_backward(grad_output: Tensor, self: Tensor, buffer: Tensor) -> A
     return grad_output * aten.sigmoid.default(-self)
 
 
+def native_group_norm(input: Tensor, *args: Any) -> Any:
+    """On a contiguous copy where an extent of 1 leaves open what layout a CPU tensor has.
+
+    Which of two layouts the kernel takes it for depends on strides that are never used, and those of a trace are not
+    always those of a run: torch then refuses its own call. (Within a region the copy is free.)
+    """
+    if input.device.type != "cpu" or 1 not in input.shape or input.is_contiguous():
+        return NotImplemented
+    return aten.native_group_norm.default(input.contiguous(), *args)
+
+
+def native_group_norm_backward(grad_out: Tensor, input: Tensor, *args: Any) -> Any:
+    """As the forward."""
+    if input.device.type != "cpu" or 1 not in input.shape or (input.is_contiguous() and grad_out.is_contiguous()):
+        return NotImplemented
+    return aten.native_group_norm_backward.default(grad_out.contiguous(), input.contiguous(), *args)
+
+
 def cat(tensors: list[Tensor], dim: int = 0) -> Any:
     """Without tensors of shape [0], which torch lets take part: a key-value cache begins as one.
 
@@ -120,6 +138,8 @@ def table() -> dict[Any, Callable[..., Any]]:
     """The decompositions, for AOTAutograd."""
     found: Mapping[Any, Callable[..., Any]] = {
         aten.cat.default: cat,
+        aten.native_group_norm.default: native_group_norm,
+        aten.native_group_norm_backward.default: native_group_norm_backward,
         aten.native_dropout.default: native_dropout,
         aten.convolution.default: convolution,
         aten.convolution_backward.default: convolution_backward,

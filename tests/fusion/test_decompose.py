@@ -157,3 +157,24 @@ def test_a_concatenation_with_nothing_is_part_of_its_region() -> None:
     check(region)
     (other,) = regions_of(lambda x: f(x, torch.float64), t(4, 6), grad=False)
     assert "cat" not in [op_name(n) for n in other.nodes]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_group_norm_of_one_image_in_a_layout_that_is_left_open(grad: bool) -> None:
+    """Attention over pixels, as decoders of latent images have it: batch 1, channels last but for an unused stride."""
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        pixels = x.flatten(2).transpose(1, 2) @ w
+        return F.group_norm(pixels.transpose(-1, -2).reshape(1, 8, 4, 4), 2)
+
+    x, w = t(1, 8, 4, 4, grad=grad), t(8, 8, grad=grad)
+    regions = regions_of(f, x, w, grad=grad)
+    assert any("native_group_norm" in [op_name(n) for n in r.nodes] for r in regions)
+    for r in regions:
+        check(r)
+    got, want = torch.compile(f, backend=_decomposed(), dynamic=False)(x, w), f(x, w)
+    torch.testing.assert_close(got, want)
+    if grad:
+        d = torch.randn_like(want)
+        for a, b in zip(torch.autograd.grad(got, (x, w), d), torch.autograd.grad(want, (x, w), d), strict=True):
+            torch.testing.assert_close(a, b)
