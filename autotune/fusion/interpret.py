@@ -245,6 +245,12 @@ def index_bounds(graph: Graph) -> dict[int, int]:
     bounds: dict[int, int] = {}
     seen: set[tuple[int, int]] = set()
 
+    def reach(i: int) -> int:
+        u = graph.values[i]
+        if u.op == "index":
+            return u.shift + max(0, u.scale * (graph.extents[u.axes[0]] - 1))
+        return int(u.number) if u.op == "const" else 0
+
     def limit(i: int, bound: int) -> None:
         u = graph.values[i]
         if (i, bound) in seen or u.dtype not in ("int32", "int64") or u.op in ("index", "const"):
@@ -253,6 +259,11 @@ def index_bounds(graph: Graph) -> dict[int, int]:
         if u.op in ("load", "gather"):
             bounds[u.slot] = min(bounds.get(u.slot, bound), bound)
             return  # where a gather picks from has a bound of its own
+        if u.op == "add":  # what is added takes from the room; where it takes all, it is a negative index's turn
+            room = bound - sum(max(0, reach(a)) for a in u.args)
+            bound = room if room > 0 else bound
+        if u.op == "minimum":
+            bound = min([bound, *(int(graph.values[a].number) + 1 for a in u.args if graph.values[a].op == "const")])
         for a in u.args[1:] if u.op == "where" else u.args:
             limit(a, bound)
 

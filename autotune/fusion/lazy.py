@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -161,6 +161,23 @@ class Region:
             self._axes[key] = self.build.axis(self.names.extent[name])
         return self._axes[key]
 
+    def join(self, a: Index, b: Index) -> Index:
+        """The sum of two indices; of two that are values in part, with one value for both."""
+        if a.pick is None or b.pick is None:
+            return a.plus(b)
+        (_, c, m), (_, d, n) = a.pick, b.pick
+        step = math.gcd(c, d)
+        if c <= 0 or d <= 0:
+            raise Unreachable("a gather with a stride that is not positive")
+        bound = c // step * (m - 1) + d // step * (n - 1) + 1
+        whole, build = position_type(bound), self.build
+        parts = []
+        for value, k, n in (a.pick, b.pick):  # the bound of each is part of the graph: the sum's does not tell it
+            limited = build.pointwise("minimum", [value, build.const(n - 1, build.values[value].dtype)])
+            parts.append(build.pointwise("mul", [build.cast(limited, whole), build.const(k // step, whole)]))
+        rest = replace(a, pick=None).plus(replace(b, pick=None))
+        return replace(rest, pick=(build.pointwise("add", parts), step, bound))
+
     def split_index(self, index: Index, inner: int) -> tuple[Index, Index]:
         """``(index // inner, index % inner)``. Raises Unsupported where these are not affine."""
         extents = self.build.extents
@@ -185,7 +202,7 @@ At = Callable[[tuple[Index, ...], Guards], int]
 
 
 def _beyond(index: tuple[Index, ...]) -> bool:
-    """Whether an index is one that a load could not follow, wherever in the tensor it points."""
+    """Whether an index is one that a load may not be able to follow, wherever in the tensor it points."""
     picks = [i.pick for i in index if i.pick is not None]
     steps = [c for i in index for _, c in i.terms] + [c for _, c, _ in picks]
     return len(picks) > 1 or any(c < 0 for c in steps)
@@ -286,7 +303,7 @@ def source(region: Region, slot: int, shape: Sequence[int], strides: Sequence[in
     def at(index: tuple[Index, ...], guards: Guards) -> int:
         where = Index()
         for i, s in zip(index, strides, strict=True):
-            where = where.plus(i.scaled(s))
+            where = region.join(where, i.scaled(s))
         return region.build.load(slot, kind(dtype), where.terms, where.offset, where.pick, guards)
 
     made = Lazy(region, shape, dtype, [region.names.new(e) for e in shape], at)

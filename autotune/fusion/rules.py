@@ -15,7 +15,20 @@ import torch
 
 from autotune.errors import Unsupported
 from autotune.fusion import views
-from autotune.fusion.lazy import Guards, Index, Lazy, Number, Region, cast, iota, kind, pointwise, scalar
+from autotune.fusion.lazy import (
+    Guards,
+    Index,
+    Lazy,
+    Number,
+    Region,
+    broadcast_index,
+    broadcast_names,
+    cast,
+    iota,
+    kind,
+    pointwise,
+    scalar,
+)
 
 Rule = Callable[..., "Lazy | tuple[Lazy | None, ...]"]
 R = TypeVar("R", bound=Rule)
@@ -327,8 +340,7 @@ def pick(table: Lazy, dim: int, index: Lazy, wrap: bool = False) -> Lazy:
     if index.kind not in ("int32", "int64"):
         raise Unsupported("an index that is not an integer")
     if wrap:
-        negative = pointwise("lt", index, 0, dtype=torch.bool)
-        index = pointwise("where", negative, pointwise("add", index, extent), index, dtype=index.dtype)
+        index = _counted(index, extent)
     along = [d for d in range(index.ndim) if d != dim]
     for d in along:
         if index.shape[d] == table.shape[d]:
@@ -374,12 +386,46 @@ def _index_select(region: Region, self: Lazy, dim: int, index: Lazy) -> Lazy:
     return _rows(self, self.dim(dim), index, wrap=False)
 
 
-@rule("index")
+@rule("index", "_unsafe_index")
 def _index(region: Region, self: Lazy, indices: Sequence[Lazy | None]) -> Lazy:
     given = [(d, i) for d, i in enumerate(indices) if i is not None]
-    if len(given) != 1 or given[0][1].kind not in ("int32", "int64"):
-        raise Unsupported("indexing by other than one integer tensor")
-    return _rows(self, given[0][0], given[0][1], wrap=True)
+    if not given or any(i.kind not in ("int32", "int64") for _, i in given):
+        raise Unsupported("indexing by other than integer tensors")
+    if len(given) == 1:
+        return _rows(self, given[0][0], given[0][1], wrap=True)
+    return _points(self, [d for d, _ in given], [i for _, i in given])
+
+
+def _points(table: Lazy, dims: Sequence[int], indices: Sequence[Lazy]) -> Lazy:
+    """``table`` with dimensions ``dims`` replaced by those of their indices together, broadcast, as torch orders them.
+
+    They take the place of ``dims`` where these are neighbours, and come first otherwise.
+    """
+    region = table.region
+    shape = torch.broadcast_shapes(*[i.shape for i in indices])  # type: ignore[no-untyped-call]
+    names = broadcast_names(region, shape, indices)
+    rest = [d for d in range(table.ndim) if d not in dims]
+    first = dims[0] if list(dims) == list(range(dims[0], dims[-1] + 1)) else 0
+    indices = [_counted(i, table.shape[d]) for d, i in zip(dims, indices, strict=True)]
+
+    def at(where: tuple[Index, ...], guards: Guards) -> int:
+        chosen, other = where[first : first + len(shape)], [*where[:first], *where[first + len(shape) :]]
+        back = dict(zip(rest, other, strict=True))
+        for d, i in zip(dims, indices, strict=True):
+            extent = table.shape[d]
+            value = i.at(broadcast_index(chosen, i.shape), guards) if extent > 1 else 0
+            back[d] = Index(pick=(value, 1, extent)) if extent > 1 else Index()
+        return table.at(tuple(back[d] for d in range(table.ndim)), guards)
+
+    kept = [(table.shape[d], table.names[d]) for d in rest]
+    whole = [*kept[:first], *zip(shape, names, strict=True), *kept[first:]]
+    return Lazy(region, [e for e, _ in whole], table.dtype, [n for _, n in whole], at)
+
+
+def _counted(index: Lazy, extent: int) -> Lazy:
+    """``index`` with negative numbers counted from the end."""
+    negative = pointwise("lt", index, 0, dtype=torch.bool)
+    return pointwise("where", negative, pointwise("add", index, extent), index, dtype=index.dtype)
 
 
 @rule("scatter")

@@ -217,6 +217,15 @@ def dropout_residual_ln(x: Tensor, r: Tensor, w: Tensor, b: Tensor) -> tuple[Ten
     return keep, h, *torch.ops.aten.native_layer_norm.default(h, list(w.shape), w, b, 1e-12)
 
 
+def upsample_silu(x: Tensor) -> Tensor:
+    return F.interpolate(F.silu(x), scale_factor=2.0, mode="nearest") + 1
+
+
+def points_ln(x: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
+    """Rows of a table that two indices choose together, one of them counted from the end."""
+    return F.layer_norm(x[rows, -1 - cols], x.shape[-1:])
+
+
 def embeddings_ln_dropout(
     words: Tensor, ids: Tensor, places: Tensor, types: Tensor, kinds: Tensor, w: Tensor, b: Tensor
 ) -> tuple[Tensor, ...]:
@@ -354,6 +363,8 @@ ZOO: tuple[Case, ...] = (
     Case("scalars", scalars, (T(40, 36), T(), T(d=I64))),
     Case("every_function", every_function, (T(31, 41), T(31, 41))),
     Case("minmax_prod", minmax_prod, (T(30, 40),)),
+    Case("upsample_silu", upsample_silu, (T(3, 5, 6, 7, d=BF16),)),
+    Case("points_ln", points_ln, (T(9, 6, 40), T(7, 1, d=I64), T(5, d=I64))),
     Case("embedding_ln", embedding_ln, (T(100, 64), T(7, 5, d=I64), T(64), T(64))),
     Case(
         "dropout_residual_ln", dropout_residual_ln, (T(13, 96, d=BF16), T(13, 96, d=BF16), T(96, d=BF16), T(96, d=BF16))

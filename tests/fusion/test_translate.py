@@ -107,6 +107,28 @@ FORWARD: dict[str, Case] = {
     "embedding": (lambda w, i, p: F.layer_norm(F.embedding(i, w) + p, (8,)), (t(11, 8), ints(3, 4, high=11), t(4, 8))),
     "index": (lambda x, i: x[:, i] * 2, (t(5, 9), ints(4, low=-9, high=9))),
     "index_select": (lambda x, i: torch.index_select(x, 1, i).exp(), (t(5, 9, 3), ints(4, high=9))),
+    "index_two": (lambda x, i, j: x[:, i, j] * 2, (t(4, 5, 6, 7), ints(3, 1, low=-5, high=5), ints(2, low=-6, high=6))),
+    "index_two_apart": (lambda x, i, j: x[i, :, j] * 2, (t(4, 5, 6, 7), ints(3, 1, high=4), ints(2, high=6))),
+    "index_three": (
+        lambda x, i, j, k: torch.relu(x)[i, j, :, k],
+        (t(4, 5, 6, 7), ints(3, 1, high=4), ints(2, high=5), ints(1, 1, high=7)),
+    ),
+    "index_two_strided": (
+        lambda x, i, j: x.transpose(0, 2)[i, j].softmax(-1),
+        (t(4, 5, 6), ints(3, high=6), ints(3, high=5)),
+    ),
+    "index_two_of_one": (lambda x, i, j: x[:1][i, j].exp(), (t(4, 5, 6), ints(3, high=1), ints(3, high=5))),
+    "index_two_computed": (
+        lambda x, i, j: F.layer_norm(x, (7,))[i + 1, j // 2] + 1,
+        (t(5, 5, 7), ints(3, high=4), ints(3, high=5)),
+    ),
+    "last_of_each": (lambda x, n: x[torch.arange(4), n].tanh(), (t(4, 5, 6), ints(4, high=5))),
+    "mask_of_cache": (
+        lambda m, i, j: torch.where(m[i, j], 0.0, -math.inf),
+        (ints(4, 9, high=2).bool(), ints(4, 1, 1, 1, high=4), ints(9, high=9)),
+    ),
+    "upsample": (lambda x: F.interpolate(x * 2, scale_factor=2.0) + 1, (t(2, 3, 4, 5),)),
+    "upsample_bilinear": (lambda x: F.interpolate(x * 2, scale_factor=1.5, mode="bilinear") + 1, (t(2, 3, 4, 6),)),
     "gather_of_computed": (lambda x, i: (x * 2 + 1).gather(1, i), (t(5, 9), ints(5, 4, high=9))),
     "one_hot_scatter": (lambda x, i: x.scatter(1, i[:, None], 1.0) * 2, (t(5, 9), ints(5, high=9))),
     "reductions": (
