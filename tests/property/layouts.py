@@ -79,7 +79,7 @@ def copy(m: Maker) -> None:
 
 
 def gather(m: Maker) -> None:
-    """Look-ups by an integer tensor: embedding, rows, one element a row, its inverse."""
+    """Look-ups by integer tensors: embedding, rows, by two at once, one element a row, its inverse."""
     kind = m.rng.choice(["embedding", "index_select", "rows", "gather", "one_hot", "nll"])
     if kind == "embedding":
         table = m.input([m.rng.choice([3, 10, 100]), m.rng.choice([1, 7, 32, 64])], m.rng.choice(FLOATS), plain=True)
@@ -87,6 +87,13 @@ def gather(m: Maker) -> None:
         m.add(f"F.embedding({ids.name}, {table.name})", table.bound, exact=True)
         return
     v = m.pick(lambda v: v.floating and v.ndim > 0 and 0 not in v.shape)
+    wide = [d for d in range(v.ndim) if v.shape[d] > 1]
+    if kind == "rows" and len(wide) > 1 and m.rng.random() < 0.5:
+        places = [":"] * v.ndim
+        for d, shape in zip(sorted(m.rng.sample(wide, 2)), ([m.rng.choice([1, 2, 5]), 1], [3]), strict=True):
+            places[d] = m.input(shape, "int64", bound=v.shape[d]).name
+        m.add(f"{v.name}[{', '.join(places)}]", v.bound, exact=v.exact)
+        return
     d = m.rng.randrange(v.ndim)
     if v.shape[d] == 1:
         raise Skip  # the only index is 0, which the workload's random inputs do not know
