@@ -79,7 +79,7 @@ def search_scenarios(
     answers = [_one(store, result, scenario, device) for result, _, scenario in begun]
     if args.missed:
         for result, workload, _ in begun:
-            if result.winner:
+            if result.winner and result.begun:
                 store.clear_miss(result.workload, place(workload, device).fingerprint)
     left = not_begun(len(scenarios), results)
     reasons = {str(answer["fingerprint"]): str(answer["error"]) for answer in answers}

@@ -321,7 +321,7 @@ def schedule_words(group: GroupAnatomy) -> str:
         parts, block = int(c.get("parts", 0)), int(c.get("row_block", 1))
         how = f"{plural(parts, 'part')} a thread" if parts else f"{plural(block, 'row')} at a time"
         how += ", streaming stores" if c.get("stream") else ""
-        how += ", the next row fetched ahead" if c.get("prefetch") else ""
+        how += ", fetching ahead" if c.get("prefetch") else ""
         return f"{plural(int(c.get('threads', 1)), 'thread')}, {how}"
     words = []
     if group.scheme in ("outer", "tile"):

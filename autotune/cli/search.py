@@ -179,7 +179,7 @@ def _search(
     reasons = {result.workload: reason(store, result) for result in results if not result.ok}
     if args.missed:
         for result in results:
-            if result.winner:
+            if result.winner and result.begun:
                 store.clear_miss(result.workload, where.fingerprint)
     answer = {**_answer(name, device, counted, results), "not_begun": not_begun(len(counted), results)}
     return Searched(answer, results, reasons, print_table)

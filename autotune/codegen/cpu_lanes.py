@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from autotune.codegen.cpu_expr import Printer
-from autotune.codegen.cpu_moves import fetched, streamed
+from autotune.codegen.cpu_moves import AHEAD, fetched, streamed
 from autotune.codegen.program import Pass, Program, stride_of
 from autotune.fusion.graph import STORAGE_BYTES
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _LEAST = 16  # lanes: a cache line of fp32
 _TOGETHER = 4  # columns per pass over the lanes
-_AHEAD = 8  # columns from the one in hand to the one that is asked for
 _PARTIAL = 512  # columns after which partial sums are added up
 
 
@@ -208,7 +207,7 @@ class LanePrinter(Printer):
         first = {i: next(q for q in self.program.passes if i in q.compute) for i in self.ahead}
         loads = [i for i, q in first.items() if q is p]
         for n in range(count if loads else 0):
-            self._at(_AHEAD + n)
+            self._at(AHEAD + n)
             for i in loads:
                 v = self.values[i]
                 storage = self.graph.inputs[v.slot]

@@ -12,6 +12,8 @@ LINE = 64
 """Bytes of a cache line, and of what is streamed at a time."""
 STRETCH = 4096
 """Bytes of an output between two copies, where a walk has more: they stay in the first-level cache."""
+AHEAD = 8
+"""Columns from the one in hand to the one that a kernel of lanes asks for."""
 _SHORTEST = 4 * LINE  # neighbours in memory below which a run has hardly a whole line
 
 
@@ -49,6 +51,8 @@ def fetched(program: Program, lanes: bool = False) -> tuple[int, ...]:
         return ()
     row, inner = program.rows[-1], program.cols[-1]
     if lanes:
+        if graph.extents[inner] < 2 * AHEAD:
+            return ()  # the end of a walk is reached before what was asked for
         return tuple(i for i, v in loads if stride_of(v, row) == 1 and any(stride_of(v, a) for a in program.cols))
     if len(walks) < 2 or walks[-1].online:
         return ()

@@ -228,8 +228,10 @@ class RowPrinter(Printer):
         sizes = {k: STORAGE_BYTES[self.graph.outputs[k].dtype] for k in outputs}
         read = {i: STORAGE_BYTES[self.graph.inputs[self.values[i].slot]] for i in ahead}
         length, depth = STRETCH // max(*sizes.values(), *read.values(), 1), self.depth
-        # Sums are not cut for the stores' sake: each piece costs the additions across a vector.
-        if most is not None and (p.online or most <= length or (p.reduce and not ahead)):
+        # Each piece costs a sum the additions across a vector: not cut for the stores' sake while the buffer stays in the
+        # second-level cache.
+        whole = bool(p.reduce) and not ahead and most is not None and most <= 16 * length
+        if most is not None and (p.online or most <= length or whole):
             length = most
             self.base = start
         else:

@@ -2,8 +2,8 @@
 
 An ordinary store reads the line that it writes, so that 12 bytes move for every 8 of a copy. A streaming store sends
 whole lines past the caches. LLVM vectorises no scalar loop of them, since it may not assume that they are aligned;
-so a pass writes its results into a buffer in the first-level cache, and after each stretch :func:`streamer` copies them
-out in whole lines.
+so a pass writes its results into a buffer in the first-level cache (the second, where it sums them up too), and after
+each stretch :func:`streamer` copies them out in whole lines.
 
 A kernel of several passes reads memory in the first of them only, and the processor's prefetchers stop at the ends of
 pages, which rows often are. So the last pass asks for the next row, stretch by stretch (:func:`fetcher`).

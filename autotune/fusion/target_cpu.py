@@ -29,6 +29,8 @@ _MANY_ROWS, _LARGE = 1024, 1 << 18
 """Rows and elements from which partial results gain more than their finish costs."""
 
 
+ADDED = ("stream", "prefetch")
+"""Parameters that configurations stored by an earlier version lack; they did without either."""
 _LEAST_MOVED = 1 << 18
 """Bytes under which streaming stores and rows fetched ahead make no sense: the caches have room for them, and who reads
 results next finds them there."""

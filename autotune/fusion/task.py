@@ -194,9 +194,12 @@ class FusionTask:
 
     def adapt(self, config: Config) -> Config | None:
         try:
-            fitted = self.space_for(config).project(config)
+            space = self.space_for(config)
         except Unsupported:
             return None
+        if not self._cuda:  # what was searched before there was a choice did without it
+            config = {p.name: False for p in space if p.name.rpartition(".")[2] in target_cpu.ADDED} | dict(config)
+        fitted = space.project(config)
         return None if fitted is None else self.normalize(fitted)
 
     def build(self, config: Config) -> Artifact:

@@ -183,6 +183,15 @@ def test_a_neighbours_configuration_is_fitted(name: str, other: str) -> None:
     assert fitted.keys() == task.default().keys()
 
 
+@pytest.mark.parametrize("name", ["ln_f32", "expanded"])
+def test_what_was_stored_before_there_was_a_choice_is_fitted(name: str) -> None:
+    task = FusionTask(workloads(name)[0], "cpu")
+    old = {k: v for k, v in task.default().items() if k.rpartition(".")[2] not in ("stream", "prefetch")}
+    assert len(old) < len(task.default())
+    assert task.adapt(old) == task.default()
+    assert task.adapt({k: v for k, v in old.items() if not k.endswith("row_block")}) is None
+
+
 def test_users_space_is_narrowed_further(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('domain = "fusion"\n[cuda.threads_per_row]\nchoices = [64, 128]\n')
