@@ -6,6 +6,9 @@ module is an outcome of a candidate or of a region that the search records and s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 
 class UserError(Exception):
     """A mistake in what the user gave; ``str(error)`` is one line saying what is wrong and how to mend it."""
@@ -26,7 +29,14 @@ class Unreachable(Unsupported):
 
 
 class Repeated(Unsupported):
-    """A region would compute a matrix product several times over, since it is read in several ways."""
+    """A region would compute matrix products several times over, since they are read in several ways.
+
+    ``nodes`` are these products.
+    """
+
+    def __init__(self, nodes: Sequence[Any]) -> None:
+        super().__init__("a product computed several times over")
+        self.nodes = tuple(nodes)
 
 
 class BuildError(Exception):

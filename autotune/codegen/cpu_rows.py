@@ -228,7 +228,7 @@ class RowPrinter(Printer):
         sizes = {k: STORAGE_BYTES[self.graph.outputs[k].dtype] for k in outputs}
         read = {i: STORAGE_BYTES[self.graph.inputs[self.values[i].slot]] for i in ahead}
         length, depth = STRETCH // max(*sizes.values(), *read.values(), 1), self.depth
-        # Each piece costs a sum the additions across a vector: not cut for the stores' sake while the buffer stays in the
+        # A piece costs a sum the additions across a vector: not cut for the stores' sake while the buffer stays in the
         # second-level cache.
         whole = bool(p.reduce) and not ahead and most is not None and most <= 16 * length
         if most is not None and (p.online or most <= length or whole):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from autotune.fusion.graph import Graph, Value
+from autotune.fusion.operands import operands
 
 _FLOAT_TYPES = ("float32", "float16", "bfloat16")
 _COMPUTE = {"float32": torch.float64, "int32": torch.int32, "int64": torch.int64, "bool": torch.bool}
@@ -284,18 +285,20 @@ def make_inputs(graph: Graph, seed: int, device: torch.device | str = "cpu", spe
     Floats are standard normal, what indexes a gather is within its bound, other integers are in ``[-8, 8)`` (unsigned
     ones in ``[0, 8)``), booleans are fair coins. ``special`` puts NaN, infinities, zeros of both signs and outliers
     (30; larger ones would show float32's own cancellation, not a kernel's mistake) into up to one float in 500 and
-    always some.
+    always some. What matrix products read is scaled, and holds fewer of these (``autotune.fusion.operands``).
     """
     rng = torch.Generator(device=device).manual_seed(seed)
-    bounds = index_bounds(graph)
+    bounds, multiplied = index_bounds(graph), operands(graph)
     out = []
     for slot, name in enumerate(graph.inputs):
         n = graph.input_numel(slot)
         dtype: torch.dtype = getattr(torch, name)
         if name in _FLOAT_TYPES:
-            t = torch.randn(n, generator=rng, device=device, dtype=torch.float32).to(dtype)
+            t = torch.randn(n, generator=rng, device=device, dtype=torch.float32)
+            operand = multiplied.get(slot)
+            t = (t if operand is None else t * operand.scale).to(dtype)
             if special:
-                _sprinkle(t, rng)
+                _sprinkle(t, rng, 4096 if operand is None else operand.odd)
         elif name == "bool":
             t = torch.randint(0, 2, (n,), generator=rng, device=device).bool()
         else:
@@ -305,9 +308,9 @@ def make_inputs(graph: Graph, seed: int, device: torch.device | str = "cpu", spe
     return out
 
 
-def _sprinkle(t: Tensor, rng: torch.Generator) -> None:
+def _sprinkle(t: Tensor, rng: torch.Generator, most: int) -> None:
     odd = torch.tensor([math.nan, math.inf, -math.inf, 30.0, -30.0, 0.0, -0.0], device=t.device).to(t.dtype)
-    count = min(max(1, t.numel() // 500), 4096)  # few enough that most rows of a large input stay finite
+    count = min(max(1, t.numel() // 500), most)  # few enough that most rows of a large input stay finite
     where = torch.randint(0, t.numel(), (count,), generator=rng, device=t.device)
     which = torch.randint(0, len(odd), (count,), generator=rng, device=t.device)
     t[where] = odd[which]

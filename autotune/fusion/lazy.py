@@ -136,7 +136,8 @@ class Region:
 
     def elements(self, index: tuple[Index, ...], guards: Guards) -> int:
         """How many places an index goes to, inside its guards."""
-        axes = {a: self.build.extents[a] for i in index for a, _ in i.terms}
+        picked = [a for i in index if i.pick for a in self.build.values[i.pick[0]].axes]
+        axes = {a: self.build.extents[a] for a in (*picked, *(a for i in index for a, _ in i.terms))}
         for a, lo, hi in guards:
             if a in axes:
                 axes[a] = min(axes[a], hi - lo)

@@ -181,6 +181,9 @@ class Finder:
     def _may_hold(self, product: fx.Node) -> bool:
         """Whether a matrix product may be in a region. None on a CPU, where a library's call costs next to nothing."""
         side = self.side or tensors_of(meta(product))[0].device.type
+        first = PRODUCTS[op_name(product)]
+        if not all(isinstance(a, fx.Node) for a in product.args[first : first + 2]) or len(product.args) < first + 2:
+            return False  # given by name
         plain = getattr(product.target, "_overloadname", "") == "default"  # others name the result's type
         return side == "cuda" and plain and is_memory_intensive(*(meta(n) for n in operands(product)))
 
@@ -333,6 +336,8 @@ class Finder:
                 raise Unsupported("it reads no tensors")
             translation = translate(module)
             source = aten.to_json(module)
+        except Repeated:
+            raise
         except Unsupported as error:
             culprit = getattr(error, "node", None)
             origin = culprit.meta.get("origin") if isinstance(culprit, fx.Node) else None
@@ -368,10 +373,10 @@ def find_regions(gm: fx.GraphModule, side: str | None = None) -> list[Region]:
                 try:
                     done[key] = finder.region(nodes)
                 except Unsupported as error:
-                    culprit: fx.Node = error.node  # type: ignore[attr-defined]
-                    if isinstance(error, Repeated) and culprit not in finder.kept:
-                        finder.kept.add(culprit)
+                    if isinstance(error, Repeated):
+                        _keep(finder, [n.meta["origin"] for n in error.nodes])
                     else:
+                        culprit: fx.Node = error.node  # type: ignore[attr-defined]
                         _harden(finder, culprit, str(error))
                     failed = True
                     continue
@@ -408,6 +413,14 @@ def _joined(finder: Finder, regions: list[Region]) -> list[Region]:
     except Unsupported:
         return regions
     return regions if made.workload is None else [made]
+
+
+def _keep(finder: Finder, products: Sequence[fx.Node]) -> None:
+    """Have products stored before they are read; those that are and are repeated all the same become opaque."""
+    for n in products:
+        if n in finder.kept:
+            _harden(finder, n, "a product computed several times over")
+    finder.kept.update(products)
 
 
 def _harden(finder: Finder, culprit: fx.Node, reason: str) -> None:

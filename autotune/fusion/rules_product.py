@@ -33,7 +33,8 @@ def is_memory_intensive(a: torch.Tensor, b: torch.Tensor) -> bool:
     few = min(m, n)
     if few == 1:
         return True
-    if a.stride(-1) != 1 and b.stride(-2) != 1:
+    along = [x.shape[d] == 1 or x.stride(d) == 1 for x, d in ((a, -1), (b, -2))]
+    if not any(along):
         return False
     return a.numel() * n <= (_SMALL_OF_FEW if few <= _FEW else _SMALL)
 
@@ -60,16 +61,18 @@ def _product(a: Lazy, b: Lazy) -> Lazy:
 
 
 def check_work(region: Region) -> None:
-    """Raises Repeated, with the responsible node, where a product is computed several times over.
+    """Raises Repeated where products are computed several times over.
 
     A rotation reads each element beside another one: its weights would be read again for each. What is small may be
-    repeated once, as where a recurrence keeps its gates whole beside the parts that it uses.
+    computed twice, as where a recurrence keeps its gates whole beside the parts that it uses.
     """
+    repeated = []
     for node, (worth, ways) in region.work.items():
-        if (done := sum(ways.values())) > max(1.05 * worth, 2 * _SMALL):
-            repeated = Repeated(f"a product computed {done / worth:.1f} times")
-            repeated.node = node  # type: ignore[attr-defined]
-            raise repeated
+        done = sum(ways.values())
+        if done > (2 if done <= 2 * _SMALL else 1) * worth:
+            repeated.append(node)
+    if repeated:
+        raise Repeated(repeated)
 
 
 @rule("mm", "bmm")
@@ -84,6 +87,8 @@ def _mv(region: Region, self: Lazy, vec: Lazy) -> Lazy:
 
 @rule("addmm", "baddbmm", "addmv")
 def _addmm(region: Region, self: Lazy, mat1: Lazy, mat2: Lazy, *, beta: Number = 1, alpha: Number = 1) -> Lazy:
+    if alpha == 0:
+        raise Unsupported("a product that is left out")  # whatever it holds, NaN too
     product = _mv(region, mat1, mat2) if mat2.ndim == 1 else _product(mat1, mat2)
     scaled = product if alpha == 1 else product * alpha
     if beta == 0:

@@ -66,8 +66,8 @@ def translate(gm: fx.GraphModule) -> Translation:
     """The graph of a submodule whose placeholders and results are tensors with static shapes.
 
     Raises:
-        Unsupported: with the responsible node as attribute ``node`` (None where no single one is); Repeated where that
-            is a matrix product which had better be stored.
+        Unsupported: with the responsible node as attribute ``node`` (None where no single one is).
+        Repeated: matrix products had better be stored.
     """
     region = Region()
     env: dict[fx.Node, Any] = {}

@@ -155,7 +155,7 @@ def lookup(
     args = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
     name = resolve_device(device or _device_of(fn, args, kwargs or {}))
     captured = capture_for_user(fn, args, kwargs, label=label or getattr(fn, "__name__", type(fn).__name__))
-    regions = [r for graph in captured.graphs for r in find_regions(graph.module)]
+    regions = [r for graph in captured.graphs for r in find_regions(graph.module, name.partition(":")[0])]
     store = Store.attach(db)
     try:
         return match_regions(regions, store, name, strict=strict)

@@ -14,6 +14,7 @@ from test_regions import assert_no_cycle
 from test_translate import t
 from torch import Tensor
 
+from autotune.fusion import regions
 from autotune.fusion.capture import capture
 from autotune.fusion.contraction import merge_groups
 from autotune.fusion.regions import Region, find_regions, operands
@@ -24,9 +25,9 @@ from autotune.fusion.translate import op_name
 def regions_of(fn: Callable[..., Any], *args: Tensor, side: str = "cuda", grad: bool = False) -> list[Region]:
     found = []
     for g in capture(fn, args, grad=grad).graphs:
-        regions = find_regions(g.module, side)
-        assert_no_cycle(g.module, regions)
-        found += regions
+        here = find_regions(g.module, side)
+        assert_no_cycle(g.module, here)
+        found += here
     return found
 
 
@@ -85,11 +86,11 @@ def test_a_region_begins_with_its_products() -> None:
             h = torch.sigmoid(a) * torch.tanh(b) + h
         return h
 
-    regions = regions_of(recurrence, t(4, 3, 8), t(8, 16), t(8, 16))
-    assert len(regions) == 4  # the first step has the projection of all beside its own product
-    assert all("mm" in names(r) for r in regions)
-    assert len({r.workload.fingerprint for r in regions if r.workload is not None}) == 2
-    for r in regions:
+    steps = regions_of(recurrence, t(4, 3, 8), t(8, 16), t(8, 16))
+    assert len(steps) == 4  # the first step has the projection of all beside its own product
+    assert all("mm" in names(r) for r in steps)
+    assert len({r.workload.fingerprint for r in steps if r.workload is not None}) == 2
+    for r in steps:
         check(r)
 
 
@@ -145,6 +146,45 @@ def test_a_product_that_is_read_in_two_ways_is_stored() -> None:
     assert "mm" in names(joined)
 
 
+def test_a_product_that_is_gathered_is_stored() -> None:
+    """Its elements are read at places that only the data tell, many of them more than once."""
+
+    def scores(h: Tensor, a: Tensor, b: Tensor, source: Tensor, target: Tensor) -> Tensor:
+        return F.leaky_relu((h @ a)[source] + (h @ b)[target])
+
+    edges = torch.randint(0, 2000, (400_000,))
+    found = [names(r) for r in regions_of(scores, t(2000, 64), t(64), t(64), edges, edges)]
+    assert sorted("mv" in n for n in found) == [False, *[True] * (len(found) - 1)]
+    assert {"index", "add", "leaky_relu"} in found
+    picked = [names(r) for r in regions_of(lambda x, w, i: (x @ w)[i].relu(), t(64, 32), t(32, 32), edges[:64] % 64)]
+    assert {"mm", "index", "relu"} in picked  # no more elements than there are
+    many = regions_of(lambda x, w, i: (x @ w)[i].relu(), t(1024, 32), t(32, 32), edges % 1024)
+    assert [names(r) for r in many] == [{"index", "relu"}]
+
+
+def test_all_products_that_are_repeated_are_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    whole = regions.translate
+    monkeypatch.setattr(regions, "translate", lambda gm: calls.append(gm) or whole(gm))
+
+    def turned(x: Tensor, *weights: Tensor) -> Tensor:
+        return sum(y + y.roll(1, 0).flip(0) + torch.cat([y[:, 8:], y[:, :8]], 1) for y in (x @ w for w in weights))
+
+    regions_of(turned, t(1, 4096), *[t(4096, 512)] * 12)
+    assert len(calls) < 30
+
+
+def test_forms_that_are_left_to_torch() -> None:
+    """A product that is left out may hold NaN; an operand that is given by name."""
+    assert not any(
+        "addmm" in names(r) for r in regions_of(lambda b, x, w: torch.addmm(b, x, w, alpha=0).relu(), *[t(4, 4)] * 3)
+    )
+    (graph,) = capture(lambda x, w: torch.tanh(x @ w), (t(4, 8), t(8, 16)), grad=False).graphs
+    (product,) = graph.module.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
+    product.args, product.kwargs = product.args[:1], {"mat2": product.args[1]}
+    assert [names(r) for r in find_regions(graph.module, "cuda")] == [{"tanh"}]
+
+
 def test_products_in_training() -> None:
     def cell(x: Tensor, h: Tensor, w: Tensor, u: Tensor) -> Tensor:
         for _ in range(3):
@@ -152,8 +192,9 @@ def test_products_in_training() -> None:
         return h
 
     x, h, w, u = (t(*s).requires_grad_() for s in ((4, 8), (4, 8), (8, 8), (8, 8)))
-    regions = regions_of(cell, x, h, w, u, grad=True)
-    for r in regions:
+    found = regions_of(cell, x, h, w, u, grad=True)
+    assert sum(bool(names(r) & set(PRODUCTS)) for r in found) >= 4
+    for r in found:
         assert r.workload is not None, r.reason
         check(r)
         for product in (n for n in r.nodes if op_name(n) in PRODUCTS):
@@ -175,6 +216,7 @@ def test_products_in_training() -> None:
         (t(4096, 4096), t(4096), True),
         (t(64, 36).t(), t(64, 108), False),  # the gradient of a weight
         (t(64, 36).t(), t(108, 64).t(), True),
+        (t(1, 256).t(), t(1, 256), True),  # nothing to sum over: strides say nothing
     ],
 )
 def test_which_products(a: Tensor, b: Tensor, inside: bool) -> None:
