@@ -55,7 +55,7 @@ def program(seed: int) -> Case:
     return Case(f"halves_{seed}", lambda x, w: end((x @ w.t())[:, :n] * (x @ w.t())[:, n:]), halves)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(24))
 def test_random_products(seed: int) -> None:
     for work in workloads_of(program(seed)):
         task = FusionTask(work, "cuda:0", target="sm_90", sms=3)
