@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from capture_helpers import check
-from test_regions import assert_no_cycle
+from test_regions import acyclic, assert_no_cycle
 from test_translate import t
 from torch import Tensor
 
@@ -255,12 +255,4 @@ def test_what_is_read_from_memory_only_is_of_no_common_group() -> None:
         assert sorted(i for g in groups for i in g) == sorted(members)
         owner = {i: k for k, g in enumerate(groups) for i in g}
         assert all(owner[s] != owner.get(p) for s, reads in stored.items() for p in reads), seed
-        needs: dict[object, set[object]] = {}
-        for i in order:
-            me = owner.get(i, f"alone {i}")
-            needs.setdefault(me, set()).update(x for p in before[i] if (x := owner.get(p, f"alone {p}")) != me)
-        done: set[object] = set()
-        while len(done) < len(needs):
-            ready = [me for me, them in needs.items() if me not in done and them <= done]
-            assert ready, f"a cycle with seed {seed}"
-            done.update(ready)
+        assert acyclic(order, before, groups), seed

@@ -272,17 +272,17 @@ def test_grouping_never_makes_a_cycle_and_is_maximal() -> None:
         members = {i for i in order if rng.random() < 0.6}
         groups = merge_groups(order, before, members)
         assert sorted(i for g in groups for i in g) == sorted(members)
-        assert _acyclic(order, before, groups), seed
+        assert acyclic(order, before, groups), seed
         for a in range(len(groups)):
             for b in range(a + 1, len(groups)):
                 touch = any(p in groups[a] for i in groups[b] for p in before[i]) or any(
                     p in groups[b] for i in groups[a] for p in before[i]
                 )
                 merged = [g for k, g in enumerate(groups) if k not in (a, b)] + [groups[a] + groups[b]]
-                assert not touch or not _acyclic(order, before, merged), (seed, groups[a], groups[b])
+                assert not touch or not acyclic(order, before, merged), (seed, groups[a], groups[b])
 
 
-def _acyclic(order: list[int], before: dict[int, list[int]], groups: list[list[int]]) -> bool:
+def acyclic(order: list[int], before: dict[int, list[int]], groups: list[list[int]]) -> bool:
     owner = {i: ("group", k) for k, g in enumerate(groups) for i in g}
     needs: dict[object, set[object]] = {}
     for i in order:
