@@ -31,19 +31,21 @@ def aot_backend(compiler: GraphCompiler) -> Callable[[fx.GraphModule, Sequence[A
     from functorch.compile import make_boxed_func, min_cut_rematerialization_partition  # type: ignore[import-untyped]
     from torch._dynamo.backends.common import aot_autograd
 
+    def rewrite(gm: fx.GraphModule) -> None:
+        split_parts(gm)
+        draw_seeds_at_once(gm)
+
     def part(kind: str) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
         def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
             if kind == "inference":
-                split_parts(gm)
-                draw_seeds_at_once(gm)
+                rewrite(gm)
             compiled = compiler(gm, example_inputs, kind)
             return compiled if getattr(compiled, "_boxed_call", False) else make_boxed_func(compiled)
 
         return compile_graph
 
     def partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-        split_parts(joint)
-        draw_seeds_at_once(joint)
+        rewrite(joint)
         return min_cut_rematerialization_partition(joint, *args, compiler="inductor", **kwargs)
 
     backend: Callable[[fx.GraphModule, Sequence[Any]], Compiled] = aot_autograd(

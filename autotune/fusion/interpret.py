@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from autotune.fusion.graph import Graph, Value
-from autotune.fusion.operands import operands
+from autotune.fusion.operands import Operand, operands
 
+_PLAIN = Operand(scale=1.0, odd=4096)  # any other input
 _FLOAT_TYPES = ("float32", "float16", "bfloat16")
 _COMPUTE = {"float32": torch.float64, "int32": torch.int32, "int64": torch.int64, "bool": torch.bool}
 _MAX = float(torch.finfo(torch.float32).max) * (1 + 2**-25)
@@ -295,10 +296,10 @@ def make_inputs(graph: Graph, seed: int, device: torch.device | str = "cpu", spe
         dtype: torch.dtype = getattr(torch, name)
         if name in _FLOAT_TYPES:
             t = torch.randn(n, generator=rng, device=device, dtype=torch.float32)
-            operand = multiplied.get(slot)
-            t = (t if operand is None else t * operand.scale).to(dtype)
+            operand = multiplied.get(slot, _PLAIN)
+            t = t.mul_(operand.scale).to(dtype)
             if special:
-                _sprinkle(t, rng, 4096 if operand is None else operand.odd)
+                _sprinkle(t, rng, operand.odd)
         elif name == "bool":
             t = torch.randint(0, 2, (n,), generator=rng, device=device).bool()
         else:

@@ -138,13 +138,10 @@ def _is_aligned(window: Any, source: Any) -> bool:
     return type(offset) is int and offset % _ALIGNMENT == 0
 
 
-def operands(product: fx.Node) -> tuple[fx.Node, fx.Node]:
-    """The two that a matrix product multiplies."""
+def factors(product: fx.Node) -> list[fx.Node]:
+    """The two that a matrix product multiplies; fewer where they are given by name."""
     first = PRODUCTS[op_name(product)]
-    a, b = product.args[first : first + 2]
-    assert isinstance(a, fx.Node)
-    assert isinstance(b, fx.Node)
-    return a, b
+    return [a for a in product.args[first : first + 2] if isinstance(a, fx.Node)]
 
 
 class Finder:
@@ -181,11 +178,9 @@ class Finder:
     def _may_hold(self, product: fx.Node) -> bool:
         """Whether a matrix product may be in a region. None on a CPU, where a library's call costs next to nothing."""
         side = self.side or tensors_of(meta(product))[0].device.type
-        first = PRODUCTS[op_name(product)]
-        if not all(isinstance(a, fx.Node) for a in product.args[first : first + 2]) or len(product.args) < first + 2:
-            return False  # given by name
         plain = getattr(product.target, "_overloadname", "") == "default"  # others name the result's type
-        return side == "cuda" and plain and is_memory_intensive(*(meta(n) for n in operands(product)))
+        pair = factors(product)
+        return side == "cuda" and plain and len(pair) == 2 and is_memory_intensive(*map(meta, pair))
 
     def sort(self, node: fx.Node) -> str:
         """ "compute", "view", "generator" or "opaque"."""
@@ -235,7 +230,7 @@ class Finder:
 
     def _is_the_library_s(self, node: fx.Node) -> bool:
         """Whether nothing is won by a node alone: a product but a vector's."""
-        return op_name(node) in PRODUCTS and all(read_again(*map(meta, operands(node))))
+        return op_name(node) in PRODUCTS and all(read_again(*map(meta, factors(node))))
 
     def stored(self, members: set[fx.Node]) -> dict[fx.Node, set[fx.Node]]:
         """For each node what it reads from memory only: a matrix product the operands whose elements it reads again and
@@ -246,7 +241,7 @@ class Finder:
         found = {n: kept for n in members if (kept := self.kept.intersection(self.producers(n)))} if self.kept else {}
         for n in members:
             if op_name(n) in PRODUCTS:
-                pair = operands(n)
+                pair = factors(n)
                 again = [a for a, many in zip(pair, read_again(*map(meta, pair)), strict=True) if many]
                 operand = {p for a in again for p in (self.producers(a) if self.free(a) else [a])}
                 found[n] = found.get(n, set()) | operand
@@ -372,12 +367,12 @@ def find_regions(gm: fx.GraphModule, side: str | None = None) -> list[Region]:
             if key not in done:
                 try:
                     done[key] = finder.region(nodes)
+                except Repeated as error:
+                    _keep(finder, [n.meta["origin"] for n in error.nodes])
                 except Unsupported as error:
-                    if isinstance(error, Repeated):
-                        _keep(finder, [n.meta["origin"] for n in error.nodes])
-                    else:
-                        culprit: fx.Node = error.node  # type: ignore[attr-defined]
-                        _harden(finder, culprit, str(error))
+                    culprit: fx.Node = error.node  # type: ignore[attr-defined]
+                    _harden(finder, culprit, str(error))
+                if key not in done:
                     failed = True
                     continue
             regions.append(done[key])

@@ -28,15 +28,11 @@ def is_memory_intensive(a: torch.Tensor, b: torch.Tensor) -> bool:
 
     Neither operand running along k, as in the gradient of a weight, asks for tiles in shared memory: a library's.
     """
-    vector = b.ndim == 1
-    m, n = a.shape[-2], 1 if vector else b.shape[-1]
-    few = min(m, n)
-    if few == 1:
+    if not all(read_again(a, b)):
         return True
     along = [x.shape[d] == 1 or x.stride(d) == 1 for x, d in ((a, -1), (b, -2))]
-    if not any(along):
-        return False
-    return a.numel() * n <= (_SMALL_OF_FEW if few <= _FEW else _SMALL)
+    few = min(a.shape[-2], b.shape[-1]) <= _FEW
+    return any(along) and a.numel() * b.shape[-1] <= (_SMALL_OF_FEW if few else _SMALL)
 
 
 def read_again(a: torch.Tensor, b: torch.Tensor) -> tuple[bool, bool]:

@@ -29,8 +29,6 @@ _MANY_ROWS, _LARGE = 1024, 1 << 18
 """Rows and elements from which partial results gain more than their finish costs."""
 
 
-ADDED = ("stream", "prefetch")
-"""Parameters that configurations stored by an earlier version lack; they did without either."""
 _LEAST_MOVED = 1 << 18
 """Bytes under which streaming stores and rows fetched ahead make no sense: the caches have room for them, and who reads
 results next finds them there."""
@@ -52,6 +50,8 @@ def forms(graph: Graph) -> tuple[bool, bool]:
 
 
 _MOVES = {"stream": streamed_bytes, "prefetch": fetched_bytes}
+WITHOUT_MOVES: Config = dict.fromkeys(_MOVES, False)
+"""What configurations that an earlier version stored lack; they did without either."""
 
 
 def moved(graph: Graph, config: Config) -> dict[str, int]:
@@ -93,7 +93,7 @@ def space_of(graph: Graph, space: Space) -> Space:
 
 def normalize(graph: Graph, config: Config) -> Config:
     """The configuration that would in effect run: a tile at least as long as a row is no tile."""
-    c = {"parts": 0, "stream": False, "prefetch": False} | dict(config)
+    c = {"parts": 0} | WITHOUT_MOVES | dict(config)
     plain, split = forms(graph)
     if not split:
         c["parts"] = 0
@@ -106,7 +106,7 @@ def normalize(graph: Graph, config: Config) -> Config:
         c["row_block"] = max(16, int(c["row_block"]))
     if int(c["column_tile"]) >= program.n_cols:
         c["column_tile"] = 0
-    if not group_program(graph, c | {"keep": "scratch"}).kept:
+    if c["keep"] != "scratch" and not group_program(graph, c | {"keep": "scratch"}).kept:
         c["keep"] = "scratch"
     if not has_online(program):
         c["online"] = False
@@ -128,8 +128,7 @@ def default(graph: Graph) -> Config:
         "online": False,
         "threads": min(128, threads),
         "parts": 0,
-        "stream": False,
-        "prefetch": False,
+        **WITHOUT_MOVES,
     }
     plain, split = forms(graph)
     if split:

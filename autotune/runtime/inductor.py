@@ -89,7 +89,7 @@ def _as_promised(run: Callable[..., Any], strides: Sequence[tuple[int, ...]]) ->
         nonlocal other
         results = run(*inputs)
         if other is None:
-            other = [k for k, (t, s) in enumerate(zip(results, strides, strict=True)) if not lies_as(t, s)]
+            other = [k for k, (t, s) in enumerate(zip(results, strides, strict=True)) if not _lies_as(t, s)]
         if not other:
             return results
         made = list(results)
@@ -106,7 +106,7 @@ def _relaid(t: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     return torch.empty_strided(once.shape, strides, dtype=t.dtype, device=t.device).copy_(once).expand(t.shape)
 
 
-def lies_as(t: torch.Tensor, strides: Sequence[int]) -> bool:
+def _lies_as(t: torch.Tensor, strides: Sequence[int]) -> bool:
     """Whether a tensor has these strides, but for extents below 2, where they are never used."""
     return t.numel() == 0 or all(n < 2 or a == b for n, a, b in zip(t.shape, t.stride(), strides, strict=True))
 
