@@ -1,0 +1,74 @@
+"""Measuring in turns: several processes prepare contenders side by side, one at a time times something on the device.
+
+Compiling peers takes most of a benchmark, and most of that is one processor's work. Side by side it takes a fraction,
+provided that nobody's timing meets another's kernels: what is measured here, and what Inductor measures to choose among
+its own kernels, is done under the lock that searches hold as well (:mod:`autotune.measure.lock`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from autotune.measure.lock import device_lock
+
+_METHODS = ("benchmark", "benchmark_gpu", "benchmark_gpu_with_cuda_graph")
+
+
+class Turns:
+    """The lock of a device, for code that may ask for it again while it holds it, in any thread of a process.
+
+    Args:
+        device: "cuda:N" or "cpu".
+        timeout_s: as of :func:`autotune.measure.lock.device_lock`.
+    """
+
+    def __init__(self, device: str, timeout_s: float) -> None:
+        self.device, self.timeout_s = device, timeout_s
+        self._inner = threading.RLock()
+        self._depth = 0
+
+    @contextlib.contextmanager
+    def mine(self) -> Iterator[None]:
+        """While open, nobody else measures on the device."""
+        with self._inner, contextlib.ExitStack() as stack:
+            if self._depth == 0:
+                stack.enter_context(device_lock(self.device, self.timeout_s))
+            self._depth += 1
+            stack.callback(self._leave)
+            yield
+
+    def _leave(self) -> None:
+        self._depth -= 1
+
+
+@contextlib.contextmanager
+def inductor_takes_turns(turns: Turns) -> Iterator[None]:
+    """While open, what Inductor times in this process it times with ``turns`` held; what it compiles, without."""
+    from torch._inductor.runtime.benchmarking import benchmarker
+
+    kind = type(benchmarker)
+    before = {name: kind.__dict__.get(name) for name in _METHODS}
+    for name in _METHODS:
+        if (method := getattr(kind, name, None)) is not None:
+            setattr(kind, name, _in_turn(method, turns))
+    try:
+        yield
+    finally:
+        for name, method in before.items():
+            if method is not None:
+                setattr(kind, name, method)
+            elif name in kind.__dict__:
+                delattr(kind, name)
+
+
+def _in_turn(method: Callable[..., Any], turns: Turns) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with turns.mine():
+            return method(*args, **kwargs)
+
+    return call
