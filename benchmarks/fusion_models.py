@@ -11,7 +11,8 @@ regions' bytes take at the copy bandwidth, without the library calls.
 
 A model that exceeds ``--timeout`` is stopped and left out (exit code 1). The file is written after every model;
 ``--resume`` keeps those that are in it. ``--layers 2`` shortens the deep models and ``--steps 8``
-the recurrent ones: layers and steps repeat.
+the recurrent ones: layers and steps repeat. With ``--jobs N`` that many models are under way at a time: their searches
+follow one another, Inductor compiles beside them, and whatever is timed (by Inductor too) is timed alone.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +38,7 @@ from benchmarks import form
 from examples.models import DEPTHS, NAMES, SIZES
 
 if TYPE_CHECKING:
+    from autotune.bench.turns import Turns
     from examples.models import Example
 
 CONTENDERS = ("eager", "inductor", "autotune")
@@ -176,7 +180,7 @@ def templates_in_threads() -> None:
     compiled again when it is timed, one after the other, 10 s a product where threads take 2. All its other kernels
     stay with the processes: compiled in this one they were most of the time.
     """
-    from torch._inductor import config as inductor
+    from torch._inductor import config
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.select_algorithm import AlgorithmSelectorCache
 
@@ -184,14 +188,26 @@ def templates_in_threads() -> None:
     begin = AlgorithmSelectorCache.make_precompile_fn
 
     def in_threads(*args: Any, **kwargs: Any) -> Any:
-        with inductor.patch(compile_threads=1):
+        with config.patch(compile_threads=1):
             return begin(*args, **kwargs)
 
     AlgorithmSelectorCache.make_precompile_fn = in_threads  # type: ignore[method-assign]
+    if hasattr(config, "autotune_num_choices_displayed"):
+        config.autotune_num_choices_displayed = 0  # a table for each product
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Everything about one model; runs in a process of its own."""
+    from autotune.bench.turns import Turns, inductor_takes_turns
+    from autotune.measure.policy import default_policy
+
+    turns = Turns(args.device, default_policy(args.device).lock_s)
+    with inductor_takes_turns(turns):
+        return measure_in_turns(args, turns)
+
+
+def measure_in_turns(args: argparse.Namespace, turns: Turns) -> dict[str, Any]:
+    """What :func:`measure` returns; times something only while ``turns`` is held."""
     import dataclasses
 
     import torch
@@ -243,11 +259,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     results.clear()
     base = default_policy(args.device)
     policy = dataclasses.replace(base, final_rounds=args.rounds, final_s=args.seconds)
-    samples = interleave(steps, policy, args.device)
-    took("timing")
-    kernels = kernels_of(steps) if cuda else None
-    bandwidth = copy_bandwidth(dataclasses.replace(base, final_rounds=10, final_s=5.0), args.device)
-    took("kernels")
+    with turns.mine():
+        begin = time.monotonic()
+        samples = interleave(steps, policy, args.device)
+        took("timing")
+        kernels = kernels_of(steps) if cuda else None
+        bandwidth = copy_bandwidth(dataclasses.replace(base, final_rounds=10, final_s=5.0), args.device)
+        took("kernels")
     us = {k: round(statistics.median(v), 3) for k, v in samples.items()}
     return {
         "name": name,
@@ -316,10 +334,8 @@ def search(name: str, args: argparse.Namespace, limit: float) -> dict[str, Any]:
     return {"search_s": took, "search_code": code}
 
 
-def one(name: str, args: argparse.Namespace) -> dict[str, Any] | None:
-    """A case of the result file; None if the model could not be measured in time."""
-    end = time.monotonic() + args.timeout
-    searched = search(name, args, args.timeout * 0.7) if args.search > 0 else {}
+def measured(name: str, args: argparse.Namespace, searched: Mapping[str, Any], end: float) -> dict[str, Any] | None:
+    """A case of the result file; None if the model could not be measured until ``end``."""
     command = [sys.executable, "-m", "benchmarks.fusion_models", "--measure", name, "--device", args.device]
     command += ["--size", args.size, "--mode", args.mode, "--rounds", str(args.rounds), "--seconds", str(args.seconds)]
     command += [text for name, n in depth(args).items() for text in (f"--{name}", str(n))]
@@ -329,38 +345,42 @@ def one(name: str, args: argparse.Namespace) -> dict[str, Any] | None:
         print(f"{name}: left out, {why}", file=sys.stderr)
         return None
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    measured = {"commit": form.commit(), "when": now}  # those of the file are of its last model
-    return {**json.loads(out.splitlines()[-1]), **searched, **measured}
+    own = {"commit": form.commit(), "when": now}  # those of the file are of its last model
+    return {**json.loads(out.splitlines()[-1]), **searched, **own}
 
 
 def ratio(case: Mapping[str, Any]) -> float:
     return float(case["inductor_best_us"] / case["autotune_us"])
 
 
-def kernel_counts(case: Mapping[str, Any]) -> tuple[int, int] | None:
-    """(Inductor's, ours): kernels for memory-intensive operators."""
+def kernel_counts(case: Mapping[str, Any], kind: str) -> tuple[int, int] | None:
+    """(Inductor's, ours): kernels of a step; ``kind`` is "memory_intensive" or "library"."""
     found = case.get("kernels")
-    return (found["inductor"]["memory_intensive"], found["autotune"]["memory_intensive"]) if found else None
+    return (found["inductor"][kind], found["autotune"][kind]) if found else None
 
 
 def table(cases: Sequence[Mapping[str, Any]]) -> str:
     """A line a model, then the means."""
-    heads = f"{'eager us':>10s} {'inductor':>10s} {'autotune':>10s} {'speedup':>8s} {'kernels':>11s} {'hits':>7s}"
+    heads = f"{'eager us':>10s} {'inductor':>10s} {'autotune':>10s} {'speedup':>8s} {'kernels':>16s} {'hits':>7s}"
     lines = [f"{'model':18s} {heads}"]
     for c in cases:
-        counts = kernel_counts(c)
-        launched = f"{counts[0]} -> {counts[1]}" if counts else "-"
+        counts, library = kernel_counts(c, "memory_intensive"), kernel_counts(c, "library")
+        launched = f"{counts[0]}+{library[0]} -> {counts[1]}+{library[1]}" if counts and library else "-"
         times = " ".join(f"{c[k]:10.1f}" for k in ("eager_us", "inductor_best_us", "autotune_us"))
         hits = f"{c['counters'].get('hits', 0)}/{c['regions']}"
-        lines.append(f"{c['name']:18s} {times} {ratio(c):7.3f}x {launched:>11s} {hits:>7s}")
+        lines.append(f"{c['name']:18s} {times} {ratio(c):7.3f}x {launched:>16s} {hits:>7s}")
     if cases:
         mean = math.exp(sum(math.log(ratio(c)) for c in cases) / len(cases))
         worst = min(cases, key=ratio)
         lines.append(f"geometric mean {mean:.3f}x; slowest {worst['name']} {ratio(worst):.3f}x")
-        counted = [k for c in cases if (k := kernel_counts(c))]
-        if counted:
-            theirs, ours = (sum(k[i] for k in counted) for i in (0, 1))
-            lines.append(f"kernels for memory-intensive operators: {ours} of Inductor's {theirs}")
+        sums = {}
+        for kind in ("memory_intensive", "library"):
+            counted = [k for c in cases if (k := kernel_counts(c, kind))]
+            sums[kind] = [sum(k[i] for k in counted) for i in (0, 1)]
+        (theirs, ours), library = sums["memory_intensive"], sums["library"]
+        if theirs:
+            also = f"with those of libraries {ours + library[1]} of {theirs + library[0]}"
+            lines.append(f"kernels for memory-intensive operators: {ours} of Inductor's {theirs}; {also}")
     return "\n".join(lines)
 
 
@@ -380,10 +400,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--db", help="database (default: a new one, thrown away)")
     parser.add_argument("--out", type=Path, help="result file to write")
     parser.add_argument("--resume", action="store_true", help="keep the models that --out holds")
+    parser.add_argument("--jobs", type=int, default=1, help="models under way at a time (default: 1; on a CPU always)")
     parser.add_argument("--measure", choices=NAMES, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     # The step is captured as a whole here; Inductor's own CUDA graphs would be graphs within it.
     args.mode = args.mode or ("max-autotune-no-cudagraphs" if args.device.startswith("cuda") else "default")
+    if args.jobs < 1 or (args.jobs > 1 and not args.device.startswith("cuda")):
+        parser.error("--jobs is 1 or more, and 1 on a CPU: what is timed there is what the others would use")
     if unknown := [m for m in args.models if m not in NAMES]:
         parser.error(f"unknown models {', '.join(unknown)}; there are {', '.join(NAMES)}")
     return args
@@ -407,21 +430,31 @@ def measure_all(args: argparse.Namespace) -> int:
     versions = {k: str(v) for k, v in (("cuda", env.cuda), ("driver", env.driver)) if v}
     kept = form.read(args.out)["cases"] if args.resume and args.out and args.out.exists() else []
     done: dict[str, Mapping[str, Any]] = {c["name"]: c for c in kept}
-    missing = []
-    for name in args.models:
-        if name in done:
-            continue
-        begin = time.monotonic()
-        case = one(name, args)
+    left = [name for name in args.models if name not in done]
+    writing = threading.Lock()
+
+    def finish(name: str, searched: Mapping[str, Any], begin: float) -> bool:
+        case = measured(name, args, searched, begin + args.timeout)
         if case is None:
-            missing.append(name)
-            continue
-        done[name] = case
-        print(f"{name}: {ratio(case):.3f}x in {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
-        if args.out:
-            form.write(args.out, identity.label, list(done.values()), versions)
+            return False
+        with writing:
+            done[name] = case
+            print(f"{name}: {ratio(case):.3f}x in {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+            if args.out:
+                form.write(args.out, identity.label, list(done.values()), versions)
+        return True
+
+    lanes: list[Future[bool]] = []
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for name in left:
+            under_way = [lane for lane in lanes if not lane.done()]
+            if len(under_way) >= args.jobs:
+                wait(under_way, return_when=FIRST_COMPLETED)
+            begin = time.monotonic()
+            searched = search(name, args, args.timeout * 0.7) if args.search > 0 else {}
+            lanes.append(pool.submit(finish, name, searched, begin))
     print(table(list(done.values())))
-    return 1 if missing or not done else 0
+    return 0 if done and all(lane.result() for lane in lanes) else 1
 
 
 if __name__ == "__main__":

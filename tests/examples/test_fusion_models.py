@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+import threading
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from benchmarks import fusion_models
+from autotune import device
+from benchmarks import form, fusion_models
 from benchmarks.kernel_names import is_library
 from examples.models import make
 
@@ -53,7 +58,7 @@ def case(name: str, best: float, ours: float, kernels: tuple[int, int] | None = 
     counted = None
     if kernels:
         both = zip(("inductor", "autotune"), kernels, strict=True)
-        counted = {who: {"memory_intensive": n} for who, n in both}
+        counted = {who: {"memory_intensive": n, "library": 2 * n} for who, n in both}
     times = {"eager_us": 900.0, "inductor_best_us": best, "autotune_us": ours}
     return {"name": name, **times, "kernels": counted, "counters": {"hits": 3}, "regions": 4}
 
@@ -62,8 +67,8 @@ def test_table_tells_means_and_kernels() -> None:
     text = fusion_models.table([case("a", 400.0, 200.0, (10, 4)), case("b", 100.0, 200.0, (6, 3))])
     assert "2.000x" in text
     assert "geometric mean 1.000x; slowest b 0.500x" in text
-    assert "10 -> 4" in text
-    assert "7 of Inductor's 16" in text
+    assert "10+20 -> 4+8" in text
+    assert "7 of Inductor's 16; with those of libraries 21 of 48" in text
     assert "-" in fusion_models.table([case("a", 400.0, 200.0)])
 
 
@@ -109,6 +114,48 @@ def test_unknown_models_are_told(capsys: pytest.CaptureFixture[str]) -> None:
         fusion_models.parse(["--models", "bert_train,gpt"])
     assert stop.value.code == 2
     assert "unknown models gpt" in capsys.readouterr().err
+
+
+def test_models_side_by_side(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    searching: list[str] = []
+    together = threading.Barrier(2)  # broken, and so a model left out, if one is measured after the other
+
+    def search(name: str, args: argparse.Namespace, limit: float) -> dict[str, object]:
+        assert not searching, "searches follow one another"
+        searching.append(name)
+        time.sleep(0.01)
+        searching.remove(name)
+        return {"search_s": 1.0, "search_code": 0}
+
+    def measured(
+        name: str, args: argparse.Namespace, searched: dict[str, object], end: float
+    ) -> dict[str, object] | None:
+        if name == "dien_train":
+            return None
+        together.wait(timeout=30)
+        return {**case(name, 300.0, 200.0), "name": name}
+
+    monkeypatch.setattr(device, "identify", lambda name: SimpleNamespace(label="a GPU"))
+    monkeypatch.setattr(device, "environment", lambda name: SimpleNamespace(cuda="13.0", driver=None))
+    monkeypatch.setattr(fusion_models, "search", search)
+    monkeypatch.setattr(fusion_models, "measured", measured)
+    written: list[list[str]] = []
+    monkeypatch.setattr(form, "write", lambda out, label, cases, versions: written.append([c["name"] for c in cases]))
+    names = "bert_train,bert_infer,dien_train,llama_train,llama_infer"
+    out = str(tmp_path / "m.json")
+    assert fusion_models.main(["--models", names, "--jobs", "2", "--db", "m.db", "--out", out]) == 1
+    assert sorted(written[-1]) == sorted(set(names.split(",")) - {"dien_train"})
+    assert [len(w) for w in written] == [1, 2, 3, 4]
+    assert "geometric mean 1.500x" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", [["--jobs", "0"], ["--jobs", "2", "--device", "cpu"]])
+def test_jobs_that_make_no_sense(text: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        fusion_models.parse(text)
+    assert "--jobs" in capsys.readouterr().err
 
 
 def test_kernels_are_counted_and_summed_by_name() -> None:
