@@ -11,8 +11,8 @@ regions' bytes take at the copy bandwidth, without the library calls.
 
 A model that exceeds ``--timeout`` is stopped and left out (exit code 1). The file is written after every model;
 ``--resume`` keeps those that are in it. ``--layers 2`` shortens the deep models and ``--steps 8``
-the recurrent ones: layers and steps repeat. With ``--jobs N`` that many models are under way at a time: their searches
-follow one another, Inductor compiles beside them, and whatever is timed (by Inductor too) is timed alone.
+the recurrent ones: layers and steps repeat. With ``--jobs N`` that many models are under way at a time, half as many of
+them searching while Inductor compiles others; whatever is timed, by Inductor too, is timed alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -431,9 +431,12 @@ def measure_all(args: argparse.Namespace) -> int:
     kept = form.read(args.out)["cases"] if args.resume and args.out and args.out.exists() else []
     done: dict[str, Mapping[str, Any]] = {c["name"]: c for c in kept}
     left = [name for name in args.models if name not in done]
-    writing = threading.Lock()
+    writing, searching = threading.Lock(), threading.Semaphore(max(1, args.jobs // 2))
 
-    def finish(name: str, searched: Mapping[str, Any], begin: float) -> bool:
+    def model(name: str) -> bool:
+        with searching:
+            begin = time.monotonic()
+            searched = search(name, args, args.timeout * 0.7) if args.search > 0 else {}
         case = measured(name, args, searched, begin + args.timeout)
         if case is None:
             return False
@@ -444,17 +447,10 @@ def measure_all(args: argparse.Namespace) -> int:
                 form.write(args.out, identity.label, list(done.values()), versions)
         return True
 
-    lanes: list[Future[bool]] = []
     with ThreadPoolExecutor(args.jobs) as pool:
-        for name in left:
-            under_way = [lane for lane in lanes if not lane.done()]
-            if len(under_way) >= args.jobs:
-                wait(under_way, return_when=FIRST_COMPLETED)
-            begin = time.monotonic()
-            searched = search(name, args, args.timeout * 0.7) if args.search > 0 else {}
-            lanes.append(pool.submit(finish, name, searched, begin))
+        finished = list(pool.map(model, left))
     print(table(list(done.values())))
-    return 0 if done and all(lane.result() for lane in lanes) else 1
+    return 0 if done and all(finished) else 1
 
 
 if __name__ == "__main__":

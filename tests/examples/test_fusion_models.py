@@ -123,7 +123,7 @@ def test_models_side_by_side(
     together = threading.Barrier(2)  # broken, and so a model left out, if one is measured after the other
 
     def search(name: str, args: argparse.Namespace, limit: float) -> dict[str, object]:
-        assert not searching, "searches follow one another"
+        assert not searching, "half as many as jobs"
         searching.append(name)
         time.sleep(0.01)
         searching.remove(name)
