@@ -21,8 +21,22 @@ _LIBRARY = re.compile(
 _NORM = re.compile(r"cudnn.*(bn_|batch_?norm)", re.IGNORECASE)
 
 
+_OURS = "autotune_"
+_PRODUCTS = frozenset(["mm", "addmm", "bmm", "baddbmm", "mv", "addmv"])
+
+
 def is_library(name: str) -> bool:
     """Whether a kernel belongs to a library call (or is a copy), rather than to memory-intensive operators."""
     if name.startswith("triton_"):
         return bool(_TRITON.match(name))
+    if name.startswith(_OURS):
+        return False
     return bool(_LIBRARY.search(name)) and not _NORM.search(name)
+
+
+def has_product(name: str) -> bool:
+    """Whether a kernel of autotune's computes a matrix product beside its memory-intensive operators.
+
+    False for kernels stored by versions that called all of theirs ``autotune_kernel``.
+    """
+    return name.startswith(_OURS) and not _PRODUCTS.isdisjoint(name.split("_"))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.c3.scenario import Scenario
 from autotune.c3.strategy import normalize
+from autotune.codegen.cuda_source import PREFIX
 from autotune.task import Config
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def classify(category: str, name: str) -> tuple[str, str]:
         return "compute", "memsets"
     if "nccl" in name.lower():
         return "nccl", "nccl_kernels"
-    if "autotune_kernel" in name:
+    if name.startswith(PREFIX):
         return "kernels", "numba_kernels"
     return "compute", "compute_kernels"
 

@@ -15,24 +15,29 @@ from autotune.codegen.kernels import Private, Ref
 from autotune.errors import BuildError, Unsupported
 from autotune.fusion.families import family_of, single
 from autotune.fusion.graph import Graph
+from autotune.fusion.kernel_names import launch_names, part_name
 from autotune.fusion.packing import MOST_POINTERS
 from autotune.fusion.plan import Group, Plan
 from autotune.fusion.schedules import one_block, one_launch
 from autotune.fusion.schemes import scheme_of
 from autotune.task import Artifact, Config, Kernel
+from autotune.workload import Json
 
 _SQUEEZE = 0.75  # of the registers a kernel takes by itself: with fewer it would spill
 SPILLS = 512
 """Bytes of stack a thread beyond which a candidate is not worth measuring."""
 
 
-def build_artifact(graph: Graph, plan: Plan, parts: Sequence[Config], target: str, sms: int) -> Artifact:
+def build_artifact(
+    graph: Graph, plan: Plan, parts: Sequence[Config], target: str, sms: int, program: Json | None = None
+) -> Artifact:
     """Compile a region.
 
     Args:
         graph: the region's.
         plan: its plan; ``parts`` are the configurations of its groups.
         target: "sm_90" and the like; ``sms`` its multiprocessors.
+        program: the aten calls it was cut from, where they are known: kernels are named after them.
 
     Raises:
         Unsupported: a configuration does not fit its group.
@@ -40,23 +45,24 @@ def build_artifact(graph: Graph, plan: Plan, parts: Sequence[Config], target: st
     """
     scratch = list(plan.scratch_numel(graph))
     kernels: list[Kernel] = []
-    for launch in plan.launches:
+    for name, launch in zip(launch_names(plan, program or {}), plan.launches, strict=True):
         if len(launch) > 1:
             source, pointers, private = phased(plan, launch, parts, sms, len(scratch))
             scratch += [(p.storage, p.numel, p.state) for p in private]
-            kernels.append(compile_source(source, pointers, target, sms, launch[0][0]))
+            kernels.append(compile_source(replace(source, name=name), pointers, target, sms, launch[0][0]))
             continue
         if len(launch[0]) > 1:
-            kernels.append(compile_source(*packed(plan, launch[0], parts, sms), target, sms, launch[0][0]))
+            source, pointers = packed(plan, launch[0], parts, sms)
+            kernels.append(compile_source(replace(source, name=name), pointers, target, sms, launch[0][0]))
             continue
         (k,) = launch[0]
         group = plan.groups[k]
         made = scheme_of(group.graph).emit(group.graph, parts[k], sms)
         first = len(scratch)
         scratch += [(p.storage, p.numel, p.state) for p in made.private]
-        for source, args in zip(made.sources, made.args, strict=True):
+        for n, (source, args) in enumerate(zip(made.sources, made.args, strict=True)):
             refs = [_place(group.inputs, group.outputs, first, ref) for ref in args]
-            kernels.append(compile_source(source, refs, target, sms, k))
+            kernels.append(compile_source(replace(source, name=part_name(name, n)), refs, target, sms, k))
     return Artifact(target, tuple(kernels), tuple(scratch), GENERATOR)
 
 

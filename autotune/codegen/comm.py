@@ -9,9 +9,10 @@ what they read; each thread loads several packs of 16 bytes before it stores any
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from autotune.codegen.cuda_names import tuple_of
-from autotune.codegen.cuda_source import CudaSource
+from autotune.codegen.cuda_source import PREFIX, CudaSource
 from autotune.errors import Unsupported
 from autotune.task import Kernel
 
@@ -65,7 +66,7 @@ def emit_comm(op: str, ranks: int, dtype: str, threads: int = 512, unroll: int =
     if not 32 <= threads <= 1024 or threads % 32:
         raise Unsupported("a block is a multiple of 32 up to 1024 threads")
     emit = _copy if op == "copy" else _reduce
-    return emit(ranks, dtype, threads, unroll)
+    return replace(emit(ranks, dtype, threads, unroll), name=f"{PREFIX}c3_{op}")
 
 
 def _launch(op: str, args: list[tuple[str, int]], threads: int, align: int) -> dict[str, object]:

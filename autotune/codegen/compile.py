@@ -125,8 +125,8 @@ def compile_ptx(source: CudaSource, target: str) -> tuple[str, str]:
         directive = rf"\1.explicitcluster\n.reqnctapercluster {source.cluster}, 1, 1\n"
         text = re.sub(r"(\.maxntid[^\n]*\n)", directive, text, count=1)
     text = _UNUSED.sub("", text)
-    # A short, stable entry name, as the environment pointers go: equal candidates are equal cubins, and stored once.
-    return text.replace(found.group(1), "autotune_kernel"), "autotune_kernel"
+    # A stable entry name, as the environment pointers go: equal candidates are equal cubins, and stored once.
+    return text.replace(found.group(1), source.name), source.name
 
 
 def build(source: CudaSource, target: str = "sm_90") -> Kernel:

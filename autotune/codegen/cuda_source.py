@@ -8,6 +8,8 @@ from typing import Any
 
 GENERATOR = "cuda-4"
 """Changes when emitted code changes meaning; part of an artifact."""
+PREFIX = "autotune_"
+"""What the names of all our kernels begin with, in profiles and cubins."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class CudaSource:
         block: threads a block.
         max_registers: cap for ptxas; 0 for none.
         cluster: blocks a cluster.
+        name: what profilers show it as, an identifier.
     """
 
     functions: tuple[str, ...]
@@ -62,6 +65,7 @@ class CudaSource:
     block: int
     max_registers: int
     cluster: int = 1
+    name: str = f"{PREFIX}kernel"
 
     @property
     def text(self) -> str:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from autotune.errors import Unsupported
 from autotune.fusion.canonical import to_workload
 from autotune.fusion.cost import Costs, Figures, GroupCost, plan_us
-from autotune.fusion.graph import REDUCTIONS, Graph
+from autotune.fusion.graph import Graph
+from autotune.fusion.kernel_names import graph_ops
 from autotune.fusion.latency import predict_cpu, predict_cuda
 from autotune.fusion.plan import Group, Plan, make_plan, write_text
 from autotune.task import Composition, Config, Ranked
@@ -168,10 +169,7 @@ def group_workload(graph: Graph) -> Workload:
 
 def describe_graph(graph: Graph) -> str:
     """The telling operators of a graph, the type of its largest output and the extents of its largest value."""
-    from autotune.fusion.ops import LIGHT, POINTWISE
-
-    telling = [v.op for v in graph.values if v.op in REDUCTIONS or (v.op in POINTWISE and POINTWISE[v.op].cost > LIGHT)]
-    names = list(dict.fromkeys(telling or [v.op for v in graph.values if v.op in POINTWISE] or ["copy"]))
+    names = graph_ops(graph)
     largest = max(graph.outputs, key=lambda o: graph.size(o.axes))
     widest = max([v.axes for v in graph.values] + [o.axes for o in graph.outputs], key=graph.size)
     extents = "x".join(str(graph.extents[a]) for a in widest) or "1"

@@ -6,7 +6,7 @@ from torch import fx
 
 from autotune.fusion.components import components
 from autotune.fusion.graph import Graph
-from autotune.fusion.rules import GENERATORS, VIEWS
+from autotune.fusion.op_names import telling
 from autotune.fusion.translate import op_name
 
 _SHORT = {
@@ -18,23 +18,14 @@ _SHORT = {
     "int16": "i16",
     "int8": "i8",
 }
-_PLAIN = frozenset(["getitem", "clone", "_to_copy", "add", "sub", "mul", "div"])
 _MOST = 4
 
 
 def describe(gm: fx.GraphModule, graph: Graph) -> str:
     """The operators that characterise a region, the type of its largest output and the extents of its largest value;
     how many parts it is of, where they have nothing to do with each other."""
-    names: dict[str, None] = {}
-    for node in gm.graph.nodes:
-        name = op_name(node)
-        if name and name not in VIEWS and name not in GENERATORS and name != "getitem":
-            names[name.removeprefix("native_").strip("_")] = None
-    if "bitwise_right_shift" in names:  # the hash of a dropout's mask
-        hidden = ("bitwise_right_shift", "bitwise_and", "bitwise_xor", "ge", "where")
-        names = dict.fromkeys(n for n in names if n not in hidden) | {"dropout": None}
-    telling = [n for n in names if n not in _PLAIN] or list(names)
-    shown = "+".join(telling[:_MOST]) + ("+..." if len(telling) > _MOST else "")
+    names = telling(op_name(node) for node in gm.graph.nodes)
+    shown = "+".join(names[:_MOST]) + ("+..." if len(names) > _MOST else "")
     largest = max(graph.outputs, key=lambda o: graph.size(o.axes))
     widest = max([v.axes for v in graph.values] + [o.axes for o in graph.outputs], key=graph.size)
     extents = "x".join(str(graph.extents[a]) for a in widest) or "1"

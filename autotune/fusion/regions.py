@@ -30,9 +30,10 @@ from autotune.fusion.contraction import bundle_groups, levels, merge_groups
 from autotune.fusion.delay import delays
 from autotune.fusion.graph import STORAGE_BYTES
 from autotune.fusion.label import describe
+from autotune.fusion.op_names import GENERATORS, PRODUCTS, VIEWS
 from autotune.fusion.remote import Candidate, candidate, may_join
-from autotune.fusion.rules import GENERATORS, RULES, VIEWS
-from autotune.fusion.rules_product import PRODUCTS, is_memory_intensive, read_again
+from autotune.fusion.rules import RULES
+from autotune.fusion.rules_product import is_memory_intensive, read_again
 from autotune.fusion.translate import meta, op_name, translate
 from autotune.workload import Workload
 

@@ -29,55 +29,11 @@ from autotune.fusion.lazy import (
     pointwise,
     scalar,
 )
+from autotune.fusion.op_names import GENERATORS, VIEWS
 
 Rule = Callable[..., "Lazy | tuple[Lazy | None, ...]"]
 R = TypeVar("R", bound=Rule)
 RULES: dict[str, Rule] = {}
-
-VIEWS = frozenset(
-    [
-        "view",
-        "_unsafe_view",
-        "reshape",
-        "_reshape_alias",
-        "permute",
-        "transpose",
-        "t",
-        "numpy_T",
-        "unsqueeze",
-        "squeeze",
-        "expand",
-        "slice",
-        "select",
-        "split",
-        "split_with_sizes",
-        "unbind",
-        "chunk",
-        "alias",
-        "detach",
-        "diagonal",
-        "view_as",
-        "narrow",
-    ]
-)
-"""Operators that move no data: free inside a region, and left where they are outside one."""
-
-GENERATORS = frozenset(
-    [
-        "full",
-        "full_like",
-        "zeros",
-        "ones",
-        "zeros_like",
-        "ones_like",
-        "new_zeros",
-        "new_ones",
-        "new_full",
-        "scalar_tensor",
-        "arange",
-    ]
-)
-"""Operators that read nothing: recomputed in whichever region wants them."""
 
 
 def rule(*names: str) -> Callable[[R], R]:

@@ -14,9 +14,6 @@ from autotune.fusion import views
 from autotune.fusion.lazy import Guards, Index, Lazy, Number, Region, pointwise, reduce
 from autotune.fusion.rules import rule
 
-PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1, "mv": 0, "addmv": 1}
-"""Operators that multiply matrices, and which argument is the first of the two operands."""
-
 _FEW = 16
 _SMALL, _SMALL_OF_FEW = 1 << 20, 1 << 23
 """Multiplications: what plain arithmetic does beside a kernel's start; and with so few vectors that all of the weights

@@ -215,7 +215,7 @@ class FusionTask:
 
         target, sms = self.target()
         try:
-            return build_artifact(self.graph, plan, parts, target, sms)
+            return build_artifact(self.graph, plan, parts, target, sms, self.workload.source)
         except (Unsupported, KeyError) as error:
             raise BuildError(str(error)) from error
 

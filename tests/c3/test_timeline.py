@@ -17,7 +17,8 @@ from autotune.c3 import timeline
     [
         ("kernel", "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "nccl", "nccl_kernels"),
         ("kernel", "nvjet_tst_256x128_64x4_2x1_v_bz_coopA_NNT", "compute", "compute_kernels"),
-        ("kernel", "autotune_kernel", "kernels", "numba_kernels"),
+        ("kernel", "autotune_c3_reduce", "kernels", "numba_kernels"),
+        ("kernel", "autotune_kernel", "kernels", "numba_kernels"),  # stored by an earlier version
         ("gpu_memcpy", "Memcpy PtoP (Device -> Device)", "copies", "peer_copies"),
         ("gpu_memcpy", "Memcpy DtoD (Device -> Device)", "copies", "copies"),
         ("gpu_memset", "Memset (Device)", "compute", "memsets"),

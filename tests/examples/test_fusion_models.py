@@ -13,8 +13,10 @@ import pytest
 import torch
 
 from autotune import device
+from autotune.fusion.kernel_names import kernel_name
+from autotune.fusion.op_names import PRODUCTS
 from benchmarks import form, fusion_models
-from benchmarks.kernel_names import is_library
+from benchmarks.kernel_names import has_product, is_library
 from examples.models import make
 
 
@@ -48,10 +50,34 @@ def test_library_kernels(name: str) -> None:
         "void cudnn::bn_fw_inf_1C11_kernel_NCHW<float, float, true, 1>",
         "void cub::DeviceRadixSortSingleTileKernel<Policy600>",
         "kernel_3f1c",
+        "autotune_kernel",
+        "autotune_addmm_sigmoid_tanh_rsub",
+        "autotune_flash_conv_gemm_finish",
     ],
 )
 def test_kernels_of_memory_intensive_operators(name: str) -> None:
     assert not is_library(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("autotune_addmm_sigmoid_tanh_rsub", True),
+        ("autotune_silu_mm_2", True),
+        ("autotune_mv_finish", True),
+        ("autotune_layer_norm", False),
+        ("autotune_kernel", False),
+        ("autotune_commute_summv", False),
+        ("triton_tem_fused_mm_0", False),
+        ("nvjet_tst_mm", False),
+    ],
+)
+def test_our_kernels_with_products(name: str, found: bool) -> None:
+    assert has_product(name) == found
+
+
+def test_products_are_called_as_they_are_in_regions() -> None:
+    assert all(has_product(kernel_name([op])) for op in PRODUCTS)
 
 
 def case(name: str, best: float, ours: float, kernels: tuple[int, int] | None = None) -> dict[str, object]:

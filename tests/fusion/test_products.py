@@ -17,8 +17,9 @@ from torch import Tensor
 from autotune.fusion import regions
 from autotune.fusion.capture import capture
 from autotune.fusion.contraction import merge_groups
+from autotune.fusion.op_names import PRODUCTS
 from autotune.fusion.regions import Region, factors, find_regions
-from autotune.fusion.rules_product import PRODUCTS, is_memory_intensive
+from autotune.fusion.rules_product import is_memory_intensive
 from autotune.fusion.translate import op_name
 
 

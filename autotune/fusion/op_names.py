@@ -1,0 +1,73 @@
+"""Names of aten operators: which move nothing, which multiply matrices, and which of several tell what is computed.
+
+Here rather than beside their rules, because kernels are named after operators in processes that do without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+VIEWS = frozenset(
+    [
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "_reshape_alias",
+        "permute",
+        "transpose",
+        "t",
+        "numpy_T",
+        "unsqueeze",
+        "squeeze",
+        "expand",
+        "slice",
+        "select",
+        "split",
+        "split_with_sizes",
+        "unbind",
+        "chunk",
+        "alias",
+        "detach",
+        "diagonal",
+        "view_as",
+        "narrow",
+    ]
+)
+"""Operators that move no data: free inside a region, and left where they are outside one."""
+
+GENERATORS = frozenset(
+    [
+        "full",
+        "full_like",
+        "zeros",
+        "ones",
+        "zeros_like",
+        "ones_like",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "scalar_tensor",
+        "arange",
+    ]
+)
+"""Operators that read nothing: recomputed in whichever region wants them."""
+
+PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1, "mv": 0, "addmv": 1}
+"""Operators that multiply matrices, and which argument is the first of the two operands."""
+
+_PLAIN = frozenset(["clone", "add", "sub", "mul", "div"])
+_HASH = frozenset(["bitwise_right_shift", "bitwise_and", "bitwise_xor", "ge", "where"])
+
+
+def telling(ops: Iterable[str]) -> list[str]:
+    """Those of a program's operators that characterise it, in order, each once, as people call them.
+
+    Plain arithmetic is left out where there is anything else, and the hash of a dropout's mask is "dropout".
+    """
+    names: dict[str, None] = {}
+    for name in ops:
+        if name and name not in VIEWS and name not in GENERATORS and name != "getitem":
+            names[name.removeprefix("native_").strip("_")] = None
+    if "bitwise_right_shift" in names:  # the hash of a dropout's mask
+        names = dict.fromkeys(n for n in names if n not in _HASH) | {"dropout": None}
+    return [n for n in names if n not in _PLAIN] or list(names)
