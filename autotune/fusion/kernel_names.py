@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from autotune.codegen.cuda_source import PREFIX
+from autotune.fusion.canonical import row_extent
 from autotune.fusion.graph import REDUCTIONS, Graph
 from autotune.fusion.op_names import PRODUCTS, telling
 from autotune.fusion.ops import LIGHT, POINTWISE
@@ -64,7 +66,7 @@ def graph_ops(graph: Graph, vectors: bool = False) -> list[str]:
 
 
 def launch_names(plan: Plan, source: Json) -> list[str]:
-    """The name of each launch of a plan; different ones where different groups would be called the same.
+    """The name of each launch of a plan; numbered where groups that differ in more than their rows would share one.
 
     Args:
         source: the program that the region was cut from, as aten calls; empty where it is not known.
@@ -74,14 +76,14 @@ def launch_names(plan: Plan, source: Json) -> list[str]:
     names: list[str] = []
     met: dict[str, list[object]] = {}
     for launch in plan.launches:
-        graphs = tuple(tuple(plan.groups[k].graph for k in phase) for phase in launch)
+        graphs = [[plan.groups[k].graph for k in phase] for phase in launch]
         whole = len(plan.launches) == 1 and ops
         own = ops if whole else [op for phase in graphs for g in phase for op in graph_ops(g, vectors)]
         name = kernel_name(own)
-        equal = met.setdefault(name, [])
-        if graphs not in equal:
-            equal.append(graphs)
-        nth = equal.index(graphs) + 1
+        equal, form = met.setdefault(name, []), [[_any_rows(g) for g in phase] for phase in graphs]
+        if form not in equal:
+            equal.append(form)
+        nth = equal.index(form) + 1
         names.append(name if nth == 1 else f"{name}_{nth}")
     return names
 
@@ -89,6 +91,11 @@ def launch_names(plan: Plan, source: Json) -> list[str]:
 def part_name(name: str, part: int) -> str:
     """The name of a launch's kernel number ``part``: what follows the first one finishes what that has begun."""
     return name if part == 0 else f"{name}_finish" + (str(part) if part > 1 else "")
+
+
+def _any_rows(graph: Graph) -> Graph:
+    """``graph`` without the extent of its rows, which kernels take as an argument."""
+    return replace(graph, extents=(0, *graph.extents[1:])) if row_extent(graph) else graph
 
 
 def _is_heavy(op: str) -> bool:

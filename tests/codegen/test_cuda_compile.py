@@ -105,8 +105,9 @@ def test_other_architectures(name: str, target: str) -> None:
     artifact = task.build(task.default())
     check(artifact, task)
     (kernel,) = artifact.kernels
-    text, entry = compile_ptx(source_of(task, task.default()), target)
+    text, entry = compile_ptx(replace(source_of(task, task.default()), name=kernel.entry), target)
     assert entry == kernel.entry
+    assert f".entry {entry}(" in text
     assert f".target {target}" in text
     assert capability(target) == divmod(int(target[3:]), 10)
 
