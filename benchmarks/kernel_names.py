@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import re
 
+from autotune.codegen.cuda_source import PREFIX
+from autotune.fusion.op_names import PRODUCTS
+
 _TRITON = re.compile(r"triton_(tem|mm|bmm|convolution|flex|flash)")
 """Inductor's templates, whatever is fused into them. Its other kernels are named for all that they fuse or follow."""
 
@@ -21,15 +24,11 @@ _LIBRARY = re.compile(
 _NORM = re.compile(r"cudnn.*(bn_|batch_?norm)", re.IGNORECASE)
 
 
-_OURS = "autotune_"
-_PRODUCTS = frozenset(["mm", "addmm", "bmm", "baddbmm", "mv", "addmv"])
-
-
 def is_library(name: str) -> bool:
     """Whether a kernel belongs to a library call (or is a copy), rather than to memory-intensive operators."""
     if name.startswith("triton_"):
         return bool(_TRITON.match(name))
-    if name.startswith(_OURS):
+    if name.startswith(PREFIX):
         return False
     return bool(_LIBRARY.search(name)) and not _NORM.search(name)
 
@@ -39,4 +38,4 @@ def has_product(name: str) -> bool:
 
     False for kernels stored by versions that called all of theirs ``autotune_kernel``.
     """
-    return name.startswith(_OURS) and not _PRODUCTS.isdisjoint(name.split("_"))
+    return name.startswith(PREFIX) and not PRODUCTS.keys().isdisjoint(name.split("_"))

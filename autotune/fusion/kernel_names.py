@@ -27,18 +27,18 @@ _CASTS = frozenset(["_to_copy", "convert_element_type"])
 _ODD = re.compile(r"[^A-Za-z0-9]+")
 
 
-def kernel_name(ops: Iterable[str], suffix: str = "") -> str:
+def kernel_name(ops: Iterable[str]) -> str:
     """A kernel's name by the operators it computes: those that fit, in order, each once, matrix products among them in
     any case. An identifier, whatever characters the operators have."""
     room = LONGEST - len(PREFIX) - _SUFFIX
-    cleaned = (_ODD.sub("_", op).strip("_")[:room] for op in ops)
+    cleaned = (_ODD.sub("_", op).strip("_")[:room].rstrip("_") for op in ops)
     words = list(dict.fromkeys(w for w in cleaned if w)) or ["kernel"]
     kept: set[str] = set()
     for word in sorted(words, key=lambda w: w not in PRODUCTS):
         if sum(len(w) + 1 for w in kept) + len(word) > room:
             break
         kept.add(word)
-    return PREFIX + "_".join(w for w in words if w in kept) + suffix
+    return PREFIX + "_".join(w for w in words if w in kept)
 
 
 def program_ops(source: Json) -> list[str]:
@@ -90,7 +90,7 @@ def launch_names(plan: Plan, source: Json) -> list[str]:
 
 def part_name(name: str, part: int) -> str:
     """The name of a launch's kernel number ``part``: what follows the first one finishes what that has begun."""
-    return name if part == 0 else f"{name}_finish" + (str(part) if part > 1 else "")
+    return name if part == 0 else f"{name}_finish{part if part > 1 else ''}"
 
 
 def _any_rows(graph: Graph) -> Graph:

@@ -122,6 +122,7 @@ def test_the_schedule_plays_no_part() -> None:
         (["", "..."], "autotune_kernel"),
         ([], "autotune_kernel"),
         (["a" * 100], "autotune_" + "a" * 39),
+        (["a" * 38 + "_b"], "autotune_" + "a" * 38),
         (["x" * 20, "y" * 17, "z"], f"autotune_{'x' * 20}_{'y' * 17}"),
         (["x" * 20, "y" * 17, "addmm"], f"autotune_{'x' * 20}_addmm"),
         (["x" * 39, "mm", "mv"], "autotune_mm_mv"),
