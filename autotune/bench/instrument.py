@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
+from autotune.bench.turns import Turns, inductor_takes_turns
 from autotune.errors import first_line
 
 CONTENDERS = ("eager", "inductor", "inductor_best", "autotune", "xla")
@@ -25,11 +26,12 @@ class Instrument:
     Args:
         device: "cuda:N".
         db: database that autotune's contender looks up; None for the default.
-        timeout: seconds a case may take, compiling included.
+        timeout: seconds a case may take, compiling and waiting for a turn on the device included.
+        lock_s: seconds to wait for a turn.
     """
 
-    def __init__(self, device: str, db: str | None, timeout: float = 300.0) -> None:
-        self.device, self.db, self.timeout = device, db, timeout
+    def __init__(self, device: str, db: str | None, timeout: float = 300.0, lock_s: float = 600.0) -> None:
+        self.device, self.db, self.timeout, self.lock_s = device, db, timeout, lock_s
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Instrument:
@@ -58,7 +60,7 @@ class Instrument:
             ``times``, a mapping of contenders to ``{"us": .., "kernels": ..}``; ``errors``, of those that have none to
             the reason; ``versions``.
         """
-        request = {"case": case, "size": size, "device": self.device, "best": dict(best)}
+        request = {"case": case, "size": size, "device": self.device, "lock_s": self.lock_s, "best": dict(best)}
         answer = self._exchange({**request, "contenders": list(contenders)})
         if "times" in answer:
             return answer
@@ -129,21 +131,24 @@ def measure(request: Mapping[str, Any]) -> dict[str, Any]:
     }
     calls: dict[str, peers.Call] = {}
     errors: dict[str, str] = {}
-    for name in request["contenders"]:
+    turns = Turns(request["device"], request["lock_s"])
+    with inductor_takes_turns(turns):
+        for name in request["contenders"]:
+            try:
+                calls[name] = makers[name]()
+            except NoXla as error:
+                errors[name] = str(error)
+            except Exception as error:
+                errors[name] = first_line(error)
+    with turns.mine():
         try:
-            calls[name] = makers[name]()
-        except NoXla as error:
-            errors[name] = str(error)
-        except Exception as error:
-            errors[name] = first_line(error)
-    try:
-        times = kernel_times(calls)
-    except TraceError:
-        if "xla" not in calls:
-            raise
-        del calls["xla"]
-        errors["xla"] = "the profiler did not see its kernels"
-        times = kernel_times(calls)
+            times = kernel_times(calls)
+        except TraceError:
+            if "xla" not in calls:
+                raise
+            del calls["xla"]
+            errors["xla"] = "the profiler did not see its kernels"
+            times = kernel_times(calls)
     calls.clear()
     torch._dynamo.reset()
     torch.cuda.empty_cache()

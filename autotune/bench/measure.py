@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import statistics
-import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from autotune.bench import ablation, peers
 from autotune.bench.agree import disagreement
 from autotune.bench.case import Case, bytes_moved
+from autotune.bench.turns import Turns
 from autotune.errors import first_line
 from autotune.measure.policy import Policy
 from autotune.measure.quiet import Meter, wait_for_quiet
@@ -36,7 +36,7 @@ class Figures:
     Attributes:
         us: contender to median microseconds: "eager", "inductor", "autotune", names of option sets, and
             "autotune:NAME" for ablations.
-        compile_s: contender to seconds of making it ready.
+        compile_s: contender to seconds of making it ready, without those of waiting for a turn on the device.
         failed: contender to the reason why it has no time.
         uncaptured: contenders that could not be captured in a CUDA graph: their launches from Python show.
         counted: what the deployment of autotune's contender counted.
@@ -74,9 +74,10 @@ def measure(
     size: str,
     device: str,
     policy: Policy,
-    groups: set[str],
+    groups: Collection[str],
     sets: Mapping[str, peers.Options],
     databases: Mapping[str, str | None],
+    turns: Turns,
 ) -> Figures:
     """Time a case's contenders, interleaved in this process: on a GPU by graph replay with a cold L2, on a CPU with
     cold data and warm code (:mod:`autotune.measure.rotate`).
@@ -84,6 +85,7 @@ def measure(
     Args:
         groups, sets: peers, as of :func:`autotune.bench.peers.wanted`.
         databases: by ablation, where what it found is looked up; None for the default database.
+        turns: of the device; timing takes one.
 
     Raises:
         NotMeasured: autotune's contender does not run, or computes something else than eager.
@@ -98,37 +100,35 @@ def measure(
         calls["eager"] = peers.eager(case.fn, args)
     for name, db in databases.items():
         contender = AUTOTUNE if name == ablation.FULL else f"{AUTOTUNE}:{name}"
-        begin = time.monotonic()
         try:
-            with deploying_from(db), _counting(figures, contender == AUTOTUNE):
+            with deploying_from(db), _counting(figures, contender == AUTOTUNE), _readying(figures, contender, turns):
                 calls[contender] = peers.deployed(case.fn, args)
         except Exception as error:
             raise NotMeasured(f"{contender} does not run: {first_line(error)}") from error
-        figures.compile_s[contender] = time.monotonic() - begin
         if wrong := disagreement(calls[contender](), want):
             raise NotMeasured(f"{contender} and eager disagree: {wrong}")
     del want
     inductors: dict[str, peers.Options] = {"inductor": {}} if "inductor" in groups else {}
     for name, options in (inductors | dict(sets)).items():
-        begin = time.monotonic()
         try:
-            calls[name] = peers.inductor(case.fn, args, options)
+            with _readying(figures, name, turns):
+                calls[name] = peers.inductor(case.fn, args, options)
         except Exception as error:
             figures.failed[name] = first_line(error)
-            print(f"  {name} not run: {figures.failed[name]}", file=sys.stderr, flush=True)
-        figures.compile_s[name] = time.monotonic() - begin
     if device.startswith("cuda"):
         watched = {name: _Watched(call) for name, call in calls.items()}
-        samples = interleave(watched, policy, device)
+        with turns.mine():
+            samples = interleave(watched, policy, device)
         figures.uncaptured = [name for name, w in watched.items() if w.refused]
         del watched
     else:
         copies = input_sets(args, figures.bytes, policy)
         figures.input_sets = len(copies)
-        wait_for_quiet(policy.quiet_s)
-        meter = Meter()
-        samples = rotate(calls, copies, policy)
-        figures.others = meter.others()
+        with turns.mine():
+            wait_for_quiet(policy.quiet_s)
+            meter = Meter()
+            samples = rotate(calls, copies, policy)
+            figures.others = meter.others()
         del copies
     figures.us = {name: statistics.median(s) for name, s in samples.items()}
     del calls, args
@@ -166,6 +166,15 @@ def _counting(figures: Figures, keep: bool) -> Iterator[None]:
     yield
     if keep:
         figures.counted = {k: v for k, v in dict(counters()).items() if v}
+
+
+@contextmanager
+def _readying(figures: Figures, contender: str, turns: Turns) -> Iterator[None]:
+    begin, waited = time.monotonic(), turns.waited_s
+    try:
+        yield
+    finally:
+        figures.compile_s[contender] = time.monotonic() - begin - (turns.waited_s - waited)
 
 
 def to_case(case: Case, size: str, figures: Figures, bandwidth: float) -> dict[str, Any]:

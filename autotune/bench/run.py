@@ -1,10 +1,11 @@
-"""The suite run: all cases searched in one go, then each measured and written down before the next one begins."""
+"""The suite run: all cases searched in one go, then measured, one or several at a time, each written down when done."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import sys
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.bench import ablation, form, peers, report
 from autotune.bench.case import Case
+from autotune.bench.entry import Plan, use
 from autotune.bench.floor import copy_bandwidth
-from autotune.bench.instrument import CONTENDERS, Instrument
-from autotune.bench.measure import Figures, NotMeasured, forget, measure, to_case
+from autotune.bench.lane import measured
+from autotune.bench.measure import forget
 from autotune.bench.suite import choose
-from autotune.errors import first_line
+from autotune.bench.turns import Turns
 from autotune.measure.policy import Policy, default_policy
 
 if TYPE_CHECKING:
@@ -43,6 +45,8 @@ class Settings:
         ablations: names; the full search is always among what is run.
         resume: go on with the cases that ``out`` does not have.
         search, measure: False leaves that part out.
+        jobs: cases that are prepared and measured side by side, each in a process of its own; what is timed is timed by
+            one of them at a time.
     """
 
     device: str
@@ -59,6 +63,7 @@ class Settings:
     resume: bool = False
     search: bool = True
     measure: bool = True
+    jobs: int = 1
 
 
 def run(settings: Settings) -> tuple[dict[str, Any] | None, list[str]]:
@@ -82,54 +87,64 @@ def run(settings: Settings) -> tuple[dict[str, Any] | None, list[str]]:
     device = identify(settings.device).label
     done = form.finished(settings.out, device=device, suite=SUITE) if settings.resume else {}
     data: dict[str, Any] | None = None
-    missing: list[str] = []
     policy, bandwidth = _prepare(settings) if settings.measure else (None, 0.0)
     left = [case for case in cases if case.label(settings.size) not in done]
     searched: dict[str, dict[str, dict[str, Any]]] = {}
     if settings.search and left:
         searched = {name: search(left, settings, name, databases[name]) for name in names}
     if policy is None:
-        return data, missing
-    with Instrument(settings.device, settings.db) as instrument:
-        for k, case in enumerate(left, 1):
+        return data, []
+    plan = Plan(
+        settings.device,
+        settings.size,
+        settings.db,
+        policy,
+        bandwidth,
+        frozenset(groups),
+        sets,
+        databases,
+        settings.jobs,
+    )
+    begun = itertools.count(1)
+
+    def begin(case: Case) -> None:
+        _say(f"[{next(begun)}/{len(left)}] {case.label(settings.size)}")
+
+    why: dict[str, str] = {}
+    with contextlib.closing(measured(plan, left, begin)) as answers:
+        for case, answer in answers:
             label = case.label(settings.size)
-            _say(f"[{k}/{len(left)}] {label}")
-            begin = time.monotonic()
-            try:
-                figures = measure(case, settings.size, settings.device, policy, groups, sets, databases)
-            except (NotMeasured, RuntimeError) as error:  # RuntimeError: out of memory, or a device that gave up
-                why = str(error) if isinstance(error, NotMeasured) else first_line(error)
-                missing.append(f"{label}: {why}")
-                _say(f"  NOT MEASURED: {why}")
+            who = f"{label}: " if settings.jobs > 1 else "  "
+            if answer.entry is None:
+                why[label] = answer.missing
+                _say(f"{who}NOT MEASURED: {answer.missing}")
                 continue
-            entry = to_case(case, settings.size, figures, bandwidth)
-            if settings.device.startswith("cuda"):
-                entry |= _profile(instrument, case, settings.size, groups, entry, figures, sets)
+            entry = answer.entry
+            for name, reason in entry["failed"].items():
+                _say(f"{who}{name} not run: {reason}")
+            for name, reason in entry.get("not_profiled", {}).items():
+                _say(f"{who}no kernel times of {name}: {reason}")
             if settings.search:
                 own = {name: found[case.name] for name, found in searched.items()}
                 entry |= {"search_s": own[ablation.FULL]["seconds"], "searches": own}
-            entry["measure_s"] = round(time.monotonic() - begin, 1)
             done[label] = entry
             data = _write(settings, device, done)
-            _say(f"  {_line(entry)}")
+            _say(f"{who}{_line(entry)}")
+    missing = [f"{label}: {why[label]}" for case in left if (label := case.label(settings.size)) in why]
     if data is None and done:
         data = form.read(settings.out)
     return data, missing
 
 
 def _prepare(settings: Settings) -> tuple[Policy, float]:
-    import torch
-
+    use(settings.device)
     policy = default_policy(settings.device)
     if settings.device.startswith("cuda"):
-        torch.cuda.set_device(settings.device)
         policy = dataclasses.replace(policy, final_rounds=100, final_s=30.0)
     else:
-        from autotune.measure.timer import pin_cpu
-
-        pin_cpu()
         policy = dataclasses.replace(policy, final_rounds=60, final_s=15.0)
-    bandwidth = copy_bandwidth(policy, settings.device)
+    with Turns(settings.device, policy.lock_s).mine():
+        bandwidth = copy_bandwidth(policy, settings.device)
     if not settings.device.startswith("cuda"):
         policy = dataclasses.replace(policy, final_rounds=200)  # no sweeps from here on: rounds are cheap
     _say(f"copy: {bandwidth / 1e6:.3g} TB/s")
@@ -210,31 +225,6 @@ def _progress(now: Progress) -> None:
         _say(
             f"  {now.workload}: {best}, {now.measured} measured, {now.failed} failed, {now.elapsed_s:.0f} s: {now.note}"
         )
-
-
-def _profile(
-    instrument: Instrument,
-    case: Case,
-    size: str,
-    groups: set[str],
-    entry: Mapping[str, Any],
-    figures: Figures,
-    sets: Mapping[str, peers.Options],
-) -> dict[str, Any]:
-    """The fields that the profiling process adds to a case: XLA's time, kernel times and launches of all."""
-    best = entry["inductor_best"]
-    chosen = {"autotune"} | {name for name in ("eager", "inductor") if name in figures.us}
-    chosen |= {"xla"} & groups
-    if best is not None and best != "inductor":
-        chosen.add("inductor_best")
-    answer = instrument.ask(case.name, size, [n for n in CONTENDERS if n in chosen], sets.get(best or "", {}))
-    times = answer["times"]
-    for name, why in answer["errors"].items():
-        _say(f"  no kernel times of {name}: {why}")
-    found: dict[str, Any] = {f"{name}_kernels_us": times[name]["us"] for name in times if name != "xla"}
-    found["xla_us"] = times["xla"]["us"] if "xla" in times else None
-    found["kernels"] = {name: times[name]["kernels"] for name in times}
-    return found | {"not_profiled": answer["errors"], "instrument_versions": answer["versions"]}
 
 
 def _write(settings: Settings, device: str, done: Mapping[str, dict[str, Any]]) -> dict[str, Any]:

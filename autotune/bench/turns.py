@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,19 +25,25 @@ class Turns:
     Args:
         device: "cuda:N" or "cpu".
         timeout_s: as of :func:`autotune.measure.lock.device_lock`.
+
+    Attributes:
+        waited_s: seconds spent waiting for other processes so far.
     """
 
     def __init__(self, device: str, timeout_s: float) -> None:
         self.device, self.timeout_s = device, timeout_s
         self._inner = threading.RLock()
         self._depth = 0
+        self.waited_s = 0.0
 
     @contextlib.contextmanager
     def mine(self) -> Iterator[None]:
         """While open, nobody else measures on the device."""
         with self._inner, contextlib.ExitStack() as stack:
             if self._depth == 0:
+                begin = time.monotonic()
                 stack.enter_context(device_lock(self.device, self.timeout_s))
+                self.waited_s += time.monotonic() - begin
             self._depth += 1
             stack.callback(self._leave)
             yield

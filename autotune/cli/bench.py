@@ -40,6 +40,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--timeout", type=seconds, metavar="S", help="seconds to search for each case")
     parser.add_argument("--seed", type=natural_int, default=0, metavar="N", help="of the sampler (default: 0)")
     add_db(parser)
+    about = "cases to prepare and measure side by side, on a GPU; they take turns on the device (default: 1)"
+    parser.add_argument("--jobs", type=positive_int, metavar="N", help=about)
     parser.add_argument("--resume", action="store_true", help="keep the cases that FILE has and run the others")
     parts = parser.add_mutually_exclusive_group()
     parts.add_argument("--no-search", action="store_true", help="measure with what the database holds")
@@ -82,6 +84,8 @@ def run(args: argparse.Namespace) -> int:
         from autotune.device import resolve_device
 
         device = resolve_device(args.device)
+        if device == "cpu" and (args.jobs or 1) > 1:
+            raise UserError(f"--jobs {args.jobs}: on a CPU, what compiles a case would disturb the timing of another")
         out = result_file(args)
         data, missing = run_suite(
             Settings(
@@ -99,6 +103,7 @@ def run(args: argparse.Namespace) -> int:
                 resume=args.resume,
                 search=not args.no_search,
                 measure=not args.search_only,
+                jobs=args.jobs or 1,
             )
         )
         if data is not None:
@@ -139,7 +144,7 @@ def _list(args: argparse.Namespace, emit: Any) -> int:
 def _command(args: argparse.Namespace) -> str:
     """The command to note in the file; without the database's URL, which may hold a password."""
     words = ["autotune", "bench", args.suite]
-    for name in ("device", "size", "out", "cases", "peers", "ablation", "trials", "timeout", "seed"):
+    for name in ("device", "size", "out", "cases", "peers", "ablation", "trials", "timeout", "seed", "jobs"):
         value = getattr(args, name)
         if value is not None and value != []:
             words += [f"--{name}", ",".join(value) if isinstance(value, list) else str(value)]

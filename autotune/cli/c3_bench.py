@@ -14,7 +14,7 @@ from autotune.cli.output import machine_output
 
 def run(args: argparse.Namespace) -> int:
     """Run the suite; returns 0, or 1 if a scenario could not be measured."""
-    only_of("fusion", args, ("size", "peers", "ablation"))
+    only_of("fusion", args, ("size", "peers", "ablation", "jobs"))
     with machine_output(args.json) as emit:
         if args.list:
             return _list(args, emit)

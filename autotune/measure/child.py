@@ -33,12 +33,13 @@ class ChildSilent(Exception):
 class Child:
     """``python -m module`` in a session of its own, with frames on its standard input and output.
 
-    Its standard error goes to an unnamed temporary file, so that an expected crash does not reach the user's terminal.
+    Its standard error goes to an unnamed temporary file, so that an expected crash does not reach the user's terminal;
+    without ``log`` to where this process's goes.
     It sees the same ``sys.path`` as this process. It dies with its parent, even one killed by SIGKILL (see
     :func:`autotune.measure.serve.prepare`), and :meth:`kill` takes its descendants along.
     """
 
-    def __init__(self, module: str, env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, module: str, env: Mapping[str, str] | None = None, *, log: bool = True) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
         environ = {k: v for k, v in os.environ.items() if k not in _QUIET}
         environ["PYTHONPATH"] = os.pathsep.join(p or os.getcwd() for p in sys.path)
@@ -49,7 +50,7 @@ class Child:
             [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._log,
+            stderr=self._log if log else None,
             env=environ,
             start_new_session=True,
             bufsize=0,

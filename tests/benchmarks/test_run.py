@@ -105,7 +105,7 @@ def test_a_case_that_cannot_be_measured_is_told(
     def broken(*args: Any) -> Any:
         raise NotMeasured("autotune and eager disagree: result 0 differs")
 
-    monkeypatch.setattr("autotune.bench.run.measure", broken)
+    monkeypatch.setattr("autotune.bench.entry.measure", broken)
     monkeypatch.setattr("autotune.bench.run.copy_bandwidth", lambda policy, device: 1e4)
     out = tmp_path / "x.json"
     assert main(["bench", "fusion", "--device", "cpu", "--no-search", "--cases", "rope", "--out", str(out)]) == 1
