@@ -95,15 +95,15 @@ def run(settings: Settings) -> tuple[dict[str, Any] | None, list[str]]:
     if policy is None:
         return data, []
     plan = Plan(
-        settings.device,
-        settings.size,
-        settings.db,
-        policy,
-        bandwidth,
-        frozenset(groups),
-        sets,
-        databases,
-        settings.jobs,
+        device=settings.device,
+        size=settings.size,
+        db=settings.db,
+        policy=policy,
+        bandwidth=bandwidth,
+        groups=frozenset(groups),
+        sets=sets,
+        databases=databases,
+        jobs=settings.jobs,
     )
     begun = itertools.count(1)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from autotune import __version__
 from autotune.bench import form, report
@@ -54,17 +53,6 @@ def test_tables_have_the_figures() -> None:
     assert "`greedy`: largest groups." in parts
     with pytest.raises(ValueError, match="no ablations"):
         report.render_ablations({**data, "cases": CASES[1:]}, {})
-
-
-@pytest.fixture
-def threads() -> Any:
-    """The runner pins the process; other tests get their threads back."""
-    import os
-
-    cpus, count = os.sched_getaffinity(0), torch.get_num_threads()
-    yield
-    os.sched_setaffinity(0, cpus)
-    torch.set_num_threads(count)
 
 
 @pytest.mark.slow
