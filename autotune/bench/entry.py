@@ -97,7 +97,7 @@ class Entries:
 
     def of(self, case: Case) -> Answer:
         """Measure a case."""
-        plan, begin = self.plan, time.monotonic()
+        plan, begin, waited = self.plan, time.monotonic(), self._turns.waited_s
         try:
             figures = measure(
                 case, plan.size, plan.device, plan.policy, plan.groups, plan.sets, plan.databases, self._turns
@@ -109,7 +109,9 @@ class Entries:
         entry = to_case(case, plan.size, figures, plan.bandwidth)
         if plan.device.startswith("cuda"):
             entry |= self._profile(case, entry, figures)
-        return Answer(entry | {"measure_s": round(time.monotonic() - begin, 1)})
+        entry["measure_s"] = round(time.monotonic() - begin, 1)
+        entry["waited_s"] = round(self._turns.waited_s - waited, 1)
+        return Answer(entry)
 
     def _profile(self, case: Case, entry: Mapping[str, Any], figures: Figures) -> dict[str, Any]:
         """The fields that the profiling process adds to a case: XLA's time, kernel times and launches of all."""

@@ -203,7 +203,7 @@ def test_a_lane_that_dies_costs_its_case(odd: Any, capfd: pytest.CaptureFixture[
     assert entry["eager_us"] > 0
     assert entry["autotune_us"] > 0
     assert entry["copy_tb_s"] == 0.01
-    assert entry["measure_s"] > 0
+    assert entry["measure_s"] >= entry["waited_s"] >= 0
     by_name = {line.split()[0]: line for line in missing}
     assert list(by_name) == ["wrong", "dies", "gives_up"]  # in the suite's order
     assert "killed by SIGKILL" in by_name["dies"]
