@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from autotune.errors import UserError, first_line
 from autotune.fusion.complexes import split_parts
 from autotune.fusion.decompose import draw_seeds_at_once, table
+from autotune.fusion.row_sums import split_log_softmax
 
 Compiled = Callable[..., Any]
 GraphCompiler = Callable[[fx.GraphModule, Sequence[Any], str], Compiled]
@@ -46,6 +47,7 @@ def aot_backend(compiler: GraphCompiler) -> Callable[[fx.GraphModule, Sequence[A
 
     def partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         rewrite(joint)
+        split_log_softmax(joint)
         return min_cut_rematerialization_partition(joint, *args, compiler="inductor", **kwargs)
 
     backend: Callable[[fx.GraphModule, Sequence[Any]], Compiled] = aot_autograd(

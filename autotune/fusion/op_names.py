@@ -56,6 +56,7 @@ PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1, "mv": 0, "addmv": 1}
 """Operators that multiply matrices, and which argument is the first of the two operands."""
 
 _PLAIN = frozenset(["clone", "add", "sub", "mul", "div"])
+_LOG_SOFTMAX = ("amax", "exp", "sum", "log")
 _HASH = frozenset(["bitwise_right_shift", "bitwise_and", "bitwise_xor", "ge", "where"])
 
 
@@ -70,4 +71,6 @@ def telling(ops: Iterable[str]) -> list[str]:
             names[name.removeprefix("native_").strip("_")] = None
     if "bitwise_right_shift" in names:  # the hash of a dropout's mask
         names = dict.fromkeys(n for n in names if n not in _HASH) | {"dropout": None}
+    if all(n in names for n in _LOG_SOFTMAX):  # as it is taken apart for training
+        names = {("log_softmax" if n == "amax" else n): None for n in names if n == "amax" or n not in _LOG_SOFTMAX}
     return [n for n in names if n not in _PLAIN] or list(names)

@@ -1,0 +1,137 @@
+"""Log-softmax in training, with what its backward needs made again from its input and two numbers a row.
+
+As one operator its result has to be kept for the backward, in fp32 mostly, and over a vocabulary that is the largest
+tensor of a step: written once and read once for the loss's sake alone. Taken apart, with the loss that chooses among
+it, a row's maximum and the logarithm of its sum are kept, and the partitioner finds that the rest comes cheaper from
+the logits, which the matrix product has left in memory anyway. (torch.compile's own decompositions end up there too.)
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+_CHOICES = (aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+
+
+def split_log_softmax(joint: fx.GraphModule) -> None:
+    """Rewrite a graph of forward and backward in place; a log-softmax that no derivative reads stays."""
+    graph = joint.graph
+    backward = [n for n in graph.nodes if n.target is aten._log_softmax_backward_data.default]
+    whole = {n: _origin(n.args[1]) for n in backward}
+    found = {n: o for n, o in whole.items() if o.target is aten._log_softmax.default and _is_static(o)}
+    for node in found:
+        _replace(graph, node, _backward)
+    for node in dict.fromkeys(found.values()):
+        for user in list(node.users):
+            if user.target is aten.nll_loss_forward.default and user.args[2] is None and node.meta["val"].ndim == 2:
+                _choose(graph, user)
+        _replace(graph, node, _forward)
+    if found:
+        for node in list(graph.nodes):
+            if node.target in _CHOICES and _is_static(node.args[1]):
+                _want_shape_only(graph, node)
+        joint.recompile()
+
+
+def _origin(node: Any) -> Any:
+    """What a detached tensor is a name of."""
+    while node.target in (aten.detach.default, aten.alias.default):
+        node = node.args[0]
+    return node
+
+
+def _is_static(node: Any) -> bool:
+    return all(type(extent) is int and extent for extent in node.meta["val"].shape)
+
+
+class _Calls:
+    """Calls put before a node, with their fake results."""
+
+    def __init__(self, graph: fx.Graph, node: fx.Node) -> None:
+        self.graph, self.node = graph, node
+
+    def __call__(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+        made = self.graph.call_function(target, args, kwargs)
+        given = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
+        made.meta = {**self.node.meta, "val": target(*given, **kwargs)}
+        return made
+
+    def to(self, x: fx.Node, dtype: torch.dtype) -> fx.Node:
+        return x if x.meta["val"].dtype == dtype else self(aten._to_copy.default, x, dtype=dtype)
+
+    def zero(self, like: torch.Tensor) -> fx.Node:
+        """A scalar of the type and on the device of ``like``."""
+        options: dict[str, Any] = {"dtype": like.dtype, "device": like.device, "pin_memory": False}
+        made = self.graph.call_function(aten.full.default, ([], 0), options)
+        made.meta = {**self.node.meta, "val": like.new_zeros(())}
+        return made
+
+
+def _replace(graph: fx.Graph, node: fx.Node, parts: Callable[[_Calls, fx.Node], fx.Node]) -> None:
+    with graph.inserting_before(node):
+        node.replace_all_uses_with(parts(_Calls(graph, node), node))
+    graph.erase_node(node)
+
+
+def _forward(call: _Calls, node: fx.Node) -> fx.Node:
+    """``x - max(x) - log(sum(exp(x - max(x))))``, in fp32 where ``x`` is shorter."""
+    given, dim = node.args[0], node.args[1]
+    assert isinstance(given, fx.Node)
+    short = given.meta["val"].dtype in (torch.float16, torch.bfloat16)
+    x = call.to(given, torch.float32) if short else given
+    shifted = call(aten.sub.Tensor, x, call(aten.amax.default, x, [dim], True))
+    total = call(aten.sum.dim_IntList, call(aten.exp.default, shifted), [dim], True)
+    return call.to(call(aten.sub.Tensor, shifted, call(aten.log.default, total)), node.meta["val"].dtype)
+
+
+def _backward(call: _Calls, node: fx.Node) -> fx.Node:
+    """``grad - exp(output) * sum(grad)``, of an output that may be detached: a graph records no history."""
+    grad, output, dim, dtype = node.args
+    assert isinstance(grad, fx.Node)
+    assert isinstance(dtype, torch.dtype)
+    wide = torch.promote_types(grad.meta["val"].dtype, torch.float32)
+    g = call.to(grad, wide)
+    total = call(aten.sum.dim_IntList, g, [dim], True)
+    likely = call(aten.exp.default, call.to(_origin(output), wide))
+    return call.to(call(aten.sub.Tensor, g, call(aten.mul.Tensor, likely, total)), dtype)
+
+
+def _choose(graph: fx.Graph, node: fx.Node) -> None:
+    """``nll_loss_forward`` as arithmetic: to the partitioner the whole operator is one that reads from memory."""
+    chances, target, _, reduction, ignored = node.args
+    assert isinstance(chances, fx.Node)
+    with graph.inserting_before(node):
+        call = _Calls(graph, node)
+        keep = call(aten.ne.Scalar, target, ignored)
+        column = call(aten.unsqueeze.default, call(aten.where.ScalarOther, keep, target, 0), 1)
+        chosen = call(aten.squeeze.dim, call(aten.gather.default, chances, 1, column), 1)
+        loss = call(aten.where.ScalarOther, keep, call(aten.neg.default, chosen), 0.0)
+        count = call.zero(chances.meta["val"])
+        if reduction:
+            count = call(aten.sum.default, call.to(keep, chances.meta["val"].dtype))
+            loss = call(aten.sum.default, loss)
+        if reduction == 1:
+            loss = call(aten.div.Tensor, loss, count)
+    for user in list(node.users):
+        assert user.target is operator.getitem
+        user.replace_all_uses_with((loss, count)[user.args[1]])  # type: ignore[index]
+        graph.erase_node(user)
+    graph.erase_node(node)
+
+
+def _want_shape_only(graph: fx.Graph, node: fx.Node) -> None:
+    """Of the log-probabilities the derivative of a choice among them takes the shape; it need not keep them."""
+    like = node.args[1]
+    assert isinstance(like, fx.Node)
+    value = like.meta["val"]
+    with graph.inserting_before(node):
+        call = _Calls(graph, node)
+        shape = call(aten.expand.default, call.zero(value), list(value.shape))
+    node.update_arg(1, shape)
