@@ -9,10 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from autotune.fusion.capture import aot_backend, capture
 from autotune.fusion.graph import Graph
 from autotune.fusion.regions import find_regions
+from autotune.fusion.row_sums import split_log_softmax
 
 ROWS, WORDS = 24, 50
 aten = torch.ops.aten
@@ -125,3 +128,21 @@ def test_large_numbers_lose_nothing() -> None:
     x = (torch.randn(4, 32) + 3e4).requires_grad_()
     step = lambda x: F.cross_entropy(x, torch.zeros(4, dtype=torch.int64))  # noqa: E731
     torch.testing.assert_close(run_graphs(step)(x), step(x.double()).float(), rtol=1e-5, atol=0)
+
+
+def test_short_logits_and_long_chances_of_one_operator() -> None:
+    """CUDA has a log-softmax that takes fp16 and gives fp32, CPUs have none: only types are looked at."""
+
+    def joint(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        chances = aten._log_softmax(x, 1, True)
+        return chances, aten._log_softmax_backward_data(grad, chances, 1, torch.float16)
+
+    with FakeTensorMode():
+        given = torch.empty(4, 8, dtype=torch.float16, device="cuda"), torch.empty(4, 8, device="cuda")
+        gm = make_fx(joint)(*given)
+    split_log_softmax(gm)
+    gm.graph.lint()
+    assert aten._log_softmax.default not in {n.target for n in gm.graph.nodes}
+    (output,) = gm.graph.find_nodes(op="output")
+    assert [n.meta["val"].dtype for n in output.args[0]] == [torch.float32, torch.float16]
+    assert [n.meta["val"].dtype for n in gm.graph.nodes if n.target is aten.amax.default] == [torch.float32]
