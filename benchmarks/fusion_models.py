@@ -21,14 +21,13 @@ import argparse
 import json
 import math
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,68 +37,14 @@ from benchmarks import form
 from examples.models import DEPTHS, NAMES, SIZES
 
 if TYPE_CHECKING:
-    from autotune.bench.turns import Turns
     from examples.models import Example
 
 CONTENDERS = ("eager", "inductor", "autotune")
+"""Those of :mod:`autotune.bench.step`, as result files call them."""
+PEERS = CONTENDERS[1:]
 
 
 # In the measuring process
-
-
-def step_of(run: Callable[..., Any], example: Example) -> Callable[[], object]:
-    """One step: the forward, or the loss and its gradients by parameters and inputs."""
-    import torch
-
-    if not example.train:
-
-        def infer() -> object:
-            with torch.no_grad():
-                return run(*example.inputs)
-
-        return infer
-    wanted = [t for t in (*example.module.parameters(), *example.inputs) if t.requires_grad]
-
-    def train() -> object:
-        loss = run(*example.inputs)
-        return loss.detach(), torch.autograd.grad(loss, wanted, allow_unused=True)
-
-    return train
-
-
-class Watched:
-    """A step that remembers whether it could be captured in a CUDA graph."""
-
-    def __init__(self, step: Callable[[], object]) -> None:
-        self.step, self.refused = step, False
-
-    def __call__(self) -> object:
-        import torch
-
-        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-        try:
-            return self.step()
-        except Exception:
-            self.refused = self.refused or capturing
-            raise
-
-
-def largest(result: object) -> float:
-    """Largest magnitude of the first tensor in a step's result: the loss in training."""
-    import torch
-    from torch.utils import _pytree as pytree
-
-    first = next(t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor))
-    return float(first.abs().max())
-
-
-def difference(got: object, want: object) -> float:
-    """Root mean square of the difference of the first tensors over that of ``want``'s."""
-    import torch
-    from torch.utils import _pytree as pytree
-
-    a, b = (next(t for t in pytree.tree_leaves(r) if isinstance(t, torch.Tensor)).double() for r in (got, want))
-    return float((a - b).norm() / b.norm().clamp_min(1e-30))
 
 
 def regions_of(example: Example) -> dict[str, Any]:
@@ -127,162 +72,60 @@ def regions_of(example: Example) -> dict[str, Any]:
     return {"regions": len(found), "different_regions": different, "bytes": moved, "outside": dict(outside)}
 
 
-def kernels_of(steps: Mapping[str, Callable[[], object]]) -> dict[str, dict[str, Any]]:
-    """Kernels of a step, as its CUDA graph replays them, by contender: memory-intensive ones and library ones, what
-    they take, and the former by name. What a kernel reads lies in the caches where the step leaves it.
-    """
-    import torch
-
-    from autotune.bench.kernels import _record
-    from autotune.measure.timer import capture
-    from benchmarks.kernel_names import is_library
-
-    found = {}
-    for name, step in steps.items():
-        run = capture(step)
-        spans: list[Any] = []
-        for _ in range(3):  # a process's first trace may come out empty, and the second replay is a warm one
-
-            def work(run: Callable[[], object] = run) -> None:
-                run()
-                torch.cuda.synchronize()
-
-            spans = [s for s in _record(work) if s[2]] or spans
-        found[name] = summed([(begin, end, kernel) for begin, end, _, kernel in spans], is_library)
-    return found
-
-
-def summed(spans: Sequence[tuple[float, float, str]], is_library: Callable[[str], bool]) -> dict[str, Any]:
-    """Counts and microseconds of kernels (begin, end, name), as the result file has them."""
-    us: dict[str, float] = {}
-    count: Counter[str] = Counter()
-    library = []
-    for begin, end, kernel in spans:
-        if is_library(kernel):
-            library.append(end - begin)
-            continue
-        count[kernel] += 1
-        us[kernel] = us.get(kernel, 0.0) + end - begin
-    return {
-        "memory_intensive": count.total(),
-        "library": len(library),
-        "memory_intensive_us": round(sum(us.values()), 1),
-        "library_us": round(sum(library), 1),
-        "names": dict(count.most_common(40)),
-        "names_us": {k: round(us[k], 1) for k, _ in count.most_common(40)},
-    }
-
-
-def templates_in_threads() -> None:
-    """Let Inductor compile the templates of matrix products in threads of this process; what it chooses is the same.
-
-    In its compiling processes (torch 2.11) their results do not reach this one: each of the twenty of a product is
-    compiled again when it is timed, one after the other, 10 s a product where threads take 2. All its other kernels
-    stay with the processes: compiled in this one they were most of the time.
-    """
-    from torch._inductor import config
-    from torch._inductor.async_compile import AsyncCompile
-    from torch._inductor.select_algorithm import AlgorithmSelectorCache
-
-    AsyncCompile.wait_pool_ready()  # until it is, everything compiles here, one kernel after the other
-    begin = AlgorithmSelectorCache.make_precompile_fn
-
-    def in_threads(*args: Any, **kwargs: Any) -> Any:
-        with config.patch(compile_threads=1):
-            return begin(*args, **kwargs)
-
-    AlgorithmSelectorCache.make_precompile_fn = in_threads  # type: ignore[method-assign]
-    if hasattr(config, "autotune_num_choices_displayed"):
-        config.autotune_num_choices_displayed = 0  # a table for each product
-
-
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Everything about one model; runs in a process of its own."""
-    from autotune.bench.turns import Turns, inductor_takes_turns
-    from autotune.measure.policy import default_policy
-
-    turns = Turns(args.device, default_policy(args.device).lock_s)
-    with inductor_takes_turns(turns):
-        return measure_in_turns(args, turns)
-
-
-def measure_in_turns(args: argparse.Namespace, turns: Turns) -> dict[str, Any]:
-    """What :func:`measure` returns; times something only while ``turns`` is held."""
+    """Everything about one model; runs in a process of its own, and times only while it has the device to itself."""
     import dataclasses
 
     import torch
 
-    import autotune
+    from autotune.bench import step
     from autotune.bench.floor import copy_bandwidth
+    from autotune.bench.turns import Turns
     from autotune.measure.policy import default_policy
-    from autotune.measure.timer import interleave
-    from autotune.runtime.counters import reset_counters
     from examples.models import make
 
-    name, cuda = args.measure, args.device.startswith("cuda")
-    if cuda:
+    name = args.measure
+    if args.device.startswith("cuda"):
         torch.cuda.set_device(args.device)
-        templates_in_threads()
-    seconds: dict[str, float] = {}
+
+    def say(stage: str, seconds: float) -> None:
+        print(f"  {name}: {stage} {seconds:.1f} s", file=sys.stderr, flush=True)
+
     begin = time.monotonic()
-
-    def took(stage: str) -> None:
-        nonlocal begin
-        seconds[stage] = round(time.monotonic() - begin, 1)
-        begin = time.monotonic()
-        print(f"  {name}: {stage} {seconds[stage]:.1f} s", file=sys.stderr, flush=True)
-
     example = make(name, args.device, args.size, **depth(args))
     found = regions_of(example)
-    torch._dynamo.reset()
-    reset_counters()
-    took("capture")
-    options = {} if args.mode == "default" else {"mode": args.mode}
-    steps = {"eager": Watched(step_of(example.module, example))}
-    results = {"eager": steps["eager"]()}
-    for contender, run in (
-        ("inductor", torch.compile(example.module, dynamic=False, **options)),
-        ("autotune", autotune.compile(example.module, dynamic=False, **options)),
-    ):
-        steps[contender] = Watched(step_of(run, example))
-        results[contender] = steps[contender]()
-        took(f"compile_{contender}")
-    counted = {k: v for k, v in dict(autotune.counters()).items() if v}
-    checks = {
-        f"{contender}_{what}": value
-        for contender in ("inductor", "autotune")
-        for what, value in (
-            ("difference", difference(results[contender], results["eager"])),
-            ("largest", largest(results[contender])),
-        )
-    }
-    results.clear()
+    seconds = {"capture": round(time.monotonic() - begin, 1)}
+    say("capture", seconds["capture"])
     base = default_policy(args.device)
     policy = dataclasses.replace(base, final_rounds=args.rounds, final_s=args.seconds)
-    with turns.mine():
-        begin = time.monotonic()
-        samples = interleave(steps, policy, args.device)
-        took("timing")
-        kernels = kernels_of(steps) if cuda else None
+    compared = step.compare(
+        example.module, example.inputs, train=example.train, device=args.device, mode=args.mode, policy=policy, say=say
+    )
+    for contender, why in compared.failed.items():
+        raise SystemExit(f"{contender}: {why}")
+    with Turns(args.device, base.lock_s).mine():
         bandwidth = copy_bandwidth(dataclasses.replace(base, final_rounds=10, final_s=5.0), args.device)
-        took("kernels")
-    us = {k: round(statistics.median(v), 3) for k, v in samples.items()}
+    steps = dict(zip(CONTENDERS, (compared.steps[who] for who in step.CONTENDERS), strict=True))
+    for contender in (who for who in PEERS if steps[who].disagrees):
+        raise SystemExit(f"{contender}: results of other shapes than eager's, or finite in other places")
+    kernels = {who: s.kernels for who, s in steps.items() if s.kernels}
+    checks = {f"{who}_{what}": getattr(steps[who], what) for who in PEERS for what in ("difference", "largest")}
     return {
         "name": name,
         **found,
         "floor_us": round(found["bytes"] / bandwidth, 3),
-        "eager_us": us["eager"],
-        "inductor_us": us["inductor"] if args.mode == "default" else None,
-        "inductor_best_us": us["inductor"],
+        "eager_us": steps["eager"].us,
+        "inductor_us": steps["inductor"].us if args.mode == "default" else None,
+        "inductor_best_us": steps["inductor"].us,
         "xla_us": None,
-        "autotune_us": us["autotune"],
+        "autotune_us": steps["autotune"].us,
         "mode": args.mode,
         "size": args.size,
         **dict.fromkeys(DEPTHS, 0) | depth(args),
-        "graph": {k: cuda and not s.refused for k, s in steps.items()},
-        "counters": counted,
-        "kernels": kernels,
-        "seconds": seconds,
+        "graph": {who: s.captured for who, s in steps.items()},
+        "counters": dict(compared.counters),
+        "kernels": kernels if len(kernels) == len(steps) else None,
+        "seconds": seconds | {f"compile_{who}": steps[who].prepare_s for who in PEERS} | dict(compared.seconds),
         **checks,
     }
 

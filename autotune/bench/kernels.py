@@ -72,12 +72,12 @@ def kernel_times(calls: Mapping[str, Callable[[], object]], rounds: int = ROUNDS
     all_of(1)
     marks: set[str] = set()
     for _ in range(_TRIES):  # the first, short trace of a process may come out empty
-        marks = {name for _, _, _, name in _record(sweep)}
+        marks = {name for _, _, _, name in record(sweep)}
         if marks:
             break
     if len(marks) != 1:
         raise TraceError(f"the sweep of the L2 shows as {len(marks)} kernels in the profiler's trace, expected 1")
-    return split(_record(lambda: all_of(rounds)), marks.pop(), list(calls), rounds)
+    return split(record(lambda: all_of(rounds)), marks.pop(), list(calls), rounds)
 
 
 def split(spans: Sequence[Span], mark: str, names: Sequence[str], rounds: int) -> dict[str, KernelTime]:
@@ -118,7 +118,7 @@ def _busy(run: Sequence[Span]) -> float:
     return total
 
 
-def _record(work: Callable[[], object]) -> list[Span]:
+def record(work: Callable[[], object]) -> list[Span]:
     """What ran on the device during ``work``, in order."""
     from torch.profiler import ProfilerActivity, profile
 

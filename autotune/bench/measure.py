@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -15,6 +14,7 @@ import torch
 from autotune.bench import ablation, peers
 from autotune.bench.agree import disagreement
 from autotune.bench.case import Case, bytes_moved
+from autotune.bench.contender import Watched, deploying_from
 from autotune.bench.turns import Turns
 from autotune.errors import first_line
 from autotune.measure.policy import Policy
@@ -53,20 +53,6 @@ class Figures:
     bytes: int = 0
     input_sets: int = 0
     others: float = 0.0
-
-
-class _Watched:
-    """A contender that notices when it could not be captured: it is called plainly after it was called in a capture."""
-
-    def __init__(self, call: peers.Call) -> None:
-        self.call, self.tried, self.refused = call, False, False
-
-    def __call__(self) -> object:
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            self.tried = True
-        elif self.tried:
-            self.refused = True
-        return self.call()
 
 
 def measure(
@@ -116,7 +102,7 @@ def measure(
         except Exception as error:
             figures.failed[name] = first_line(error)
     if device.startswith("cuda"):
-        watched = {name: _Watched(call) for name, call in calls.items()}
+        watched = {name: Watched(call) for name, call in calls.items()}
         with turns.mine():
             samples = interleave(watched, policy, device)
         figures.uncaptured = [name for name, w in watched.items() if w.refused]
@@ -141,21 +127,6 @@ def forget() -> None:
     torch._dynamo.reset()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-@contextmanager
-def deploying_from(db: str | None) -> Iterator[None]:
-    """While open, deployment looks up in ``db``; None leaves it as it is."""
-    before = os.environ.get("AUTOTUNE_DB")
-    if db is not None:
-        os.environ["AUTOTUNE_DB"] = db
-    try:
-        yield
-    finally:
-        if before is not None:
-            os.environ["AUTOTUNE_DB"] = before
-        elif db is not None:
-            del os.environ["AUTOTUNE_DB"]
 
 
 @contextmanager

@@ -6,9 +6,11 @@ nothing and the model runs as it would have without autotune.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from autotune.device import environment, identify
@@ -24,6 +26,7 @@ _lock = threading.RLock()
 _stores: dict[str, Store] = {}
 _warned: set[str] = set()
 _recorded: set[tuple[str, str, str]] = set()
+_silent = 0
 
 
 def warn_once(key: str, text: str) -> None:
@@ -63,6 +66,19 @@ def deploy_store(url: str | None = None) -> Store | None:
         return store
 
 
+@contextlib.contextmanager
+def unrecorded() -> Iterator[None]:
+    """While open, in any thread, nothing that is missed is recorded, and no database is made for it."""
+    global _silent
+    with _lock:
+        _silent += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _silent -= 1
+
+
 def record_misses(
     missed: list[tuple[Workload, str]], device: str, url: str | None = None, *, identity: DeviceIdentity | None = None
 ) -> int:
@@ -81,6 +97,8 @@ def record_misses(
         identity = identity or identify(device)
         where = _where(url)
         with _lock:
+            if _silent:
+                return 0
             new = [(w, why) for w, why in missed if (where, w.fingerprint, identity.fingerprint) not in _recorded]
             if not new:
                 return 0

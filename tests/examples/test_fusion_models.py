@@ -10,74 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from autotune import device
-from autotune.fusion.kernel_names import kernel_name
-from autotune.fusion.op_names import PRODUCTS
 from benchmarks import form, fusion_models
-from benchmarks.kernel_names import has_product, is_library
 from examples.models import make
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT",
-        "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_32x32_128x2_tn_align8>(Params)",
-        "sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize64x64x32_cublas",
-        "void splitKreduce_kernel<32, 16, int, float, __nv_bfloat16>",
-        "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>>",
-        "fmha_cutlassF_bf16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel::Params)",
-        "triton_tem_fused_addmm_gelu_3",
-        "void cudnn::engines_precompiled::nchwToNhwcKernel<__half, __half, float, false, true>",
-        "void implicit_convolve_sgemm<float, float, 128, 5, 5, 3, 3, 3, 1>",
-        "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
-    ],
-)
-def test_library_kernels(name: str) -> None:
-    assert is_library(name)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "triton_poi_fused_convolution_relu_0",
-        "triton_per_fused_addmm_native_layer_norm_2",
-        "triton_red_fused__scaled_dot_product_efficient_attention_sum_5",
-        "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>",
-        "void at::native::(anonymous namespace)::vectorized_layer_norm_kernel<c10::BFloat16, float>",
-        "void cudnn::bn_fw_inf_1C11_kernel_NCHW<float, float, true, 1>",
-        "void cub::DeviceRadixSortSingleTileKernel<Policy600>",
-        "kernel_3f1c",
-        "autotune_kernel",
-        "autotune_addmm_sigmoid_tanh_rsub",
-        "autotune_flash_conv_gemm_finish",
-    ],
-)
-def test_kernels_of_memory_intensive_operators(name: str) -> None:
-    assert not is_library(name)
-
-
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [
-        ("autotune_addmm_sigmoid_tanh_rsub", True),
-        ("autotune_silu_mm_2", True),
-        ("autotune_mv_finish", True),
-        ("autotune_layer_norm", False),
-        ("autotune_kernel", False),
-        ("autotune_commute_summv", False),
-        ("triton_tem_fused_mm_0", False),
-        ("nvjet_tst_mm", False),
-    ],
-)
-def test_our_kernels_with_products(name: str, found: bool) -> None:
-    assert has_product(name) == found
-
-
-def test_products_are_called_as_they_are_in_regions() -> None:
-    assert all(has_product(kernel_name([op])) for op in PRODUCTS)
 
 
 def case(name: str, best: float, ours: float, kernels: tuple[int, int] | None = None) -> dict[str, object]:
@@ -105,17 +41,6 @@ def test_depths_reach_the_search_and_the_measurement(monkeypatch: pytest.MonkeyP
     found = fusion_models.environment(args)
     assert found["EXAMPLE_STEPS"] == "2"
     assert "EXAMPLE_LAYERS" not in found
-
-
-def test_a_step_of_training_is_the_loss_and_all_gradients() -> None:
-    one = make("llama_train", "cpu", "cpu")
-    loss, grads = fusion_models.step_of(one.module, one)()  # type: ignore[misc]
-    wanted = sum(p.requires_grad for p in one.module.parameters()) + 1  # and the block's input
-    assert len(grads) == wanted
-    assert not loss.requires_grad
-    assert fusion_models.difference((loss,), (loss,)) == 0.0
-    assert fusion_models.difference((loss * 1.5,), (loss,)) == pytest.approx(0.5)
-    assert fusion_models.largest((torch.tensor([-3.0, 2.0]),)) == 3.0
 
 
 def test_regions_and_what_is_outside() -> None:
@@ -182,13 +107,3 @@ def test_jobs_that_make_no_sense(text: list[str], capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit):
         fusion_models.parse(text)
     assert "--jobs" in capsys.readouterr().err
-
-
-def test_kernels_are_counted_and_summed_by_name() -> None:
-    spans = [(0.0, 2.0, "triton_poi_fused_add_0"), (2.5, 5.0, "nvjet_tst_128x64"), (5.0, 6.5, "autotune_kernel"),
-             (7.0, 9.0, "triton_poi_fused_add_0"), (9.0, 13.0, "triton_tem_fused_addmm_1")]  # fmt: skip
-    found = fusion_models.summed(spans, is_library)
-    assert (found["memory_intensive"], found["library"]) == (3, 2)
-    assert (found["memory_intensive_us"], found["library_us"]) == (5.5, 6.5)
-    assert found["names"] == {"triton_poi_fused_add_0": 2, "autotune_kernel": 1}
-    assert found["names_us"] == {"triton_poi_fused_add_0": 4.0, "autotune_kernel": 1.5}

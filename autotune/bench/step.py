@@ -1,0 +1,390 @@
+"""A whole step of a model, forward or forward and backward: what it takes under each compiler, and what it launches.
+
+A region that is faster alone need not make the model faster. Here the model runs as deployed, library calls included:
+as it is, with ``torch.compile`` and with ``torch.compile(backend="autotune")``, on a GPU each captured in one CUDA
+graph where it can be, in turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from autotune.bench.agree import difference, largest
+from autotune.bench.contender import Watched, templates_in_threads
+from autotune.bench.kernel_names import is_library
+from autotune.bench.turns import Turns, inductor_takes_turns
+from autotune.errors import UserError, first_line
+from autotune.measure.policy import Policy, default_policy
+
+EAGER, COMPILE, AUTOTUNE = "eager", "torch.compile", "autotune"
+CONTENDERS = (EAGER, COMPILE, AUTOTUNE)
+_GRAPHLESS = {"max-autotune": "max-autotune-no-cudagraphs", "reduce-overhead": "default"}
+_TRACES = 3
+_NAMES = 40
+Call = Callable[[], object]
+
+
+class NotCompared(Exception):
+    """There is nothing to compare with, since the step fails as it is; the message says how."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One contender.
+
+    Attributes:
+        us: the median; ``noise``: interquartile range over the median.
+        captured: whether it ran as one CUDA graph; if not, on a GPU, its launches from Python show.
+        prepare_s: seconds of its first call, compiling included, waiting for a turn on the device not.
+        difference: of its results to eager's, as of :func:`autotune.bench.agree.difference`; None where the step draws
+            random numbers, and so has no results to compare. Eager's own is that of two runs with one seed.
+        largest: magnitude of the largest element of its first result: the loss, in training.
+        kernels: of one step, :func:`summed`; None on a CPU, and where the profiler does not see them.
+    """
+
+    us: float
+    noise: float
+    captured: bool
+    prepare_s: float
+    difference: float | None
+    largest: float | None
+    kernels: Mapping[str, Any] | None
+
+    @property
+    def disagrees(self) -> bool:
+        """Whether its results are of other shapes than eager's, or finite in other places."""
+        return self.difference == math.inf
+
+    def to_json(self) -> dict[str, Any]:
+        """For ``--json``, which has no infinities: null, and ``disagrees`` tells."""
+        found = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in vars(self).items()}
+        return {**found, "disagrees": self.disagrees}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What :func:`compare` found.
+
+    Attributes:
+        steps: by contender, those that could be measured; ``failed``: why the others could not.
+        mode: of ``torch.compile``, without its own CUDA graphs.
+        counters: what ``autotune.counters()`` counted, zeros left out.
+        random: whether the step draws random numbers.
+        seconds: of "timing" and, on a GPU, of "kernels".
+        others: processors that other processes kept busy meanwhile (CPU).
+    """
+
+    steps: Mapping[str, Step]
+    failed: Mapping[str, str]
+    mode: str
+    counters: Mapping[str, int]
+    random: bool
+    seconds: Mapping[str, float]
+    others: float
+
+    def over_compile(self, name: str) -> float | None:
+        """How many times as fast as ``torch.compile`` a contender is; None where one of them is missing."""
+        if name not in self.steps or COMPILE not in self.steps:
+            return None
+        return self.steps[COMPILE].us / self.steps[name].us
+
+
+def step_of(
+    run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], wanted: Iterable[torch.Tensor] = ()
+) -> Call:
+    """One step: the forward alone without ``wanted``; else the results and the gradients of ``wanted``.
+
+    The backward pass starts from a loss, where the only result is one, else from ones for every result that has a
+    gradient, as that of a larger model would from what comes back to it.
+    """
+    leaves = list(wanted)
+
+    def infer() -> object:
+        with torch.no_grad():
+            return run(*args, **kwargs)
+
+    def train() -> object:
+        results = run(*args, **kwargs)
+        outs = [t for t in pytree.tree_leaves(results) if isinstance(t, torch.Tensor) and t.requires_grad]
+        if not outs:
+            raise UserError("no result of the step has a gradient, so that nothing can be trained")
+        gradients = torch.autograd.grad(outs, leaves, [torch.ones_like(t) for t in outs], allow_unused=True)
+        return pytree.tree_map(lambda t: t.detach() if isinstance(t, torch.Tensor) else t, results), gradients
+
+    return train if leaves else infer
+
+
+def trainable(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """What a training step computes gradients of: parameters and inputs that require grad.
+
+    Raises:
+        UserError: nothing does.
+    """
+    owner = getattr(fn, "__self__", fn)
+    leaves: list[torch.Tensor] = list(owner.parameters()) if isinstance(owner, nn.Module) else []
+    leaves += [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+    found = [t for t in leaves if t.requires_grad]
+    if not found:
+        raise UserError("neither parameters nor inputs require grad, so that nothing can be trained")
+    return found
+
+
+def compare(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    train: bool,
+    device: str,
+    mode: str = "default",
+    policy: Policy | None = None,
+    say: Callable[[str, float], None] = lambda stage, seconds: None,
+) -> Comparison:
+    """Time a step of ``fn`` as it is, with ``torch.compile`` and with autotune; nothing is searched or recorded.
+
+    Args:
+        fn: a module or function.
+        args, kwargs: its inputs, on ``device``.
+        train: a step is forward and backward; something has to require grad.
+        mode: of ``torch.compile``, for both that take one. The step is captured as a whole, so that a mode that makes
+            CUDA graphs stands for the one without.
+        policy: of the final comparison (its rounds and seconds).
+        say: told each stage (a contender made ready, "timing", "kernels") and its seconds.
+
+    Raises:
+        NotCompared: eager itself fails.
+        UserError: there is nothing to train.
+    """
+    import autotune
+    from autotune.runtime.counters import reset_counters
+    from autotune.runtime.database import unrecorded
+
+    mode, policy, given = _GRAPHLESS.get(mode, mode), policy or default_policy(device), kwargs or {}
+    cuda = device.startswith("cuda")
+    if cuda:
+        torch.cuda.set_device(device)
+    options: dict[str, Any] = {} if mode == "default" else {"mode": mode}
+    makers: dict[str, Callable[[], Callable[..., Any]]] = {
+        COMPILE: lambda: torch.compile(fn, dynamic=False, **options),
+        AUTOTUNE: lambda: autotune.compile(fn, dynamic=False, **options),
+    }
+    wanted = trainable(fn, args, given) if train else []
+    turns = Turns(device, policy.lock_s)
+    ready, failed = _Ready(turns, device, say), dict[str, str]()
+    torch._dynamo.reset()
+    reset_counters()
+    with inductor_takes_turns(turns), templates_in_threads(cuda and "max-autotune" in mode), unrecorded():
+        eager = step_of(fn, args, given, wanted)
+        try:
+            want = ready.first_call(EAGER, eager)
+            with turns.mine():
+                repeat, random = _repeated(eager, want, device)
+        except UserError:
+            raise
+        except Exception as error:
+            raise NotCompared(first_line(error)) from error
+        ready.note(EAGER, want, None if random else repeat)
+        for name, make in makers.items():
+            try:
+                got = ready.first_call(name, step_of(make(), args, given, wanted))
+            except Exception as error:
+                failed[name] = first_line(error)
+                continue
+            ready.note(name, got, None if random else difference(got, want))
+            del got
+        del want
+        counted = {k: v for k, v in dict(autotune.counters()).items() if v}
+        with turns.mine():
+            begin = time.monotonic()
+            timed = _timed({k: s for k, s in ready.steps.items() if k not in failed}, policy, device)
+            seconds = {"timing": round(time.monotonic() - begin, 1)}
+            say("timing", seconds["timing"])
+            if cuda:
+                begin = time.monotonic()
+                kernels = kernels_of({name: ready.steps[name] for name in timed.samples})
+                seconds["kernels"] = round(time.monotonic() - begin, 1)
+                say("kernels", seconds["kernels"])
+            else:
+                kernels = {}
+    steps = {
+        name: Step(
+            us=round(statistics.median(taken), 3),
+            noise=round(_spread(taken), 4),
+            captured=cuda and name not in timed.refused,
+            kernels=kernels.get(name),
+            **ready.found[name],
+        )
+        for name, taken in timed.samples.items()
+    }
+    return Comparison(steps, {**failed, **timed.failed}, mode, counted, random, seconds, timed.others)
+
+
+class _Ready:
+    """Contenders that have been called, and so are compiled.
+
+    Attributes:
+        steps: by contender; ``found``: fields of its :class:`Step`.
+    """
+
+    def __init__(self, turns: Turns, device: str, say: Callable[[str, float], None]) -> None:
+        self._turns, self._device, self._say = turns, device, say
+        self.steps: dict[str, Call] = {}
+        self.found: dict[str, dict[str, Any]] = {}
+
+    def first_call(self, name: str, step: Call) -> object:
+        begin, waited = time.monotonic(), self._turns.waited_s
+        got = _seeded(step, 0, self._device)
+        if self._device.startswith("cuda"):
+            torch.cuda.synchronize()
+        took = round(time.monotonic() - begin - (self._turns.waited_s - waited), 1)
+        self.steps[name], self.found[name] = step, {"prepare_s": took}
+        self._say(name, took)
+        return got
+
+    def note(self, name: str, got: object, apart: float | None) -> None:
+        self.found[name] |= {"difference": apart, "largest": largest(got)}
+
+
+def _seeded(step: Call, seed: int, device: str) -> object:
+    """A step's results where random numbers begin at ``seed``; those of the caller go on as if nothing had been."""
+    cuda = [torch.device(device)] if device.startswith("cuda") else []
+    with torch.random.fork_rng(devices=cuda):
+        torch.manual_seed(seed)
+        return step()
+
+
+def _repeated(step: Call, first: object, device: str) -> tuple[float, bool]:
+    """How far apart two runs of a step with one seed are, and whether it draws random numbers.
+
+    Additions in any order (atomics) make runs differ by rounding, whatever the seed. A step draws random numbers if
+    those with two seeds differ by much more.
+
+    Args:
+        first: its results with seed 0.
+    """
+    same = difference(_seeded(step, 0, device), first)
+    other = difference(_seeded(step, 1, device), first)
+    return same, other > 10 * same + 1e-6
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """Samples by contender, those that could not be captured, those that failed and why, and what others kept busy."""
+
+    samples: Mapping[str, Sequence[float]]
+    refused: frozenset[str]
+    failed: Mapping[str, str]
+    others: float
+
+
+class _Failed(Exception):
+    def __init__(self, name: str, error: Exception) -> None:
+        super().__init__(first_line(error))
+        self.name = name
+
+
+def _timed(steps: Mapping[str, Call], policy: Policy, device: str) -> _Timed:
+    """Time contenders in turn. One that fails (its CUDA graph takes memory of its own, say) is left out.
+
+    Raises:
+        NotCompared: eager fails.
+    """
+    from autotune.measure.quiet import Meter, wait_for_quiet
+    from autotune.measure.timer import interleave
+
+    left, failed = dict(steps), dict[str, str]()
+    while True:
+        watched = {name: Watched(_named(name, step)) for name, step in left.items()}
+        if not device.startswith("cuda"):
+            wait_for_quiet(policy.quiet_s)
+        meter = Meter()
+        try:
+            samples = interleave(watched, policy, device)
+        except _Failed as error:
+            if error.name == EAGER:
+                raise NotCompared(str(error)) from error
+            failed[error.name] = str(error)
+            del left[error.name]
+            continue
+        others = 0.0 if device.startswith("cuda") else meter.others()
+        return _Timed(samples, frozenset(n for n, w in watched.items() if w.refused), failed, others)
+
+
+def _named(name: str, step: Call) -> Call:
+    def call() -> object:
+        try:
+            return step()
+        except Exception as error:
+            raise _Failed(name, error) from error
+
+    return call
+
+
+def _spread(samples: Sequence[float]) -> float:
+    if len(samples) < 2:
+        return 0.0
+    quarters = statistics.quantiles(samples, n=4)
+    return (quarters[2] - quarters[0]) / statistics.median(samples)
+
+
+# Kernels
+
+
+def kernels_of(steps: Mapping[str, Call]) -> dict[str, dict[str, Any]]:
+    """Kernels of a step, as its CUDA graph replays them, by contender: :func:`summed`.
+
+    What a kernel reads lies in the caches where the step leaves it. A contender that the profiler shows nothing of (a
+    host that lets nobody read the counters) is left out.
+    """
+    from autotune.bench.kernels import record
+    from autotune.measure.timer import capture
+
+    found = {}
+    for name, step in steps.items():
+        with contextlib.suppress(RuntimeError):  # the profiler's, or no memory for one more graph
+            run = capture(step)
+
+            def work(run: Call = run) -> None:
+                run()
+                torch.cuda.synchronize()
+
+            # A process's first trace may come out empty, and the second replay is a warm one.
+            traces = [[s for s in record(work) if s[2]] for _ in range(_TRACES)]
+            if spans := next((t for t in reversed(traces) if t), None):
+                found[name] = summed([(begin, end, kernel) for begin, end, _, kernel in spans])
+    return found
+
+
+def summed(spans: Sequence[tuple[float, float, str]], library: Callable[[str], bool] = is_library) -> dict[str, Any]:
+    """Counts and microseconds of kernels (begin, end, name): memory-intensive ones and a library's, the former by name.
+
+    ``library`` are those of matrix products, convolutions and attention; the most frequent 40 names are kept.
+    """
+    us: dict[str, float] = {}
+    count: Counter[str] = Counter()
+    taken = []
+    for begin, end, kernel in spans:
+        if library(kernel):
+            taken.append(end - begin)
+            continue
+        count[kernel] += 1
+        us[kernel] = us.get(kernel, 0.0) + end - begin
+    return {
+        "memory_intensive": count.total(),
+        "library": len(taken),
+        "memory_intensive_us": round(sum(us.values()), 1),
+        "library_us": round(sum(taken), 1),
+        "names": dict(count.most_common(_NAMES)),
+        "names_us": {k: round(us[k], 1) for k, _ in count.most_common(_NAMES)},
+    }
