@@ -78,7 +78,7 @@ class Comparison:
 
     Attributes:
         steps: by contender, those that could be measured; ``failed``: why the others could not.
-        mode: of ``torch.compile``, without its own CUDA graphs.
+        device: "cpu" or "cuda:N"; ``mode``: of ``torch.compile``, without its own CUDA graphs.
         counters: what ``autotune.counters()`` counted, zeros left out.
         random: whether the step draws random numbers.
         seconds: of "timing" and, on a GPU, of "kernels".
@@ -87,6 +87,7 @@ class Comparison:
 
     steps: Mapping[str, Step]
     failed: Mapping[str, str]
+    device: str
     mode: str
     counters: Mapping[str, int]
     random: bool
@@ -227,7 +228,7 @@ def compare(
         )
         for name, taken in timed.samples.items()
     }
-    return Comparison(steps, {**failed, **timed.failed}, mode, counted, random, seconds, timed.others)
+    return Comparison(steps, {**failed, **timed.failed}, device, mode, counted, random, seconds, timed.others)
 
 
 class _Ready:

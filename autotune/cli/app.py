@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from autotune import __version__
-from autotune.cli import bench, calibrate, db, lookup, plan, search, show, workloads
+from autotune.cli import bench, calibrate, compare, db, lookup, plan, search, show, workloads
 from autotune.errors import UserError
 
-COMMANDS = (search, lookup, plan, show, workloads, bench, calibrate, db)
+COMMANDS = (search, lookup, compare, plan, show, workloads, bench, calibrate, db)
 
 
 class Parser(argparse.ArgumentParser):

@@ -20,7 +20,7 @@ def autotune(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess
     return subprocess.run([*COMMAND, *args], capture_output=True, text=True, check=False, cwd=cwd, timeout=120)
 
 
-@pytest.mark.parametrize("args", [["--help"], ["search", "--help"], ["--version"]])
+@pytest.mark.parametrize("args", [["--help"], ["search", "--help"], ["compare", "--help"], ["--version"]])
 def test_help_and_version_load_nothing_heavy(args: list[str]) -> None:
     code = (
         "import sys\nfrom autotune.cli.app import main\n"
@@ -35,7 +35,7 @@ def test_help_and_version_load_nothing_heavy(args: list[str]) -> None:
 
 def test_every_command_is_in_the_help() -> None:
     text = autotune("--help").stdout
-    for name in ("search", "lookup", "plan", "show", "workloads", "db"):
+    for name in ("search", "lookup", "compare", "plan", "show", "workloads", "db"):
         assert name in text
 
 
