@@ -249,6 +249,8 @@ def _timing(found: Comparison, command: str) -> Iterator[str]:
     speedup = found.over_compile(AUTOTUNE)
     if speedup is not None and speedup < SLOWER:
         longer = "search what is left" if found.counters.get("misses") else f"give `{command}` more --timeout"
-        yield f"autotune is SLOWER than torch.compile, {ratio(speedup)}: {longer}, or leave it out for this step"
+        noise = max(found.steps[who].noise for who in (COMPILE, AUTOTUNE))
+        slower = ratio(speedup) + (f" (samples spread by {noise:.0%})" if noise > 1 / speedup - 1 else "")
+        yield f"autotune is SLOWER than torch.compile, {slower}: {longer}, or leave it out for this step"
     if found.others > BUSY:
         yield BUSY_NOTE

@@ -21,6 +21,7 @@ from autotune.bench.contender import Watched, deploying_from
 from autotune.bench.step import AUTOTUNE, COMPILE, EAGER, NotCompared, compare, step_of, summed, trainable
 from autotune.errors import UserError
 from autotune.measure import timer
+from autotune.measure.lock import device_lock
 from autotune.measure.policy import Policy, default_policy
 from autotune.runtime.database import forget_stores
 from autotune.store import Store
@@ -178,6 +179,56 @@ def test_steps_by_contender(in_eager: dict[str, Callable[..., Any]]) -> None:
     assert found.steps[EAGER].largest == pytest.approx(math.exp(2.0))
     assert found.over_compile(COMPILE) == 1.0
     assert found.over_compile(AUTOTUNE) == found.steps[COMPILE].us / found.steps[AUTOTUNE].us
+
+
+def test_who_times_has_the_device_to_itself(
+    in_eager: dict[str, Callable[..., Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = []
+
+    def interleave(fns: dict[str, Any], policy: Policy, device: str) -> dict[str, list[float]]:
+        with device_lock(device, 0.0) as free:
+            alone.append(not free)
+        return {name: [1.0, 2.0, 3.0] for name in fns}
+
+    monkeypatch.setattr(timer, "interleave", interleave)
+    compare(torch.exp, (X,), train=False, device="cpu", policy=quick())
+    assert alone == [True]
+
+
+class Pieces(nn.Module):
+    """Compiled once for each of six shapes, since the graph breaks around what is called with them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = torch.zeros(())
+        for k in range(1, 7):
+            torch._dynamo.graph_break()
+            total = total + apart(x[:, :k])
+        return total
+
+
+def apart(x: Tensor) -> Tensor:
+    y = torch.exp(x)
+    torch._dynamo.graph_break()
+    return y.sum()
+
+
+def test_a_contender_takes_no_compilations_from_the_next(
+    in_eager: dict[str, Callable[..., Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs: dict[str, int] = {}
+
+    def under(who: str) -> Callable[..., Any]:
+        def backend(gm: torch.fx.GraphModule, inputs: object) -> Any:
+            graphs[who] = graphs.get(who, 0) + 1
+            return gm.forward
+
+        return lambda fn: torch._dynamo.optimize(backend, dynamic=False)(fn)
+
+    in_eager[COMPILE], in_eager[AUTOTUNE] = under(COMPILE), under(AUTOTUNE)
+    with torch._dynamo.config.patch(recompile_limit=8):
+        compare(Pieces(), (X,), train=False, device="cpu", policy=quick())
+    assert graphs[COMPILE] == graphs[AUTOTUNE] >= 12
 
 
 def test_results_that_disagree_are_in_json_too(in_eager: dict[str, Callable[..., Any]]) -> None:

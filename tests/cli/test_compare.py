@@ -267,6 +267,7 @@ def test_a_slower_step_is_told_plainly() -> None:
     left = dataclasses.replace(slow, counters={"hits": 23, "misses": 19})
     assert "0.93x: search what is left, or leave it out for this step" in notes(left)
     assert "SLOWER" not in notes(on_a_gpu(1630.0)), "a tie"
+    assert "0.93x (samples spread by 30%): give" in notes(edited(slow, COMPILE, noise=0.3))
 
 
 def test_results_that_are_further_off_than_inductors() -> None:

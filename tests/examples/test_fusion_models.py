@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from autotune import device
+from autotune.bench import step
 from benchmarks import form, fusion_models
 from examples.models import make
 
@@ -107,3 +108,33 @@ def test_jobs_that_make_no_sense(text: list[str], capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit):
         fusion_models.parse(text)
     assert "--jobs" in capsys.readouterr().err
+
+
+def test_a_case_has_the_fields_of_the_committed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(us: float) -> step.Step:
+        counted = step.summed([(0.0, 2.0, "triton_poi_fused_add_0"), (2.5, 5.0, "nvjet_tst_128x64")])
+        return step.Step(us, 0.01, True, 7.5, 1e-3, 2.0, counted)
+
+    def compare(module: object, inputs: object, **options: object) -> step.Comparison:
+        assert (options["train"], options["mode"], options["device"]) == (False, "max-autotune-no-cudagraphs", "cpu")
+        steps = {who: found(us) for who, us in zip(step.CONTENDERS, (900.0, 400.0, 300.0), strict=True)}
+        times = {"timing": 1.0, "kernels": 0.5}
+        return step.Comparison(steps, failed, "cpu", str(options["mode"]), {"hits": 11}, False, times, 0.0)
+
+    failed: dict[str, str] = {}
+    monkeypatch.setattr(step, "compare", compare)
+    arguments = ["--measure", "llama_infer", "--device", "cpu", "--size", "cpu", "--layers", "1"]
+    args = fusion_models.parse([*arguments, "--mode", "max-autotune-no-cudagraphs"])
+    made = fusion_models.measure(args)
+    committed = form.read(form.RESULTS / "h200" / "models.json")["cases"][0]
+    added = {"search_s", "search_code", "commit", "when", "steps"}  # by others, and --steps is younger than the file
+    assert set(made) | added == set(committed) | added
+    for nested in ("kernels", "graph", "seconds"):
+        assert set(made[nested]) == set(committed[nested])
+    assert set(made["kernels"]["autotune"]) >= set(committed["kernels"]["autotune"])
+    assert (made["eager_us"], made["inductor_best_us"], made["autotune_us"]) == (900.0, 400.0, 300.0)
+    assert made["inductor_us"] is None
+    assert made["seconds"]["compile_autotune"] == 7.5
+    failed["autotune"] = "E: why"
+    with pytest.raises(SystemExit, match="autotune: E: why"):
+        fusion_models.measure(args)
