@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 SLOWER = 0.99
 """Over ``torch.compile``: what lies between this and 1 is a tie."""
 
+UNSURE = 0.5
+"""Of the interquartile range of 25 to 40 samples: two standard errors of the difference of two medians."""
+
 APART = 2.0
 """Times as far from eager's results as ``torch.compile``'s are: what is beyond that is told."""
 
@@ -248,9 +251,12 @@ def _timing(found: Comparison, command: str) -> Iterator[str]:
             yield f"{who} failed: {found.failed[who]}"
     speedup = found.over_compile(AUTOTUNE)
     if speedup is not None and speedup < SLOWER:
-        longer = "search what is left" if found.counters.get("misses") else f"give `{command}` more --timeout"
         noise = max(found.steps[who].noise for who in (COMPILE, AUTOTUNE))
-        slower = ratio(speedup) + (f" (samples spread by {noise:.0%})" if noise > 1 / speedup - 1 else "")
-        yield f"autotune is SLOWER than torch.compile, {slower}: {longer}, or leave it out for this step"
+        longer = "search what is left" if found.counters.get("misses") else f"give `{command}` more --timeout"
+        if 1 / speedup - 1 < UNSURE * noise:
+            doubt = f"but samples spread by {noise:.0%}: compare again, with more --rounds"
+            yield f"autotune came out slower than torch.compile, {ratio(speedup)}, {doubt}"
+        else:
+            yield f"autotune is SLOWER than torch.compile, {ratio(speedup)}: {longer}, or leave it out for this step"
     if found.others > BUSY:
         yield BUSY_NOTE
