@@ -4,10 +4,11 @@
 
 For each model of ``examples.models``: a search of ``--search`` seconds as a user would run it, then a process of its
 own measures a step (forward, or forward and backward) of eager, ``torch.compile(mode=...)`` and
-``torch.compile(mode=..., backend="autotune")``, captured, interleaved, medians. The same process counts the kernels
-that each launches for memory-intensive operators, and what they take in a replay: all but those of libraries for
-matrix products, convolutions and attention, and copies. Times of a case are those of a step; ``floor_us`` is what its
-regions' bytes take at the copy bandwidth, without the library calls.
+``torch.compile(mode=..., backend="autotune")``, captured, interleaved, medians; in each of ``--mode``'s modes (a case's
+``modes``), of which the fastest counts, for both. The same process counts the kernels that each launches for
+memory-intensive operators, and what they take in a replay: all but those of libraries for matrix products,
+convolutions and attention, and copies. Times of a case are those of a step; ``floor_us`` is what its regions' bytes
+take at the copy bandwidth, without the library calls.
 
 A model that exceeds ``--timeout`` is stopped and left out (exit code 1). The file is written after every model;
 ``--resume`` keeps those that are in it. ``--layers 2`` shortens the deep models and ``--steps 8``
@@ -102,10 +103,17 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         example.module, example.inputs, train=example.train, device=args.device, mode=args.mode, policy=policy, say=say
     )
     for contender, why in compared.failed.items():
-        raise SystemExit(f"{contender}: {why}")
+        print(f"{name}: {contender} left out: {why}", file=sys.stderr)
+    fastest = {who: compared.fastest(kind) for who, kind in zip(CONTENDERS, step.CONTENDERS, strict=True)}
+    if missing := [who for who, contender in fastest.items() if contender is None]:
+        raise SystemExit(f"{name}: no figures of {', '.join(missing)}")
     with Turns(args.device, base.lock_s).mine():
         bandwidth = copy_bandwidth(dataclasses.replace(base, final_rounds=10, final_s=5.0), args.device)
-    steps = dict(zip(CONTENDERS, (compared.steps[who] for who in step.CONTENDERS), strict=True))
+    steps = {who: compared.steps[contender] for who, contender in fastest.items() if contender is not None}
+    modes = {
+        mode: {f"{who}_us": compared.steps[c].us for who, c in zip(PEERS, both, strict=True) if c in compared.steps}
+        for mode, *both in zip(compared.modes, compared.of(step.COMPILE), compared.of(step.AUTOTUNE), strict=True)
+    }
     for contender in (who for who in PEERS if steps[who].disagrees):
         raise SystemExit(f"{contender}: results of other shapes than eager's, or finite in other places")
     kernels = {who: s.kernels for who, s in steps.items() if s.kernels}
@@ -115,11 +123,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         **found,
         "floor_us": round(found["bytes"] / bandwidth, 3),
         "eager_us": steps["eager"].us,
-        "inductor_us": steps["inductor"].us if args.mode == "default" else None,
+        "inductor_us": modes.get("default", {}).get("inductor_us"),
         "inductor_best_us": steps["inductor"].us,
         "xla_us": None,
         "autotune_us": steps["autotune"].us,
-        "mode": args.mode,
+        "mode": ",".join(compared.modes),
+        "modes": modes,
         "size": args.size,
         **dict.fromkeys(DEPTHS, 0) | depth(args),
         "graph": {who: s.captured for who, s in steps.items()},
@@ -180,7 +189,16 @@ def search(name: str, args: argparse.Namespace, limit: float) -> dict[str, Any]:
 def measured(name: str, args: argparse.Namespace, searched: Mapping[str, Any], end: float) -> dict[str, Any] | None:
     """A case of the result file; None if the model could not be measured until ``end``."""
     command = [sys.executable, "-m", "benchmarks.fusion_models", "--measure", name, "--device", args.device]
-    command += ["--size", args.size, "--mode", args.mode, "--rounds", str(args.rounds), "--seconds", str(args.seconds)]
+    command += [
+        "--size",
+        args.size,
+        "--mode",
+        ",".join(args.mode),
+        "--rounds",
+        str(args.rounds),
+        "--seconds",
+        str(args.seconds),
+    ]
     command += [text for name, n in depth(args).items() for text in (f"--{name}", str(n))]
     code, out = run(command, args, end - time.monotonic())
     if code:
@@ -237,7 +255,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--search", type=float, default=60.0, help="seconds to search for each model; 0: no search")
     parser.add_argument("--trials", type=int, default=0, help="candidates for each region at most")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for a model, search included")
-    parser.add_argument("--mode", help="of torch.compile (default: max-autotune-no-cudagraphs; on a CPU default)")
+    about = "of torch.compile, by comma (default: default,max-autotune; on a CPU default); the fastest counts, of both"
+    parser.add_argument("--mode", type=lambda text: text.split(","), help=about)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--seconds", type=float, default=10.0, help="of interleaved timing")
     parser.add_argument("--db", help="database (default: a new one, thrown away)")
@@ -246,8 +265,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="models under way at a time (default: 1; on a CPU always)")
     parser.add_argument("--measure", choices=NAMES, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    # The step is captured as a whole here; Inductor's own CUDA graphs would be graphs within it.
-    args.mode = args.mode or ("max-autotune-no-cudagraphs" if args.device.startswith("cuda") else "default")
+    args.mode = args.mode or (["default", "max-autotune"] if args.device.startswith("cuda") else ["default"])
     if args.jobs < 1 or (args.jobs > 1 and not args.device.startswith("cuda")):
         parser.error("--jobs is 1 or more, and 1 on a CPU: what is timed there is what the others would use")
     if unknown := [m for m in args.models if m not in NAMES]:

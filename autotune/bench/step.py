@@ -8,6 +8,7 @@ graph where it can be, in turn.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import statistics
 import time
@@ -78,7 +79,7 @@ class Comparison:
 
     Attributes:
         steps: by contender, those that could be measured; ``failed``: why the others could not.
-        device: "cpu" or "cuda:N"; ``mode``: of ``torch.compile``, without its own CUDA graphs.
+        device: "cpu" or "cuda:N"; ``modes``: of ``torch.compile``, without its own CUDA graphs.
         counters: what ``autotune.counters()`` counted, zeros left out.
         random: whether the step draws random numbers.
         seconds: of "timing" and, on a GPU, of "kernels".
@@ -88,17 +89,32 @@ class Comparison:
     steps: Mapping[str, Step]
     failed: Mapping[str, str]
     device: str
-    mode: str
+    modes: Sequence[str]
     counters: Mapping[str, int]
     random: bool
     seconds: Mapping[str, float]
     others: float
 
-    def over_compile(self, name: str) -> float | None:
-        """How many times as fast as ``torch.compile`` a contender is; None where one of them is missing."""
-        if name not in self.steps or COMPILE not in self.steps:
+    def of(self, kind: str) -> list[str]:
+        """The contenders that were meant to run of :data:`CONTENDERS`' ``kind``, one for each mode."""
+        return contenders(kind, self.modes)
+
+    def fastest(self, kind: str) -> str | None:
+        """Of the contenders of a kind; None if none could be measured."""
+        there = [name for name in self.of(kind) if name in self.steps]
+        return min(there, key=lambda name: self.steps[name].us, default=None)
+
+    def over_compile(self, name: str | None) -> float | None:
+        """How many times as fast as the fastest of ``torch.compile`` a contender is; None where one is missing."""
+        peer = self.fastest(COMPILE)
+        if peer is None or name is None or name not in self.steps:
             return None
-        return self.steps[COMPILE].us / self.steps[name].us
+        return self.steps[peer].us / self.steps[name].us
+
+
+def contenders(kind: str, modes: Sequence[str]) -> list[str]:
+    """Names of a kind's contenders: the kind itself, with the mode where there are several."""
+    return [kind] if kind == EAGER or len(modes) == 1 else [f"{kind} {mode}" for mode in modes]
 
 
 def step_of(
@@ -148,7 +164,7 @@ def compare(
     *,
     train: bool,
     device: str,
-    mode: str = "default",
+    mode: str | Sequence[str] = "default",
     policy: Policy | None = None,
     say: Callable[[str, float], None] = lambda stage, seconds: None,
 ) -> Comparison:
@@ -158,8 +174,8 @@ def compare(
         fn: a module or function.
         args, kwargs: its inputs, on ``device``.
         train: a step is forward and backward; something has to require grad.
-        mode: of ``torch.compile``, for both that take one. The step is captured as a whole, so that a mode that makes
-            CUDA graphs stands for the one without.
+        mode: of ``torch.compile``, or several, for both that take one. The step is captured as a whole, so that a
+            mode that makes CUDA graphs stands for the one without.
         policy: of the final comparison (its rounds and seconds).
         say: told each stage (a contender made ready, "timing", "kernels") and its seconds.
 
@@ -171,24 +187,24 @@ def compare(
     from autotune.runtime.counters import reset_counters
     from autotune.runtime.database import unrecorded
 
-    mode, policy, given = _GRAPHLESS.get(mode, mode), policy or default_policy(device), kwargs or {}
+    modes = list(dict.fromkeys(_GRAPHLESS.get(m, m) for m in ([mode] if isinstance(mode, str) else mode)))
+    policy, given = policy or default_policy(device), kwargs or {}
     cuda = device.startswith("cuda")
     if cuda:
         torch.cuda.set_device(device)
-    options: dict[str, Any] = {} if mode == "default" else {"mode": mode}
-    makers: dict[str, Callable[[], Callable[..., Any]]] = {
-        COMPILE: lambda: torch.compile(fn, dynamic=False, **options),
-        AUTOTUNE: lambda: autotune.compile(fn, dynamic=False, **options),
-    }
+    makers: dict[str, Callable[[], Callable[..., Any]]] = {}
+    for kind, compiler in ((COMPILE, torch.compile), (AUTOTUNE, autotune.compile)):
+        for name, m in zip(contenders(kind, modes), modes, strict=True):
+            options: dict[str, Any] = {} if m == "default" else {"mode": m}
+            makers[name] = functools.partial(compiler, fn, dynamic=False, **options)
     wanted = trainable(fn, args, given) if train else []
     turns = Turns(device, policy.lock_s)
-    ready, failed = _Ready(turns, device, say), dict[str, str]()
+    ready, failed, counted = _Ready(turns, device, say), dict[str, str](), dict[str, int]()
     torch._dynamo.reset()
-    reset_counters()
     with (
         _room_for(len(makers)),
         inductor_takes_turns(turns),
-        templates_in_threads(cuda and "max-autotune" in mode),
+        templates_in_threads(cuda and any("max-autotune" in m for m in modes)),
         unrecorded(),
     ):
         eager = step_of(fn, args, given, wanted)
@@ -202,15 +218,16 @@ def compare(
             raise NotCompared(first_line(error)) from error
         ready.note(EAGER, want, None if random else repeat)
         for name, make in makers.items():
+            reset_counters()
             try:
                 got = ready.first_call(name, step_of(make(), args, given, wanted))
             except Exception as error:
                 failed[name] = first_line(error)
                 continue
             ready.note(name, got, None if random else difference(got, want))
+            counted = {k: v for k, v in dict(autotune.counters()).items() if v}
             del got
         del want
-        counted = {k: v for k, v in dict(autotune.counters()).items() if v}
         with turns.mine():
             begin = time.monotonic()
             timed = _timed({k: s for k, s in ready.steps.items() if k not in failed}, policy, device)
@@ -233,7 +250,7 @@ def compare(
         )
         for name, taken in timed.samples.items()
     }
-    return Comparison(steps, {**failed, **timed.failed}, device, mode, counted, random, seconds, timed.others)
+    return Comparison(steps, {**failed, **timed.failed}, device, modes, counted, random, seconds, timed.others)
 
 
 def _room_for(contenders: int) -> contextlib.AbstractContextManager[object]:

@@ -45,10 +45,10 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--train", action="store_true", help=about)
     about = (
         "of torch.compile, with and without autotune: default, reduce-overhead, max-autotune,"
-        " max-autotune-no-cudagraphs (default: %(default)s); on a GPU every step, eager's too, is made one CUDA graph"
-        " as a whole, so that modes differ in the rest only"
+        " max-autotune-no-cudagraphs, or several by comma (default: default); on a GPU every step, eager's too, is made"
+        " one CUDA graph as a whole, so that modes differ in the rest only"
     )
-    parser.add_argument("--mode", default="default", metavar="M", help=about)
+    parser.add_argument("--mode", default=["default"], type=lambda text: text.split(","), metavar="M,...", help=about)
     about = "times that each is run (default: 40 on a GPU and 25 on a CPU, or what ten seconds allow)"
     parser.add_argument("--rounds", type=positive_int, metavar="N", help=about)
     add_device(parser)
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         from autotune.fusion.target import resolve, training
 
         device = resolve_device(args.device)
-        _check_mode(args.mode)
+        _check_modes(args.mode)
         fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device)
         given = training(fn, inputs, kwargs, label) if args.train else contextlib.nullcontext((inputs, kwargs))
         try:
@@ -91,17 +91,19 @@ def run(args: argparse.Namespace) -> int:
         emit(_answer(args, label, device, where.label, found))
     if not args.json:
         step = "a training step" if args.train else "a forward step"
-        print(f"{label}, {step} on {where.name}, mode {args.mode}")
+        modes = f"mode{'s' if len(args.mode) > 1 else ''} {', '.join(args.mode)}"
+        print(f"{label}, {step} on {where.name}, {modes}")
         print("\n".join([*table(found), *notes(found, search_command(args))]))
-    return 1 if AUTOTUNE in found.failed else 0
+    return 1 if found.fastest(AUTOTUNE) is None else 0
 
 
-def _check_mode(mode: str) -> None:
+def _check_modes(modes: Sequence[str]) -> None:
     from torch._inductor import list_mode_options
 
     known = list_mode_options()
-    if mode not in known:
-        raise UserError(f"torch.compile has no mode {mode!r}; there are {', '.join(known)}")
+    for mode in modes:
+        if mode not in known:
+            raise UserError(f"torch.compile has no mode {mode!r}; there are {', '.join(known)}")
 
 
 def _policy(rounds: int | None, device: str) -> Any:
@@ -128,7 +130,7 @@ def search_command(args: argparse.Namespace) -> str:
 def _answer(args: argparse.Namespace, label: str, device: str, name: str, found: Comparison) -> dict[str, Any]:
     """The JSON object; times in microseconds, speedups over ``torch.compile``."""
     from autotune.bench.form import commit
-    from autotune.bench.step import AUTOTUNE
+    from autotune.bench.step import AUTOTUNE, CONTENDERS
     from autotune.device import environment
 
     steps = {who: {**s.to_json(), "speedup": found.over_compile(who)} for who, s in found.steps.items()}
@@ -137,10 +139,11 @@ def _answer(args: argparse.Namespace, label: str, device: str, name: str, found:
         "train": args.train,
         "device": device,
         "device_name": name,
-        "mode": args.mode,
-        "mode_run": found.mode,
+        "modes": args.mode,
+        "modes_run": list(found.modes),
         "steps": steps,
-        "speedup": found.over_compile(AUTOTUNE),
+        "fastest": {kind: found.fastest(kind) for kind in CONTENDERS},
+        "speedup": found.over_compile(found.fastest(AUTOTUNE)),
         "failed": dict(found.failed),
         "counters": dict(found.counters),
         "random": found.random,
@@ -155,9 +158,9 @@ def table(found: Comparison) -> list[str]:
     """A line for each contender, and on a GPU what kernels it launches."""
     from autotune.bench.step import CONTENDERS
 
-    heads = ["", "step", "speedup"]
-    rows = [[who, *_times(found, who)] for who in CONTENDERS]
-    kernels = [found.steps[who].kernels if who in found.steps else None for who in CONTENDERS]
+    heads, contenders = ["", "step", "speedup"], [who for kind in CONTENDERS for who in found.of(kind)]
+    rows = [[who, *_times(found, who)] for who in contenders]
+    kernels = [found.steps[who].kernels if who in found.steps else None for who in contenders]
     if any(kernels):
         heads += ["kernels", "memory-intensive", "library"]
         columns = [_totals(kernels), _kinds(kernels, "memory_intensive"), _kinds(kernels, "library")]
@@ -227,16 +230,23 @@ def _results(found: Comparison) -> Iterator[str]:
         yield "the step draws random numbers: results are not compared"
         return
     steps = found.steps
-    for who in (COMPILE, AUTOTUNE):
-        if who in steps and steps[who].disagrees:
-            yield f"{who}'s RESULTS ARE NOT EAGER'S: they are of other shapes, or finite in other places"
-    ours, theirs = (steps[who].difference if who in steps else None for who in (AUTOTUNE, COMPILE))
-    if ours is None or steps[AUTOTUNE].disagrees or (COMPILE in steps and steps[COMPILE].disagrees):
+    both = [who for kind in (COMPILE, AUTOTUNE) for who in found.of(kind)]
+    wrong = [who for who in both if who in steps and steps[who].disagrees]
+    for who in wrong:
+        yield f"{who}'s RESULTS ARE NOT EAGER'S: they are of other shapes, or finite in other places"
+    ours, theirs = (_farthest(found, kind) for kind in (AUTOTUNE, COMPILE))
+    if ours is None or wrong:
         return
     limit = LOW if theirs is None else max(ROUNDING, APART * theirs, APART * (steps[EAGER].difference or 0.0))
     if ours > limit:
         beside = "" if theirs is None else f", torch.compile's by {theirs:.1g}"
         yield f"autotune's results differ from eager's by {ours:.1g} of their root mean square{beside}"
+
+
+def _farthest(found: Comparison, kind: str) -> float | None:
+    """The largest difference to eager's results among the contenders of a kind."""
+    apart = [found.steps[who].difference for who in found.of(kind) if who in found.steps]
+    return max((d for d in apart if d is not None), default=None)
 
 
 def _timing(found: Comparison, command: str) -> Iterator[str]:
@@ -246,12 +256,12 @@ def _timing(found: Comparison, command: str) -> Iterator[str]:
     loose = [who for who, s in found.steps.items() if not s.captured]
     if found.device.startswith("cuda") and loose:
         yield f"{', '.join(loose)}: no CUDA graph could be made of the step, so that launches from Python show"
-    for who in (COMPILE, AUTOTUNE):
-        if who in found.failed:
-            yield f"{who} failed: {found.failed[who]}"
-    speedup = found.over_compile(AUTOTUNE)
+    for who, why in found.failed.items():
+        yield f"{who} failed: {why}"
+    fastest = [best for kind in (COMPILE, AUTOTUNE) if (best := found.fastest(kind)) is not None]
+    speedup = found.over_compile(found.fastest(AUTOTUNE))
     if speedup is not None and speedup < SLOWER:
-        noise = max(found.steps[who].noise for who in (COMPILE, AUTOTUNE))
+        noise = max(found.steps[who].noise for who in fastest)
         longer = "search what is left" if found.counters.get("misses") else f"give `{command}` more --timeout"
         if 1 / speedup - 1 < UNSURE * noise:
             doubt = f"but samples spread by {noise:.0%}: compare again, with more --rounds"

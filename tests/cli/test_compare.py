@@ -107,7 +107,7 @@ def test_a_training_step_half_of_which_was_searched(
     found = json.loads(out)
     assert [line.partition(":")[0] for line in err.splitlines()] == [EAGER, COMPILE, AUTOTUNE, "timing"]
     assert found["target"] == f"{HERE}:Block"
-    assert (found["train"], found["device"], found["mode"], found["random"]) == (True, "cpu", "default", False)
+    assert (found["train"], found["device"], found["modes"], found["random"]) == (True, "cpu", ["default"], False)
     assert found["counters"]["hits"] == len(stored) > 0
     assert found["counters"]["misses"] > 0
     assert set(found["steps"]) == {EAGER, COMPILE, AUTOTUNE}
@@ -223,8 +223,33 @@ def on_a_gpu(ours: float = 1520.0, **changes: Any) -> Comparison:
         AUTOTUNE: one(ours, kernels(55, 493.0, 45, 1020.0), 4e-3),
     }
     counters = {"graphs": 2, "hits": 24, "baseline_wins": 2}
-    found = Comparison(steps, {}, "cuda:0", "default", counters, False, {}, 0.0)
+    found = Comparison(steps, {}, "cuda:0", ["default"], counters, False, {}, 0.0)
     return dataclasses.replace(found, **changes)
+
+
+def in_two_modes() -> Comparison:
+    one = on_a_gpu()
+    fast = {who: dataclasses.replace(one.steps[who], us=us) for who, us in ((COMPILE, 1400.0), (AUTOTUNE, 1600.0))}
+    steps = {
+        EAGER: one.steps[EAGER],
+        f"{COMPILE} default": one.steps[COMPILE],
+        f"{COMPILE} max-autotune": fast[COMPILE],
+        f"{AUTOTUNE} default": one.steps[AUTOTUNE],
+        f"{AUTOTUNE} max-autotune": fast[AUTOTUNE],
+    }
+    return dataclasses.replace(one, modes=["default", "max-autotune"], steps=steps)
+
+
+def test_the_fastest_mode_counts_on_both_sides() -> None:
+    found = in_two_modes()
+    assert [line.split("  ")[0] for line in compare.table(found)[1:]] == list(found.steps)
+    assert found.over_compile(f"{COMPILE} default") == pytest.approx(1400 / 1620)
+    assert found.fastest(AUTOTUNE) == f"{AUTOTUNE} default"
+    assert "autotune is SLOWER than torch.compile, 0.92x" in notes(found)
+    wrong = notes(edited(found, f"{AUTOTUNE} max-autotune", difference=math.inf))
+    assert "autotune max-autotune's RESULTS ARE NOT EAGER'S" in wrong
+    failed = dataclasses.replace(found, failed={f"{AUTOTUNE} default": "E: why"})
+    assert "autotune default failed: E: why" in notes(failed)
 
 
 def edited(found: Comparison, who: str, **changes: Any) -> Comparison:
