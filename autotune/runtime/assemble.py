@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from autotune.runtime import contest
 from autotune.runtime.inductor import compile_piece, piece_options
 from autotune.runtime.partition import Cut, Piece, extract, is_mutation, pieces
 
@@ -104,7 +105,11 @@ def _inductor(gm: fx.GraphModule, piece: Piece, patches: Mapping[str, Any]) -> C
         return None
     if not all(isinstance(n.meta.get("val"), torch.Tensor) for n in (*takes, *gives)):
         return None
-    return compile_piece(extract(gm, piece.nodes, takes, gives), patches)
+    module = extract(gm, piece.nodes, takes, gives)
+    compiled = compile_piece(module, patches)
+    if plain and compiled is not None and contest.wanted(patches) and contest.torch_is_faster(module, compiled):
+        return None
+    return compiled
 
 
 def _is_library(node: fx.Node) -> bool:
