@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from autotune.codegen.one_pass import Moments, Online, find_moments, find_online
 from autotune.errors import Unsupported
-from autotune.fusion.graph import REDUCTIONS, STORAGE_BYTES, Graph, Value
+from autotune.fusion.graph import REDUCTIONS, STORAGE_BYTES, Graph, Value, has_sum_at
 from autotune.fusion.ops import LIGHT, POINTWISE
 
 if TYPE_CHECKING:
@@ -218,6 +218,8 @@ def build_program(
     Raises:
         Unsupported: the group is not row-wise.
     """
+    if has_sum_at(graph):
+        raise Unsupported("sums at places that other data tell")
     if not any(o.axes for o in graph.outputs) and not any(v.axes for v in graph.values):
         graph = _as_row(graph)
     rows, cols = split or split_axes(graph)

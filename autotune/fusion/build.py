@@ -198,6 +198,13 @@ class Builder:
             return self.pointwise("pow", [arg, self.const(times, v.dtype)])
         return arg
 
+    def sum_at(self, term: int, place: int, over: Sequence[int], axis: int) -> int:
+        """The sums over ``over`` of the terms at each place along ``axis``."""
+        axes = {a for a in self.values[term].axes if a not in over} | {axis}
+        return self.emit(
+            Value("sum_at", (term, place), tuple(sorted(axes)), self.values[term].dtype, over=tuple(sorted(over)))
+        )
+
     def _picked(self, v: Value, axes: set[int]) -> tuple[int, set[int]] | None:
         """A sum over a one-hot row without a reduction: ``where(k == t, x, 0)`` over k is x where t is some k.
 

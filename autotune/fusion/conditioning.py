@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from autotune.fusion.graph import REDUCTIONS, Graph, Value
+from autotune.fusion.graph import Graph, Value
 from autotune.fusion.interpret import Disturb, interpret
 
 EPS = 2.0**-23
@@ -34,7 +34,7 @@ def noise(seed: int, device: torch.device) -> Disturb:
         if v.op in _EXACT or (v.op == "const" and float(torch.tensor(v.number, dtype=torch.float32)) == v.number):
             return out
         size = out.abs()
-        if v.op in REDUCTIONS and v.op == "sum":
+        if v.op in ("sum", "sum_at"):
             finite = args[0].nan_to_num(0.0, 0.0, 0.0)
             size = size.maximum(
                 torch.full_like(size, float(finite.square().sum().sqrt()) / math.sqrt(max(1, size.numel())))

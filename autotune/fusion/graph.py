@@ -11,7 +11,9 @@ every value says which axes it varies over; a load says its stride along each. `
 ``gather``            as load, plus ``index_stride * args[0]``; args[0] is an integer value in ``[0, bound)``
 ``const``, ``index``  a scalar constant; the index along one axis, ``scale * i + shift``
 pointwise             see :mod:`autotune.fusion.ops`
-reduction             ``sum`` ``max`` ``min`` ``prod`` of args[0] over the axes ``over``
+reduction             ``sum`` ``max`` ``min`` ``prod`` of args[0] over the axes ``over``; ``sum_at`` adds it up at the
+                      places that args[1] says: along one axis more (:func:`at_axis`), place ``p`` is the sum over
+                      ``over`` of what has ``args[1] == p``; what lies outside the axis goes nowhere
 ====================  ==================================================================================================
 
 Arithmetic types are ``float32`` (every storage float is read into it), ``int32``, ``int64`` and ``bool``. What a
@@ -40,8 +42,19 @@ STORAGE_BYTES: Mapping[str, int] = {
 """Storage types of inputs and outputs, with their size in bytes."""
 
 COMPUTE_TYPES = ("float32", "int32", "int64", "bool")
-REDUCTIONS = ("sum", "max", "min", "prod")
+REDUCTIONS = ("sum", "max", "min", "prod", "sum_at")
 LEAVES = ("load", "gather", "const", "index")
+
+
+def at_axis(graph: Graph, v: Value) -> int:
+    """The axis whose places a ``sum_at`` adds to: the one that what it adds does not vary over."""
+    (axis,) = set(v.axes) - set(graph.values[v.args[0]].axes)
+    return axis
+
+
+def has_sum_at(graph: Graph) -> bool:
+    """Whether a live value of a graph is a ``sum_at``."""
+    return any(graph.values[i].op == "sum_at" for i in graph.live)
 
 
 def compute_type(storage: str) -> str:
@@ -305,12 +318,31 @@ class Graph:
                 want = tuple(sorted({a for j in v.args for a in self.values[j].axes}))
                 if v.axes != want:
                     raise ValueError(f"value {i}: axes {v.axes}, its arguments have {want}")
-            if v.op in REDUCTIONS:
+            if v.op == "sum_at":
+                self._check_sum_at(i, v)
+            elif v.op in REDUCTIONS:
                 arg = self.values[v.args[0]]
                 if not v.over or not set(v.over) <= set(range(n_axes)) or set(v.over) & set(v.axes):
                     raise ValueError(f"value {i}: bad reduction axes")
                 if set(v.axes) != set(arg.axes) - set(v.over):
                     raise ValueError(f"value {i}: reduction axes do not match its argument")
+        self._check_outputs()
+
+    def _check_sum_at(self, i: int, v: Value) -> None:
+        if len(v.args) != 2:
+            raise ValueError(f"value {i}: sum_at of {len(v.args)} values")
+        value, place = self.values[v.args[0]], self.values[v.args[1]]
+        over = set(v.over)
+        if not over or not over <= set(range(len(self.extents))) or over & set(v.axes):
+            raise ValueError(f"value {i}: bad reduction axes")
+        new = set(v.axes) - set(value.axes)
+        if len(new) != 1 or set(v.axes) - new != set(value.axes) - over or not set(place.axes) <= over:
+            raise ValueError(f"value {i}: axes of a sum_at do not match its arguments")
+        if place.dtype not in ("int32", "int64") or v.dtype != "float32" or value.dtype != "float32":
+            raise ValueError(f"value {i}: sum_at of {value.dtype} at {place.dtype}")
+
+    def _check_outputs(self) -> None:
+        n_axes = len(self.extents)
         for o in self.outputs:
             if not 0 <= o.value < len(self.values) or o.dtype not in STORAGE_BYTES or len(o.axes) != len(o.strides):
                 raise ValueError("bad output")

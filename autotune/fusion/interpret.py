@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from autotune.fusion.graph import Graph, Value
+from autotune.fusion.graph import Graph, Value, at_axis
 from autotune.fusion.operands import Operand, operands
 
 _PLAIN = Operand(scale=1.0, odd=4096)  # any other input
@@ -71,7 +71,7 @@ _BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "shr": torch.bitwise_right_shift,
 }
 _MAY_OVERFLOW = frozenset(
-    ["add", "sub", "mul", "div", "pow", "reciprocal", "exp", "exp2", "expm1", "sum", "prod", "sigmoid"]
+    ["add", "sub", "mul", "div", "pow", "reciprocal", "exp", "exp2", "expm1", "sum", "sum_at", "prod", "sigmoid"]
 )
 
 
@@ -177,6 +177,8 @@ class _Frame:
             return torch.tensor(v.number, dtype=_COMPUTE[v.dtype], device=self.device)
         if v.op == "index":
             return (self.along(v.axes[0], v.axes) * v.scale + v.shift).to(_COMPUTE[v.dtype])
+        if v.op == "sum_at":
+            return _limited(v, self._sum_at(v, values[v.args[0]], values[v.args[1]]))
         if v.over:
             return _limited(v, self._reduce(v, values[v.args[0]]))
         args = [self.aligned(values[a], self.graph.values[a].axes, v.axes) for a in v.args]
@@ -188,6 +190,20 @@ class _Frame:
             return ~args[0]
         out = _UNARY[v.op](args[0]) if len(args) == 1 else _BINARY[v.op](args[0], args[1])
         return _limited(v, out)
+
+    def _sum_at(self, v: Value, arg: Tensor, places: Tensor) -> Tensor:
+        """Sums at the places, of which only those at hand are kept; never of all places for each term."""
+        own, at = self.graph.values[v.args[0]].axes, at_axis(self.graph, v)
+        rest = [a for a in v.axes if a != at]
+        axes = sorted({*v.over, *own})
+        terms = self.aligned(arg, own, axes).expand([self.count[a] for a in axes])
+        terms = terms.permute([axes.index(a) for a in (*v.over, *rest)])
+        terms = terms.reshape(-1, *(self.count[a] for a in rest))
+        where = self.aligned(places, self.graph.values[v.args[1]].axes, v.over)
+        where = where.expand([self.count[a] for a in v.over]).reshape(-1).to(torch.int64) - self.start[at]
+        kept = (where >= 0) & (where < self.count[at])
+        out = terms.new_zeros(self.count[at], *terms.shape[1:]).index_add_(0, where[kept], terms[kept])
+        return out.movedim(0, v.axes.index(at)).contiguous()
 
     def _reduce(self, v: Value, arg: Tensor) -> Tensor:
         own = self.graph.values[v.args[0]].axes
@@ -243,7 +259,8 @@ def _evaluate(
 
 
 def index_bounds(graph: Graph) -> dict[int, int]:
-    """For each slot whose elements are positions (they index a gather, or are compared with one), the bound on them."""
+    """For each slot whose elements are positions (they index a gather or say where a sum goes, or are compared with
+    one), the bound on them."""
     bounds: dict[int, int] = {}
     seen: set[tuple[int, int]] = set()
 
@@ -272,6 +289,8 @@ def index_bounds(graph: Graph) -> dict[int, int]:
     for v in graph.values:
         if v.op == "gather":
             limit(v.args[0], v.bound)
+        elif v.op == "sum_at":
+            limit(v.args[1], graph.extents[at_axis(graph, v)])
         elif v.op == "eq":
             for one, other in (v.args, v.args[::-1]):
                 position = graph.values[one]
@@ -286,10 +305,11 @@ def make_inputs(graph: Graph, seed: int, device: torch.device | str = "cpu", spe
     Floats are standard normal, what indexes a gather is within its bound, other integers are in ``[-8, 8)`` (unsigned
     ones in ``[0, 8)``), booleans are fair coins. ``special`` puts NaN, infinities, zeros of both signs and outliers
     (30; larger ones would show float32's own cancellation, not a kernel's mistake) into up to one float in 500 and
-    always some. What matrix products read is scaled, and holds fewer of these (``autotune.fusion.operands``).
+    always some, and has half of the terms of a ``sum_at`` go to one place. What matrix products read is scaled, and
+    holds fewer of these (``autotune.fusion.operands``).
     """
     rng = torch.Generator(device=device).manual_seed(seed)
-    bounds, multiplied = index_bounds(graph), operands(graph)
+    bounds, multiplied, crowded = index_bounds(graph), operands(graph), _places(graph)
     out = []
     for slot, name in enumerate(graph.inputs):
         n = graph.input_numel(slot)
@@ -305,8 +325,22 @@ def make_inputs(graph: Graph, seed: int, device: torch.device | str = "cpu", spe
         else:
             lo = 0 if slot in bounds or name == "uint8" else -8
             t = torch.randint(lo, bounds.get(slot, 8), (n,), generator=rng, device=device).to(dtype)
+            if special and slot in crowded:
+                t[torch.randint(0, n, (n // 2,), generator=rng, device=device)] = t[0].clone()
         out.append(t)
     return out
+
+
+def _places(graph: Graph) -> set[int]:
+    """The slots that say where the terms of a ``sum_at`` go."""
+    stack = [v.args[1] for v in graph.values if v.op == "sum_at"]
+    found: set[int] = set()
+    while stack:
+        v = graph.values[stack.pop()]
+        stack.extend(v.args)
+        if v.op == "load" and v.dtype in ("int32", "int64"):
+            found.add(v.slot)
+    return found
 
 
 def _sprinkle(t: Tensor, rng: torch.Generator, most: int) -> None:

@@ -55,6 +55,9 @@ GENERATORS = frozenset(
 PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1, "mv": 0, "addmv": 1}
 """Operators that multiply matrices, and which argument is the first of the two operands."""
 
+SCATTERS = {"embedding_dense_backward": 0}
+"""Operators that add up rows at places that other data tell, and which argument the rows are."""
+
 _PLAIN = frozenset(["clone", "add", "sub", "mul", "div"])
 _LOG_SOFTMAX = ("amax", "exp", "sum", "log")
 _HASH = frozenset(["bitwise_right_shift", "bitwise_and", "bitwise_xor", "ge", "where"])

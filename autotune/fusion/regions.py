@@ -24,13 +24,13 @@ import torch
 from torch import fx
 
 from autotune.errors import Repeated, Unsupported
-from autotune.fusion import aten
+from autotune.fusion import aten, rules_pointwise
 from autotune.fusion.canonical import canonicalize, to_workload
 from autotune.fusion.contraction import bundle_groups, levels, merge_groups
 from autotune.fusion.delay import delays
 from autotune.fusion.graph import STORAGE_BYTES
 from autotune.fusion.label import describe
-from autotune.fusion.op_names import GENERATORS, PRODUCTS, VIEWS
+from autotune.fusion.op_names import GENERATORS, PRODUCTS, SCATTERS, VIEWS
 from autotune.fusion.remote import Candidate, candidate, may_join
 from autotune.fusion.rules import RULES
 from autotune.fusion.rules_product import is_memory_intensive, read_again
@@ -172,16 +172,19 @@ class Finder:
             return "opaque"
         if any(not tensors_of(meta(n)) for n in node.all_input_nodes) or len({t.device for t in (*made, *read)}) != 1:
             return "opaque"
-        if name in PRODUCTS and not self._may_hold(node):
+        if name in PRODUCTS and not self._may_hold(node) or name in SCATTERS and not self._on_cuda(node):
             return "opaque"
         return "view" if name in VIEWS else "generator" if name in GENERATORS else "compute"
 
+    def _on_cuda(self, node: fx.Node) -> bool:
+        """Whether a node is to run on a GPU."""
+        return (self.side or tensors_of(meta(node))[0].device.type) == "cuda"
+
     def _may_hold(self, product: fx.Node) -> bool:
         """Whether a matrix product may be in a region. None on a CPU, where a library's call costs next to nothing."""
-        side = self.side or tensors_of(meta(product))[0].device.type
         plain = getattr(product.target, "_overloadname", "") == "default"  # others name the result's type
         pair = factors(product)
-        return side == "cuda" and plain and len(pair) == 2 and is_memory_intensive(*map(meta, pair))
+        return self._on_cuda(product) and plain and len(pair) == 2 and is_memory_intensive(*map(meta, pair))
 
     def sort(self, node: fx.Node) -> str:
         """ "compute", "view", "generator" or "opaque"."""
@@ -235,7 +238,7 @@ class Finder:
 
     def stored(self, members: set[fx.Node]) -> dict[fx.Node, set[fx.Node]]:
         """For each node what it reads from memory only: a matrix product the operands whose elements it reads again and
-        again, and any node the products that are ``kept``.
+        again, sums at places rows that are more than theirs to compute, and any node the products that are ``kept``.
 
         The matrix that a vector is multiplied by is read once: where it is dequantized, that may be in the product.
         """
@@ -246,7 +249,36 @@ class Finder:
                 again = [a for a, many in zip(pair, read_again(*map(meta, pair)), strict=True) if many]
                 operand = {p for a in again for p in (self.producers(a) if self.free(a) else [a])}
                 found[n] = found.get(n, set()) | operand
+            elif op_name(n) in SCATTERS:
+                rows = n.args[SCATTERS[op_name(n)]]
+                made = self.producers(rows) if self.free(rows) else [rows]  # type: ignore[arg-type]
+                found[n] = found.get(n, set()) | {p for p in made if not self._read_by_one(p, members)}
         return found
+
+    def _read_by_one(self, node: fx.Node, members: set[fx.Node]) -> bool:
+        """Whether pointwise operators alone make a node from what lies in memory, and each is read by one node only.
+
+        Sums at places may compute such rows where they add them: each is added once.
+        """
+        stack = [node]
+        while stack:
+            n = stack.pop()
+            if n not in members:
+                continue
+            if RULES[op_name(n)].__module__ != rules_pointwise.__name__ or len(self._readers(n)) > 1:
+                return False
+            stack += self.producers(n)
+        return True
+
+    def _readers(self, node: fx.Node) -> set[fx.Node]:
+        """The nodes that read one, as it is or through views."""
+        stack, seen = list(node.users), set()
+        while stack:
+            user = stack.pop()
+            if user not in seen:
+                seen.add(user)
+                stack += user.users if self.free(user) else ()
+        return {user for user in seen if not self.free(user)}
 
     def _may_wait(self, node: fx.Node, members: set[fx.Node]) -> bool:
         """Whether nothing but nodes of regions reads a tensor. (A tuple's elements do not leave it.)"""

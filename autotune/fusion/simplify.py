@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from autotune.fusion.graph import Graph, Output, Value
+from autotune.fusion.graph import Graph, Output, Value, at_axis
 from autotune.fusion.selected import guard_selected
 
 
@@ -101,6 +101,8 @@ def _mergeable(graph: Graph, outer: int, inner: int, places: Mapping[int, _Place
             if not walked_as_one(v.axes, v.strides) or any(a in (outer, inner) for a, _, _ in v.guards):
                 return False
         elif (outer in v.over) != (inner in v.over):
+            return False
+        elif v.op == "sum_at" and at_axis(graph, v) in (outer, inner):
             return False
     return all(walked_as_one(o.axes, o.strides) for o in graph.outputs)
 

@@ -24,6 +24,7 @@ from autotune.fusion import (  # noqa: F401  (they register their rules)
     rules_norm,
     rules_pointwise,
     rules_product,
+    rules_scatter,
     rules_spatial,
 )
 from autotune.fusion.graph import Graph, Output

@@ -38,7 +38,7 @@ from autotune.fusion.task import _from_float
 from autotune.measure.verify import compare
 
 WARP = 32
-_SYNC = {"syncthreads", "syncwarp", "shfl_xor_sync", "shfl_down_sync", "shfl_up_sync", "shfl_sync"}
+_SYNC = {"syncthreads", "syncwarp", "shfl_xor_sync", "shfl_down_sync", "shfl_up_sync", "shfl_sync", "ballot_sync"}
 
 
 class KernelError(AssertionError):
@@ -173,6 +173,7 @@ class Machine:
             gridDim=_Index(lambda: grid),
             blockDim=_Index(lambda: source.block),
             shared=SimpleNamespace(array=self.shared_array),
+            popc=lambda x: (int(x) & 0xFFFFFFFF).bit_count(),
         )
         self.blocks: dict[int, _Block] = {}
         self.sites: dict[tuple[str, int], int] = {}
@@ -239,7 +240,7 @@ class Machine:
         for _, group in itertools.groupby(threads, lambda t: (t.block.number, t.tid // WARP)):
             warp = list(group)
             kinds = {t.waits[0] if t.waits else "" for t in warp}
-            if len(kinds) == 1 and (kind := kinds.pop()).startswith(("shfl", "syncwarp")):
+            if len(kinds) == 1 and (kind := kinds.pop()).startswith(("shfl", "syncwarp", "ballot")):
                 self._shuffle(kind, warp)
         for block in self.blocks.values():
             own = [t for t in threads if t.block is block]
@@ -257,7 +258,11 @@ class Machine:
                 _go(threads)
 
     def _shuffle(self, kind: str, warp: list[_Thread]) -> None:
-        if kind != "syncwarp":
+        if kind == "ballot_sync":
+            votes = names.int32(sum(bool(t.waits[2]) << lane for lane, t in enumerate(warp) if t.waits))
+            for thread in warp:
+                thread.answer = votes
+        elif kind != "syncwarp":
             values = [t.waits[2] for t in warp if t.waits]
             for lane, thread in enumerate(warp):
                 assert thread.waits is not None

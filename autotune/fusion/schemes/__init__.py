@@ -10,6 +10,7 @@ rows       reductions over one set of axes, everything else row by row: thread, 
 columns    as ``flat`` or ``rows``, with reductions over all the rows beside: per-block partials, finished by a second
            kernel or behind a grid barrier
 outer      reductions over outer axes, results used again at full size: threads side by side on the axis that stays
+scatter    sums at places that other data tell: each block scans the places for those of its rows
 tile       as ``outer``, with reductions over the unit-stride axis beside, both inside small tiles
 =========  ===========================================================================================================
 """
@@ -21,6 +22,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
 from autotune.errors import Unsupported
+from autotune.fusion.graph import has_sum_at
 
 if TYPE_CHECKING:
     from autotune.codegen.kernels import GroupKernels
@@ -66,8 +68,8 @@ class Scheme(Protocol):
         ...
 
 
-ORDER = ("transpose", "flat", "columns", "outer", "tile", "rows")
-"""The CUDA schemes in the order in which they are tried."""
+ORDER = ("scatter", "transpose", "flat", "columns", "outer", "tile", "rows")
+"""The CUDA schemes in the order in which they are tried. Sums at places have no other than the first."""
 
 
 @lru_cache(maxsize=1)
@@ -86,6 +88,9 @@ def scheme_of(graph: Graph) -> Scheme:
         Unsupported: no scheme fits; the message is that of the last one tried.
     """
     why = Unsupported("no scheme")
+    if has_sum_at(graph):
+        schemes()["scatter"].check(graph)
+        return schemes()["scatter"]
     for scheme in schemes().values():
         try:
             scheme.check(graph)
@@ -101,6 +106,8 @@ def legal(graph: Graph, target: str) -> bool:
     try:
         if target == "cuda":
             scheme_of(graph)
+        elif has_sum_at(graph):
+            return False
         else:
             from autotune.codegen.cpu_columns import column_split, row_wise
 

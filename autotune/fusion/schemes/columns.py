@@ -126,7 +126,7 @@ class ColumnsScheme:
     def space_of(self, graph: Graph, space: Space) -> Space:
         program = main_program(_split(graph))
         usable = row_wise.vectors(program)[:3]
-        space = narrow(without(space, "tile", "held"), "vector_bytes", usable)
+        space = narrow(without(space, "tile", "held", "owned"), "vector_bytes", usable)
         space = narrow(space, "keep", ["registers", "reload"] if program.kept else ["registers"])
         space = narrow(space, "cluster", [c for c in (1, 2, 4, 8) if c == 1 or c * 8 <= program.n_rows])
         space = narrow(space, "blocks_per_sm", [1, 2, 3, 4, 6, 8, 12, 16])

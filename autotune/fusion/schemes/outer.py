@@ -156,7 +156,7 @@ class OuterScheme:
         program = self.program(graph)
         usable = vectors(program)
         vec = vector_length(program.graph, unit_axis(program.graph), usable[-1])
-        space = narrow(without(space, "tile"), "vector_bytes", usable)
+        space = narrow(without(space, "tile", "owned"), "vector_bytes", usable)
         most = min(256, power_of_two(lines(program, vec)))
         least = min(across(program, b) for b in usable)
         space = narrow(space, "threads_per_row", [t for t in (1, 2, 4, 8, 16, 32, 64, 128, 256) if least <= t <= most])

@@ -115,7 +115,7 @@ def space_of(program: Program, space: Space) -> Space:
     """``space`` narrowed to what can matter for ``program``."""
     usable = vectors(program)
     wide = usable[:3]
-    space = narrow(without(space, "tile", "held"), "vector_bytes", wide)
+    space = narrow(without(space, "tile", "held", "owned"), "vector_bytes", wide)
     space = narrow(space, "finish", ["kernel"])
     if not clustered(program):
         space = narrow(space, "cluster", [1])

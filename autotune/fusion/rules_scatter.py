@@ -1,0 +1,66 @@
+"""Sums at places that other data tell: the gradient of an embedding.
+
+Written as one value of the graph (``sum_at``), it is stored once and without atomic additions, and what is added to it
+or made of it, such as the gradient of a decoder tied to the embedding, is added on the way.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from autotune.errors import Unsupported
+from autotune.fusion.lazy import Guards, Index, Lazy, Region, pointwise, scalar
+from autotune.fusion.rules import rule
+
+
+def _sum_at(rows: Lazy, places: Lazy, extent: int) -> Lazy:
+    """[*places.shape, *rest] and whole numbers to [extent, *rest]: the sum of the rows of each place, in fp32.
+
+    What has its place outside [0, extent) goes nowhere.
+    """
+    if rows.kind != "float32" or places.kind not in ("int32", "int64"):
+        raise Unsupported("sums at places of other than floats at whole numbers")
+    region, tokens, origin = rows.region, places.ndim, rows.region.origin
+    for d in range(tokens):
+        if places.shape[d] > 1:
+            region.names.unify(places.names[d], rows.names[d])
+
+    def at(index: tuple[Index, ...], guards: Guards) -> int:
+        build, where = region.build, index[0]
+        used = {a for a, _, _ in guards}
+        for i in index:
+            used.update(a for a, _ in i.terms)
+            used.update(build.values[i.pick[0]].axes if i.pick else ())
+        runs = zip(places.names, places.shape, strict=True)
+        token = tuple([region.run_over(n, used) if e > 1 else Index() for n, e in runs])
+        over = [a for i in token for a, _ in i.terms]
+        place, term = places.at(token), rows.at((*token, *index[1:]), guards)
+        if extent == 1 or not over:  # one place, or one term
+            here = build.index(where.terms, where.offset, where.pick, build.values[place].dtype)
+            found = build.pointwise("eq", [place, here])
+            return build.reduce("sum", build.pointwise("where", [found, term, build.const(0.0, "float32")]), over)
+        axis = where.terms[0][0] if where.terms else -1
+        if where != Index(((axis, 1),)) or build.extents[axis] != extent:
+            raise Unsupported("sums at places of which a part is read")
+        _, ways = region.work.setdefault(origin, (made.numel, {}))
+        ways[index, guards] = region.elements(index, guards)
+        return build.sum_at(term, place, over, axis)
+
+    names = [region.names.new(extent), *rows.names[tokens:]]
+    made = Lazy(region, (extent, *rows.shape[tokens:]), rows.dtype, names, at)
+    return made
+
+
+@rule("embedding_dense_backward")
+def _embedding_dense_backward(
+    region: Region, grad_output: Lazy, indices: Lazy, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
+) -> Lazy:
+    if scale_grad_by_freq:
+        raise Unsupported("a gradient scaled by how often a row was read")
+    if type(num_weights) is not int or grad_output.shape[: indices.ndim] != indices.shape:
+        raise Unsupported("a gradient of other rows than were read")
+    places = indices
+    if 0 <= padding_idx < num_weights:
+        padding = pointwise("eq", indices, padding_idx, dtype=torch.bool)
+        places = pointwise("where", padding, scalar(region, -1, indices.dtype), indices, dtype=indices.dtype)
+    return _sum_at(grad_output, places, num_weights)

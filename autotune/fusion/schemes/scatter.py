@@ -1,0 +1,160 @@
+"""The scatter scheme: sums at places that other data tell, with pointwise operators before and after them.
+
+Parameters have their names from the row-wise scheme with these meanings: a block owns ``owned`` places and a chunk of the
+columns that ``threads_per_row`` threads take, each a vector of neighbours; ``rows_per_block`` threads (match lanes) at
+each of these columns share the block's places, or the terms of one place; ``unroll`` is how many places a match lane
+stores at a time. See :mod:`autotune.codegen.cuda_scatter`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from autotune.codegen.cubin import SmLimits
+from autotune.codegen.cuda_scatter import emit_scatter
+from autotune.codegen.cuda_source import CudaSchedule
+from autotune.codegen.kernels import GroupKernels
+from autotune.codegen.program import power_of_two
+from autotune.codegen.scattered import Scattered, scattered
+from autotune.errors import Unsupported
+from autotune.fusion.graph import STORAGE_BYTES, Graph
+from autotune.fusion.schedules import PLAIN_CUDA, narrow, without
+from autotune.task import Config
+
+if TYPE_CHECKING:
+    from autotune.tuner.space import Space
+
+THREADS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+"""Threads along the columns, as the search space has them."""
+MATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+OWNED = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+SMS = 132
+"""Multiprocessors that a default schedule wants to give work to; a search finds out for others."""
+SECTOR = 32
+"""Bytes that memory is read in at the least."""
+_SAME = ("threads_per_row", "rows_per_block", "vector_bytes", "unroll", "max_registers", "load_hint", "store_hint")
+_ONE = {"keep": "registers", "online": False, "blocks_per_sm": 0, "cluster": 1, "finish": "kernel", "prefetch": False}
+
+
+def place_bytes(s: Scattered) -> int:
+    """Bytes of the places that a block scans."""
+    slots = {s.graph.values[i].slot for i in s.places.passes[0].compute if s.graph.values[i].op == "load"}
+    return s.n_tokens * max(1, sum(STORAGE_BYTES[s.graph.inputs[slot]] for slot in slots))
+
+
+def _result_bytes(s: Scattered) -> int:
+    """Bytes that one place's results take at one column."""
+    return sum(STORAGE_BYTES[o.dtype] for o in s.graph.outputs)
+
+
+def vectors(s: Scattered) -> list[int]:
+    """Vector sizes in bytes that divide the columns, widest first, at most three."""
+    return [b for b in (32, 16, 8, 4, 2, 1) if s.vector(b)][:3]
+
+
+def blocks_of(s: Scattered, config: Config) -> tuple[int, int]:
+    """(groups of places, chunks of columns): their product is the number of blocks."""
+    chunk = int(config["threads_per_row"]) * max(1, s.vector(int(config["vector_bytes"])))
+    return -(-s.n_places // int(config["owned"])), -(-s.n_cols // chunk)
+
+
+class ScatterScheme:
+    """See ``autotune.fusion.schemes.Scheme``."""
+
+    name = "scatter"
+
+    def check(self, graph: Graph) -> None:
+        scattered(graph)
+
+    def space_of(self, graph: Graph, space: Space) -> Space:
+        s = scattered(graph)
+        usable = vectors(s)
+        space = narrow(without(space, "tile", "held"), "vector_bytes", usable)
+        widest = min(s.vector(b) for b in usable)
+        most = next((t for t in THREADS if t * widest >= s.n_cols), THREADS[-1])
+        space = narrow(space, "threads_per_row", [t for t in THREADS if t <= most])
+        space = narrow(space, "rows_per_block", MATCH)
+        space = narrow(space, "owned", [r for r in OWNED if r < 2 * s.n_places])
+        for name, only in _ONE.items():
+            space = narrow(space, name, [only])
+        return space
+
+    def normalize(self, graph: Graph, config: Config) -> Config:
+        s = scattered(graph)
+        c = PLAIN_CUDA | {"owned": 1} | {n: config[n] for n in (*_SAME, "owned") if n in config} | _ONE
+        vec = s.vector(int(c["vector_bytes"])) or 1
+        most = next((t for t in THREADS if t * vec >= s.n_cols), THREADS[-1])
+        t, m = min(int(c["threads_per_row"]), most), 1 << (int(c["rows_per_block"]).bit_length() - 1)
+        if t not in THREADS:
+            t = max(n for n in THREADS if n <= t)
+        while t * m > 1024:
+            m //= 2
+        while t * m < 64 or t * m % 32:
+            m *= 2
+        owned = min(power_of_two(s.n_places), 1 << (int(c["owned"]).bit_length() - 1))
+        unroll = max(1, min(int(c["unroll"]), owned // m))
+        return c | {"threads_per_row": t, "rows_per_block": m, "owned": owned, "unroll": unroll}
+
+    def default(self, graph: Graph) -> Config:
+        """Whole rows in 16-byte accesses, and as many of them as are more bytes than a block scans, in several waves of
+        blocks; where places are few, narrow chunks of columns and many match lanes instead."""
+        s = scattered(graph)
+        usable = vectors(s)
+        vector_bytes = next((b for b in usable if b <= 16), usable[-1])
+        vec = s.vector(vector_bytes)
+        packs = -(-s.n_cols // vec)
+        threads = next((t for t in THREADS if t >= packs), 0) if packs <= 256 else 0
+        threads = threads or next((t for t in (128, 256, 96, 192, 160, 224) if packs % t == 0), 128)
+        chunk = threads * vec
+        owned = 1
+        scanned, written = place_bytes(s), chunk * _result_bytes(s)
+        while owned * written < scanned and owned < OWNED[-1] and self._groups(s, 2 * owned) * -(-s.n_cols // chunk) >= 2 * SMS:
+            owned *= 2
+        least = max(1, SECTOR // (vec * s.unit))
+        while owned == 1 and threads % 2 == 0 and threads > least:
+            if s.n_places * -(-s.n_cols // (threads * vec)) >= SMS:
+                break
+            threads //= 2
+        match = max(1, power_of_two(512 // threads + 1) // 2)
+        if owned > 1:
+            match = min(match, max(4, owned))
+        many = {"threads_per_row": threads, "rows_per_block": match, "owned": owned, "unroll": 4}
+        return self.normalize(graph, PLAIN_CUDA | many | {"vector_bytes": vector_bytes})
+
+    @staticmethod
+    def _groups(s: Scattered, owned: int) -> int:
+        return -(-s.n_places // owned)
+
+    def seeds(self, graph: Graph) -> list[Config]:
+        s, d = scattered(graph), self.default(graph)
+        owned, match, threads = (int(d[n]) for n in ("owned", "rows_per_block", "threads_per_row"))
+        out: list[Config] = [d | {"owned": r} for r in (owned // 2, owned * 2, owned * 4) if r in OWNED]
+        out += [d | {"rows_per_block": m} for m in (match // 2, match * 2) if m in MATCH]
+        if threads % 2 == 0:
+            out.append(d | {"threads_per_row": threads // 2, "rows_per_block": match * 2, "owned": min(owned * 2, 256)})
+            out.append(d | {"threads_per_row": threads // 2})
+        out += [d | {"vector_bytes": b, "threads_per_row": threads * 2} for b in vectors(s) if b < int(d["vector_bytes"])]
+        out += [d | {"unroll": u} for u in (1, 2, 8)]
+        out += [d | {"store_hint": "evict_first"}, d | {"store_hint": "streaming"}, d | {"load_hint": "evict_first"}]
+        out += [d | {"max_registers": 64}]
+        made = [self.normalize(graph, c) for c in out]
+        return [c for n, c in enumerate(made) if c != d and c not in made[:n] and self.reject(graph, c) is None]
+
+    def reject(self, graph: Graph, config: Config) -> str | None:
+        schedule = CudaSchedule.from_config(config)
+        try:
+            source = emit_scatter(graph, schedule, int(config["owned"]))
+        except Unsupported as error:
+            return str(error)
+        if int(source.launch["shared"]) > SmLimits().shared_block:
+            return f"{source.launch['shared']} bytes of shared memory a block"
+        if schedule.max_registers * schedule.block > 65536:
+            return f"a cap of {schedule.max_registers} registers does not fit {schedule.block} threads"
+        return None
+
+    def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
+        source = emit_scatter(graph, CudaSchedule.from_config(config), int(config["owned"]))
+        return GroupKernels.single(source, len(graph.inputs), len(graph.outputs))
+
+
+SCHEME = ScatterScheme()
