@@ -327,6 +327,9 @@ def schedule_words(group: GroupAnatomy) -> str:
     if group.scheme in ("outer", "tile"):
         t, r = int(c["threads_per_row"]), int(c.get("rows_per_block", 1))
         words.append(f"{plural(t, 'thread')} side by side on the kept axes, {r} along the reduced ones")
+    elif group.scheme == "scatter":
+        words.append(f"{plural(int(c['owned']), 'place')} a block, {c['threads_per_row']} threads along the columns, "
+                     f"{plural(int(c['rows_per_block']), 'match lane')}")  # fmt: skip
     elif c.get("tile"):
         words.append(f"tiles of {c['tile']} x {c['tile']} through shared memory, {c['threads_per_row']} threads each")
     elif "threads_per_row" in c and group.scheme not in ("flat", "transpose"):

@@ -63,6 +63,7 @@ class _Kernel:
             raise Unsupported(f"vectors of {schedule.vector_bytes} bytes do not divide the columns")
         self.terms = _emitter(s.terms, schedule, self.vec)
         self.results = _emitter(s.results, schedule, self.vec)
+        self.results.ok_needed = True
         self.pick = s.place_vector
         self.places = _emitter(s.places, schedule, self.pick)
         self.tokens = s.n_tokens
@@ -72,6 +73,7 @@ class _Kernel:
         self.step = self.block * self.pick * self.packs
         self.chunk = self.lanes * self.vec
         self.chunks = -(-s.n_cols // self.chunk)
+        self.partial = self.chunks * self.chunk > s.n_cols  # threads without columns
         self.warps = self.block // 32
         self.unroll = max(1, min(schedule.unroll, owned // self.match))
         # Words of shared memory: totals of warps, where each place begins, the list, the sorted list. Sums of the
@@ -123,15 +125,19 @@ class _Kernel:
         wanted = {f"b{i}" for i in touched} | {f"o{k}" for k in program.passes[q].stores}
         return out + [line for line in part.bases() if line.partition(" ")[0] in wanted]
 
-    def add(self, entry: str, flight: int, stride: int, end: str) -> list[str]:
+    def add(self, first: int, scale: int, flight: int, stride: int, end: str) -> list[str]:
         """Lines that add the terms listed at ``k``, ``k + stride`` and so on before ``end`` to the sums ``a``.
 
         What lies behind the end is read as the last one is, and not added.
+
+        Args:
+            first: word of the list; an entry is a token's number times ``scale``.
         """
         out = []
         for u in range(flight):
             at = f"k + {u * stride}" if u else "k"
-            out.append(f"row = si[uint32({entry} + least(int32({at}), int32({end} - 1)))]")
+            out.append(f"row = si[uint32({first} + least(int32({at}), int32({end} - 1)))]")
+            out += [f"row = udiv(row, {scale})"] if scale > 1 else []
             out += self.before(self.terms, self.s.terms, 0)
             out.append(f"x{u} = {self.call(1, 'term', {'c': 'col'})}")
         for u in range(flight):
@@ -139,28 +145,18 @@ class _Kernel:
             out.append(f"a = f3(a, x{u}, {on})")
         return out
 
-    def store(self, row: str, sums: str) -> list[str]:
-        """Lines that store what is made of the sums of place number ``row`` of the block's."""
-        lines = [f"row = int32(first + {row})", *self.before(self.results, self.s.results, 1)]
-        return [*lines, self.call(2, "result", {"c": "col", "z0": sums})]
+    def store(self, place: str, sums: str, ok: str) -> list[str]:
+        """Lines that store what is made of the sums of place number ``place`` of the block's where ``ok``. That of
+        another place is computed all the same, at the last one there is."""
+        lines = [f"row = least(int32(first + {place}), int32({self.s.n_places - 1}))"]
+        lines += self.before(self.results, self.s.results, 1)
+        return [*lines, self.call(2, "result", {"c": "col", "z0": sums, "ok": ok})]
 
-    def guarded(self, lines: list[str], conditions: Sequence[str]) -> list[str]:
-        """``lines`` where all conditions hold that are not sure to."""
-        out = lines
-        for condition in conditions:
-            out = [f"if {condition}:", *_indent(out)]
-        return out
+    def scan(self) -> list[str]:
+        """Lines of one step of the scan: of the places from ``base`` on, those in ``[low, low + count)`` are put into
+        the list from number ``total`` on, as far as the number ``room``, and ``found`` is how many there are.
 
-    @property
-    def inside(self) -> list[str]:
-        """The condition that a thread's columns are there, where some are not."""
-        return ["inside"] if self.chunks * self.chunk > self.s.n_cols else []
-
-    def scan(self, origin: str, count: str, limit: int, keep_row: bool) -> list[str]:
-        """Lines of one step of the scan: of the places from ``base`` on, those in ``[origin, origin + count)`` are put
-        into the list from number ``total`` on, as many as ``limit`` allows, and ``found`` is how many there are.
-
-        An entry is a token's number, with ``keep_row`` times ``owned`` plus the number of the place.
+        An entry is a token's number times ``owned`` plus the number of the place.
         """
         out = []
         packed = self.places.packed(self.s.graph.values[self.s.total].args[1])
@@ -172,8 +168,8 @@ class _Kernel:
         for p in range(self.packs):
             out.append(f"on{p} = t{p} < {self.tokens}")
             for e in range(self.pick):
-                out.append(f"d{p}_{e} = int64(g{p}[{e}]) - int64({origin})")
-                inside = f"sel(d{p}_{e} >= 0, d{p}_{e} < {count}, False)"
+                out.append(f"d{p}_{e} = int64(g{p}[{e}]) - low")
+                inside = f"sel(d{p}_{e} >= 0, d{p}_{e} < count, False)"
                 out.append(f"h{p}_{e} = sel(on{p}, {inside}, False)")
         ones = " + ".join(f"sel(h{p}_{e}, int32(1), int32(0))" for p, e in hits)
         out += [f"own = int32({ones})", "upto = own"]
@@ -185,11 +181,9 @@ class _Kernel:
         out += ["    other = si[uint32(w)]", "    if w < warp:", "        at = int32(at + other)"]
         out += ["    found = int32(found + other)", "if own > 0:"]
         for p, e in hits:
-            token = f"t{p} + {e}"
-            entry = f"({token}) * {self.owned} + d{p}_{e}" if keep_row else token
-            room = f"if h{p}_{e} and at < {limit}:" if limit < self.step or keep_row else f"if h{p}_{e}:"
-            out += [f"    {room}", f"        si[uint32({self.list} + at)] = int32({entry})"]
-            out += [f"    if h{p}_{e}:", "        at = int32(at + 1)"]
+            entry = f"(t{p} + {e}) * {self.owned} + (low - first) + d{p}_{e}"
+            out += [f"    if h{p}_{e}:", "        if at < room:"]
+            out += [f"            si[uint32({self.list} + at)] = int32({entry})", "        at = int32(at + 1)"]
         return [*out, "cuda.syncthreads()"]
 
     def sort(self) -> list[str]:
@@ -248,71 +242,48 @@ class _Kernel:
     def alone(self) -> list[str]:
         """A match lane takes places by itself, ``unroll`` at a time so that what is read beside the sums is in flight
         together; those of many terms are left out."""
-        many = self.many
-
-        def sums(q: int) -> list[str]:
-            half = max(1, FLIGHT // 2)
-            condition = f"stop{q} - start{q} <= {many}" if many else ""
-            loop = [f"for k in range(start{q}, stop{q}, {half}):", *_indent(self.add(str(self.sorted), half, 1, f"stop{q}"))]
-            return [
+        flight = max(1, FLIGHT // 2)
+        out = []
+        for q in range(self.unroll):
+            out += [
                 f"r{q} = int32(r + {q * self.match})",
-                f"start{q} = si[uint32({self.begin} + r{q})]",
-                f"stop{q} = si[uint32({self.begin} + r{q} + 1)]",
+                f"start = si[uint32({self.begin} + r{q})]",
+                f"stop = si[uint32({self.begin} + r{q} + 1)]",
+                f"ok{q} = sel(r{q} < rows, stop - start <= {self.many}, False)",
+                f"stop = sel(ok{q}, stop, start)",
                 "a = f4()",
-                *(self.guarded(loop, [condition]) if condition else loop),
+                f"for k in range(start, stop, {flight}):",
+                *_indent(self.add(self.sorted, 1, flight, 1, "stop")),
                 f"a{q} = a",
             ]
-
-        out = [line for q in range(self.unroll) for line in sums(q)]
-        each = [self.store(f"r{q}", f"a{q}") for q in range(self.unroll)]
-        last = f"r{self.unroll - 1} < rows"
-        light = " and ".join(f"stop{q} - start{q} <= {many}" for q in range(self.unroll)) if many else "True"
-        whole = [line for lines in each for line in lines]
-        apart = []
-        for q, lines in enumerate(each):
-            apart += self.guarded(lines, [f"r{q} < rows", *([f"stop{q} - start{q} <= {many}"] if many else [])])
-        if self.unroll == 1:
-            out += self.guarded(apart, self.inside)
-        else:
-            both = [f"if {last} and {light}:" if many else f"if {last}:", *_indent(whole), "else:", *_indent(apart)]
-            out += self.guarded(both, self.inside)
+        for q in range(self.unroll):
+            out += self.store(f"r{q}", f"a{q}", f"sel(inside, ok{q}, False)" if self.partial else f"ok{q}")
         return [f"for r in range(match, {self.owned}, {self.match * self.unroll}):", *_indent(out)]
 
     @property
     def many(self) -> int:
-        """Terms of a place above which all match lanes share them; 0 where there is one lane."""
-        return MANY * self.match if self.match > 1 else 0
+        """Terms of a place above which all match lanes share them."""
+        return MANY * self.match if self.match > 1 else self.sorted_most
 
-    def shared(self) -> list[str]:
-        """All match lanes take the places of many terms, one after the other."""
-        body = [
-            f"start = si[uint32({self.begin} + r)]",
-            f"stop = si[uint32({self.begin} + r + 1)]",
-            f"if stop - start > {self.many}:",
-            *_indent(self.summed(str(self.sorted), "int32(start + match)", "stop")),
-            *_indent(self.join()),
-            *_indent(self.guarded(self.store("r", "a"), ["match == 0", *self.inside])),
-        ]
-        return [f"for r in range({self.owned}):", *_indent(body)]
-
-    def summed(self, entry: str, begin: str, end: str) -> list[str]:
-        """Lines that add a place's terms, each match lane its share, to ``a``."""
+    def together(self) -> list[str]:
+        """Lines that add up the terms of place number ``r`` of the block's, which all match lanes share as they are
+        found, and store the result."""
         step = self.match * FLIGHT
-        loop = [f"for k in range({begin}, {end}, {step}):", *_indent(self.add(entry, FLIGHT, self.match, end))]
-        return ["a = f4()", *loop]
-
-    def one_by_one(self) -> list[str]:
-        """Place by place: scan for it, and all match lanes add its terms as they are listed."""
-        step = self.match * FLIGHT
-        loop = [
+        loop = [*self.scan(), f"for k in range(match, found, {step}):"]
+        loop += _indent(self.add(self.list, self.owned, FLIGHT, self.match, "found"))
+        store = self.store("r", "a", "inside" if self.partial else "True")
+        return [
+            "low = int64(first + r)",
+            "count = int32(1)",
+            f"room = int32({self.step})",
             "total = int32(0)",
-            *self.scan("first + r", "1", self.step, keep_row=False),
-            f"for k in range(match, found, {step}):",
-            *_indent(self.add(str(self.list), FLIGHT, self.match, "found")),
+            "a = f4()",
+            f"for base in range(0, {self.tokens}, {self.step}):",
+            *_indent(loop),
+            "cuda.syncthreads()",
+            *self.join(),
+            *(["if match == 0:", *_indent(store)] if self.match > 1 else store),
         ]
-        body = ["a = f4()", f"for base in range(0, {self.tokens}, {self.step}):", *_indent(loop), "cuda.syncthreads()"]
-        body += [*self.join(), *self.guarded(self.store("r", "a"), [*(["match == 0"] if self.match > 1 else []), *self.inside])]
-        return ["for r in range(rows):", *_indent(body)]
 
     def body(self) -> list[str]:
         s = self.s
@@ -328,19 +299,26 @@ class _Kernel:
             f"col = int32((blk - group * {self.chunks}) * {self.chunk} + (tid - match * {self.lanes}) * {self.vec})",
             "si = cuda.shared.array(0, int32)",
         ]
-        if self.inside:
+        if self.partial:
             out += [f"inside = col < {s.n_cols}", f"col = least(col, int32({s.n_cols - self.vec}))"]
         if self.match > 1:
             out.append("sf = cuda.shared.array(0, float32)")
         out += self.before(self.places, s.places, 0)
         if self.owned == 1:
-            return out + self.one_by_one()
-        scan = self.scan("first", "rows", self.sorted_most, keep_row=True)
-        out += ["total = int32(0)", f"for base in range(0, {self.tokens}, {self.step}):"]
-        out += _indent([*scan, "total = int32(total + found)"])
-        out += [f"if total <= {self.sorted_most}:"]
-        out += _indent([*self.sort(), *self.alone(), *(self.shared() if self.many else [])])
-        return [*out, "else:", *_indent(self.one_by_one())]
+            return [*out, "r = int32(0)", *self.together()]
+        out += ["low = int64(first)", "count = rows", f"room = int32({self.sorted_most})", "total = int32(0)"]
+        out += [f"for base in range(0, {self.tokens}, {self.step}):"]
+        out += _indent([*self.scan(), "total = int32(total + found)"])
+        out += ["all = total", f"if all <= {self.sorted_most}:"]
+        out += _indent([*self.sort(), *self.alone()])
+        most = [
+            f"many = all > {self.sorted_most}",
+            "if not many:",
+            f"    many = si[uint32({self.begin + 1} + r)] - si[uint32({self.begin} + r)] > {self.many}",
+            "if many:",
+            *_indent(self.together()),
+        ]
+        return [*out, "for r in range(rows):", *_indent(most)]
 
     def source(self) -> CudaSource:
         groups = -(-self.s.n_places // self.owned)

@@ -90,7 +90,7 @@ def _by_stride(graph: Graph, axes: Iterable[int], values: Iterable[int]) -> tupl
 def _part(
     graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], values: list[int], total: int = -1, kept: int = -1
 ) -> Program:
-    """The program of one pass over ``values``: it keeps one of them, or takes the sum ``total`` and stores all outputs."""
+    """The program of one pass over ``values``: it keeps one, or takes the sum ``total`` and stores all outputs."""
     first = Pass((), (), (), (), (), (), (), ())
     program = Program(graph, rows, cols, (first,), -1)
     row = tuple(i for i in values if program.domain(i) == "row")
@@ -100,7 +100,9 @@ def _part(
             raise Unsupported("terms or places that are the same everywhere")
         return replace(program, passes=(Pass(row, (), (), wide, (kept,), (), (), ()),))
     source = replace(first, kept_out=(total,))
-    return replace(program, passes=(source, Pass(row, (), (total,), wide, (), (), (), tuple(range(len(graph.outputs))))))
+    return replace(
+        program, passes=(source, Pass(row, (), (total,), wide, (), (), (), tuple(range(len(graph.outputs)))))
+    )
 
 
 def _with_column(graph: Graph, total: int) -> Graph:

@@ -65,6 +65,8 @@ def predict_cuda(graph: Graph, config: Schedule, figures: Figures, target: str) 
     from autotune.fusion.schemes import scheme_of
 
     name = scheme_of(graph).name
+    if name == "scatter":
+        return _scattered(graph, config, figures, limits(target))
     if name not in ("flat", "rows", "columns", "transpose"):
         return None
     found = _program(graph, name, config["keep"] != "reload", bool(config["online"]))
@@ -189,6 +191,47 @@ def _time(
     latency = sets / max(resident, 1e-9) * shape.row_us if not program.pointwise else shape.row_us
     longest, second = sorted((memory, issue, latency), reverse=True)[:2]
     return longest + _OVERLAP * second
+
+
+def _scattered(graph: Graph, config: Schedule, figures: Figures, sm: SmLimits) -> float:
+    """Microseconds of sums at places: what moves, the places that every block reads from the cache, and blocks one
+    after the other on an SM. The places are taken to be spread evenly."""
+    from autotune.codegen.cuda_scatter import FLIGHT, MANY, MOST_PACKS
+    from autotune.codegen.scattered import scattered
+    from autotune.fusion.schemes.scatter import blocks_of, place_bytes
+
+    s = scattered(graph)
+    threads, match = int(config["threads_per_row"]) * int(config["rows_per_block"]), int(config["rows_per_block"])
+    owned, vec = int(config["owned"]), max(1, s.vector(int(config["vector_bytes"])))
+    groups, chunks = blocks_of(s, config)
+    blocks = float(groups * chunks)
+    cap = int(config["max_registers"]) or 40 + 4 * vec * min(4, int(config["unroll"]))
+    steps = math.ceil(s.n_tokens / (threads * s.place_vector * MOST_PACKS))
+    shared = 4.0 * (threads * (s.place_vector * MOST_PACKS + 2) + min(2048, s.n_tokens))
+    fit = min(sm.threads // threads, int(sm.registers // (cap * threads)), int(sm.shared // (shared + 1024)), sm.blocks)
+    if fit < 1:
+        return math.inf
+    busy = min(1.0, blocks / figures.units)
+    resident = min(float(fit), max(1.0, blocks / figures.units))
+    terms = s.n_tokens / s.n_places  # of a place
+    alone = owned > 1 and terms <= MANY * match
+    turns = math.ceil(owned / match) * math.ceil(terms / 2) if alone else terms / (match * FLIGHT) * owned
+    turns += math.ceil(owned / match / int(config["unroll"]))
+    scans = steps * (1 if alone else owned)
+    block_us = scans * (_LATENCY_US + 2 * _REDUCE_US[1]) + turns * _LATENCY_US + 2 * _REDUCE_US[1]
+    latency = blocks / (figures.units * busy * resident) * block_us
+    total, _, light, heavy = _costs(graph, figures)
+    each = min(int(config["unroll"]), max(1, owned // match)) if alone else FLIGHT
+    in_flight = resident * threads * vec * s.unit * each
+    memory = math.hypot(total / figures.copy_gbs / 1e3, total * _LATENCY_US / (in_flight * figures.units * busy))
+    memory += blocks * place_bytes(s) * (1 if alone else owned) / figures.l2_gbs / busy / 1e3
+    lanes = s.n_cols / (
+        math.ceil(s.n_cols / (int(config["threads_per_row"]) * vec)) * int(config["threads_per_row"]) * vec
+    )
+    rate = _ISSUE * _CLOCK_GHZ * 1e3 * figures.units * busy
+    issue = ((light + heavy) / lanes + 8.0 * blocks * s.n_tokens * (1 if alone else owned)) / rate
+    longest, second = sorted((memory, issue, latency), reverse=True)[:2]
+    return figures.first_us + longest + _OVERLAP * second
 
 
 @lru_cache(maxsize=512)

@@ -15,7 +15,7 @@ from autotune.fusion.plan import Group, Plan, Shape, build_plan
 from autotune.fusion.schedules import one_block, one_launch
 from autotune.fusion.schemes import scheme_of
 
-SCHEMES = ("transpose", "flat", "rows", "outer")
+SCHEMES = ("transpose", "flat", "rows", "outer", "scatter")
 """Schemes of one kernel, of any block size, whose blocks do not wait for each other."""
 MOST_POINTERS = 500
 """Tensors of one launch: a kernel's parameters take at most 4 KiB, 8 bytes each, on every driver."""

@@ -172,7 +172,7 @@ class Finder:
             return "opaque"
         if any(not tensors_of(meta(n)) for n in node.all_input_nodes) or len({t.device for t in (*made, *read)}) != 1:
             return "opaque"
-        if name in PRODUCTS and not self._may_hold(node) or name in SCATTERS and not self._on_cuda(node):
+        if (name in PRODUCTS and not self._may_hold(node)) or (name in SCATTERS and not self._on_cuda(node)):
             return "opaque"
         return "view" if name in VIEWS else "generator" if name in GENERATORS else "compute"
 
@@ -251,8 +251,9 @@ class Finder:
                 found[n] = found.get(n, set()) | operand
             elif op_name(n) in SCATTERS:
                 rows = n.args[SCATTERS[op_name(n)]]
-                made = self.producers(rows) if self.free(rows) else [rows]  # type: ignore[arg-type]
-                found[n] = found.get(n, set()) | {p for p in made if not self._read_by_one(p, members)}
+                if isinstance(rows, fx.Node):
+                    made = self.producers(rows) if self.free(rows) else [rows]
+                    found[n] = found.get(n, set()) | {p for p in made if not self._read_by_one(p, members)}
         return found
 
     def _read_by_one(self, node: fx.Node, members: set[fx.Node]) -> bool:
@@ -265,7 +266,8 @@ class Finder:
             n = stack.pop()
             if n not in members:
                 continue
-            if RULES[op_name(n)].__module__ != rules_pointwise.__name__ or len(self._readers(n)) > 1:
+            made_by = RULES.get(op_name(n))  # none for a tuple's element
+            if getattr(made_by, "__module__", "") != rules_pointwise.__name__ or len(self._readers(n)) > 1:
                 return False
             stack += self.producers(n)
         return True

@@ -100,9 +100,7 @@ def _mergeable(graph: Graph, outer: int, inner: int, places: Mapping[int, _Place
         if v.op in ("load", "gather"):
             if not walked_as_one(v.axes, v.strides) or any(a in (outer, inner) for a, _, _ in v.guards):
                 return False
-        elif (outer in v.over) != (inner in v.over):
-            return False
-        elif v.op == "sum_at" and at_axis(graph, v) in (outer, inner):
+        elif (outer in v.over) != (inner in v.over) or (v.op == "sum_at" and at_axis(graph, v) in (outer, inner)):
             return False
     return all(walked_as_one(o.axes, o.strides) for o in graph.outputs)
 

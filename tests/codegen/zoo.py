@@ -236,6 +236,21 @@ def embeddings_ln_dropout(
     return h, *statistics, dropped(y)[0]
 
 
+def scatter_tied(extent: int, padding: int = -1) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """The gradient of an embedding of so many rows, and that of a decoder tied to it."""
+
+    def fn(grad: Tensor, ids: Tensor, tied: Tensor) -> Tensor:
+        return torch.ops.aten.embedding_dense_backward(grad, ids, extent, padding, False) + tied
+
+    return fn
+
+
+def scatter_made(grad: Tensor, gate: Tensor, ids: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """With pointwise operators before the sums, and two results after them, of two types."""
+    d = torch.ops.aten.embedding_dense_backward(grad * torch.sigmoid(gate), ids, weight.shape[0], -1, False)
+    return d.to(weight.dtype), weight - 0.01 * d
+
+
 def log_softmax_backward(g: Tensor, y: Tensor) -> Tensor:
     return g - torch.exp(y) * g.sum(-1, keepdim=True)
 
@@ -385,7 +400,15 @@ ZOO: tuple[Case, ...] = (
     Case("tile_scaling", scaled_both_ways, (T(96, 160, d=BF16),), groups=(2,), on_cuda=(1,)),
     Case("tile_norm_softmax", norm_then_softmax, (T(77, 64),), groups=(2,), on_cuda=(1,)),
 )
-BY_NAME = {c.name: c for c in ZOO}
+SCATTERS = (
+    Case("scatter_tied", scatter_tied(50, 0), (T(5, 8, 96, d=BF16), T(5, 8, d=I64), T(50, 96, d=BF16))),
+    Case("scatter_types", scatter_tied(2), (T(120, 64), T(120, d=I64), T())),
+    Case("scatter_odd", scatter_tied(37), (T(33, 5, d=F16, strides=(11, 1)), T(33, d=I32), T(37, 1))),
+    Case("scatter_numbers", scatter_tied(19), (T(77, 1), T(77, d=I64), T(19, 1))),
+    Case("scatter_made", scatter_made, (T(40, 3, 20), T(40, 3, 20), T(40, 3, d=I64), T(61, 20, d=BF16))),
+)
+"""Sums at places that other data tell, which are in regions on a GPU only."""
+BY_NAME = {c.name: c for c in (*ZOO, *SCATTERS)}
 
 
 @functools.cache

@@ -38,6 +38,7 @@ from zoo import (  # noqa: E402
     heads,
     lstm_steps,
     packed_backward,
+    scatter_tied,
     workloads_of,
 )
 
@@ -80,6 +81,14 @@ CASES = {
     "packed_backward": Case("packed_backward", packed_backward, heads(32, 12, 128, 64, BF16)),
     "mixed_axes": Case("mixed_axes", mixed_axes, (T(16384, 512),)),
     "outer_softmax": Case("outer_softmax", lambda x: torch.softmax(x, 0), (T(4096, 2048),)),
+    "embedding_backward": Case(
+        "embedding_backward", scatter_tied(30522, 0), (T(32, 128, 768, d=BF16), IDS, T(30522, 768, d=BF16))
+    ),
+    "type_embedding_backward": Case(
+        "type_embedding_backward",
+        lambda g, ids: torch.ops.aten.embedding_dense_backward(g, ids, 2, -1, False),
+        (T(32, 128, 768, d=BF16), IDS),
+    ),
     "gru_step": Case("gru_step", gru_step, (T(256, 36), T(256, 108), T(108, 36), T(108))),  # of DIEN
     "lstm_steps": Case(  # of CRNN
         "lstm_steps",

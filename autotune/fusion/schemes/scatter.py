@@ -1,13 +1,14 @@
 """The scatter scheme: sums at places that other data tell, with pointwise operators before and after them.
 
-Parameters have their names from the row-wise scheme with these meanings: a block owns ``owned`` places and a chunk of the
-columns that ``threads_per_row`` threads take, each a vector of neighbours; ``rows_per_block`` threads (match lanes) at
-each of these columns share the block's places, or the terms of one place; ``unroll`` is how many places a match lane
+Parameters have their names from the row-wise scheme with these meanings: a block owns ``owned`` places and a chunk of
+the columns that ``threads_per_row`` threads take, each a vector of neighbours; ``rows_per_block`` threads (match lanes)
+at each of these columns share the block's places, or the terms of one place; ``unroll`` is how many places a match lane
 stores at a time. See :mod:`autotune.codegen.cuda_scatter`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from autotune.codegen.cubin import SmLimits
@@ -19,7 +20,8 @@ from autotune.codegen.scattered import Scattered, scattered
 from autotune.errors import Unsupported
 from autotune.fusion.graph import STORAGE_BYTES, Graph
 from autotune.fusion.schedules import PLAIN_CUDA, narrow, without
-from autotune.task import Config
+from autotune.fusion.schemes.rows import CAPS
+from autotune.task import Choice, Config
 
 if TYPE_CHECKING:
     from autotune.tuner.space import Space
@@ -30,10 +32,19 @@ MATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 OWNED = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SMS = 132
 """Multiprocessors that a default schedule wants to give work to; a search finds out for others."""
+LEAST_BYTES = 1 << 14
+"""Bytes of results that a block should have where places are many: less does not hide what it waits for."""
 SECTOR = 32
 """Bytes that memory is read in at the least."""
 _SAME = ("threads_per_row", "rows_per_block", "vector_bytes", "unroll", "max_registers", "load_hint", "store_hint")
-_ONE = {"keep": "registers", "online": False, "blocks_per_sm": 0, "cluster": 1, "finish": "kernel", "prefetch": False}
+_ONE: Config = {
+    "keep": "registers",
+    "online": False,
+    "blocks_per_sm": 0,
+    "cluster": 1,
+    "finish": "kernel",
+    "prefetch": False,
+}
 
 
 def place_bytes(s: Scattered) -> int:
@@ -52,7 +63,7 @@ def vectors(s: Scattered) -> list[int]:
     return [b for b in (32, 16, 8, 4, 2, 1) if s.vector(b)][:3]
 
 
-def blocks_of(s: Scattered, config: Config) -> tuple[int, int]:
+def blocks_of(s: Scattered, config: Mapping[str, Choice]) -> tuple[int, int]:
     """(groups of places, chunks of columns): their product is the number of blocks."""
     chunk = int(config["threads_per_row"]) * max(1, s.vector(int(config["vector_bytes"])))
     return -(-s.n_places // int(config["owned"])), -(-s.n_cols // chunk)
@@ -107,8 +118,12 @@ class ScatterScheme:
         threads = threads or next((t for t in (128, 256, 96, 192, 160, 224) if packs % t == 0), 128)
         chunk = threads * vec
         owned = 1
-        scanned, written = place_bytes(s), chunk * _result_bytes(s)
-        while owned * written < scanned and owned < OWNED[-1] and self._groups(s, 2 * owned) * -(-s.n_cols // chunk) >= 2 * SMS:
+        scanned, written = max(LEAST_BYTES, place_bytes(s)), chunk * _result_bytes(s)
+        while (
+            owned * written < scanned
+            and owned < OWNED[-1]
+            and self._groups(s, 2 * owned) * -(-s.n_cols // chunk) >= 2 * SMS
+        ):
             owned *= 2
         least = max(1, SECTOR // (vec * s.unit))
         while owned == 1 and threads % 2 == 0 and threads > least:
@@ -118,8 +133,17 @@ class ScatterScheme:
         match = max(1, power_of_two(512 // threads + 1) // 2)
         if owned > 1:
             match = min(match, max(4, owned))
-        many = {"threads_per_row": threads, "rows_per_block": match, "owned": owned, "unroll": 4}
-        return self.normalize(graph, PLAIN_CUDA | many | {"vector_bytes": vector_bytes})
+        while match > 4 and match * 4 > s.n_tokens:
+            match //= 2
+        shape: Config = {
+            "threads_per_row": threads,
+            "rows_per_block": match,
+            "owned": owned,
+            "vector_bytes": vector_bytes,
+        }
+        made = self.normalize(graph, PLAIN_CUDA | shape | {"unroll": 2})
+        block = int(made["threads_per_row"]) * int(made["rows_per_block"])
+        return made | {"max_registers": max(c for c in CAPS if c * block * -(-1024 // block) <= 65536)}
 
     @staticmethod
     def _groups(s: Scattered, owned: int) -> int:
@@ -133,10 +157,12 @@ class ScatterScheme:
         if threads % 2 == 0:
             out.append(d | {"threads_per_row": threads // 2, "rows_per_block": match * 2, "owned": min(owned * 2, 256)})
             out.append(d | {"threads_per_row": threads // 2})
-        out += [d | {"vector_bytes": b, "threads_per_row": threads * 2} for b in vectors(s) if b < int(d["vector_bytes"])]
-        out += [d | {"unroll": u} for u in (1, 2, 8)]
+        out += [
+            d | {"vector_bytes": b, "threads_per_row": threads * 2} for b in vectors(s) if b < int(d["vector_bytes"])
+        ]
+        out += [d | {"unroll": u} for u in (1, 4)]
         out += [d | {"store_hint": "evict_first"}, d | {"store_hint": "streaming"}, d | {"load_hint": "evict_first"}]
-        out += [d | {"max_registers": 64}]
+        out += [d | {"max_registers": 0}, d | {"max_registers": 0, "unroll": 4}]
         made = [self.normalize(graph, c) for c in out]
         return [c for n, c in enumerate(made) if c != d and c not in made[:n] and self.reject(graph, c) is None]
 

@@ -1,0 +1,231 @@
+"""The gradient of an embedding in regions: sums at places as a value of the graph, its oracle, and where regions hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from capture_helpers import check
+from test_products import names, regions_of
+from torch import Tensor, nn
+
+from autotune.errors import Unsupported
+from autotune.fusion.canonical import canonicalize
+from autotune.fusion.conditioning import slack
+from autotune.fusion.graph import Graph, at_axis
+from autotune.fusion.interpret import index_bounds, interpret, make_inputs
+from autotune.fusion.plan import make_plan
+from autotune.fusion.regions import Region
+from autotune.fusion.schemes import legal, scheme_of
+from autotune.fusion.translate import op_name
+
+BACKWARD = "embedding_dense_backward"
+backward = torch.ops.aten.embedding_dense_backward
+
+
+def graph_of(region: Region) -> Graph:
+    assert region.workload is not None, region.reason
+    return Graph.from_json(region.workload.spec)
+
+
+def sums(graph: Graph) -> list[int]:
+    return [i for i in graph.live if graph.values[i].op == "sum_at"]
+
+
+def evaluated(fn: Callable[..., Tensor], *args: Tensor) -> tuple[Tensor, Graph]:
+    """What the oracle makes of a function that is one region, at its arguments; and its graph."""
+    (region,) = regions_of(fn, *args)
+    graph = graph_of(region)
+    where = {n.name: k for k, n in enumerate(n for n in region.inputs[0].graph.nodes if n.op == "placeholder")}
+    given = [args[where[region.inputs[k].name]] for k in region.binding.inputs]
+    flat = [t.as_strided([graph.input_numel(k)], [1]) for k, t in enumerate(given)]
+    (out,) = interpret(graph, flat)
+    return out, graph
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("itype", [torch.int64, torch.int32])
+@pytest.mark.parametrize(
+    ("places", "ids", "columns", "padding"),
+    [
+        (13, (40,), 8, -1),
+        (13, (5, 7), 8, 3),
+        (13, (2, 3, 5), 9, 0),
+        (50, (4,), 6, -1),  # most places without terms
+        (2, (40,), 8, 1),
+        (13, (40,), 1, -1),
+        (1, (40,), 8, -1),  # one place: a plain sum
+        (13, (1,), 8, -1),  # one term: a select
+        (13, (1,), 8, 12),
+        (1, (1,), 8, -1),
+    ],
+)
+def test_the_oracle_adds_up_what_torch_does(
+    places: int, ids: tuple[int, ...], columns: int, padding: int, itype: torch.dtype, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(1)
+    grad, where = torch.randn(*ids, columns, dtype=dtype), torch.randint(0, places, ids, dtype=itype)
+    out, graph = evaluated(lambda g, i: backward(g, i, places, padding, False), grad, where)
+    want = backward(grad.double(), where, places, padding, False)
+    assert torch.allclose(out.reshape(want.shape), want, rtol=1e-12, atol=1e-12)
+    assert bool(sums(graph)) == (places > 1 and grad[..., 0].numel() > 1)
+
+
+@pytest.mark.parametrize("strides", [(24, 1), (1, 40), (0, 1), (17, 2)])
+def test_rows_that_lie_anyhow(strides: tuple[int, int]) -> None:
+    grad = torch.randn(2000).as_strided((40, 8), strides)
+    where = torch.randint(0, 13, (40,))
+    out, _ = evaluated(lambda g, i: backward(g, i, 13, -1, False), grad, where)
+    assert torch.allclose(out, backward(grad.double(), where, 13, -1, False))
+
+
+def test_places_outside_are_left_out() -> None:
+    out, graph = evaluated(
+        lambda g, i: backward(g, i, 6, -1, False) * 2.0, torch.ones(5, 3), torch.tensor([0, 5, 5, 2, 2])
+    )
+    slot = next(k for k, d in enumerate(graph.inputs) if d == "int64")
+    inputs = [torch.ones(15), torch.tensor([-1, 6, 1 << 40, 2, 2])]
+    (got,) = interpret(graph, inputs if slot else inputs[::-1])
+    assert got.sum(1).tolist() == [0, 0, 12, 0, 0, 0]
+    assert out.sum(1).tolist() == [6, 0, 12, 0, 0, 12]
+
+
+def test_the_oracle_takes_a_large_table_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    from autotune.fusion import interpret as module
+
+    (region,) = regions_of(lambda g, i, t: backward(g, i, 64, 3, False) + t, *arguments(64, 8, 100))
+    graph = graph_of(region)
+    inputs = make_inputs(graph, seed=2)
+    (want,) = interpret(graph, inputs)
+    monkeypatch.setattr(module, "_CHUNK", 100)
+    (got,) = interpret(graph, inputs)
+    assert torch.equal(got, want)
+
+
+def arguments(places: int, columns: int, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.randn(tokens, columns), torch.randint(0, places, (tokens,)), torch.randn(places, columns)
+
+
+def test_the_graph_and_its_text() -> None:
+    (region,) = regions_of(lambda g, i, t: backward(g, i, 64, 3, False) + t, *arguments(64, 8, 100))
+    graph = graph_of(region)
+    (total,) = sums(graph)
+    v = graph.values[total]
+    assert graph.extents[at_axis(graph, v)] == 64
+    assert graph.size(v.over) == 100
+    assert sorted(graph.extents) == [8, 64, 100]  # places and columns are not walked as one, though they could be
+    assert Graph.from_json(graph.to_json()) == graph
+    assert canonicalize(graph)[0] == graph
+    assert graph.bytes_moved == 4 * (100 * 8 + 2 * 64 * 8) + 8 * 100
+    (slot,) = index_bounds(graph)
+    assert index_bounds(graph)[slot] == 64
+    for special in (False, True):
+        drawn = make_inputs(graph, seed=0, special=special)[slot]
+        assert int(drawn.min()) >= 0
+        assert int(drawn.max()) < 64
+        assert int(drawn.bincount().max() > 30) == special  # many terms of one place are verified too
+    inputs = make_inputs(graph, seed=0)
+    (off,) = slack(graph, inputs, interpret(graph, inputs), torch.device("cpu"))
+    assert off is not None
+    assert 0 < float(off.max()) < 1e-3
+
+
+@pytest.mark.parametrize("wrong", [{"args": [0]}, {"over": []}, {"axes": [0, 1, 2]}, {"axes": [1]}, {"dtype": "int64"}])
+def test_a_malformed_sum_is_refused(wrong: dict[str, Any]) -> None:
+    (region,) = regions_of(lambda g, i: backward(g, i, 64, -1, False), *arguments(64, 8, 100)[:2])
+    spec = graph_of(region).to_json()
+    (value,) = [v for v in spec["values"] if v["op"] == "sum_at"]
+    value.update(wrong)
+    with pytest.raises((ValueError, IndexError)):
+        Graph.from_json(spec)
+
+
+def test_how_a_program_is_cut() -> None:
+    grad, ids, tied = arguments(64, 8, 100)
+    for fn in (
+        lambda g, i, t: backward(g, i, 64, -1, True) + t,  # scaled by frequency
+        lambda g, i, t: backward(g, i, 64, -1, False)[:32] + t[:32],  # a part of it
+        lambda g, i, t: backward(g, i, 64, -1, False).view(8, 8, 8) + t.view(8, 8, 8).transpose(0, 1),
+    ):
+        found = regions_of(fn, grad, ids, tied)
+        assert all(BACKWARD not in names(r) for r in found)
+        assert any("add" in names(r) for r in found)
+    (region,) = regions_of(lambda g, i, t: backward(g, i, 64, -1, False) + t, grad, ids, tied)
+    assert names(region) == {BACKWARD, "add"}
+    (region,) = regions_of(lambda g, i, t: backward(g, i, 64, -1, False) + t, grad, ids, tied, side="cpu")
+    assert names(region) == {"add"}
+
+
+def test_rows_are_made_where_they_are_added_if_nothing_else_reads_them() -> None:
+    grad, ids, _ = arguments(64, 8, 100)
+    (region,) = regions_of(lambda g, i: backward(torch.tanh(g) * 2, i, 64, -1, False), grad, ids)
+    assert names(region) == {"tanh", "mul", BACKWARD}
+    softmax, region = regions_of(lambda g, i: backward(torch.softmax(g, -1), i, 64, -1, False), grad, ids)
+    assert names(region) == {BACKWARD}
+    assert BACKWARD not in names(softmax)
+
+    def twice(g: Tensor, i: Tensor) -> tuple[Tensor, Tensor]:
+        rows = torch.tanh(g)
+        return backward(rows, i, 64, -1, False), backward(rows, i, 9, -1, False)
+
+    found = regions_of(twice, grad, ids % 9)
+    assert [names(r) for r in found if "tanh" in names(r)] == [{"tanh"}]
+
+
+def test_what_no_kernel_holds_is_cut_by_the_plan() -> None:
+    grad, ids, tied = arguments(64, 8, 100)
+    (region,) = regions_of(lambda g, i, t: torch.softmax(backward(g, i, 64, -1, False) + t, -1), grad, ids, tied)
+    graph = graph_of(region)
+    plan = make_plan(graph)
+    held = [g for g in plan.groups if sums(g.graph)]
+    assert len(held) == 1
+    assert scheme_of(held[0].graph).name == "scatter"
+    assert len(plan.groups) > 1
+    assert not legal(graph, "cuda")
+    assert not legal(held[0].graph, "cpu")
+    with pytest.raises(Unsupported):
+        make_plan(graph, "cpu")
+
+
+class Tied(nn.Module):
+    """Words, positions and types as BERT has them, a norm, and a decoder tied to the words."""
+
+    def __init__(self, words: int, width: int, padding: int | None) -> None:
+        super().__init__()
+        self.words = nn.Embedding(words, width, padding_idx=padding)
+        self.places, self.kinds = nn.Embedding(24, width), nn.Embedding(2, width)
+        self.norm, self.dense = nn.LayerNorm(width), nn.Linear(width, width)
+
+    def forward(self, ids: Tensor, kinds: Tensor, targets: Tensor) -> Tensor:
+        at = torch.arange(ids.shape[1], device=ids.device)
+        h = self.norm(self.words(ids) + self.places(at) + self.kinds(kinds))
+        logits = F.linear(F.gelu(self.dense(h)), self.words.weight)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def test_the_tied_gradient_is_added_in_the_region_of_the_embedding_s() -> None:
+    model = Tied(150, 32, 0)
+    ids, kinds = torch.randint(0, 150, (4, 24)), torch.randint(0, 2, (4, 24))
+    (region,) = [r for r in regions_of(model, ids, kinds, ids, grad=True) if BACKWARD in names(r)]
+    assert names(region) == {BACKWARD, "add"}  # of all three, whose rows the region before stores
+    assert [op_name(n) for n in region.nodes].count(BACKWARD) == 3
+    plan = make_plan(graph_of(region))
+    assert [scheme_of(g.graph).name for g in plan.groups] == ["scatter"] * 3
+    assert len(plan.launches) == 1  # they are small, and share one
+    (words,) = [g for g in plan.groups if 150 in g.graph.extents]
+    assert len(words.graph.inputs) == 3  # rows, places and the decoder's gradient
+    assert len(words.outputs) == 1
+
+
+def test_a_training_step_is_right() -> None:
+    torch.manual_seed(0)
+    model = Tied(40, 16, 0)
+    ids, kinds = torch.randint(0, 40, (3, 24)), torch.randint(0, 2, (3, 24))
+    found = regions_of(model, ids, kinds, ids, grad=True)
+    assert any(BACKWARD in names(r) for r in found)
+    for region in found:
+        for special in {False, BACKWARD in names(region)}:
+            check(region, special=special)
