@@ -1,4 +1,4 @@
-"""The gradient of an embedding in regions: sums at places as a value of the graph, its oracle, and where regions hold it."""
+"""The gradient of an embedding in regions: sums at places as a value of the graph, its oracle, and who holds it."""
 
 from __future__ import annotations
 

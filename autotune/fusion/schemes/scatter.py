@@ -38,13 +38,8 @@ SECTOR = 32
 """Bytes that memory is read in at the least."""
 _SAME = ("threads_per_row", "rows_per_block", "vector_bytes", "unroll", "max_registers", "load_hint", "store_hint")
 _ONE: Config = {
-    "keep": "registers",
-    "online": False,
-    "blocks_per_sm": 0,
-    "cluster": 1,
-    "finish": "kernel",
-    "prefetch": False,
-}
+    "keep": "registers", "online": False, "blocks_per_sm": 0, "cluster": 1, "finish": "kernel", "prefetch": False,
+}  # fmt: skip
 
 
 def place_bytes(s: Scattered) -> int:
