@@ -13,7 +13,7 @@ What is read: the terms once, and the places once by each block, from the L2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from autotune.codegen.cuda_names import NAMES, tuple_of
 from autotune.codegen.cuda_rows import alignments
 from autotune.codegen.cuda_source import GENERATOR, CudaSchedule, CudaSource
 from autotune.codegen.program import Program
-from autotune.codegen.scattered import Scattered, scattered
+from autotune.codegen.scattered import Scattered, Sum, scattered
 from autotune.errors import Unsupported
 from autotune.fusion.graph import Graph
 
@@ -48,6 +48,31 @@ def _emitter(program: Program, schedule: CudaSchedule, vec: int) -> CudaEmitter:
     return CudaEmitter(program, own, apart=loads)
 
 
+def _call(number: int, params: Sequence[str], **given: str) -> str:
+    return f"f{number}({', '.join(given.get(n, n) for n in params)})"
+
+
+class _Adder:
+    """One sum as a kernel sees it: how its places are read, and its terms; its part of shared memory.
+
+    Attributes:
+        number: of the sum; ``f<2 number>`` reads a pack of places, ``f<2 number + 1>`` one of a term.
+        step: tokens that a block scans at a time; ``packs`` of each thread.
+        begin: word where it is written where the terms of each place begin in the sorted list.
+        sorted: word where the sorted list begins.
+    """
+
+    def __init__(self, one: Sum, number: int, schedule: CudaSchedule, vec: int) -> None:
+        self.one, self.number, self.tokens, self.pick = one, number, one.n_tokens, one.place_vector
+        self.places = _emitter(one.places, schedule, self.pick)
+        self.terms = _emitter(one.terms, schedule, vec)
+        self.packs = max(1, min(MOST_PACKS, -(-self.tokens // (schedule.block * self.pick))))
+        self.step = schedule.block * self.pick * self.packs
+        self.begin = self.sorted = 0
+        self.place_text, self.place_params, _ = self.places.pass_function(0, one.places.passes[0])
+        self.term_text, self.term_params, _ = self.terms.pass_function(0, one.terms.passes[0])
+
+
 class _Kernel:
     """The lines of one kernel."""
 
@@ -61,58 +86,51 @@ class _Kernel:
         self.vec = s.vector(schedule.vector_bytes)
         if not self.vec:
             raise Unsupported(f"vectors of {schedule.vector_bytes} bytes do not divide the columns")
-        self.terms = _emitter(s.terms, schedule, self.vec)
         self.results = _emitter(s.results, schedule, self.vec)
         self.results.ok_needed = True
-        self.pick = s.place_vector
-        self.places = _emitter(s.places, schedule, self.pick)
-        self.tokens = s.n_tokens
-        if max(s.n_places, self.tokens * owned, s.n_cols) >= LIMIT:
+        self.result_text, self.result_params, _ = self.results.pass_function(1, s.results.passes[1])
+        self.sums = [_Adder(one, n, schedule, self.vec) for n, one in enumerate(s.sums)]
+        if max(s.n_places, s.n_cols, *(one.tokens * owned for one in self.sums)) >= LIMIT:
             raise Unsupported("more places or terms than 32-bit counters hold")
-        self.packs = max(1, min(MOST_PACKS, -(-self.tokens // (self.block * self.pick))))
-        self.step = self.block * self.pick * self.packs
         self.chunk = self.lanes * self.vec
         self.chunks = -(-s.n_cols // self.chunk)
         self.partial = self.chunks * self.chunk > s.n_cols  # threads without columns
         self.warps = self.block // 32
         self.unroll = max(1, min(schedule.unroll, owned // self.match))
-        # Words of shared memory: totals of warps, where each place begins, the list, the sorted list. Sums of the
-        # match lanes take the place of the list.
-        self.sorted_most = min(self.step, MOST_SORTED) if owned > 1 else 0
-        self.begin = self.warps
-        self.list = self.begin + (owned + 1 if owned > 1 else 0)
-        self.sorted = self.list + max(self.step, self.block * self.vec if self.match > 1 else 0)
-        self.words = self.sorted + self.sorted_most
-        self.names = {
-            "place": self.places.pass_function(0, s.places.passes[0]),
-            "term": self.terms.pass_function(0, s.terms.passes[0]),
-            "result": self.results.pass_function(1, s.results.passes[1]),
-        }
+        # Words of shared memory: totals of warps, the list, and for each sum where the places begin and the sorted
+        # list. Sums of the match lanes take the place of the list.
+        step = max(one.step for one in self.sums)
+        self.list = self.warps
+        self.words = self.list + max(step, self.block * self.vec if self.match > 1 else 0)
+        self.most_sorted = min(step, MOST_SORTED) if owned > 1 else 0
+        for one in self.sums if owned > 1 else ():
+            one.begin, one.sorted = self.words, self.words + owned + 1
+            self.words = one.sorted + self.most_sorted
 
     # ---- device functions -------------------------------------------------------------------------------------------
 
-    def call(self, number: int, part: str, given: Mapping[str, str]) -> str:
-        return f"f{number}({', '.join(given.get(n, n) for n in self.names[part][1])})"
-
     def functions(self) -> list[str]:
-        """``f0``: a pack of places; ``f1``: a pack of a term; ``f2``: what is made of a pack of sums; ``f3``: adds a
-        term to sums where ``on``; ``f4``: sums of nothing."""
-        place, term, result = (self.names[n][0] for n in ("place", "term", "result"))
-        zeros = tuple_of(["float32(0)"] * self.vec)
-        add = ["def f3(a, x, on):"]
-        kept = self.s.graph.values[self.s.total].args[0]
-        if self.terms.packed(kept):
-            short = NAMES[self.s.graph.inputs[self.s.graph.values[kept].slot]]
-            add.append(f"    x = un_{short}_{self.vec}(x)")
-        sums = [f"a[{e}] + sel(on, x[{e}], float32(0))" for e in range(self.vec)]
-        add.append(f"    return {tuple_of(sums)}")
-        return [
-            place,
-            term.replace("def f0(", "def f1(", 1),
-            result.replace("def f1(", "def f2(", 1),
-            "\n".join(add),
-            f"def f4():\n    return {zeros}",
-        ]
+        """Those of each sum (:class:`_Adder`); then ``f<n>`` and on, with n twice the number of sums: what is made of
+        a pack of sums, sums of nothing, and for each sum what adds a term where ``on``."""
+        first = 2 * len(self.sums)
+        out = []
+        for one in self.sums:
+            out.append(one.place_text.replace("def f0(", f"def f{2 * one.number}(", 1))
+            out.append(one.term_text.replace("def f0(", f"def f{2 * one.number + 1}(", 1))
+        out.append(self.result_text.replace("def f1(", f"def f{first}(", 1))
+        out.append(f"def f{first + 1}():\n    return {tuple_of(['float32(0)'] * self.vec)}")
+        for one in self.sums:
+            add = [f"def f{first + 2 + one.number}(a, x, on):"]
+            if one.terms.packed(one.one.term):
+                short = NAMES[self.s.graph.inputs[self.s.graph.values[one.one.term].slot]]
+                add.append(f"    x = un_{short}_{self.vec}(x)")
+            sums = [f"a[{e}] + sel(on, x[{e}], float32(0))" for e in range(self.vec)]
+            out.append("\n".join([*add, f"    return {tuple_of(sums)}"]))
+        return out
+
+    @property
+    def zeros(self) -> str:
+        return f"a = f{2 * len(self.sums) + 1}()"
 
     # ---- pieces -----------------------------------------------------------------------------------------------------
 
@@ -125,7 +143,7 @@ class _Kernel:
         wanted = {f"b{i}" for i in touched} | {f"o{k}" for k in program.passes[q].stores}
         return out + [line for line in part.bases() if line.partition(" ")[0] in wanted]
 
-    def add(self, first: int, scale: int, flight: int, stride: int, end: str) -> list[str]:
+    def add(self, one: _Adder, first: int, scale: int, flight: int, stride: int, end: str) -> list[str]:
         """Lines that add the terms listed at ``k``, ``k + stride`` and so on before ``end`` to the sums ``a``.
 
         What lies behind the end is read as the last one is, and not added.
@@ -138,11 +156,11 @@ class _Kernel:
             at = f"k + {u * stride}" if u else "k"
             out.append(f"row = si[uint32({first} + least(int32({at}), int32({end} - 1)))]")
             out += [f"row = udiv(row, {scale})"] if scale > 1 else []
-            out += self.before(self.terms, self.s.terms, 0)
-            out.append(f"x{u} = {self.call(1, 'term', {'c': 'col'})}")
+            out += self.before(one.terms, one.one.terms, 0)
+            out.append(f"x{u} = {_call(2 * one.number + 1, one.term_params, c='col')}")
         for u in range(flight):
             on = f"k + {u * stride} < {end}" if u else f"k < {end}"
-            out.append(f"a = f3(a, x{u}, {on})")
+            out.append(f"a = f{2 * len(self.sums) + 2 + one.number}(a, x{u}, {on})")
         return out
 
     def store(self, place: str, sums: str, ok: str) -> list[str]:
@@ -150,24 +168,23 @@ class _Kernel:
         another place is computed all the same, at the last one there is."""
         lines = [f"row = least(int32(first + {place}), int32({self.s.n_places - 1}))"]
         lines += self.before(self.results, self.s.results, 1)
-        return [*lines, self.call(2, "result", {"c": "col", "z0": sums, "ok": ok})]
+        return [*lines, _call(2 * len(self.sums), self.result_params, c="col", z0=sums, ok=ok)]
 
-    def scan(self) -> list[str]:
+    def scan(self, one: _Adder) -> list[str]:
         """Lines of one step of the scan: of the places from ``base`` on, those in ``[low, low + count)`` are put into
         the list from number ``total`` on, as far as the number ``room``, and ``found`` is how many there are.
 
         An entry is a token's number times ``owned`` plus the number of the place.
         """
         out = []
-        packed = self.places.packed(self.s.graph.values[self.s.total].args[1])
-        assert not packed  # places have 32 bits or more
-        for p in range(self.packs):
-            out.append(f"t{p} = int32(base + ({p * self.block} + tid) * {self.pick})")
-            out.append(f"g{p} = {self.call(0, 'place', {'c': f'least(t{p}, int32({self.tokens - self.pick}))'})}")
-        hits = [(p, e) for p in range(self.packs) for e in range(self.pick)]
-        for p in range(self.packs):
-            out.append(f"on{p} = t{p} < {self.tokens}")
-            for e in range(self.pick):
+        for p in range(one.packs):
+            out.append(f"t{p} = int32(base + ({p * self.block} + tid) * {one.pick})")
+            inside = f"least(t{p}, int32({one.tokens - one.pick}))"
+            out.append(f"g{p} = {_call(2 * one.number, one.place_params, c=inside)}")
+        hits = [(p, e) for p in range(one.packs) for e in range(one.pick)]
+        for p in range(one.packs):
+            out.append(f"on{p} = t{p} < {one.tokens}")
+            for e in range(one.pick):
                 out.append(f"d{p}_{e} = int64(g{p}[{e}]) - low")
                 inside = f"sel(d{p}_{e} >= 0, d{p}_{e} < count, False)"
                 out.append(f"h{p}_{e} = sel(on{p}, {inside}, False)")
@@ -186,7 +203,7 @@ class _Kernel:
             out += [f"            si[uint32({self.list} + at)] = int32({entry})", "        at = int32(at + 1)"]
         return [*out, "cuda.syncthreads()"]
 
-    def sort(self) -> list[str]:
+    def sort(self, one: _Adder) -> list[str]:
         """Lines that sort the list of ``total`` entries by place: a warp a place, in the order of the list."""
         entry = [
             "k = int32(k0 + lane)",
@@ -205,7 +222,7 @@ class _Kernel:
             *entry,
             "votes = cuda.ballot_sync(0xffffffff, here)",
             "if here:",
-            f"    si[uint32({self.sorted} + start + cuda.popc(votes & below))] = token",
+            f"    si[uint32({one.sorted} + start + cuda.popc(votes & below))] = token",
             "start = int32(start + cuda.popc(votes))",
         ]
         return [
@@ -215,12 +232,12 @@ class _Kernel:
             "    for k0 in range(0, total, 32):",
             *_indent(count, 2),
             "    if lane == 0:",
-            f"        si[uint32({self.begin} + r)] = start",
+            f"        si[uint32({one.begin} + r)] = start",
             "    if n > 0:",
             "        for k0 in range(0, total, 32):",
             *_indent(put, 3),
             "if tid == 0:",
-            f"    si[uint32({self.begin + self.owned})] = total",
+            f"    si[uint32({one.begin + self.owned})] = total",
             "cuda.syncthreads()",
         ]
 
@@ -245,45 +262,44 @@ class _Kernel:
         flight = max(1, FLIGHT // 2)
         out = []
         for q in range(self.unroll):
-            out += [
-                f"r{q} = int32(r + {q * self.match})",
-                f"start = si[uint32({self.begin} + r{q})]",
-                f"stop = si[uint32({self.begin} + r{q} + 1)]",
-                f"ok{q} = sel(r{q} < rows, stop - start <= {self.many}, False)",
-                f"stop = sel(ok{q}, stop, start)",
-                "a = f4()",
-                f"for k in range(start, stop, {flight}):",
-                *_indent(self.add(self.sorted, 1, flight, 1, "stop")),
-                f"a{q} = a",
-            ]
+            out += [f"r{q} = int32(r + {q * self.match})", f"ok{q} = r{q} < rows"]
+            for n, one in enumerate(self.sums):
+                out += [
+                    f"start{n} = si[uint32({one.begin} + r{q})]",
+                    f"stop{n} = si[uint32({one.begin + 1} + r{q})]",
+                    f"ok{q} = sel(stop{n} - start{n} <= {self.many}, ok{q}, False)",
+                ]
+            for n, one in enumerate(self.sums):
+                out += [
+                    f"stop{n} = sel(ok{q}, stop{n}, start{n})",
+                    self.zeros,
+                    f"for k in range(start{n}, stop{n}, {flight}):",
+                    *_indent(self.add(one, one.sorted, 1, flight, 1, f"stop{n}")),
+                    f"a{q}_{n} = a",
+                ]
         for q in range(self.unroll):
-            out += self.store(f"r{q}", f"a{q}", f"sel(inside, ok{q}, False)" if self.partial else f"ok{q}")
+            sums = " + ".join(f"a{q}_{n}" for n in range(len(self.sums)))
+            out += self.store(f"r{q}", sums, f"sel(inside, ok{q}, False)" if self.partial else f"ok{q}")
         return [f"for r in range(match, {self.owned}, {self.match * self.unroll}):", *_indent(out)]
 
     @property
     def many(self) -> int:
         """Terms of a place above which all match lanes share them."""
-        return MANY * self.match if self.match > 1 else self.sorted_most
+        return MANY * self.match if self.match > 1 else self.most_sorted
 
     def together(self) -> list[str]:
         """Lines that add up the terms of place number ``r`` of the block's, which all match lanes share as they are
         found, and store the result."""
         step = self.match * FLIGHT
-        loop = [*self.scan(), f"for k in range(match, found, {step}):"]
-        loop += _indent(self.add(self.list, self.owned, FLIGHT, self.match, "found"))
-        store = self.store("r", "a", "inside" if self.partial else "True")
-        return [
-            "low = int64(first + r)",
-            "count = int32(1)",
-            f"room = int32({self.step})",
-            "total = int32(0)",
-            "a = f4()",
-            f"for base in range(0, {self.tokens}, {self.step}):",
-            *_indent(loop),
-            "cuda.syncthreads()",
-            *self.join(),
-            *(["if match == 0:", *_indent(store)] if self.match > 1 else store),
-        ]
+        out = ["low = int64(first + r)", "count = int32(1)", "total = int32(0)"]
+        for n, one in enumerate(self.sums):
+            loop = [*self.scan(one), f"for k in range(match, found, {step}):"]
+            loop += _indent(self.add(one, self.list, self.owned, FLIGHT, self.match, "found"))
+            out += [f"room = int32({one.step})", self.zeros, f"for base in range(0, {one.tokens}, {one.step}):"]
+            out += [*_indent(loop), "cuda.syncthreads()", *self.join(), f"a_{n} = a"]
+        sums = " + ".join(f"a_{n}" for n in range(len(self.sums)))
+        store = self.store("r", sums, "inside" if self.partial else "True")
+        return [*out, *(["if match == 0:", *_indent(store)] if self.match > 1 else store)]
 
     def body(self) -> list[str]:
         s = self.s
@@ -303,26 +319,25 @@ class _Kernel:
             out += [f"inside = col < {s.n_cols}", f"col = least(col, int32({s.n_cols - self.vec}))"]
         if self.match > 1:
             out.append("sf = cuda.shared.array(0, float32)")
-        out += self.before(self.places, s.places, 0)
+        for one in self.sums:
+            out += self.before(one.places, one.one.places, 0)
         if self.owned == 1:
             return [*out, "r = int32(0)", *self.together()]
-        out += ["low = int64(first)", "count = rows", f"room = int32({self.sorted_most})", "total = int32(0)"]
-        out += [f"for base in range(0, {self.tokens}, {self.step}):"]
-        out += _indent([*self.scan(), "total = int32(total + found)"])
-        out += ["all = total", f"if all <= {self.sorted_most}:"]
-        out += _indent([*self.sort(), *self.alone()])
-        most = [
-            f"many = all > {self.sorted_most}",
-            "if not many:",
-            f"    many = si[uint32({self.begin + 1} + r)] - si[uint32({self.begin} + r)] > {self.many}",
-            "if many:",
-            *_indent(self.together()),
-        ]
-        return [*out, "for r in range(rows):", *_indent(most)]
+        out += ["low = int64(first)", "count = rows", f"room = int32({self.most_sorted})", "over = False"]
+        for one in self.sums:
+            out += ["total = int32(0)", f"for base in range(0, {one.tokens}, {one.step}):"]
+            out += _indent([*self.scan(one), "total = int32(total + found)"])
+            out += [f"if total > {self.most_sorted}:", "    over = True", "else:", *_indent(self.sort(one))]
+        out += ["if not over:", *_indent(self.alone())]
+        most = ["many = over", "if not over:"]
+        for one in self.sums:
+            terms = f"si[uint32({one.begin + 1} + r)] - si[uint32({one.begin} + r)]"
+            most.append(f"    many = sel({terms} > {self.many}, True, many)")
+        return [*out, "for r in range(rows):", *_indent([*most, "if many:", *_indent(self.together())])]
 
     def source(self) -> CudaSource:
         groups = -(-self.s.n_places // self.owned)
-        parts = [self.places, self.terms, self.results]
+        parts = [self.results, *(e for one in self.sums for e in (one.places, one.terms))]
         launch: dict[str, Any] = {
             "dynamic": False,
             "inner": groups * self.chunks,

@@ -196,7 +196,7 @@ def _time(
 def _scattered(graph: Graph, config: Schedule, figures: Figures, sm: SmLimits) -> float:
     """Microseconds of sums at places: what moves, the places that every block reads from the cache, and blocks one
     after the other on an SM. The places are taken to be spread evenly."""
-    from autotune.codegen.cuda_scatter import FLIGHT, MANY, MOST_PACKS
+    from autotune.codegen.cuda_scatter import FLIGHT, MANY, MOST_PACKS, MOST_SORTED
     from autotune.codegen.scattered import scattered
     from autotune.fusion.schemes.scatter import blocks_of, place_bytes
 
@@ -206,8 +206,8 @@ def _scattered(graph: Graph, config: Schedule, figures: Figures, sm: SmLimits) -
     groups, chunks = blocks_of(s, config)
     blocks = float(groups * chunks)
     cap = int(config["max_registers"]) or 40 + 4 * vec * min(4, int(config["unroll"]))
-    steps = math.ceil(s.n_tokens / (threads * s.place_vector * MOST_PACKS))
-    shared = 4.0 * (threads * (s.place_vector * MOST_PACKS + 2) + min(2048, s.n_tokens))
+    steps = sum(math.ceil(one.n_tokens / (threads * one.place_vector * MOST_PACKS)) for one in s.sums)
+    shared = 4.0 * (threads * (4 * MOST_PACKS + 2) + len(s.sums) * min(MOST_SORTED, s.n_tokens))
     fit = min(sm.threads // threads, int(sm.registers // (cap * threads)), int(sm.shared // (shared + 1024)), sm.blocks)
     if fit < 1:
         return math.inf

@@ -10,6 +10,7 @@ from fake_cuda import KernelError, check_group, check_inputs, run_group
 from torch import Tensor
 from zoo import (
     BF16,
+    BY_NAME,
     F16,
     F32,
     I32,
@@ -130,12 +131,27 @@ def test_more_terms_than_a_block_sorts(owned: int, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(cuda_scatter, "MOST_PACKS", 1)
     graph = gradient(11, 12, 600)
     kernels = made(graph, shape(4, 16, 16, owned))
-    assert any("all > 16" in line for line in kernels.sources[0].body)
+    assert any("total > 16" in line for line in kernels.sources[0].body)
     check_group(graph, kernels, special=True)
     places = torch.full((600,), -1)
     places[::40] = 3  # one after another within a step, and over all steps
     places[500:510] = 10
     check_inputs(graph, kernels, inputs_at(graph, places))
+
+
+@pytest.mark.parametrize("config", [shape(2, 32, 8, 1), shape(2, 32, 8, 16), shape(8, 8, 4, 32, 2), shape(4, 16, 8, 2)])
+def test_several_sums(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has tokens of its own; what is many for one of them is for the place."""
+    for most in (2048, 16):
+        monkeypatch.setattr(cuda_scatter, "MOST_SORTED", most)
+        graph = graph_of(BY_NAME["scatter_twice"])
+        assert len(scattered(graph).sums) == 2
+        kernels = made(graph, config)
+        check_group(graph, kernels, special=True)
+        inputs = make_inputs(graph, seed=1)
+        slots = [k for k, d in enumerate(graph.inputs) if d in ("int32", "int64")]
+        inputs[slots[0]][:] = 7
+        check_inputs(graph, kernels, inputs)
 
 
 def test_the_order_of_threads_does_not_matter() -> None:

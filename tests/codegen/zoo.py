@@ -245,6 +245,12 @@ def scatter_tied(extent: int, padding: int = -1) -> Callable[[Tensor, Tensor, Te
     return fn
 
 
+def scatter_twice(g: Tensor, ids: Tensor, h: Tensor, others: Tensor, tied: Tensor) -> Tensor:
+    """That of an embedding which was read twice, by an encoder and a decoder."""
+    backward = torch.ops.aten.embedding_dense_backward
+    return backward(g, ids, 40, 1, False) + backward(h, others, 40, -1, False) + tied
+
+
 def scatter_made(grad: Tensor, gate: Tensor, ids: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """With pointwise operators before the sums, and two results after them, of two types."""
     d = torch.ops.aten.embedding_dense_backward(grad * torch.sigmoid(gate), ids, weight.shape[0], -1, False)
@@ -405,6 +411,11 @@ SCATTERS = (
     Case("scatter_types", scatter_tied(2), (T(120, 64), T(120, d=I64), T())),
     Case("scatter_odd", scatter_tied(37), (T(33, 5, d=F16, strides=(11, 1)), T(33, d=I32), T(37, 1))),
     Case("scatter_numbers", scatter_tied(19), (T(77, 1), T(77, d=I64), T(19, 1))),
+    Case(
+        "scatter_twice",
+        scatter_twice,
+        (T(6, 31, 24, d=F16), T(6, 31, d=I64), T(90, 24, d=F16), T(90, d=I32), T(40, 24, d=F16)),
+    ),
     Case("scatter_made", scatter_made, (T(40, 3, 20), T(40, 3, 20), T(40, 3, d=I64), T(61, 20, d=BF16))),
 )
 """Sums at places that other data tell, which are in regions on a GPU only."""

@@ -220,6 +220,20 @@ def test_the_tied_gradient_is_added_in_the_region_of_the_embedding_s() -> None:
     assert len(words.outputs) == 1
 
 
+def test_an_embedding_that_is_read_twice_is_written_once() -> None:
+    def step(weight: Tensor, one: Tensor, other: Tensor) -> Tensor:
+        return (F.embedding(one, weight).tanh().sum() + F.embedding(other, weight).exp().sum()).mul(2)
+
+    weight = torch.randn(50, 16, requires_grad=True)
+    ids = torch.randint(0, 50, (40,)), torch.randint(0, 50, (4, 9))
+    found = [r for r in regions_of(step, weight, *ids, grad=True) if BACKWARD in names(r)]
+    (region,) = found
+    (group,) = make_plan(graph_of(region)).groups
+    assert len(sums(group.graph)) == 2
+    assert [kind for kind, _ in group.outputs] == ["output"]  # no sums in memory between
+    check(region)
+
+
 def test_a_training_step_is_right() -> None:
     torch.manual_seed(0)
     model = Tied(40, 16, 0)

@@ -44,8 +44,12 @@ _ONE: Config = {
 
 def place_bytes(s: Scattered) -> int:
     """Bytes of the places that a block scans."""
-    slots = {s.graph.values[i].slot for i in s.places.passes[0].compute if s.graph.values[i].op == "load"}
-    return s.n_tokens * max(1, sum(STORAGE_BYTES[s.graph.inputs[slot]] for slot in slots))
+    total = 0
+    for one in s.sums:
+        values = [s.graph.values[i] for i in one.places.passes[0].compute]
+        slots = {v.slot for v in values if v.op == "load"}
+        total += one.n_tokens * max(1, sum(STORAGE_BYTES[s.graph.inputs[slot]] for slot in slots))
+    return total
 
 
 def _result_bytes(s: Scattered) -> int:
