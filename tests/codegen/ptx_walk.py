@@ -3,8 +3,8 @@
 The fake machine runs the source that is emitted, in which a guard comes before the load that it guards; a compiler may
 change that order. Here integers, addresses and branches are exact, whereas the results of floating-point instructions
 are zero: addresses do not depend on them. The thread is alone, whatever the number of its block and of all blocks: so
-barriers pass at once, shuffles give back what they are given, a counter that it watches moves on by itself, and another
-block's shared memory is its own.
+barriers pass at once, shuffles give back what they are given, nobody else votes, a counter that it watches moves on by
+itself, and another block's shared memory is its own.
 """
 
 from __future__ import annotations
@@ -150,6 +150,9 @@ class Walk:
             out, _, ok = operands[0].partition("|")
             self.registers[out] = self.value(operands[1])
             self.registers |= {ok: 1} if ok else {}
+        elif kind == "vote":
+            assert "ballot" in rest
+            self.registers[operands[0]] = int(bool(self.value(operands[1]))) << self.registers["%laneid"]
         elif kind in ("mov", "cvta", "mapa"):
             self.move(operands[:2])
         elif kind == "cvt":
@@ -175,6 +178,8 @@ class Walk:
             out = ~xs[0]
         elif kind == "abs":
             out = abs(xs[0])
+        elif kind == "popc":
+            out = (xs[0] & ((1 << bits) - 1)).bit_count()
         elif kind in _ARITHMETIC:
             out = _ARITHMETIC[kind](xs[0], xs[1])
         elif kind == "bfi":

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 from fake_cuda import KernelError, check_group, check_inputs, run_group
+from many_parts import run_packed
+from test_cuda_phases import run as run_phases
 from torch import Tensor
 from zoo import (
     BF16,
@@ -152,6 +154,35 @@ def test_several_sums(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
         slots = [k for k, d in enumerate(graph.inputs) if d in ("int32", "int64")]
         inputs[slots[0]][:] = 7
         check_inputs(graph, kernels, inputs)
+
+
+def embeddings(g: Tensor, ids: Tensor, h: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of two tables that share rows."""
+    backward = torch.ops.aten.embedding_dense_backward
+    return backward(g, ids, 30, 0, False), backward(g * 0.5 + h, kinds, 2, -1, False)
+
+
+def test_tables_share_a_launch() -> None:
+    rows = T(60, 16)
+    (work,) = workloads_of(Case("", embeddings, (rows, T(60, d=I64), rows, T(60, d=I64))))
+    task = FusionTask(work, "cuda:0", target="sm_90", sms=3)
+    assert [len(phase) for (phase,) in task.plan.launches] == [2]
+    (grid,) = run_packed(task, special=True)
+    assert grid > 2
+    assert task.build(task.default()).kernels[0].code
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_sums_are_a_phase_among_others(blocks: int) -> None:
+    """The rows that the phase before wrote are read behind the barrier, and each block owns several sets of places."""
+
+    def normed(g: Tensor, ids: Tensor) -> Tensor:
+        return torch.softmax(torch.ops.aten.embedding_dense_backward(g, ids, 24, -1, False), -1)
+
+    (work,) = workloads_of(Case("", normed, (T(70, 16), T(70, d=I64))))
+    task = FusionTask(work, "cuda:0", target="sm_90", sms=3)
+    assert len(task.plan.groups) == 2
+    run_phases(task, task.plan.text.replace("/", ">"), blocks)
 
 
 def test_the_order_of_threads_does_not_matter() -> None:

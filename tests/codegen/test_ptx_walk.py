@@ -149,6 +149,19 @@ def test_rows_of_a_table_that_are_gathered_by_vectors(index: int, made: list[Mad
     walk(task, config, made, content=index.to_bytes(8, "little", signed=True) * (50 * 96))
 
 
+@pytest.mark.parametrize("place", [0, -1])
+@pytest.mark.parametrize(("threads", "match", "owned"), [(8, 8, 16), (2, 32, 1)])
+def test_terms_and_places_of_sums(threads: int, match: int, owned: int, place: int, made: list[Made]) -> None:
+    """What a place of the list names is read, whatever lies behind the list's end."""
+    (work,) = workloads("scatter_twice")
+    task = FusionTask(work, "cuda:0", target="sm_90", sms=132)
+    config = configured(task, threads_per_row=threads, rows_per_block=match, owned=owned, unroll=2)
+    assert config["owned"] == owned
+    firsts = walk(task, config, made, content=place.to_bytes(8, "little", signed=True) * (40 * 24))
+    ((_, _, refs, _),) = made
+    assert all({refs[p] for p, _ in one.written} == {("output", 0)} for one in firsts)
+
+
 def picked(rows: int, cols: int) -> Graph:
     """Row sums of ``x`` times what an index of the column picks: the same address in every row, inside or not."""
     b = Build(rows, cols)
