@@ -55,7 +55,7 @@ GENERATORS = frozenset(
 PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1, "mv": 0, "addmv": 1}
 """Operators that multiply matrices, and which argument is the first of the two operands."""
 
-SCATTERS = {"embedding_dense_backward": 0}
+SCATTERS = {"embedding_dense_backward": 0, "index_add": 3, "index_put": 2, "_unsafe_index_put": 2}
 """Operators that add up rows at places that other data tell, and which argument the rows are."""
 
 _PLAIN = frozenset(["clone", "add", "sub", "mul", "div"])

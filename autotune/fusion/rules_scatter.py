@@ -1,4 +1,4 @@
-"""Sums at places that other data tell: the gradient of an embedding.
+"""Sums at places that other data tell: the gradients of an embedding and of indexing, additions at an index.
 
 Written as one value of the graph (``sum_at``), it is stored once and without atomic additions, and what is added to it
 or made of it, such as the gradient of a decoder tied to the embedding, is added on the way.
@@ -6,10 +6,13 @@ or made of it, such as the gradient of a decoder tied to the embedding, is added
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from autotune.errors import Unsupported
-from autotune.fusion.lazy import Guards, Index, Lazy, Region, pointwise, scalar
+from autotune.fusion import views
+from autotune.fusion.lazy import Guards, Index, Lazy, Number, Region, pointwise, scalar
 from autotune.fusion.rules import rule
 
 
@@ -64,3 +67,24 @@ def _embedding_dense_backward(
         padding = pointwise("eq", indices, padding_idx, dtype=torch.bool)
         places = pointwise("where", padding, scalar(region, -1, indices.dtype), indices, dtype=indices.dtype)
     return _sum_at(grad_output, places, num_weights)
+
+
+@rule("index_add")
+def _index_add(region: Region, self: Lazy, dim: int, index: Lazy, source: Lazy, *, alpha: Number = 1) -> Lazy:
+    if self.dim(dim) != 0 or index.ndim != 1 or self.ndim != source.ndim:
+        raise Unsupported("an addition at an index of another than the first dimension")
+    added = _sum_at(source, index, self.shape[0])
+    return self + (added if alpha == 1 else added * alpha)
+
+
+@rule("index_put", "_unsafe_index_put")
+def _index_put(
+    region: Region, self: Lazy, indices: Sequence[Lazy | None], values: Lazy, accumulate: bool = False
+) -> Lazy:
+    index = indices[0] if len(indices) == 1 else None
+    if not accumulate or index is None or self.dtype != values.dtype:
+        raise Unsupported("other than an addition at one index")
+    zero, extent = (scalar(region, n, index.dtype) for n in (0, self.shape[0]))
+    back = pointwise("lt", index, zero, dtype=torch.bool)
+    places = pointwise("where", back, pointwise("add", index, extent), index, dtype=index.dtype)
+    return self + _sum_at(views.expand(values, [*index.shape, *self.shape[1:]]), places, self.shape[0])

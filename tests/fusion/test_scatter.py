@@ -17,6 +17,7 @@ from autotune.fusion.canonical import canonicalize
 from autotune.fusion.conditioning import slack
 from autotune.fusion.graph import Graph, at_axis
 from autotune.fusion.interpret import index_bounds, interpret, make_inputs
+from autotune.fusion.op_names import SCATTERS
 from autotune.fusion.plan import make_plan
 from autotune.fusion.regions import Region
 from autotune.fusion.schemes import legal, scheme_of
@@ -157,6 +158,29 @@ def test_how_a_program_is_cut() -> None:
     assert names(region) == {BACKWARD, "add"}
     (region,) = regions_of(lambda g, i, t: backward(g, i, 64, -1, False) + t, grad, ids, tied, side="cpu")
     assert names(region) == {"add"}
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, i, y: x.index_add(0, i, y),
+        lambda x, i, y: x.index_add(0, i.int(), y, alpha=-0.5).relu(),
+        lambda x, i, y: x.new_zeros(64, 8).index_put([i - 30], y, True) + x,  # counted from the end
+        lambda x, i, y: torch.ops.aten._unsafe_index_put(x, [i.view(4, 25)], y[0], True),
+    ],
+)
+def test_additions_at_an_index(fn: Callable[..., Tensor]) -> None:
+    rows, ids, x = arguments(64, 8, 100)
+    (region,) = regions_of(fn, x, ids, rows)
+    assert names(region) & SCATTERS.keys()
+    graph = check(region)
+    assert sums(graph)
+    assert legal(graph, "cuda")
+    (region,) = regions_of(lambda w, i: w[i].exp().sum(), x.requires_grad_(), ids, grad=True)[-1:]
+    assert "index_put" in names(region) or BACKWARD in names(region)
+    for kept in (lambda x, i, y: x.index_add(1, i[:8] % 8, x), lambda x, i, y: x.index_put([i], y) * 2):
+        assert not any(names(r) & SCATTERS.keys() for r in regions_of(kept, x.detach(), ids, rows))
+    assert not any(names(r) & SCATTERS.keys() for r in regions_of(fn, x.detach(), ids, rows, side="cpu"))
 
 
 def test_rows_are_made_where_they_are_added_if_nothing_else_reads_them() -> None:
