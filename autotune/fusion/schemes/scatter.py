@@ -115,14 +115,16 @@ class ScatterScheme:
         packs = -(-s.n_cols // vec)
         threads = next((t for t in THREADS if t >= packs), 0) if packs <= 256 else 0
         threads = threads or next((t for t in (128, 256, 96, 192, 160, 224) if packs % t == 0), 128)
-        chunk = threads * vec
-        owned = 1
+        chunk, owned = threads * vec, 1
         scanned, written = max(LEAST_BYTES, place_bytes(s)), chunk * _result_bytes(s)
-        while (
-            owned * written < scanned
-            and owned < OWNED[-1]
-            and self._groups(s, 2 * owned) * -(-s.n_cols // chunk) >= 2 * SMS
-        ):
+
+        def worth(owned: int) -> bool:
+            """Whether so many places a block are better than half of them."""
+            blocks = -(-s.n_places // owned) * -(-s.n_cols // chunk)
+            enough = scanned * (4 if blocks >= 8 * SMS else 1)
+            return blocks >= 2 * SMS and owned // 2 * written < enough
+
+        while owned < OWNED[-1] and worth(2 * owned):
             owned *= 2
         least = max(1, SECTOR // (vec * s.unit))
         while owned == 1 and threads % 2 == 0 and threads > least:
@@ -143,10 +145,6 @@ class ScatterScheme:
         made = self.normalize(graph, PLAIN_CUDA | shape | {"unroll": 2})
         block = int(made["threads_per_row"]) * int(made["rows_per_block"])
         return made | {"max_registers": max(c for c in CAPS if c * block * -(-1024 // block) <= 65536)}
-
-    @staticmethod
-    def _groups(s: Scattered, owned: int) -> int:
-        return -(-s.n_places // owned)
 
     def seeds(self, graph: Graph) -> list[Config]:
         s, d = scattered(graph), self.default(graph)
