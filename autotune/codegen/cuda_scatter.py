@@ -8,7 +8,8 @@ terms in registers and stores what is made of the sum; a place of many terms is 
 sums join in shared memory. Where more terms go to a block's places than the sorted list holds (padding, a column of
 two), the block takes place by place and scans again for each.
 
-What is read: the terms once, and the places once by each block, from the L2.
+What is read: the terms once, and the places once by each block, from the L2. What is read beside the sums may be
+brought into the L2 while the places are scanned (``prefetch``), so that memory is busy then too.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from autotune.codegen.cuda_access import narrowest
 from autotune.codegen.cuda_names import NAMES, tuple_of
 from autotune.codegen.cuda_rows import alignments
 from autotune.codegen.cuda_source import GENERATOR, CudaSchedule, CudaSource
-from autotune.codegen.program import Program
+from autotune.codegen.program import Program, stride_of
 from autotune.codegen.scattered import Scattered, Sum, scattered
 from autotune.errors import Unsupported
-from autotune.fusion.graph import Graph
+from autotune.fusion.graph import STORAGE_BYTES, Graph
 
 MOST_SORTED = 2048
 """Terms of a block's places that it sorts; of more, it takes place by place."""
@@ -36,6 +37,20 @@ MANY = 8
 """Terms of one place, for each match lane, from which on all match lanes share them."""
 FLIGHT = 4
 """Terms that a thread has in flight where match lanes share a place; half of them where it has a place by itself."""
+
+
+LINE = 128
+"""Bytes that are brought into the L2 at a time."""
+
+
+def fetchable(s: Scattered) -> tuple[int, ...]:
+    """The loads beside the sums that may be fetched during the scan: by places, neighbours along the columns."""
+    found = []
+    for i in s.results.passes[1].compute:
+        v = s.graph.values[i]
+        if v.op == "load" and not v.guards and stride_of(v, s.cols[-1]) == 1 and stride_of(v, s.at):
+            found.append(i)
+    return tuple(found)
 
 
 def _indent(lines: Sequence[str], by: int = 1) -> list[str]:
@@ -169,6 +184,21 @@ class _Kernel:
         lines = [f"row = least(int32(first + {place}), int32({self.s.n_places - 1}))"]
         lines += self.before(self.results, self.s.results, 1)
         return [*lines, _call(2 * len(self.sums), self.result_params, c="col", z0=sums, ok=ok)]
+
+    def fetch(self) -> list[str]:
+        """Lines that have what is read beside the sums brought into the L2, each match lane its places."""
+        e, chosen = self.results, fetchable(self.s)
+        if not self.schedule.prefetch or not chosen:
+            return []
+        bases = [line for line in e.bases() if line.partition(" ")[0] in {f"b{i}" for i in chosen}]
+        out = ["row = int32(first + r)", *e.row_indices(), *bases]
+        for i in chosen:
+            v = self.s.graph.values[i]
+            lanes = max(1, LINE // (self.vec * STORAGE_BYTES[self.s.graph.inputs[v.slot]]))
+            line = f"to_l2(p{v.slot}, {e.address(e.access[i], f'b{i}', 0)})"
+            out += [f"if across % {lanes} == 0:", f"    {line}"] if lanes > 1 else [line]
+        loop = [f"for r in range(match, rows, {self.match}):", *_indent(out)]
+        return [f"across = int32(tid - match * {self.lanes})", "c = col", *e.column_indices(), *loop]
 
     def scan(self, one: _Adder) -> list[str]:
         """Lines of one step of the scan: of the places from ``base`` on, those in ``[low, low + count)`` are put into
@@ -321,6 +351,7 @@ class _Kernel:
             out.append("sf = cuda.shared.array(0, float32)")
         for one in self.sums:
             out += self.before(one.places, one.one.places, 0)
+        out += self.fetch()
         if self.owned == 1:
             return [*out, "r = int32(0)", *self.together()]
         out += ["low = int64(first)", "count = rows", f"room = int32({self.most_sorted})", "over = False"]

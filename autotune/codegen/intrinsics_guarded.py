@@ -1,7 +1,8 @@
 """Loads and stores under a condition, each one predicated instruction: no branch, so that all that a thread does lies
 in one block of instructions, and the compiler can issue the loads of one pack before the stores of another.
 
-And what says when something is to be done: ``touch``, ``pin`` and ``tied``, for :mod:`autotune.codegen.cuda_early`.
+And what says when something is to be done: ``touch``, ``pin`` and ``tied``, for :mod:`autotune.codegen.cuda_early`, and
+``to_l2``, for :mod:`autotune.codegen.cuda_scatter`.
 """
 
 from __future__ import annotations
@@ -150,7 +151,18 @@ def _tied(typingctx, x, word):  # type: ignore[no-untyped-def]
     return types.float32(types.float32, types.int32), codegen
 
 
-PLAIN = {"pin": _pin, "tied": _tied}
+@intrinsic
+def _to_l2(typingctx, ptr, idx):  # type: ignore[no-untyped-def]
+    """``to_l2(pointer, index)``: has the line of an element brought into the L2; nothing waits for it."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        _asm(builder, ir.VoidType(), [_pointer(builder, args)], "prefetch.global.L2 [$0];", "l", True)
+        return context.get_dummy_value()
+
+    return types.void(ptr, idx), codegen
+
+
+PLAIN = {"pin": _pin, "tied": _tied, "to_l2": _to_l2}
 
 
 def resolve(name: str) -> Any:

@@ -173,6 +173,7 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "sqrt": _one(np.sqrt),
     "rint": _one(np.rint),
     "pin": int32,
+    "to_l2": lambda p, at: p.span(int(at), 1) and None,
     "tied": lambda x, word: F(x),
     "least": lambda a, b: min(int32(a), int32(b)),
     "least64": lambda a, b: min(int64(a), int64(b)),

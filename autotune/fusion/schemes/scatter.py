@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from autotune.codegen.cubin import SmLimits
-from autotune.codegen.cuda_scatter import emit_scatter
+from autotune.codegen.cuda_scatter import emit_scatter, fetchable
 from autotune.codegen.cuda_source import CudaSchedule
 from autotune.codegen.kernels import GroupKernels
 from autotune.codegen.program import power_of_two
@@ -37,9 +37,7 @@ LEAST_BYTES = 1 << 14
 SECTOR = 32
 """Bytes that memory is read in at the least."""
 _SAME = ("threads_per_row", "rows_per_block", "vector_bytes", "unroll", "max_registers", "load_hint", "store_hint")
-_ONE: Config = {
-    "keep": "registers", "online": False, "blocks_per_sm": 0, "cluster": 1, "finish": "kernel", "prefetch": False,
-}  # fmt: skip
+_ONE: Config = {"keep": "registers", "online": False, "blocks_per_sm": 0, "cluster": 1, "finish": "kernel"}
 
 
 def place_bytes(s: Scattered) -> int:
@@ -85,13 +83,15 @@ class ScatterScheme:
         space = narrow(space, "threads_per_row", [t for t in THREADS if t <= most])
         space = narrow(space, "rows_per_block", MATCH)
         space = narrow(space, "owned", [r for r in OWNED if r < 2 * s.n_places])
+        if not fetchable(s):
+            space = narrow(space, "prefetch", [False])
         for name, only in _ONE.items():
             space = narrow(space, name, [only])
         return space
 
     def normalize(self, graph: Graph, config: Config) -> Config:
         s = scattered(graph)
-        c = PLAIN_CUDA | {"owned": 1} | {n: config[n] for n in (*_SAME, "owned") if n in config} | _ONE
+        c = PLAIN_CUDA | {"owned": 1} | {n: config[n] for n in (*_SAME, "owned", "prefetch") if n in config} | _ONE
         vec = s.vector(int(c["vector_bytes"])) or 1
         most = next((t for t in THREADS if t * vec >= s.n_cols), THREADS[-1])
         t, m = min(int(c["threads_per_row"]), most), 1 << (int(c["rows_per_block"]).bit_length() - 1)
@@ -103,6 +103,7 @@ class ScatterScheme:
             m *= 2
         owned = min(power_of_two(s.n_places), 1 << (int(c["owned"]).bit_length() - 1))
         unroll = max(1, min(int(c["unroll"]), owned // m))
+        c |= {"prefetch": bool(c["prefetch"]) and bool(fetchable(s))}
         return c | {"threads_per_row": t, "rows_per_block": m, "owned": owned, "unroll": unroll}
 
     def default(self, graph: Graph) -> Config:
@@ -141,6 +142,7 @@ class ScatterScheme:
             "rows_per_block": match,
             "owned": owned,
             "vector_bytes": vector_bytes,
+            "prefetch": True,
         }
         made = self.normalize(graph, PLAIN_CUDA | shape | {"unroll": 2})
         block = int(made["threads_per_row"]) * int(made["rows_per_block"])
@@ -157,7 +159,7 @@ class ScatterScheme:
         out += [
             d | {"vector_bytes": b, "threads_per_row": threads * 2} for b in vectors(s) if b < int(d["vector_bytes"])
         ]
-        out += [d | {"unroll": u} for u in (1, 4)]
+        out += [d | {"unroll": u} for u in (1, 4)] + [d | {"prefetch": False}]
         out += [d | {"store_hint": "evict_first"}, d | {"store_hint": "streaming"}, d | {"load_hint": "evict_first"}]
         out += [d | {"max_registers": 0}, d | {"max_registers": 0, "unroll": 4}]
         made = [self.normalize(graph, c) for c in out]
