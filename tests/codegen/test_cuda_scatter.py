@@ -277,3 +277,13 @@ def test_it_compiles_at_the_size_of_bert() -> None:
     assert kernel.code
     assert kernel.resources["stack"] == 0
     assert kernel.resources["blocks_per_sm"] * kernel.resources["threads"] >= 1024
+
+
+@pytest.mark.parametrize("name", ["scatter_odd", "scatter_numbers", "scatter_made"])
+def test_others_compile(name: str) -> None:
+    """Single elements, no columns at all, and rows that are made where they are added."""
+    for work in workloads(name):
+        task = FusionTask(work, "cuda:0", target="sm_90", sms=132)
+        for kernel in task.build(task.default()).kernels:
+            assert kernel.code
+            assert kernel.resources["stack"] == 0
