@@ -126,7 +126,8 @@ class _Kernel:
 
     def functions(self) -> list[str]:
         """Those of each sum (:class:`_Adder`); then ``f<n>`` and on, with n twice the number of sums: what is made of
-        a pack of sums, sums of nothing, and for each sum what adds a term where ``on``."""
+        a pack of sums, sums of nothing, for each sum what adds a term where ``on``, and for each a step of the scan:
+        the compiler's front takes most of its time for that, so it is there once."""
         first = 2 * len(self.sums)
         out = []
         for one in self.sums:
@@ -141,6 +142,9 @@ class _Kernel:
                 add.append(f"    x = un_{short}_{self.vec}(x)")
             sums = [f"a[{e}] + sel(on, x[{e}], float32(0))" for e in range(self.vec)]
             out.append("\n".join([*add, f"    return {tuple_of(sums)}"]))
+        for one in self.sums:
+            head = self.scanned(one).replace("found = ", "def ") + ":"
+            out.append("\n".join([head, *_indent([*self.scan(one), "return found"])]))
         return out
 
     @property
@@ -199,6 +203,12 @@ class _Kernel:
             out += [f"if across % {lanes} == 0:", f"    {line}"] if lanes > 1 else [line]
         loop = [f"for r in range(match, rows, {self.match}):", *_indent(out)]
         return [f"across = int32(tid - match * {self.lanes})", "c = col", *e.column_indices(), *loop]
+
+    def scanned(self, one: _Adder) -> str:
+        """The line that scans a step."""
+        known = ["si", "tid", "lane", "warp", "first", "base", "low", "count", "room", "total"]
+        given = ", ".join([*known, *(n for n in one.place_params if n != "c")])
+        return f"found = f{3 * len(self.sums) + 2 + one.number}({given})"
 
     def scan(self, one: _Adder) -> list[str]:
         """Lines of one step of the scan: of the places from ``base`` on, those in ``[low, low + count)`` are put into
@@ -323,7 +333,7 @@ class _Kernel:
         step = self.match * FLIGHT
         out = ["low = int64(first + r)", "count = int32(1)", "total = int32(0)"]
         for n, one in enumerate(self.sums):
-            loop = [*self.scan(one), f"for k in range(match, found, {step}):"]
+            loop = [self.scanned(one), f"for k in range(match, found, {step}):"]
             loop += _indent(self.add(one, self.list, self.owned, FLIGHT, self.match, "found"))
             out += [f"room = int32({one.step})", self.zeros, f"for base in range(0, {one.tokens}, {one.step}):"]
             out += [*_indent(loop), "cuda.syncthreads()", *self.join(), f"a_{n} = a"]
@@ -357,7 +367,7 @@ class _Kernel:
         out += ["low = int64(first)", "count = rows", f"room = int32({self.most_sorted})", "over = False"]
         for one in self.sums:
             out += ["total = int32(0)", f"for base in range(0, {one.tokens}, {one.step}):"]
-            out += _indent([*self.scan(one), "total = int32(total + found)"])
+            out += _indent([self.scanned(one), "total = int32(total + found)"])
             out += [f"if total > {self.most_sorted}:", "    over = True", "else:", *_indent(self.sort(one))]
         out += ["if not over:", *_indent(self.alone())]
         most = ["many = over", "if not over:"]
