@@ -9,7 +9,7 @@ the logits, which the matrix product has left in memory anyway. (torch.compile's
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
@@ -26,13 +26,13 @@ def split_log_softmax(joint: fx.GraphModule) -> None:
     backward = [n for n in graph.nodes if n.target is aten._log_softmax_backward_data.default]
     whole = {n: _origin(n.args[1]) for n in backward}
     found = {n: o for n, o in whole.items() if o.target is aten._log_softmax.default and _is_static(o)}
-    for node in found:
-        _replace(graph, node, _backward)
     for node in dict.fromkeys(found.values()):
         for user in list(node.users):
             if user.target is aten.nll_loss_forward.default and user.args[2] is None and node.meta["val"].ndim == 2:
                 _choose(graph, user)
-        _replace(graph, node, _forward)
+        _replace(graph, node, _forward, anyhow=all(_takes_any_strides(u, found.keys()) for u in node.users))
+    for node in found:
+        _replace(graph, node, _backward, anyhow=False)
     if found:
         for node in list(graph.nodes):
             if node.target in _CHOICES and _is_static(node.args[1]):
@@ -74,10 +74,33 @@ class _Calls:
         return made
 
 
-def _replace(graph: fx.Graph, node: fx.Node, parts: Callable[[_Calls, fx.Node], fx.Node]) -> None:
+def _replace(graph: fx.Graph, node: fx.Node, parts: Callable[[_Calls, fx.Node], fx.Node], *, anyhow: bool) -> None:
+    """Put ``parts`` in a node's place, with its strides, unless ``anyhow``."""
     with graph.inserting_before(node):
-        node.replace_all_uses_with(parts(_Calls(graph, node), node))
+        call = _Calls(graph, node)
+        made = parts(call, node)
+        node.replace_all_uses_with(made if anyhow else _laid_out(call, made, node.meta["val"]))
     graph.erase_node(node)
+
+
+def _takes_any_strides(user: fx.Node, backward: Container[fx.Node]) -> bool:
+    """Whether log-probabilities may come in other strides than the graph says."""
+    if user.target in (aten.detach.default, aten.alias.default):
+        return all(_takes_any_strides(u, backward) for u in user.users)
+    return user in backward or user.target in (aten.nll_loss2d_forward.default, *_CHOICES)
+
+
+def _laid_out(call: _Calls, made: fx.Node, like: torch.Tensor) -> fx.Node:
+    """``made`` in the strides of ``like``: arithmetic keeps those of its operands, and the views of the graph and who
+    gets its results rely on those of the operator."""
+    places = [[t.stride(d) for d in range(t.ndim) if t.shape[d] > 1] for t in (made.meta["val"], like)]
+    if places[0] == places[1]:
+        return made
+    order = sorted(range(like.ndim), key=like.stride, reverse=True)
+    back = sorted(range(like.ndim), key=order.__getitem__)
+    turned = call(aten.permute.default, made, order) if order != sorted(order) else made
+    copied = call(aten.clone.default, turned, memory_format=torch.contiguous_format)
+    return call(aten.permute.default, copied, back) if turned is not made else copied
 
 
 def _forward(call: _Calls, node: fx.Node) -> fx.Node:
@@ -113,12 +136,14 @@ def _choose(graph: fx.Graph, node: fx.Node) -> None:
         column = call(aten.unsqueeze.default, call(aten.where.ScalarOther, keep, target, 0), 1)
         chosen = call(aten.squeeze.dim, call(aten.gather.default, chances, 1, column), 1)
         loss = call(aten.where.ScalarOther, keep, call(aten.neg.default, chosen), 0.0)
-        count = call.zero(chances.meta["val"])
+        count, dtype = call.zero(chances.meta["val"]), chances.meta["val"].dtype
         if reduction:
-            count = call(aten.sum.default, call.to(keep, chances.meta["val"].dtype))
-            loss = call(aten.sum.default, loss)
-        if reduction == 1:
-            loss = call(aten.div.Tensor, loss, count)
+            wide = torch.promote_types(dtype, torch.float32)  # in fp16 the sum of some thousand losses is infinite
+            number = call(aten.sum.default, call.to(keep, wide))
+            loss = call(aten.sum.default, call.to(loss, wide))
+            if reduction == 1:
+                loss = call(aten.div.Tensor, loss, number)
+            loss, count = call.to(loss, dtype), call.to(number, dtype)
     for user in list(node.users):
         assert user.target is operator.getitem
         user.replace_all_uses_with((loss, count)[user.args[1]])  # type: ignore[index]

@@ -146,3 +146,47 @@ def test_short_logits_and_long_chances_of_one_operator() -> None:
     (output,) = gm.graph.find_nodes(op="output")
     assert [n.meta["val"].dtype for n in output.args[0]] == [torch.float32, torch.float16]
     assert [n.meta["val"].dtype for n in gm.graph.nodes if n.target is aten.amax.default] == [torch.float32]
+
+
+def test_results_lie_in_memory_as_the_operator_leaves_them() -> None:
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        chances = F.log_softmax(x.transpose(0, 1), -1)
+        return chances, chances.view(-1).square()
+
+    x, _ = inputs()
+    got, want = run_graphs(step)(x), step(x)
+    assert got[0].stride() == want[0].stride() == (ROWS, 1)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(
+        torch.autograd.grad(got[1].sum(), x), torch.autograd.grad(want[1].sum(), x), rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("expanded", [True, False])
+def test_gradients_lie_in_memory_as_the_operator_leaves_them(expanded: bool) -> None:
+    def joint(grad: Tensor, x: Tensor) -> Tensor:
+        return aten._log_softmax_backward_data(grad, aten._log_softmax(x, 2, False), 2, torch.float32)
+
+    grad = torch.randn(()).expand(2, 3, 4) if expanded else torch.randn(2, 3, 4)
+    x = torch.randn(3, 2, 4).transpose(0, 1)
+    with FakeTensorMode() as mode:
+        gm = make_fx(joint)(mode.from_tensor(grad), mode.from_tensor(x))
+    split_log_softmax(gm)
+    (output,) = gm.graph.find_nodes(op="output")
+    got, want = gm(grad, x), joint(grad, x)
+    assert got.stride() == want.stride() == output.args[0].meta["val"].stride()
+    torch.testing.assert_close(got, want)
+    copies = [n for n in gm.graph.nodes if n.target is aten.clone.default]
+    assert len(copies) == expanded, "strides that nobody looks at cost no copy"
+
+
+def test_a_sum_of_losses_beyond_fp16_has_a_mean() -> None:
+    x = (torch.eye(32).repeat(64, 1) * -300 + 300).half().requires_grad_()
+    target = torch.arange(32).repeat(64)
+    step = lambda x: F.cross_entropy(x, target)  # noqa: E731
+    want = step(x.float())
+    assert want * len(x) > torch.finfo(torch.float16).max
+    got = run_graphs(step)(x)
+    torch.testing.assert_close(got, want.half())
+    torch.testing.assert_close(torch.autograd.grad(got, x), torch.autograd.grad(want, x), rtol=1e-2, atol=1e-5)
