@@ -91,7 +91,7 @@ def _threads(jobs: int) -> dict[str, str]:
 def _end(lane: Child, busy: dict[Child, Case], why: Exception) -> Answer:
     lane.kill()
     busy.pop(lane)
-    return Answer(None, f"the process that measured it {why}")
+    return Answer(None, f"the process that measured it {str(why) or 'did not answer'}")
 
 
 class Lane:

@@ -31,6 +31,8 @@ from autotune.measure.policy import Policy, default_policy
 EAGER, COMPILE, AUTOTUNE = "eager", "torch.compile", "autotune"
 CONTENDERS = (EAGER, COMPILE, AUTOTUNE)
 _GRAPHLESS = {"max-autotune": "max-autotune-no-cudagraphs", "reduce-overhead": "default"}
+CHANGING = 0.05
+"""How far apart two runs with one seed are that rounding cannot explain: the step changes what it reads."""
 _TRACES = 3
 _NAMES = 40
 Call = Callable[[], object]
@@ -81,7 +83,8 @@ class Comparison:
         steps: by contender, those that could be measured; ``failed``: why the others could not.
         device: "cpu" or "cuda:N"; ``modes``: of ``torch.compile``, without its own CUDA graphs.
         counters: what ``autotune.counters()`` counted, zeros left out.
-        random: whether the step draws random numbers.
+        random: whether the step draws random numbers; ``changing``: whether it gives other results each time for
+            another reason, as where it changes its inputs in place: differences to eager's say nothing then.
         seconds: of "timing" and, on a GPU, of "kernels".
         others: processors that other processes kept busy meanwhile (CPU).
     """
@@ -94,6 +97,11 @@ class Comparison:
     random: bool
     seconds: Mapping[str, float]
     others: float
+
+    @property
+    def changing(self) -> bool:
+        eager = self.steps.get(EAGER)
+        return eager is not None and (eager.difference or 0.0) > CHANGING
 
     def of(self, kind: str) -> list[str]:
         """The contenders that were meant to run of :data:`CONTENDERS`' ``kind``, one for each mode."""
@@ -301,14 +309,14 @@ def _repeated(step: Call, first: object, device: str) -> tuple[float, bool]:
     """How far apart two runs of a step with one seed are, and whether it draws random numbers.
 
     Additions in any order (atomics) make runs differ by rounding, whatever the seed. A step draws random numbers if
-    those with two seeds differ by much more.
+    those with two seeds differ by much more; of one that changes what it reads that cannot be told.
 
     Args:
         first: its results with seed 0.
     """
     same = difference(_seeded(step, 0, device), first)
     other = difference(_seeded(step, 1, device), first)
-    return same, other > 10 * same + 1e-6
+    return same, same <= CHANGING and other > 10 * same + 1e-6
 
 
 @dataclass(frozen=True)

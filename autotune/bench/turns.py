@@ -24,7 +24,8 @@ class Turns:
 
     Args:
         device: "cuda:N" or "cpu".
-        timeout_s: as of :func:`autotune.measure.lock.device_lock`.
+        timeout_s: as of :func:`autotune.measure.lock.device_lock`; as long, too, a thread waits for another one, which
+            may itself be waiting for it (autograd compiles a backward pass in a thread of its own).
 
     Attributes:
         waited_s: seconds spent waiting for other processes so far.
@@ -39,7 +40,11 @@ class Turns:
     @contextlib.contextmanager
     def mine(self) -> Iterator[None]:
         """While open, nobody else measures on the device."""
-        with self._inner, contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
+            if not self._inner.acquire(timeout=self.timeout_s):
+                yield
+                return
+            stack.callback(self._inner.release)
             if self._depth == 0:
                 begin = time.monotonic()
                 stack.enter_context(device_lock(self.device, self.timeout_s))

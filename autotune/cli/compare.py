@@ -147,6 +147,7 @@ def _answer(args: argparse.Namespace, label: str, device: str, name: str, found:
         "failed": dict(found.failed),
         "counters": dict(found.counters),
         "random": found.random,
+        "changing": found.changing,
         "seconds": dict(found.seconds),
         "others_busy": round(found.others, 2),
         "commit": commit(),
@@ -206,7 +207,7 @@ def _regions(found: Comparison, command: str) -> Iterator[str]:
         yield f"no region of it can be tuned by this version: {TUNABLE}"
         return
     every = _regions_of(hits + misses)
-    line = f"{hits} of {every} {'has' if hits == 1 else 'have'} a schedule"
+    line = f"{hits} of {every} {'has' if 1 in (hits, hits + misses) else 'have'} a schedule"
     if left := count("baseline_wins", 0):
         line += f", {left} of which {'leaves' if left == 1 else 'leave'} it to Inductor or eager"
     if other := count("hits_other_rows", 0):
@@ -228,6 +229,9 @@ def _results(found: Comparison) -> Iterator[str]:
 
     if found.random:
         yield "the step draws random numbers: results are not compared"
+        return
+    if found.changing:
+        yield "as it is, the step gives other results each time (it may change what it reads): they are not compared"
         return
     steps = found.steps
     both = [who for kind in (COMPILE, AUTOTUNE) for who in found.of(kind)]

@@ -89,6 +89,34 @@ def test_threads_of_a_process_take_turns() -> None:
     assert order == ["first", "other"]
 
 
+def test_a_thread_that_is_waited_for_goes_on_without_its_turn() -> None:
+    turns, done = Turns("cpu", 0.2), list[str]()
+
+    def backward() -> None:
+        with turns.mine():
+            done.append("compiled")
+
+    with turns.mine():
+        thread = threading.Thread(target=backward, daemon=True)
+        thread.start()
+        thread.join(5)
+        assert done
+        assert not free()
+    assert free()
+    backward()
+    assert len(done) == 2
+
+
+def test_a_lane_that_does_not_take_its_case_is_told() -> None:
+    class Silent:
+        def kill(self) -> None: ...
+
+    silent: Any = Silent()
+    busy = {silent: suite.CASES["rope"]}
+    assert lane._end(silent, busy, lane.ChildSilent()).missing == "the process that measured it did not answer"
+    assert not busy
+
+
 def test_an_error_ends_a_turn() -> None:
     turns = Turns("cpu", 5)
     with pytest.raises(ZeroDivisionError), turns.mine():

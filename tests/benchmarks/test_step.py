@@ -155,6 +155,20 @@ def test_random_steps_have_no_results_to_compare(
     assert [s.difference is None for s in found.steps.values()] == [random] * 3
 
 
+@pytest.mark.parametrize("factor", [2.0, 1e10])
+def test_a_step_that_changes_its_inputs_has_no_results_to_compare(
+    factor: float, in_eager: dict[str, Callable[..., Any]]
+) -> None:
+    found = compare(lambda x: x.mul_(factor).square(), (X.clone(),), train=False, device="cpu", policy=quick())
+    assert found.changing
+    assert not found.random
+
+
+def test_a_step_that_gives_the_same_each_time_is_not_changing(in_eager: dict[str, Callable[..., Any]]) -> None:
+    assert not compare(atomics(3e-3), (X,), train=False, device="cpu", policy=quick()).changing
+    assert not compare(lambda x: F.dropout(x, 0.5), (X,), train=False, device="cpu", policy=quick()).changing
+
+
 def test_checks_draw_numbers_of_their_own() -> None:
     before = torch.get_rng_state()
     one, same, other = (step._seeded(lambda: torch.rand(8), seed, "cpu") for seed in (3, 3, 4))

@@ -284,6 +284,7 @@ def test_regions_left() -> None:
     assert "19 of 42 regions were not searched on this device: `autotune search this` goes on with them" in text
     assert "3 regions ran without the stored kernel" in text
     assert "1 of 2 regions was not searched" in notes(on_a_gpu(counters={"hits": 1, "misses": 1}))
+    assert "0 of 1 region has a schedule" in notes(on_a_gpu(counters={"misses": 1}))
 
 
 def test_a_slower_step_is_told_plainly() -> None:
@@ -310,6 +311,9 @@ def test_results_that_are_further_off_than_inductors() -> None:
     wrong = notes(edited(on_a_gpu(), AUTOTUNE, difference=math.inf))
     assert "autotune's RESULTS ARE NOT EAGER'S" in wrong
     assert "differ" not in wrong
+    moving = notes(edited(edited(on_a_gpu(), EAGER, difference=0.3), AUTOTUNE, difference=math.inf))
+    assert "the step gives other results each time" in moving
+    assert "NOT EAGER'S" not in moving
     none = {who: dataclasses.replace(s, difference=None) for who, s in on_a_gpu().steps.items()}
     assert "random numbers" in notes(on_a_gpu(steps=none, random=True))
 
