@@ -59,6 +59,7 @@ SCATTERS = {"embedding_dense_backward": 0, "index_add": 3, "index_put": 2, "_uns
 """Operators that add up rows at places that other data tell, and which argument the rows are."""
 
 _PLAIN = frozenset(["clone", "add", "sub", "mul", "div"])
+_CHOICE = ("ne", "where", "gather", "neg")
 _LOG_SOFTMAX = ("amax", "exp", "sum", "log")
 _HASH = frozenset(["bitwise_right_shift", "bitwise_and", "bitwise_xor", "ge", "where"])
 
@@ -74,6 +75,9 @@ def telling(ops: Iterable[str]) -> list[str]:
             names[name.removeprefix("native_").strip("_")] = None
     if "bitwise_right_shift" in names:  # the hash of a dropout's mask
         names = dict.fromkeys(n for n in names if n not in _HASH) | {"dropout": None}
-    if all(n in names for n in _LOG_SOFTMAX):  # as it is taken apart for training
+    if all(n in names for n in _LOG_SOFTMAX):  # as it is taken apart for training, with the loss that chooses among it
         names = {("log_softmax" if n == "amax" else n): None for n in names if n == "amax" or n not in _LOG_SOFTMAX}
+        if all(n in names for n in _CHOICE):
+            left = [n for n in names if n == "gather" or n not in _CHOICE]
+            names = dict.fromkeys("nll_loss_forward" if n == "gather" else n for n in left)
     return [n for n in names if n not in _PLAIN] or list(names)

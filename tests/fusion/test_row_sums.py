@@ -95,6 +95,13 @@ def test_logits_are_all_that_is_kept(dtype: torch.dtype, loss: str) -> None:
     assert [round(m / size, 1) for m in moved if m > size / 2] == pytest.approx([1, 2], abs=0.2 + short / size)
 
 
+def test_regions_are_called_by_the_loss() -> None:
+    module, args = model(torch.bfloat16, "smooth")
+    forward = capture(module, args, grad=True).graphs[0].module
+    (label,) = [r.workload.label for r in find_regions(forward) if r.workload]
+    assert label.startswith("to_copy+log_softmax+nll_loss_forward+")
+
+
 def test_what_no_derivative_reads_stays_one_operator() -> None:
     x, _ = inputs()
     graphs = capture(lambda x: F.log_softmax(x, -1), (x.detach(),)).graphs
