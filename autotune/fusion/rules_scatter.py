@@ -12,6 +12,7 @@ import torch
 
 from autotune.errors import Unsupported
 from autotune.fusion import views
+from autotune.fusion.build import Builder
 from autotune.fusion.lazy import Guards, Index, Lazy, Number, Region, pointwise, scalar
 from autotune.fusion.rules import rule
 
@@ -45,6 +46,10 @@ def _sum_at(rows: Lazy, places: Lazy, extent: int) -> Lazy:
         axis = where.terms[0][0] if where.terms else -1
         if where != Index(((axis, 1),)) or build.extents[axis] != extent:
             raise Unsupported("sums at places of which a part is read")
+        if axis in build.values[term].axes:
+            raise Unsupported("a diagonal of sums at places")
+        if not set(over) & set(build.values[place].axes) or not _walked(build, term, over):
+            raise Unsupported("terms or places that are the same everywhere")
         _, ways = region.work.setdefault(origin, (made.numel, {}))
         ways[index, guards] = region.elements(index, guards)
         return build.sum_at(term, place, over, axis)
@@ -52,6 +57,17 @@ def _sum_at(rows: Lazy, places: Lazy, extent: int) -> Lazy:
     names = [region.names.new(extent), *rows.names[tokens:]]
     made = Lazy(region, (extent, *rows.shape[tokens:]), rows.dtype, names, at)
     return made
+
+
+def _walked(build: Builder, term: int, over: Sequence[int]) -> bool:
+    """Whether a term has columns or is read from memory: no kernel adds up what is made of the token's number alone."""
+    found, stack = set(build.values[term].axes) - set(over), [term]
+    while stack and not found:
+        v = build.values[stack.pop()]
+        if v.op in ("load", "gather"):
+            return True
+        stack += v.args
+    return bool(found)
 
 
 @rule("embedding_dense_backward")
@@ -84,6 +100,8 @@ def _index_put(
     index = indices[0] if len(indices) == 1 else None
     if not accumulate or index is None or self.dtype != values.dtype:
         raise Unsupported("other than an addition at one index")
+    if index.dtype not in (torch.int32, torch.int64):  # a mask, which may have bytes
+        raise Unsupported("an addition at other than integers")
     zero, extent = (scalar(region, n, index.dtype) for n in (0, self.shape[0]))
     back = pointwise("lt", index, zero, dtype=torch.bool)
     places = pointwise("where", back, pointwise("add", index, extent), index, dtype=index.dtype)

@@ -183,6 +183,37 @@ def test_additions_at_an_index(fn: Callable[..., Tensor]) -> None:
     assert not any(names(r) & SCATTERS.keys() for r in regions_of(fn, x.detach(), ids, rows, side="cpu"))
 
 
+def test_bytes_that_index_are_a_mask() -> None:
+    def put(x: Tensor, m: Tensor, y: Tensor) -> Tensor:
+        return torch.ops.aten.index_put(x, [m], y, True) * 2
+
+    x, y = torch.randn(40, 9), torch.randn(9)
+    for dtype in (torch.uint8, torch.bool):
+        found = regions_of(put, x, torch.randint(0, 2, (40,)).to(dtype), y)
+        assert not any(names(r) & SCATTERS.keys() for r in found)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda g, i, t: (backward(g, i, 8, -1, False) + t).diagonal() * 2,
+        lambda g, i, t: t[0] + backward(torch.ones_like(g), i, 8, -1, False) * 2,
+        lambda g, i, t: t + backward(torch.arange(40.0)[:, None].expand(40, 8), i, 8, -1, False),
+        lambda g, i, t: t + backward(g, torch.zeros_like(i), 8, -1, False),
+        lambda g, i, t: t + backward(g, i[:1].expand(40), 8, -1, False),
+        lambda g, i, t: t[0].index_add(0, i, torch.ones_like(i, dtype=torch.float32)).exp(),  # how often each occurs
+    ],
+)
+def test_what_has_no_kernel_in_any_part_is_left_out(fn: Callable[..., Tensor]) -> None:
+    found = regions_of(fn, torch.randn(40, 8), torch.randint(0, 8, (40,)), torch.randn(8, 8))
+    assert any(r.workload for r in found)
+    assert not any(names(r) & SCATTERS.keys() for r in found)
+    for region in found:
+        if region.workload:
+            check(region)
+            make_plan(graph_of(region))
+
+
 def test_rows_are_made_where_they_are_added_if_nothing_else_reads_them() -> None:
     grad, ids, _ = arguments(64, 8, 100)
     (region,) = regions_of(lambda g, i: backward(torch.tanh(g) * 2, i, 64, -1, False), grad, ids)
