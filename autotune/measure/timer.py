@@ -7,6 +7,7 @@ All functions here run in the measuring worker and import torch.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import time
@@ -147,12 +148,17 @@ def _sample_cpu(fn: Runnable, cold: ColdCache, inner: int) -> float:
 def capture(fn: Runnable) -> Callable[[], object]:
     """``fn`` as a CUDA graph's replay; ``fn`` itself where it cannot be captured (it synchronises, say).
 
-    Call ``fn`` a few times before, so that what is made lazily exists.
+    Call ``fn`` a few times before, so that what is made lazily exists. The process may be a user's: his other threads
+    may go on using the device, and the current stream stays as it is.
     """
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
+    stream = _capture_stream(torch.cuda.current_device())
     try:
-        with torch.cuda.graph(graph):
+        with (
+            torch.cuda.stream(torch.cuda.current_stream()),  # where a capture is refused, torch leaves its own current
+            torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+        ):
             fn()
         graph.replay()
         torch.cuda.synchronize()
@@ -162,6 +168,12 @@ def capture(fn: Runnable) -> Callable[[], object]:
         torch.cuda.synchronize()
         return fn
     return graph.replay
+
+
+@functools.lru_cache(maxsize=16)
+def _capture_stream(device: int) -> torch.cuda.Stream:
+    """One of this device: torch's default is of the device that was current when it first captured."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def time_cuda(

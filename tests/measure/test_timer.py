@@ -5,10 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+import torch
 
+from autotune.measure import timer
 from autotune.measure.outcome import Outcome, one_line, spread
 from autotune.measure.policy import Policy, default_policy
 from autotune.measure.timer import ColdCache, interleave, time_cpu
@@ -117,3 +121,45 @@ def test_caches_are_swept_before_each_sample_and_not_timed(policy: Policy, monke
     samples = time_cpu(lambda: did.append("run"), policy, repeats=3)
     assert did == ["run"] * 2 + ["flush", "run"] * 3
     assert min(samples) < 1_000
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_capture_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch, refused: bool) -> None:
+    """With torch's names for it replaced by what they do to the current stream: a capture that is refused keeps its."""
+    now = ["the user's"]
+    replays: list[str] = []
+
+    class Graph:
+        def replay(self) -> None:
+            replays.append(now[0])
+
+    @contextmanager
+    def stream(chosen: str) -> Iterator[None]:
+        before, now[0] = now[0], chosen
+        try:
+            yield
+        finally:
+            now[0] = before
+
+    @contextmanager
+    def graph(_: Graph, stream: str, capture_error_mode: str) -> Iterator[None]:
+        before, now[0] = now[0], stream
+        assert capture_error_mode == "thread_local", "other threads may go on"
+        yield
+        if refused:
+            raise RuntimeError("operation failed due to a previous error during capture")
+        now[0] = before
+
+    for name, other in {
+        "synchronize": lambda: None, "CUDAGraph": Graph, "current_device": lambda: 1, "stream": stream, "graph": graph,
+        "current_stream": lambda: now[0], "Stream": lambda device: f"of {device}",
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, other)
+    timer._capture_stream.cache_clear()
+    seen: list[str] = []
+    run = timer.capture(lambda: seen.append(now[0]))
+    timer._capture_stream.cache_clear()
+    assert seen == (["of 1", "the user's"] if refused else ["of 1"])
+    run()
+    assert now == ["the user's"]
+    assert replays == ([] if refused else ["the user's"] * 2)

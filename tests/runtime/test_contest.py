@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -99,6 +100,28 @@ def test_failing_leaves_it_to_inductor() -> None:
         raise RuntimeError("no")
 
     assert not contest.torch_is_faster(product(), fails)
+
+
+def test_a_gpu_is_timed_while_it_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    current: list[torch.device] = []
+
+    @contextmanager
+    def made_current(device: torch.device) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.pop()
+
+    timed: list[list[torch.device]] = []
+
+    def on_gpu(call: object) -> Callable[[], float]:
+        return lambda: timed.append(list(current)) or 1.0
+
+    monkeypatch.setattr(torch.cuda, "device", made_current)
+    monkeypatch.setattr(contest, "_on_gpu", on_gpu)
+    other = torch.device("cuda:1")
+    assert contest._timed((lambda: None, lambda: None), other) == [1.0, 1.0]
+    assert timed == [[other]] * 2 * contest.ROUNDS  # events are recorded on the current device's stream
+    assert not current
 
 
 @pytest.mark.parametrize("torch_wins", [True, False])
