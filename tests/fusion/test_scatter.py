@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from capture_helpers import check
 from test_products import names, regions_of
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from autotune.errors import Unsupported
 from autotune.fusion.canonical import canonicalize
@@ -19,7 +21,7 @@ from autotune.fusion.graph import Graph, at_axis
 from autotune.fusion.interpret import index_bounds, interpret, make_inputs
 from autotune.fusion.op_names import SCATTERS
 from autotune.fusion.plan import make_plan
-from autotune.fusion.regions import Region
+from autotune.fusion.regions import Region, find_regions
 from autotune.fusion.schemes import legal, scheme_of
 from autotune.fusion.translate import op_name
 
@@ -212,6 +214,22 @@ def test_what_has_no_kernel_in_any_part_is_left_out(fn: Callable[..., Tensor]) -
         if region.workload:
             check(region)
             make_plan(graph_of(region))
+
+
+@pytest.mark.parametrize(("tokens", "fits"), [(10_000_000, True), (1 << 30, True), (1 << 31, False)])
+def test_a_block_of_many_terms_owns_few_places(tokens: int, fits: bool) -> None:
+    """Where a term's number and a place's share a word."""
+    with FakeTensorMode():
+        given = torch.empty(100_000), torch.empty(tokens, dtype=torch.int64), torch.empty(tokens)
+        gm = make_fx(lambda x, i, y: x.index_add(0, i, y) * 2)(*given)
+    (region,) = find_regions(gm, "cuda")
+    graph = graph_of(region)
+    assert legal(graph, "cuda") == fits
+    if fits:
+        (group,) = make_plan(graph).groups
+        scheme, wide = scheme_of(group.graph), {"owned": 256}
+        for config in (scheme.default(group.graph), scheme.normalize(group.graph, wide), *scheme.seeds(group.graph)):
+            assert scheme.reject(group.graph, config) is None
 
 
 def test_rows_are_made_where_they_are_added_if_nothing_else_reads_them() -> None:

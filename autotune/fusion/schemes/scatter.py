@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from autotune.codegen.counts import LIMIT
 from autotune.codegen.cubin import SmLimits
 from autotune.codegen.cuda_scatter import emit_scatter, fetchable
 from autotune.codegen.cuda_source import CudaSchedule
@@ -60,6 +61,11 @@ def vectors(s: Scattered) -> list[int]:
     return [b for b in (32, 16, 8, 4, 2, 1) if s.vector(b)][:3]
 
 
+def most_owned(s: Scattered) -> int:
+    """Places that a block may own: its list has the number of a term and that of a place in one 32-bit word."""
+    return next((r for r in reversed(OWNED) if r * max(one.n_tokens for one in s.sums) < LIMIT), OWNED[0])
+
+
 def blocks_of(s: Scattered, config: Mapping[str, Choice]) -> tuple[int, int]:
     """(groups of places, chunks of columns): their product is the number of blocks."""
     chunk = int(config["threads_per_row"]) * max(1, s.vector(int(config["vector_bytes"])))
@@ -72,7 +78,9 @@ class ScatterScheme:
     name = "scatter"
 
     def check(self, graph: Graph) -> None:
-        scattered(graph)
+        s = scattered(graph)
+        if max(s.n_places, s.n_cols, *(one.n_tokens for one in s.sums)) >= LIMIT:
+            raise Unsupported("more places or terms than 32-bit counters hold")
 
     def space_of(self, graph: Graph, space: Space) -> Space:
         s = scattered(graph)
@@ -82,7 +90,7 @@ class ScatterScheme:
         most = next((t for t in THREADS if t * widest >= s.n_cols), THREADS[-1])
         space = narrow(space, "threads_per_row", [t for t in THREADS if t <= most])
         space = narrow(space, "rows_per_block", MATCH)
-        space = narrow(space, "owned", [r for r in OWNED if r < 2 * s.n_places])
+        space = narrow(space, "owned", [r for r in OWNED if r < 2 * s.n_places and r <= most_owned(s)])
         if not fetchable(s):
             space = narrow(space, "prefetch", [False])
         for name, only in _ONE.items():
@@ -101,7 +109,7 @@ class ScatterScheme:
             m //= 2
         while t * m < 64 or t * m % 32:
             m *= 2
-        owned = min(power_of_two(s.n_places), 1 << (int(c["owned"]).bit_length() - 1))
+        owned = min(power_of_two(s.n_places), most_owned(s), 1 << (int(c["owned"]).bit_length() - 1))
         unroll = max(1, min(int(c["unroll"]), owned // m))
         c |= {"prefetch": bool(c["prefetch"]) and bool(fetchable(s))}
         return c | {"threads_per_row": t, "rows_per_block": m, "owned": owned, "unroll": unroll}
@@ -125,7 +133,7 @@ class ScatterScheme:
             enough = scanned * (4 if blocks >= 8 * SMS else 1)
             return blocks >= 2 * SMS and owned // 2 * written < enough
 
-        while owned < OWNED[-1] and worth(2 * owned):
+        while owned < most_owned(s) and worth(2 * owned):
             owned *= 2
         least = max(1, SECTOR // (vec * s.unit))
         while owned == 1 and threads % 2 == 0 and threads > least:
