@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,21 +21,6 @@ class Watched:
         elif self.tried:
             self.refused = True
         return self.call()
-
-
-@contextlib.contextmanager
-def deploying_from(db: str | None) -> Iterator[None]:
-    """While open, deployment looks up in ``db``; None leaves it as it is."""
-    before = os.environ.get("AUTOTUNE_DB")
-    if db is not None:
-        os.environ["AUTOTUNE_DB"] = db
-    try:
-        yield
-    finally:
-        if before is not None:
-            os.environ["AUTOTUNE_DB"] = before
-        elif db is not None:
-            del os.environ["AUTOTUNE_DB"]
 
 
 @contextlib.contextmanager

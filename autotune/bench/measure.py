@@ -14,13 +14,14 @@ import torch
 from autotune.bench import ablation, peers
 from autotune.bench.agree import disagreement
 from autotune.bench.case import Case, bytes_moved
-from autotune.bench.contender import Watched, deploying_from
+from autotune.bench.contender import Watched
 from autotune.bench.turns import Turns
 from autotune.errors import first_line
 from autotune.measure.policy import Policy
 from autotune.measure.quiet import Meter, wait_for_quiet
 from autotune.measure.rotate import input_sets, rotate
 from autotune.measure.timer import interleave
+from autotune.runtime.database import deploying_from
 
 AUTOTUNE = "autotune"
 

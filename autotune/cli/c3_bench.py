@@ -8,8 +8,9 @@ import sys
 from typing import Any
 
 from autotune.cli.bench import only_of, result_file
-from autotune.cli.c3_scenario import lent_database, ranks_of, serves
+from autotune.cli.c3_scenario import ranks_of, serves
 from autotune.cli.output import machine_output
+from autotune.runtime.database import deploying_from
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         )
         if serves():
             return 0
-        with lent_database(args.db):
+        with deploying_from(args.db):
             data, missing = run_suite(settings)
         if data is not None:
             emit(data)

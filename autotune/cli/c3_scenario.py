@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from autotune.cli.options import SCENARIO
@@ -72,21 +70,6 @@ def ranks_of(args: argparse.Namespace, device: str) -> int:
     if ranks < 2:
         raise UserError(f"a collective needs 2 ranks or more, not {ranks}; --device cpu can have any number of them")
     return ranks
-
-
-@contextlib.contextmanager
-def lent_database(db: str | None) -> Iterator[None]:
-    """Let processes that are started within look fusion schedules up in ``--db``: a built-in program runs with them."""
-    before = os.environ.get("AUTOTUNE_DB")
-    if db is not None:
-        os.environ["AUTOTUNE_DB"] = db
-    try:
-        yield
-    finally:
-        if db is not None:
-            os.environ.pop("AUTOTUNE_DB")
-            if before is not None:
-                os.environ["AUTOTUNE_DB"] = before
 
 
 def serves() -> bool:

@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.c3_scenario import lent_database, scenario_of, serves
+from autotune.cli.c3_scenario import scenario_of, serves
 from autotune.cli.options import SCENARIO
 from autotune.cli.output import machine_output
 from autotune.cli.searched import Searched, conclude, not_begun, reason, tune
 from autotune.errors import UserError
+from autotune.runtime.database import deploying_from
 
 if TYPE_CHECKING:
     from autotune.c3.scenario import Scenario
@@ -70,7 +71,7 @@ def search_scenarios(
     if store.get_calibration(where.fingerprint, "c3") is None:
         hint = "`autotune calibrate c3` measures these devices', in a minute or two"
         print(f"heuristics: by rule; {hint}", file=sys.stderr)
-    with lent_database(args.db):
+    with deploying_from(args.db):
         results = tune(args, device, store, workloads, timeout, _command(args))
     searched = {result.workload: result for result in results}
     begun = [

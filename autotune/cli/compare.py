@@ -63,10 +63,10 @@ def run(args: argparse.Namespace) -> int:
         from autotune.store import Store
 
         Store.open(args.db, migrate=False, readonly=True).close()  # one that cannot be used is told before all else
-        from autotune.bench.contender import deploying_from
         from autotune.bench.step import AUTOTUNE, NotCompared, compare
         from autotune.device import identify, resolve_device
         from autotune.fusion.target import resolve, training
+        from autotune.runtime.database import deploying_from
 
         device = resolve_device(args.device)
         _check_modes(args.mode)

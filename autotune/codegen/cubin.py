@@ -27,6 +27,16 @@ class SmLimits:
     shared_block: int = 232448
 
 
+def too_large(shared: int, block: int, max_registers: int) -> str | None:
+    """Why no SM takes a kernel of ``shared`` bytes and ``block`` threads under a cap of registers; 0 is none."""
+    most = SmLimits()
+    if shared > most.shared_block:
+        return f"{shared} bytes of shared memory a block"
+    if max_registers * block > most.registers:
+        return f"a cap of {max_registers} registers does not fit {block} threads"
+    return None
+
+
 LIMITS: Mapping[str, SmLimits] = {
     "sm_70": SmLimits(shared=98304, shared_block=98304),
     "sm_75": SmLimits(threads=1024, blocks=16, shared=65536, shared_block=65536),

@@ -29,6 +29,21 @@ _recorded: set[tuple[str, str, str]] = set()
 _silent = 0
 
 
+@contextlib.contextmanager
+def deploying_from(db: str | None) -> Iterator[None]:
+    """While open, deployment looks up in ``db``, in processes started meanwhile too; None leaves it as it is."""
+    before = os.environ.get("AUTOTUNE_DB")
+    if db is not None:
+        os.environ["AUTOTUNE_DB"] = db
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ["AUTOTUNE_DB"] = before
+        elif db is not None:
+            del os.environ["AUTOTUNE_DB"]
+
+
 def warn_once(key: str, text: str) -> None:
     """Log a warning the first time ``key`` comes up in this process."""
     with _lock:

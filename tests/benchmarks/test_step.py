@@ -17,13 +17,13 @@ from torch import Tensor, nn
 import autotune
 from autotune.bench import contender, step
 from autotune.bench.agree import difference, largest
-from autotune.bench.contender import Watched, deploying_from
+from autotune.bench.contender import Watched
 from autotune.bench.step import AUTOTUNE, COMPILE, EAGER, NotCompared, compare, step_of, summed, trainable
 from autotune.errors import UserError
 from autotune.measure import timer
 from autotune.measure.lock import device_lock
 from autotune.measure.policy import Policy, default_policy
-from autotune.runtime.database import forget_stores
+from autotune.runtime.database import deploying_from, forget_stores
 from autotune.store import Store
 
 X = torch.linspace(-2.0, 2.0, 24).reshape(4, 6)

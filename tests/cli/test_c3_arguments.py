@@ -11,8 +11,9 @@ import pytest
 
 from autotune.c3.scenario import Gemm, Program
 from autotune.cli.app import build_parser, main
-from autotune.cli.c3_scenario import lent_database, ranks_of, scenario_of
+from autotune.cli.c3_scenario import ranks_of, scenario_of
 from autotune.errors import UserError
+from autotune.runtime.database import deploying_from
 from autotune.store import Store
 from autotune.task import place
 
@@ -136,9 +137,9 @@ def test_ranks_look_up_where_the_command_stores(before: str | None, monkeypatch:
     monkeypatch.delenv("AUTOTUNE_DB", raising=False)
     if before is not None:
         monkeypatch.setenv("AUTOTUNE_DB", before)
-    with lent_database(None):
+    with deploying_from(None):
         assert os.environ.get("AUTOTUNE_DB") == before
-    with contextlib.suppress(KeyboardInterrupt), lent_database("mine.db"):
+    with contextlib.suppress(KeyboardInterrupt), deploying_from("mine.db"):
         assert os.environ["AUTOTUNE_DB"] == "mine.db"
         raise KeyboardInterrupt
     assert os.environ.get("AUTOTUNE_DB") == before

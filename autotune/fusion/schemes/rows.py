@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from autotune.codegen.cubin import SmLimits
+from autotune.codegen.cubin import too_large
 from autotune.codegen.cuda import CudaEmitter, emit
 from autotune.codegen.cuda_access import narrowest, vector_length
 from autotune.codegen.cuda_early import has_early_work
@@ -314,14 +314,8 @@ def reject(graph: Graph, config: Config) -> str | None:
         source = emit(program, schedule)
     except Unsupported as error:
         return str(error)
-    if int(source.launch["shared"]) > SmLimits().shared_block:
-        return f"{source.launch['shared']} bytes of shared memory a block"
-    why = crowded(program, config)
-    if why:
-        return why
-    if schedule.max_registers and schedule.max_registers * schedule.block > 65536:
-        return f"a cap of {schedule.max_registers} registers does not fit {schedule.block} threads"
-    return None
+    why = too_large(int(source.launch["shared"]), schedule.block, schedule.max_registers)
+    return why or crowded(program, config)
 
 
 class RowsScheme:

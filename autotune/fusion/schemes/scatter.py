@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from autotune.codegen.counts import LIMIT
-from autotune.codegen.cubin import SmLimits
+from autotune.codegen.cubin import too_large
 from autotune.codegen.cuda_scatter import emit_scatter, fetchable
 from autotune.codegen.cuda_source import CudaSchedule
 from autotune.codegen.kernels import GroupKernels
@@ -179,11 +179,7 @@ class ScatterScheme:
             source = emit_scatter(graph, schedule, int(config["owned"]))
         except Unsupported as error:
             return str(error)
-        if int(source.launch["shared"]) > SmLimits().shared_block:
-            return f"{source.launch['shared']} bytes of shared memory a block"
-        if schedule.max_registers * schedule.block > 65536:
-            return f"a cap of {schedule.max_registers} registers does not fit {schedule.block} threads"
-        return None
+        return too_large(int(source.launch["shared"]), schedule.block, schedule.max_registers)
 
     def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
         source = emit_scatter(graph, CudaSchedule.from_config(config), int(config["owned"]))

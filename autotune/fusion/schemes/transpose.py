@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from autotune.codegen.cubin import SmLimits
+from autotune.codegen.cubin import too_large
 from autotune.codegen.cuda_source import CudaSchedule
 from autotune.codegen.cuda_transpose import MOST_ELEMENTS, emit_transpose
 from autotune.codegen.kernels import GroupKernels
@@ -108,11 +108,7 @@ class TransposeScheme:
             source = emit_transpose(graph, schedule, side)
         except Unsupported as error:
             return str(error)
-        if int(source.launch["shared"]) > SmLimits().shared_block:
-            return f"{source.launch['shared']} bytes of shared memory a block"
-        if schedule.max_registers * schedule.block > 65536:
-            return f"a cap of {schedule.max_registers} registers does not fit {schedule.block} threads"
-        return None
+        return too_large(int(source.launch["shared"]), schedule.block, schedule.max_registers)
 
     def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
         side = _tile(config)
