@@ -16,6 +16,7 @@ from autotune.codegen.cuda_source import PREFIX
 from autotune.fusion.canonical import row_extent
 from autotune.fusion.graph import REDUCTIONS, Graph
 from autotune.fusion.op_names import PRODUCTS, telling
+from autotune.fusion.operands import is_product
 from autotune.fusion.ops import LIGHT, POINTWISE
 from autotune.fusion.plan import Plan
 from autotune.workload import Json
@@ -104,13 +105,10 @@ def _is_heavy(op: str) -> bool:
 
 def _product(graph: Graph, i: int, vectors: bool) -> str | None:
     """ "mm" or "mv" where value ``i`` multiplies two matrices, or a matrix and a vector."""
-    total = graph.values[i]
-    terms = graph.values[total.args[0]] if total.args else total
-    if total.op != "sum" or terms.op != "mul" or terms.args[0] == terms.args[1]:
+    if not is_product(graph, i):
         return None
+    terms = graph.values[graph.values[i].args[0]]
     one, other = (set(graph.values[a].axes) for a in terms.args)
-    if not set(total.over) <= one & other or one == other:
-        return None
     if one - other and other - one:
         return "mm"
     return "mv" if vectors else None

@@ -31,7 +31,7 @@ class Operand:
 def operands(graph: Graph) -> dict[int, Operand]:
     """The floating-point slots that go into sums of products and nowhere else."""
     values = graph.values
-    sums = {i for i in graph.live if _is_product(graph, i)}
+    sums = {i for i in graph.live if is_product(graph, i)}
     stored = {o.value for o in graph.outputs}
     reached: dict[int, set[int] | None] = {}  # the sums that a value goes to; None where it goes elsewhere too
     for i in reversed(graph.live):
@@ -69,7 +69,7 @@ def operands(graph: Graph) -> dict[int, Operand]:
     return out
 
 
-def _is_product(graph: Graph, i: int) -> bool:
+def is_product(graph: Graph, i: int) -> bool:
     """Whether a value sums up products over axes that both factors have, one of which lacks an axis of the result."""
     v = graph.values[i]
     if v.op != "sum":
