@@ -116,7 +116,8 @@ def test_hopeless_contenders_and_spent_budgets_end_early() -> None:
         time.sleep(0.002)
 
     assert len(time_rotating([0, 1], slow, POLICY, repeats=50, limit_us=100)) == 3
-    assert len(time_rotating([0, 1], slow, POLICY, repeats=500, budget_s=0.05)) in range(3, 13)
+    # a sample takes 4 ms at least, warm-up and all: as many fit before the budget ends, and the one that ends after it
+    assert 3 <= len(time_rotating([0, 1], slow, POLICY, repeats=500, budget_s=0.05)) <= 13
 
 
 def test_the_worker_times_copies_in_turn_where_the_policy_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
