@@ -217,7 +217,7 @@ def _environment(kind: str) -> Environment:
         "os": f"{platform.system()} {platform.machine()}",
     }
     if kind == "cpu":
-        return Environment(kind="cpu", isa=_cpu_isa(), **common)
+        return Environment(kind="cpu", isa=cpu_isa(), **common)
     import torch
 
     return Environment(
@@ -309,6 +309,8 @@ _VECTOR_FLAGS = ("sse4_2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", 
                  "avx512_fp16", "amx_tile", "asimd", "asimdhp", "bf16", "sve", "sve2")  # fmt: skip
 
 
-def _cpu_isa() -> str:
+@lru_cache(maxsize=1)
+def cpu_isa() -> str:
+    """Vector extensions of this machine's processor, as in :attr:`Environment.isa`."""
     flags = set((_cpuinfo("flags") or _cpuinfo("Features")).split())
     return " ".join(f for f in _VECTOR_FLAGS if f in flags)

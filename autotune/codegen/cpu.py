@@ -35,6 +35,7 @@ class CpuSchedule:
     parts: int = 0
     stream: bool = False
     prefetch: bool = False
+    wide: bool = False
 
     def __post_init__(self) -> None:
         if self.row_block < 1 or self.threads < 1 or self.column_tile < 0 or self.parts < 0:
@@ -106,7 +107,7 @@ def _load_columns(graph: Graph, split: Split, schedule: CpuSchedule) -> Callable
     parts = parts_of(split, schedule)
     own, slots, results = finish_graph(split, parts)
     threads = schedule.threads if own.bytes_moved >= 1 << 20 else 1
-    finish = load(build_program(own), CpuSchedule(row_block=256, threads=threads))
+    finish = load(build_program(own), CpuSchedule(row_block=256, threads=threads, wide=schedule.wide))
     at = plane_bytes(planes_of(split, parts))
     n_inputs, extent0 = len(graph.inputs), own.extents[0] if own.extents else 1
     outputs = [n_inputs + k for k in split.outputs]

@@ -262,7 +262,7 @@ class Printer:
         self.unit()
         self.depth = 1
         # The scratch is known only now.
-        body, self.lines = self.lines, ["def kernel(block):"]
+        body, self.lines = self.lines, ["def kernel(block):", *(["    wide()"] if self.schedule.wide else [])]
         for j in range(self.n_inputs):
             self.put(f"x{j} = word(block, {j})")
         for k in range(self.n_outputs):

@@ -7,7 +7,7 @@ by.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -49,7 +49,7 @@ class RowPrinter(Printer):
                 self.tile = 0
         self.streams = streamed(program) if schedule.stream else ()
         self.ahead = fetched(program) if schedule.prefetch else ()
-        self.final = next((p for p in reversed(program.passes) if p.walks), None)
+        self.later = [p for p in program.passes if p.walks][1:]
         self.base = "0"  # the column that is the first of the buffers of streamed outputs
         if self.streams:
             self.last.append("drain()")
@@ -218,10 +218,12 @@ class RowPrinter(Printer):
     def stretches(self, p: Pass, start: str, stop: str, most: int | None) -> Iterator[tuple[str, str]]:
         """The columns from ``start`` to ``stop``, at most ``most``, in pieces for loops over them.
 
-        What a pass streams is copied out after each stretch of them; the last pass asks for the next row before it.
+        What a pass streams is copied out after each stretch of them. The passes after the first ask for the next row
+        between them, a share before each stretch: one that computes much leaves memory to them, which one that stores
+        does not.
         """
         outputs = [k for k in p.stores if k in self.streams]
-        ahead = self.ahead if p is self.final else ()
+        ahead = self.ahead if p in self.later else ()
         if not outputs and not ahead:
             yield from self.ranges(p, start, stop)
             return
@@ -243,12 +245,7 @@ class RowPrinter(Printer):
             self.scratch.take_bytes(f"stream{k}", length * size)
         count = stop if start == "0" else f"{stop} - {start}"
         if ahead:
-            self.put("if more:")
-        for i in ahead:
-            v = self.values[i]
-            fetch = self.name(f"fetch_{self.graph.inputs[v.slot]}", f'fetcher("{self.graph.inputs[v.slot]}")')
-            at = self._from(start, (f"o{i}", 1), *self.col_terms(v.axes, v.strides))
-            self.put(f"    {fetch}(x{v.slot}, {at} + {stride_of(v, self.program.rows[-1])}, {count})")
+            self._ask(p, ahead, start, stop, count)
         yield from self.ranges(p, start, stop)
         for k in outputs:
             o = self.graph.outputs[k]
@@ -256,6 +253,20 @@ class RowPrinter(Printer):
             at = self._from(start, (f"w{k}", 1), *self.col_terms(o.axes, o.strides))
             self.put(f"{copy}(y{k}, {at}, s_stream{k}, {count})")
         self.depth, self.base = depth, "0"
+
+    def _ask(self, p: Pass, loads: Sequence[int], start: str, stop: str, count: str) -> None:
+        """Ask for this pass's share of what the next row has in the columns from ``start`` to ``stop``."""
+        self.put("if more:")
+        n, before = len(self.later), self.later.index(p) * self.inner
+        if n > 1:
+            self.put(f"    s = ({before} + {start}) // {n}")
+            start, count = "s", f"({before} + {stop}) // {n} - s"
+        for i in loads:
+            v = self.values[i]
+            storage = self.graph.inputs[v.slot]
+            fetch = self.name(f"fetch_{storage}", f'fetcher("{storage}")')
+            at = self._from(start, (f"o{i}", 1), *self.col_terms(v.axes, v.strides))
+            self.put(f"    {fetch}(x{v.slot}, {at} + {stride_of(v, self.program.rows[-1])}, {count})")
 
     def _from(self, start: str, *terms: tuple[str, int]) -> str:
         """A sum of terms with the innermost column at ``start``."""

@@ -6,7 +6,7 @@ so a pass writes its results into a buffer in the first-level cache (the second,
 each stretch :func:`streamer` copies them out in whole lines.
 
 A kernel of several passes reads memory in the first of them only, and the processor's prefetchers stop at the ends of
-pages, which rows often are. So the last pass asks for the next row, stretch by stretch (:func:`fetcher`).
+pages, which rows often are. So the passes after it ask for the next row, stretch by stretch (:func:`fetcher`).
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from autotune.codegen.cpu_lanes import lanes_suit
 from autotune.codegen.cpu_moves import fetched_bytes, streamed_bytes
 from autotune.codegen.cpu_passes import flatten
 from autotune.codegen.program import Program, power_of_two
+from autotune.device import cpu_isa
 from autotune.errors import Unsupported
 from autotune.fusion.schedules import has_online, narrow
 from autotune.task import Config
@@ -50,8 +51,13 @@ def forms(graph: Graph) -> tuple[bool, bool]:
 
 
 _MOVES = {"stream": streamed_bytes, "prefetch": fetched_bytes}
-WITHOUT_MOVES: Config = dict.fromkeys(_MOVES, False)
-"""What configurations that an earlier version stored lack; they did without either."""
+EARLIER: Config = dict.fromkeys((*_MOVES, "wide"), False)
+"""What configurations that an earlier version stored lack; they did without all of it."""
+
+
+def wide_vectors() -> bool:
+    """Whether this machine's vectors can be wider than those that LLVM takes by itself."""
+    return "avx512f" in cpu_isa().split()
 
 
 def moved(graph: Graph, config: Config) -> dict[str, int]:
@@ -79,6 +85,8 @@ def space_of(graph: Graph, space: Space) -> Space:
     for name in _MOVES:
         if not any(size[name] for size in sizes):
             space = narrow(space, name, [False])
+    if not wide_vectors():
+        space = narrow(space, "wide", [False])
     if not plain:
         space = narrow(space, "row_block", [1])
     else:
@@ -93,7 +101,7 @@ def space_of(graph: Graph, space: Space) -> Space:
 
 def normalize(graph: Graph, config: Config) -> Config:
     """The configuration that would in effect run: a tile at least as long as a row is no tile."""
-    c = {"parts": 0} | WITHOUT_MOVES | dict(config)
+    c = {"parts": 0} | EARLIER | dict(config)
     plain, split = forms(graph)
     if not split:
         c["parts"] = 0
@@ -114,11 +122,13 @@ def normalize(graph: Graph, config: Config) -> Config:
         c |= {name: bool(c[name]) and size > 0 for name, size in moved(graph, c).items()}
     if int(c["row_block"]) == 1 and not c["parts"]:
         c["prefetch"] = False  # the next row is another thread's
+    c["wide"] = bool(c["wide"]) and wide_vectors()
     return c
 
 
 def default(graph: Graph) -> Config:
-    """All processors, rows in blocks of some hundred thousand elements, whole rows; parts where they are many."""
+    """All processors, vectors as wide as theirs, rows in blocks of some hundred thousand elements, whole rows; parts
+    where they are many."""
     cores = processors()
     threads = 1 << (cores.bit_length() - 1)
     config: Config = {
@@ -128,7 +138,8 @@ def default(graph: Graph) -> Config:
         "online": False,
         "threads": min(128, threads),
         "parts": 0,
-        **WITHOUT_MOVES,
+        **EARLIER,
+        "wide": wide_vectors(),
     }
     plain, split = forms(graph)
     if split:
@@ -148,19 +159,21 @@ def default(graph: Graph) -> Config:
 
 
 def seeds(graph: Graph) -> list[Config]:
-    """Variations of the default: other row blocks, parts, tiles, recomputing, online forms, one thread."""
+    """Variations of the default: other moves, vectors, row blocks, parts and tiles, recomputing, online, one thread."""
     d = default(graph)
     program: Program = group_program(graph, d)
     plain, split = forms(graph)
     out: list[Config] = []
     much = [name for name, size in moved(graph, d).items() if size >= _MUCH_MOVED]
-    wide: Config = {}
+    long: Config = {}
     if not d["parts"]:
         most = max(1, power_of_two(program.n_rows) // 2)
-        wide = {"row_block": max(int(d["row_block"]), min(_FETCHED_ROWS, most))}
+        long = {"row_block": max(int(d["row_block"]), min(_FETCHED_ROWS, most))}
     if len(much) > 1:
-        out.append(d | wide | dict.fromkeys(much, True))
-    out += [d | (wide if name == "prefetch" else {}) | {name: True} for name in much]
+        out.append(d | long | dict.fromkeys(much, True))
+    out += [d | (long if name == "prefetch" else {}) | {name: True} for name in much]
+    if d["wide"]:
+        out.append((out[0] if out else d) | {"wide": False})
     if d["parts"]:
         out += [d | {"parts": p} for p in (1, 8)]
         if plain:

@@ -198,9 +198,7 @@ class FusionTask:
         except Unsupported:
             return None
         if not self._cuda:  # what was searched before there was a choice did without it
-            config = {p.name: False for p in space if p.name.rpartition(".")[2] in target_cpu.WITHOUT_MOVES} | dict(
-                config
-            )
+            config = {p.name: False for p in space if p.name.rpartition(".")[2] in target_cpu.EARLIER} | dict(config)
         fitted = space.project(config)
         return None if fitted is None else self.normalize(fitted)
 
