@@ -54,23 +54,18 @@ def regions_of(example: Example) -> dict[str, Any]:
     """
     from autotune.fusion.capture import capture
     from autotune.fusion.graph import Graph
+    from autotune.fusion.planning import outside
     from autotune.fusion.regions import find_regions
-    from autotune.fusion.rules import GENERATORS, VIEWS
-    from autotune.fusion.translate import op_name
 
     captured = capture(example.module, example.inputs, grad=example.train)
-    found, outside = [], Counter[str]()
+    found, left = [], Counter[str]()
     for g in captured.graphs:
         regions = [r for r in find_regions(g.module) if r.workload is not None]
         found += [r.workload for r in regions]
-        inside = {n for r in regions for n in r.nodes}
-        names = [
-            op_name(n) or str(n.target) for n in g.module.graph.nodes if n.op == "call_function" and n not in inside
-        ]
-        outside.update(n for n in names if n not in VIEWS and n not in GENERATORS and n != "getitem")
+        left += outside(g.module.graph, regions)
     moved = sum(Graph.from_json(w.spec).bytes_moved for w in found)
     different = len({w.fingerprint for w in found})
-    return {"regions": len(found), "different_regions": different, "bytes": moved, "outside": dict(outside)}
+    return {"regions": len(found), "different_regions": different, "bytes": moved, "outside": dict(left)}
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         if store is None and args.db:
             raise UserError(f"there is no database {args.db}; leave out --db for default schedules")
         try:
-            regions = plan_target(args.target, args.inputs, args.device, store, train=args.train)
+            regions, outside = plan_target(args.target, args.inputs, args.device, store, train=args.train)
         finally:
             if store is not None:
                 store.close()
@@ -111,10 +111,11 @@ def run(args: argparse.Namespace) -> int:
                 "device": side,
                 **totals(regions),
                 "regions": [region.to_json() for region in regions],
+                "outside": dict(outside),
             }
         )
     if not args.json:
-        print("\n".join(text(args.target, side, regions)))
+        print("\n".join(text(args.target, side, regions, outside)))
         if file:
             print(f"\ndrawn in {file}")
     return 0
@@ -122,8 +123,8 @@ def run(args: argparse.Namespace) -> int:
 
 def plan_target(
     target: str, inputs: str | None, device: str, store: Store | None = None, *, train: bool = False
-) -> list[RegionPlan]:
-    """The regions of a target with their plans.
+) -> tuple[list[RegionPlan], Mapping[str, int]]:
+    """The regions of a target with their plans, and the operators outside with how often each occurs.
 
     Args:
         target, inputs: as ``autotune search`` takes them.
@@ -137,26 +138,27 @@ def plan_target(
     from autotune.errors import Unsupported
     from autotune.fusion.anatomy import dissect
     from autotune.fusion.eager import eager_cost
-    from autotune.fusion.planning import planned_regions, side_of
+    from autotune.fusion.planning import planned, side_of
     from autotune.fusion.task import FusionTask
 
     side = side_of(device)
+    found = planned(target, inputs, device, train=train)
     out = []
-    for planned in planned_regions(target, inputs, device, train=train):
-        region, workload = planned.region, planned.region.workload
+    for distinct in found.regions:
+        region, workload, count = distinct.region, distinct.region.workload, distinct.count
         before = eager_cost(region.submodule)
         if workload is None:
-            out.append(RegionPlan(", ".join(before.operators), planned.count, None, "", before, None, region.reason))
+            out.append(RegionPlan(", ".join(before.operators), count, None, "", before, None, region.reason))
             continue
         try:
             task = FusionTask(workload, device, "sm_90", _SMS)
             config, schedule = _stored(store, workload, side, device) or (task.default(), "default")
             after = dissect(task.graph, config, side, _SMS)
         except Unsupported as error:
-            out.append(RegionPlan(workload.label, planned.count, workload, "", before, None, str(error)))
+            out.append(RegionPlan(workload.label, count, workload, "", before, None, str(error)))
             continue
-        out.append(RegionPlan(workload.label, planned.count, workload, schedule, before, after))
-    return out
+        out.append(RegionPlan(workload.label, count, workload, schedule, before, after))
+    return out, found.outside
 
 
 _SMS = 132
@@ -220,13 +222,15 @@ def _draw(file: Path, target: str, device: str, regions: Sequence[RegionPlan]) -
 # Text ---------------------------------------------------------------------------------------------
 
 
-def text(target: str, side: str, regions: Sequence[RegionPlan]) -> Iterator[str]:
+def text(target: str, side: str, regions: Sequence[RegionPlan], outside: Mapping[str, int]) -> Iterator[str]:
     """The plan as lines of at most :data:`WIDTH` columns."""
     sums = totals(regions)
     before, after = sums["before"], sums["after"]
     yield f"{target} for {side}: {plural(len(regions), 'region')}"
     yield f"in eager mode: {plural(before['kernels'], 'kernel')}, {size(before['bytes'])} moved"
     yield f"with autotune: {plural(after['kernels'], 'kernel')}, {size(after['bytes'])} moved"
+    if outside:
+        yield from _wrapped(f"in no region, and as they were: {_counts(outside)}", "")
     for n, region in enumerate(regions):
         yield ""
         yield _cut(f"{n + 1}. {_title(region)}")

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import fx
 
 from autotune.errors import UserError
-from autotune.fusion.capture import Capture, capture_for_user
+from autotune.fusion.capture import capture_for_user
+from autotune.fusion.op_names import GENERATORS, VIEWS
 from autotune.fusion.regions import Region, find_regions
 from autotune.fusion.target import Call, load_callable, load_inputs, resolve, training
+from autotune.fusion.translate import op_name
 from autotune.fusion.workloads import BUILTIN
 
 
@@ -27,6 +30,29 @@ class PlannedRegion:
 
     region: Region
     count: int
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a target consists of.
+
+    Attributes:
+        regions: the distinct ones in order of appearance, those that cannot be tuned last.
+        outside: operators that are in none of them, with how often each occurs: matrix products, convolutions and
+            attention, and what no rule knows.
+    """
+
+    regions: Sequence[PlannedRegion]
+    outside: Mapping[str, int]
+
+
+def outside(graph: fx.Graph, regions: Iterable[Region]) -> Counter[str]:
+    """Operators of a captured graph that are in no region, with how often each occurs; those that move nothing do not
+    count."""
+    inside = {n for r in regions for n in r.nodes}
+    nodes = [n for n in graph.nodes if n.op == "call_function" and n not in inside]
+    names = (op_name(n) or str(n.target) for n in nodes)
+    return Counter(n for n in names if n not in VIEWS and n not in GENERATORS and n != "getitem")
 
 
 def side_of(device: str) -> str:
@@ -51,8 +77,8 @@ def here(device: str) -> bool:
     return torch.cuda.is_available() and (torch.device(device).index or 0) < torch.cuda.device_count()
 
 
-def planned_regions(target: str, inputs: str | None, device: str, *, train: bool = False) -> list[PlannedRegion]:
-    """The distinct regions of a target in order of appearance, those that cannot be tuned last.
+def planned(target: str, inputs: str | None, device: str, *, train: bool = False) -> Planned:
+    """The distinct regions of a target, and what is outside them.
 
     Args:
         target, inputs: as ``autotune search`` takes them.
@@ -89,30 +115,30 @@ def planned_regions(target: str, inputs: str | None, device: str, *, train: bool
 
 def _regions(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], label: str, train: bool, side: str
-) -> list[PlannedRegion]:
+) -> Planned:
     from autotune.fusion.target import _requires_grad
 
     counts: Counter[str] = Counter()
+    rest: Counter[str] = Counter()
     found: dict[str, Region] = {}
     with training(fn, args, kwargs, label) if train else contextlib.nullcontext((args, kwargs)) as (given, named):
         modes = (True,) if train else (False, True) if _requires_grad(fn, given, named) else (False,)
         for grad in modes:
             once: Counter[str] = Counter()
-            for region in _captured(capture_for_user(fn, given, named, label=label, grad=grad), side):
-                key = region.workload.fingerprint if region.workload else f"none {region.reason} {region.nodes}"
-                found.setdefault(key, region)
-                once[key] += 1
+            left: Counter[str] = Counter()
+            for graph in capture_for_user(fn, given, named, label=label, grad=grad).graphs:
+                regions = find_regions(graph.module, side)
+                for region in regions:
+                    key = region.workload.fingerprint if region.workload else f"none {region.reason} {region.nodes}"
+                    found.setdefault(key, region)
+                    once[key] += 1
+                left += outside(graph.module.graph, regions)
             counts |= once
+            rest |= left
     if label in BUILTIN and len(found) == 1:
         found = {k: _named(r, label) for k, r in found.items()}
-    return sorted(
-        (PlannedRegion(region, counts[key]) for key, region in found.items()), key=lambda p: p.region.workload is None
-    )
-
-
-def _captured(captured: Capture, side: str) -> Iterator[Region]:
-    for graph in captured.graphs:
-        yield from find_regions(graph.module, side)
+    distinct = [PlannedRegion(region, counts[key]) for key, region in found.items()]
+    return Planned(sorted(distinct, key=lambda p: p.region.workload is None), dict(rest.most_common()))
 
 
 def _named(region: Region, name: str) -> Region:

@@ -18,7 +18,7 @@ from autotune.fusion.anatomy import Anatomy, dissect
 from autotune.fusion.graph import Graph
 from autotune.fusion.layout import Box, Drawing, Page, lay_out
 from autotune.fusion.picture import draw
-from autotune.fusion.planning import planned_regions
+from autotune.fusion.planning import planned
 from autotune.fusion.task import FusionTask
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -50,7 +50,7 @@ class Block(nn.Module):
 
 
 def regions(target: str, inputs: str | None = None, device: str = "cuda", **kw: bool) -> list[plan.RegionPlan]:
-    return plan.plan_target(target, inputs, device, **kw)
+    return plan.plan_target(target, inputs, device, **kw)[0]
 
 
 def anatomy(target: str, inputs: str | None = None, device: str = "cuda") -> Anatomy:
@@ -76,9 +76,9 @@ def test_a_gpu_is_planned_for_with_its_sizes_and_without_it() -> None:
 
 
 def test_scope_follows_the_schedule() -> None:
-    (planned,) = planned_regions("layer_norm", None, "cuda")
-    assert planned.region.workload is not None
-    task = FusionTask(planned.region.workload, "cuda:0", "sm_90", 132)
+    (found,) = planned("layer_norm", None, "cuda").regions
+    assert found.region.workload is not None
+    task = FusionTask(found.region.workload, "cuda:0", "sm_90", 132)
     for threads, home in ((1, "thread"), (32, "warp"), (256, "block")):
         config = task.default() | {"threads_per_row": threads, "keep": "reload"}
         (group,) = dissect(task.graph, config, "cuda", 132).groups
@@ -114,9 +114,9 @@ def outer_inputs(device: str) -> torch.Tensor:
 
 
 def test_reductions_over_outer_axes_meet_where_their_threads_do() -> None:
-    (planned,) = planned_regions(f"{HERE}:outer", f"{HERE}:outer_inputs", "cuda")
-    assert planned.region.workload is not None
-    task = FusionTask(planned.region.workload, "cuda:0", "sm_90", 132)
+    (found,) = planned(f"{HERE}:outer", f"{HERE}:outer_inputs", "cuda").regions
+    assert found.region.workload is not None
+    task = FusionTask(found.region.workload, "cuda:0", "sm_90", 132)
     for rows, home in ((1, "thread"), (8, "block")):
         (group,) = dissect(task.graph, task.default() | {"rows_per_block": rows, "cluster": 1}, "cuda", 132).groups
         assert group.scheme == "outer"
@@ -136,9 +136,9 @@ def test_tiles_are_named_and_so_is_the_flat_kernel_in_their_place(capsys: pytest
     text = capsys.readouterr().out
     assert "scheme transpose" in text
     assert "tiles of 32 x 32 through shared memory, 256 threads each, 16-byte accesses" in text
-    (planned,) = planned_regions(f"{HERE}:with_transposed", f"{HERE}:square", "cuda")
-    assert planned.region.workload is not None
-    task = FusionTask(planned.region.workload, "cuda:0", "sm_90", 132)
+    (found,) = planned(f"{HERE}:with_transposed", f"{HERE}:square", "cuda").regions
+    assert found.region.workload is not None
+    task = FusionTask(found.region.workload, "cuda:0", "sm_90", 132)
     (group,) = dissect(task.graph, task.normalize(task.default() | {"tile": 0}), "cuda", 132).groups
     assert plan.schedule_words(group).startswith("256 threads a block")
 
@@ -205,15 +205,34 @@ def test_train_plans_the_backward_pass_too() -> None:
     assert any("native_layer_norm_backward" in r.before.operators for r in trained)
 
 
+def test_what_is_in_no_region_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the backward pass too, each pass's own; views and what reads nothing are none of it."""
+
+    def count(name: str, train: bool) -> dict[str, int]:
+        return dict(planned(f"{HERE}:{name}", f"{HERE}:normed_inputs", "cpu", train=train).outside)
+
+    assert count("normed", False) == {"mm": 1}  # on a GPU it is small enough to be in the region
+    assert count("counted", False) == {"mm": 2, "cumsum": 1}
+    assert count("counted", True)["mm"] > 2
+    assert count("Block", False) == {}
+    command = ["plan", "fusion", f"{HERE}:counted", "--inputs", f"{HERE}:normed_inputs", "--device", "cpu"]
+    assert main(command) == 0
+    assert "\nin no region, and as they were: 2 mm, cumsum\n" in capsys.readouterr().out
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["outside"] == {"mm": 2, "cumsum": 1}
+
+
+def counted(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return (torch.relu(x @ x.T).reshape(32, 128).cumsum(0).view(64, 64) @ x).exp() + torch.zeros(64)
+
+
 def test_regions_are_those_that_a_search_finds() -> None:
     from autotune.fusion.target import fusion_workloads
 
     for train in (False, True):
         names = (f"{HERE}:Block", f"{HERE}:normed_inputs", "cpu")
-        planned = [p.region.workload for p in planned_regions(*names, train=train)]
-        assert [w and w.fingerprint for w in planned] == [
-            w.fingerprint for w, _ in fusion_workloads(*names, train=train)
-        ]
+        tuned = [p.region.workload for p in planned(*names, train=train).regions]
+        assert [w and w.fingerprint for w in tuned] == [w.fingerprint for w, _ in fusion_workloads(*names, train=train)]
 
 
 def test_json_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
@@ -233,8 +252,8 @@ def test_the_stored_schedule_is_shown(tmp_path: Path, capsys: pytest.CaptureFixt
     from autotune.store import Store
     from autotune.store.records import Key, Schedule
 
-    (planned,) = planned_regions("layer_norm", None, "cpu")
-    workload = planned.region.workload
+    (found,) = planned("layer_norm", None, "cpu").regions
+    workload = found.region.workload
     assert workload is not None
     config = FusionTask(workload, "cpu").default() | {"row_block": 2, "threads": 1}
     with Store.open(tmp_path / "t.db") as store:
@@ -261,12 +280,12 @@ def drawings(target: str, inputs: str | None = None, **kw: bool) -> list[Drawing
 
 def two_launches() -> Drawing:
     """A region cut in two by its plan, so that a value travels through scratch."""
-    (planned,) = planned_regions("rms_norm", None, "cuda")
-    assert planned.region.workload is not None
-    graph = Graph.from_json(planned.region.workload.spec)
-    whole = dissect(graph, FusionTask(planned.region.workload, "cuda:0", "sm_90", 132).default(), "cuda", 132)
+    (found,) = planned("rms_norm", None, "cuda").regions
+    assert found.region.workload is not None
+    graph = Graph.from_json(found.region.workload.spec)
+    whole = dissect(graph, FusionTask(found.region.workload, "cuda:0", "sm_90", 132).default(), "cuda", 132)
     reduction, result = whole.plan.split(",")
-    part = FusionTask(planned.region.workload, "cuda:0", "sm_90", 132).default()
+    part = FusionTask(found.region.workload, "cuda:0", "sm_90", 132).default()
     cut = {f"g{k}.{name}": value for k in (0, 1) for name, value in part.items()}
     return Drawing("cut", "a", "b", dissect(graph, {"plan": f"{reduction} / {result}", **cut}, "cuda", 132))
 
