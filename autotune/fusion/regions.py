@@ -406,7 +406,10 @@ def find_regions(gm: fx.GraphModule, side: str | None = None) -> list[Region]:
                     _keep(finder, [n.meta["origin"] for n in error.nodes])
                 except Unsupported as error:
                     culprit: fx.Node = error.node  # type: ignore[attr-defined]
-                    _harden(finder, culprit, str(error))
+                    if op_name(culprit) in SCATTERS and culprit not in finder.kept:
+                        finder.kept.add(culprit)  # it may do where those that read it in other shapes read it stored
+                    else:
+                        _harden(finder, culprit, str(error))
                 if key not in done:
                     failed = True
                     continue

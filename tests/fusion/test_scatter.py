@@ -148,13 +148,13 @@ def test_a_malformed_sum_is_refused(wrong: dict[str, Any]) -> None:
 
 def test_how_a_program_is_cut() -> None:
     grad, ids, tied = arguments(64, 8, 100)
-    for fn in (
-        lambda g, i, t: backward(g, i, 64, -1, True) + t,  # scaled by frequency
-        lambda g, i, t: backward(g, i, 64, -1, False)[:32] + t[:32],  # a part of it
-        lambda g, i, t: backward(g, i, 64, -1, False).view(8, 8, 8) + t.view(8, 8, 8).transpose(0, 1),
+    for fn, stored in (
+        (lambda g, i, t: backward(g, i, 64, -1, True) + t, False),  # scaled by frequency
+        (lambda g, i, t: backward(g, i, 64, -1, False)[:32] + t[:32], True),  # a part of it
+        (lambda g, i, t: backward(g, i, 64, -1, False).view(8, 8, 8) + t.view(8, 8, 8).transpose(0, 1), True),
     ):
         found = regions_of(fn, grad, ids, tied)
-        assert all(BACKWARD not in names(r) for r in found)
+        assert [names(r) for r in found if BACKWARD in names(r)] == [{BACKWARD}] * stored
         assert any("add" in names(r) for r in found)
     (region,) = regions_of(lambda g, i, t: backward(g, i, 64, -1, False) + t, grad, ids, tied)
     assert names(region) == {BACKWARD, "add"}
@@ -198,7 +198,6 @@ def test_bytes_that_index_are_a_mask() -> None:
 @pytest.mark.parametrize(
     "fn",
     [
-        lambda g, i, t: (backward(g, i, 8, -1, False) + t).diagonal() * 2,
         lambda g, i, t: t[0] + backward(torch.ones_like(g), i, 8, -1, False) * 2,
         lambda g, i, t: t + backward(torch.arange(40.0)[:, None].expand(40, 8), i, 8, -1, False),
         lambda g, i, t: t + backward(g, torch.zeros_like(i), 8, -1, False),
@@ -261,6 +260,30 @@ def test_what_no_kernel_holds_is_cut_by_the_plan() -> None:
     assert not legal(held[0].graph, "cpu")
     with pytest.raises(Unsupported):
         make_plan(graph, "cpu")
+
+
+def test_a_diagonal_of_sums_is_read_from_memory() -> None:
+    grad, ids, tied = torch.randn(40, 8), torch.randint(0, 8, (40,)), torch.randn(8, 8)
+    found = regions_of(lambda g, i, t: (backward(g, i, 8, -1, False) + t).diagonal() * 2, grad, ids, tied)
+    assert [names(r) for r in found] == [{BACKWARD}, {"add", "mul"}]
+    for region in found:
+        check(region)
+
+
+def test_sums_that_are_read_in_another_shape_are_stored_first() -> None:
+    """As where a loss is computed from some of the rows of a layer that has rows and columns of tokens."""
+    rows, ids, x = arguments(64, 8, 100)
+
+    def spread(x: Tensor, i: Tensor, y: Tensor) -> Tensor:
+        return torch.softmax(x.new_zeros(64, 8).index_add(0, i, y).view(4, 16, 8).tanh(), 1)
+
+    added, read = regions_of(spread, x, ids, rows)
+    assert names(added) == {"index_add"}
+    assert "tanh" in names(read)
+    for region in (added, read):
+        graph = check(region)
+        assert bool(sums(graph)) is (region is added)
+        assert legal(graph, "cuda")
 
 
 class Tied(nn.Module):
