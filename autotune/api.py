@@ -37,7 +37,8 @@ def search(
             themselves (a tuple or list of positional arguments, or the only one, on the device) of one given as a
             callable.
         kwargs: keyword example inputs of a program given as a callable.
-        device: "auto", "cpu", "cuda" or "cuda:N".
+        device: "auto", "cpu", "cuda" or "cuda:N"; or several equal GPUs that search side by side, each its share of the
+            workloads: "cuda:0,cuda:1", or "cuda:all".
         db: database; None for $AUTOTUNE_DB or the default file.
         train: search a program's forward and backward pass, whether or not something of it requires grad.
         options: as of :func:`tune_workloads`.
@@ -48,10 +49,10 @@ def search(
     Raises:
         UserError: a mistake in the arguments.
     """
-    from autotune.device import resolve_device
+    from autotune.device import resolve_devices
     from autotune.store import Store
 
-    where = resolve_device(device)
+    devices = resolve_devices(device)
     with Store.open(db) as store:
         counted: Sequence[tuple[Workload, int]]
         if isinstance(target, Workload):
@@ -64,14 +65,14 @@ def search(
             if isinstance(target, str):
                 if kwargs:
                     raise UserError("kwargs go with a callable; a program given by name takes its inputs from `inputs`")
-                found = captured(target, inputs, where, train=train, known=store.captured)
+                found = captured(target, inputs, devices[0], train=train, known=store.captured)
                 options.setdefault("notes", {"capture": found.to_json()})
                 counted = found.workloads
             else:
                 args = () if inputs is None else inputs if isinstance(inputs, (tuple, list)) else (inputs,)
                 counted = workloads_of(target, args, dict(kwargs or {}), train=train)
         options.setdefault("weights", time_weights(counted))
-        return tune_workloads([workload for workload, _ in counted], where, store, **options)
+        return tune_workloads([workload for workload, _ in counted], devices, store, **options)
 
 
 def time_weights(counted: Sequence[tuple[Workload, int]]) -> dict[str, float]:
@@ -101,7 +102,7 @@ def _bytes(workload: Workload) -> int:
 
 def tune_workloads(
     workloads: Sequence[Workload],
-    device: str,
+    device: str | Sequence[str],
     store: Store,
     *,
     trials: int | None = None,
@@ -122,7 +123,8 @@ def tune_workloads(
     measurer: Measurer | None = None,
     pool: CompilePool | None = None,
 ) -> list[Result]:
-    """Search several workloads on one device, one after the other, in one worker and one compile pool.
+    """Search several workloads on one device, one after the other, in one worker and one compile pool; or on several
+    side by side, each with a process, a worker and a compile pool of its own (:mod:`autotune.tuner.lanes`).
 
     Those with the largest weights come first, those that have no winner yet before those that have one
     (:mod:`autotune.tuner.order`). What is left when the time is up is not begun, but for one that is the first with
@@ -132,7 +134,7 @@ def tune_workloads(
     again, unless ``trials`` asks for so many more candidates. Where nothing is left to do nothing is started.
 
     Args:
-        device: "cpu" or "cuda:N".
+        device: "cpu" or "cuda:N"; or several equal ones. No more of them are used than there are workloads.
         trials: candidates for each workload, its parts included (but not the few compositions that are measured as a
             whole); None for as long as there is gain.
         timeout: seconds for all of them together. Each gets what is left by its weight, so that time one does not need
@@ -153,6 +155,7 @@ def tune_workloads(
         seeds: fingerprint to configurations that are measured before the sampler is asked; they count as ``trials``.
         every: begin every workload, the last ones for a moment each, also where the time is up.
         measurer: the measuring worker, which stays open; it must measure by ``policy``. None starts one, for this call.
+            Of one device only.
         pool: the same of the processes that compile.
 
     Returns:
@@ -171,15 +174,13 @@ def tune_workloads(
     import warnings
 
     from autotune.task import policy_for
-    from autotune.tuner.ahead import Ahead
     from autotune.tuner.budget import Budget, Clock
     from autotune.tuner.context import Context
+    from autotune.tuner.lanes import side_by_side
     from autotune.tuner.order import order
-    from autotune.tuner.outcome import known
     from autotune.tuner.result import BusyMachine, busy_note
     from autotune.tuner.samplers import check_sampler
-    from autotune.tuner.session import Lease
-    from autotune.tuner.study import tune
+    from autotune.tuner.turns import Turns, alone
 
     if not workloads:
         raise UserError("there is nothing to search: no workload was given")
@@ -189,11 +190,16 @@ def tune_workloads(
     share = [(weights or {}).get(w.fingerprint, 1.0) for w in workloads]
     if min(share) <= 0:
         raise UserError("weights must be above 0")
+    devices = ([device] if isinstance(device, str) else list(device))[: len({w.fingerprint for w in workloads})]
+    if len(devices) > 1:
+        _check_several(workloads, devices)
+        if measurer is not None or pool is not None:
+            raise UserError("a measurer or a pool of your own searches on one device: leave it out, or name one device")
     results: list[Result] = []
     context = Context(
         store=store,
-        device=device,
-        policy=policy or policy_for(workloads[0], device),
+        device=devices[0],
+        policy=policy or policy_for(workloads[0], devices[0]),
         sampler=sampler,
         seed=seed,
         space_file=space_file,
@@ -204,31 +210,19 @@ def tune_workloads(
         _worker=measurer,
         _pool=pool,
     )
-    command = command or _command(workloads, device)
-    whole = Clock(timeout, share)
-    turns = order(context, workloads, share, lambda i: Budget(trials, whole.granted(i), patience))
-    given, workloads = workloads, [workloads[i] for i in turns]
-    run = store.start_run(command, owner=context.owner)
+    whole = Clock(timeout, share, len(devices))
+    inorder = order(context, workloads, share, lambda i: Budget(trials, whole.granted(i), patience))
+    turns = Turns(
+        [workloads[i] for i in inorder], [share[i] for i in inorder], trials, timeout, patience, every, len(devices)
+    )
+    run = store.start_run(command or _command(workloads, devices), owner=context.owner)
     context.run = run.id
-    state, clock = "failed", Clock(timeout, [share[i] for i in turns])
+    state = "failed"
     try:
-        with (
-            contextlib.closing(context),
-            context.interrupt,
-            Lease(store, context.owner),
-            Ahead(context, workloads, lambda i: Budget(trials, clock.granted(i), patience)) as ahead,
-        ):
-            for i, workload in enumerate(workloads):
-                if clock.up and not every and any(r.seconds for r in results):  # each run begins one at least
-                    budget = Budget(trials, clock.granted(i), patience)
-                    results += filter(None, [known(context, workload, budget, clock.granted(i))])
-                    continue
-                ahead.reach(i)
-                result = tune(context, workload, clock.budget(i, trials, patience), clock.granted(i))
-                clock.done(result.seconds, result.search_s)
+        found = side_by_side(context, devices, turns) if len(devices) > 1 else alone(context, turns)
+        with contextlib.closing(context), context.interrupt, contextlib.closing(found):
+            for result in found:
                 results.append(result)
-                if result.interrupted:
-                    break
         if any(r.interrupted for r in results):
             state = "interrupted"
         elif any(r.ok for r in results):
@@ -240,8 +234,18 @@ def tune_workloads(
         store.finish_run(run.id, state, {**(notes or {}), "workloads": [r.to_json() for r in results]})
     if note := busy_note(results):
         warnings.warn(note, BusyMachine, stacklevel=2)
-    places = {w.fingerprint: i for i, w in enumerate(given)}
+    places = {w.fingerprint: i for i, w in enumerate(workloads)}
     return sorted(results, key=lambda r: places[r.workload])
+
+
+def _check_several(workloads: Sequence[Workload], devices: Sequence[str]) -> None:
+    """See that workloads can be searched on several devices side by side, and what is found holds for all of them."""
+    from autotune.device import check_equal
+    from autotune.task import place
+
+    if any(place(workload, devices[0]).count > 1 for workload in workloads):
+        raise UserError("what takes several devices itself is searched by one process: name the first of its devices")
+    check_equal(devices)
 
 
 def _method(plans: str, ablation: str, sampler: str) -> tuple[str, str]:
@@ -253,6 +257,6 @@ def _method(plans: str, ablation: str, sampler: str) -> tuple[str, str]:
     return choose(plans, ablation, sampler)
 
 
-def _command(workloads: Sequence[Workload], device: str) -> str:
+def _command(workloads: Sequence[Workload], devices: Sequence[str]) -> str:
     names = ", ".join(w.label or w.fingerprint[:12] for w in workloads[:4])
-    return f"search {names}{', ...' if len(workloads) > 4 else ''} on {device}"
+    return f"search {names}{', ...' if len(workloads) > 4 else ''} on {', '.join(devices)}"

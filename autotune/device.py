@@ -11,7 +11,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from importlib import metadata
@@ -128,6 +128,11 @@ def resolve_device(device: str) -> str:
     name = device.strip().lower()
     if name == "cpu":
         return "cpu"
+    if "," in name or name == _ALL:
+        raise UserError(
+            f"device {device!r} names several: only `autotune search fusion` and `autotune search --missed` take"
+            " several at once; name one, such as cuda:0"
+        )
     if name == "auto":
         return "cuda:0" if _cuda_count() else "cpu"
     prefix, _, index = name.partition(":")
@@ -140,6 +145,45 @@ def resolve_device(device: str) -> str:
         last = "only cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
         raise UserError(f"device {device!r} is not there: this machine has {last}")
     return f"cuda:{number}"
+
+
+_ALL = "cuda:all"
+
+
+def resolve_devices(devices: str) -> list[str]:
+    """As :func:`resolve_device`, and "cuda:0,cuda:2" or "cuda:all" as well: equal devices to search on side by side.
+
+    Raises:
+        UserError: as that; a device named twice, the CPU among several, or devices that are not equal.
+    """
+    names = devices.split(",")
+    if names[0].strip().lower() == _ALL and len(names) == 1:
+        resolve_device("cuda")  # tells where there is none
+        names = [f"cuda:{i}" for i in range(_cuda_count())]
+    if len(names) == 1:
+        return [resolve_device(devices)]
+    found = [resolve_device(name) for name in names]
+    if "cpu" in found:
+        raise UserError(f"device {devices!r}: a CPU is searched on alone; name GPUs, such as cuda:0,cuda:1, or cpu")
+    if (twice := next((name for name in found if found.count(name) > 1), None)) is not None:
+        raise UserError(f"device {devices!r} names {twice} twice: name every device once")
+    check_equal(found)
+    return found
+
+
+def check_equal(devices: Sequence[str]) -> None:
+    """See that what is measured on one of these devices holds for all.
+
+    Raises:
+        UserError: it does not.
+    """
+    first = identify(devices[0])
+    for name in devices[1:]:
+        if (other := identify(name)).fingerprint != first.fingerprint:
+            raise UserError(
+                f"{devices[0]} is {first.label}, {name} is {other.label}: one search takes equal devices; name those"
+                " of one kind, and search for the others apart"
+            )
 
 
 def identify(device: str) -> DeviceIdentity:

@@ -5,7 +5,6 @@ A lane measures one case after the other, as the parent hands them out. One that
 
 from __future__ import annotations
 
-import os
 import select
 import traceback
 from collections import deque
@@ -18,6 +17,7 @@ from autotune.bench.case import Case
 from autotune.bench.entry import Answer, Entries, Plan
 from autotune.errors import first_line
 from autotune.measure.child import Child, ChildDied, ChildSilent
+from autotune.measure.pool import compile_threads
 from autotune.measure.serve import Link, serve
 
 MODULE = "autotune.bench.lane"
@@ -45,7 +45,7 @@ def measured(plan: Plan, cases: Sequence[Case], begun: Callable[[Case], None]) -
 
 
 def _side_by_side(plan: Plan, cases: Sequence[Case], jobs: int, begun: Callable[[Case], None]) -> Measured:
-    shared, threads = plan.to_json(), _threads(jobs)
+    shared, threads = plan.to_json(), compile_threads(jobs)
     todo, idle = deque(cases), list[Child]()
     busy: dict[Child, Case] = {}
     try:
@@ -79,13 +79,6 @@ def _side_by_side(plan: Plan, cases: Sequence[Case], jobs: int, begun: Callable[
             lane.terminate()
         for lane in (*busy, *idle):
             lane.kill()
-
-
-def _threads(jobs: int) -> dict[str, str]:
-    """The environment in which the compilers that Inductor starts keep to a lane's share of the processors."""
-    name = "TORCHINDUCTOR_COMPILE_THREADS"
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return {name: os.environ.get(name) or str(max(1, usable // jobs))}
 
 
 def _end(lane: Child, busy: dict[Child, Case], why: Exception) -> Answer:

@@ -83,11 +83,10 @@ def add_ranks(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--ranks", type=positive_int, metavar="N", help=about)
 
 
-def add_device(parser: argparse.ArgumentParser) -> None:
-    """``--device``."""
-    parser.add_argument(
-        "--device", default="auto", metavar="auto|cpu|cuda:N", help="where it runs (default: %(default)s)"
-    )
+def add_device(parser: argparse.ArgumentParser, more: str = "") -> None:
+    """``--device``, with ``more`` in its help."""
+    about = f"where it runs (default: %(default)s){more}"
+    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda:N", help=about)
 
 
 def add_db(parser: argparse.ArgumentParser) -> None:

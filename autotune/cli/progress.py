@@ -55,11 +55,20 @@ def clock(seconds: float) -> str:
     return f"{whole // 60}:{whole % 60:02d}"
 
 
+class _Shown:
+    """What is shown of one device's search: its workload's number and bar, and the latest moment."""
+
+    def __init__(self, number: int, task: TaskID | None, last: State) -> None:
+        self.number, self.task, self.last = number, task, last
+        self.printed: State | None = None
+        self.when = 0.0
+
+
 class ProgressDisplay:
     """Shows moments as they come. A context manager; ``show`` is cheap and may be called for every candidate.
 
     Args:
-        of: how many workloads will be searched, one after the other.
+        of: how many workloads will be searched, one after the other on each device.
         stream: where to; stderr by default.
     """
 
@@ -67,11 +76,8 @@ class ProgressDisplay:
         self._of = of
         self._stream = stream or sys.stderr
         self._bar: RichProgress | None = None
-        self._task: TaskID | None = None
         self._number = 0
-        self._last: State | None = None
-        self._shown: State | None = None
-        self._when = 0.0
+        self._devices: dict[str, _Shown] = {}
 
     def __enter__(self) -> Self:
         if self._stream.isatty():
@@ -94,41 +100,45 @@ class ProgressDisplay:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
-        else:
-            self._finish_line()
+        for shown in self._devices.values():
+            self._finish_line(shown)
 
     def show(self, state: State) -> None:
         """Show where the search is now."""
-        last = self._last
-        fresh = last is None or last.workload != state.workload or state.elapsed_s < last.elapsed_s
-        if fresh:
-            self._finish_line()
+        shown = self._devices.get(state.device)
+        phase = shown.last.phase if shown else ""
+        if shown is None or shown.last.workload != state.workload or state.elapsed_s < shown.last.elapsed_s:
+            if shown is not None:
+                self._finish_line(shown)
             self._number += 1
-        self._last = state
-        if self._bar is not None:
-            self._update(self._bar, state, fresh)
-        elif fresh or last is None or last.phase != state.phase or time.monotonic() - self._when >= PLAIN_EVERY_S:
-            self._print(state)
+            task = None if self._bar is None else self._bar.add_task("", total=1.0, count="", best="", left="")
+            shown = self._devices[state.device] = _Shown(self._number, task, state)
+        shown.last = state
+        if self._bar is not None and shown.task is not None:
+            self._update(self._bar, shown.task, shown)
+        elif shown.printed is None or phase != state.phase or time.monotonic() - shown.when >= PLAIN_EVERY_S:
+            self._print(shown)
 
-    def _which(self) -> str:
-        return f"[{self._number}/{self._of}] " if self._of > 1 else ""
+    def _which(self, shown: _Shown) -> str:
+        """The workload's number, and where it is searched, as far as there are several: ``[cuda:1 3/16] ``."""
+        words = ([shown.last.device] if shown.last.device else []) + ([f"{shown.number}/{self._of}"] * (self._of > 1))
+        return f"[{' '.join(words)}] " if words else ""
 
-    def _finish_line(self) -> None:
-        """Tell how the last workload ended, unless that was the last line."""
-        if self._bar is None and self._last is not None and self._last != self._shown:
-            self._print(self._last)
+    def _finish_line(self, shown: _Shown) -> None:
+        """Tell how a workload ended, unless that was the last line of its device."""
+        if self._bar is None and shown.last != shown.printed:
+            self._print(shown)
 
-    def _print(self, state: State) -> None:
-        print(self._which() + describe(state), file=self._stream, flush=True)
-        self._shown = state
-        self._when = time.monotonic()
+    def _print(self, shown: _Shown) -> None:
+        print(self._which(shown) + describe(shown.last), file=self._stream, flush=True)
+        shown.printed, shown.when = shown.last, time.monotonic()
 
-    def _update(self, bar: RichProgress, state: State, fresh: bool) -> None:
-        if fresh or self._task is None:
-            self._task = bar.add_task(self._which() + state.workload, total=1.0, count="", best="", left="")
+    def _update(self, bar: RichProgress, task: TaskID, shown: _Shown) -> None:
+        state = shown.last
         left = seconds_left(state)
         bar.update(
-            self._task,
+            task,
+            description=self._which(shown) + state.workload,
             completed=share_done(state),
             count=f"{state.measured}/{state.trials}",
             best=microseconds(state.best_us),

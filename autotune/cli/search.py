@@ -7,6 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.c3_scenario import refuse_scenario
@@ -45,7 +46,8 @@ def add_parser(subparsers: Any) -> None:
     )
     add_target(parser, required=False)
     add_scenario(parser)
-    add_device(parser)
+    more = "; fusion: several equal GPUs side by side too, as cuda:0,cuda:1 or cuda:all, each workload on one of them"
+    add_device(parser, more)
     add_db(parser)
     about = "candidates to measure for each workload (default: while there is gain, 256 at most)"
     parser.add_argument("--trials", type=positive_int, metavar="N", help=about)
@@ -90,22 +92,22 @@ def run(args: argparse.Namespace) -> int:
     domain = args.domain or _only_domain(args)
     with machine_output(args.json) as emit:
         from autotune.cli.c3_scenario import serves
-        from autotune.device import resolve_device
+        from autotune.device import resolve_devices
         from autotune.store import Store
         from autotune.tuner.space import load_space
 
-        device = resolve_device(args.device)
+        devices = resolve_devices(args.device)
         if args.space:  # a mistake in the file is told before the target is captured, which takes seconds
-            load_space("fusion", device.partition(":")[0], args.space)
+            load_space("fusion", devices[0].partition(":")[0], args.space)
         if domain is None and serves():
             return 0
         with Store.open(args.db) as store:
             if args.missed:
-                done = _search_missed(args, device, store, domain)
+                done = _search_missed(args, devices, store, domain)
             else:
-                found = _captured(args, device, store)
+                found = _captured(args, devices[0], store)
                 notes = {"capture": found.to_json()}
-                done = [_search(args, device, store, args.target, found.workloads, args.timeout, notes)]
+                done = [_search(args, devices, store, args.target, found.workloads, args.timeout, notes)]
         # One object: what c3 came to goes under its name where there is something else too.
         emit({**done[0].answer, **({"c3": done[1].answer} if len(done) > 1 else {})})
     return conclude(done, args.json)
@@ -116,11 +118,13 @@ def _only_domain(args: argparse.Namespace) -> str | None:
     return "fusion" if args.space or args.plans != "measured" or args.ablation != "full" else None
 
 
-def _search_missed(args: argparse.Namespace, device: str, store: Store, domain: str | None) -> list[Searched]:
+def _search_missed(
+    args: argparse.Namespace, devices: Sequence[str], store: Store, domain: str | None
+) -> list[Searched]:
     """Search what deployments missed: of ``domain``, or all of it, one domain after the other."""
     from autotune.cli import c3_search
 
-    begin = time.monotonic()
+    begin, device = time.monotonic(), devices[0]
     counted = _missed(store, device, args.domain)
     scenarios = c3_search.missed(store, device) if domain is None else []
     if not counted and not scenarios:
@@ -130,7 +134,7 @@ def _search_missed(args: argparse.Namespace, device: str, store: Store, domain: 
     if counted:
         share = len(counted) / (len(counted) + len(scenarios))
         timeout = None if args.timeout is None else share * args.timeout
-        done.append(_search(args, device, store, "missed workloads", counted, timeout))
+        done.append(_search(args, devices, store, "missed workloads", counted, timeout))
         if args.timeout is not None:
             left = max(1.0, args.timeout - (time.monotonic() - begin))
     if scenarios and not any(searched.interrupted for searched in done):
@@ -140,16 +144,17 @@ def _search_missed(args: argparse.Namespace, device: str, store: Store, domain: 
 
 def _search(
     args: argparse.Namespace,
-    device: str,
+    devices: Sequence[str],
     store: Store,
     name: str,
     counted: Sequence[tuple[Workload, int]],
     timeout: float | None,
     notes: Mapping[str, Any] | None = None,
 ) -> Searched:
-    """Search workloads that one process measures, with the options of the command.
+    """Search workloads of which each is measured on one device, with the options of the command.
 
     Args:
+        devices: no more of them are used than there are workloads.
         name: what to call them together.
         counted: workloads and how often each occurs.
         timeout: seconds for all of them.
@@ -158,15 +163,16 @@ def _search(
     from autotune.api import time_weights
     from autotune.device import identify
 
-    where = identify(device)
+    devices = devices[: len(counted)]
+    where = identify(devices[0])
     many = f"{len(counted)} workloads" if len(counted) > 1 else "1 workload"
-    print(f"{name}: {many} on {where.label}, stored in {store.name}", file=sys.stderr)
+    print(f"{name}: {many} on {replace(where, count=len(devices)).label}, stored in {store.name}", file=sys.stderr)
     if store.get_calibration(where.fingerprint, args.domain or "fusion") is None:
         hint = "`autotune calibrate fusion` measures this device's, in about a minute"
         print(f"cost models: built-in figures; {hint}", file=sys.stderr)
     results = tune(
         args,
-        device,
+        devices,
         store,
         [workload for workload, _ in counted],
         timeout,
@@ -181,7 +187,7 @@ def _search(
         for result in results:
             if result.winner and result.begun:
                 store.clear_miss(result.workload, where.fingerprint)
-    answer = {**_answer(name, device, counted, results), "not_begun": not_begun(len(counted), results)}
+    answer = {**_answer(name, ",".join(devices), counted, results), "not_begun": not_begun(len(counted), results)}
     return Searched(answer, results, reasons, print_table)
 
 

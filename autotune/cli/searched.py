@@ -40,7 +40,7 @@ class Searched:
 
 def tune(
     args: argparse.Namespace,
-    device: str,
+    devices: str | Sequence[str],
     store: Store,
     workloads: Sequence[Workload],
     timeout: float | None,
@@ -62,7 +62,7 @@ def tune(
         warnings.simplefilter("ignore", BusyMachine)  # told in our own words, after the display has gone
         results = tune_workloads(
             workloads,
-            device,
+            devices,
             store,
             trials=args.trials,
             timeout=timeout,

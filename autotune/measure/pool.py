@@ -37,10 +37,20 @@ class Built:
     fault: bool = False
 
 
-def default_processes() -> int:
-    """One less than the processors this process may use; at least 1, at most 16."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(_MOST, usable - 1))
+def usable_processors() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def default_processes(pools: int = 1) -> int:
+    """One less than the processors this process may use, shared by so many pools; each at least 1, at most 16."""
+    return max(1, min(_MOST, (usable_processors() - 1) // pools))
+
+
+def compile_threads(jobs: int) -> dict[str, str]:
+    """The environment in which the compilers that Inductor starts keep to one of ``jobs`` shares of the processors."""
+    name = "TORCHINDUCTOR_COMPILE_THREADS"
+    return {name: os.environ.get(name) or str(max(1, usable_processors() // jobs))}
 
 
 _NOW, _AHEAD = 1, 2

@@ -40,8 +40,9 @@ class Ahead:
     def __init__(self, context: Context, workloads: Sequence[Workload], budget: Callable[[int], Budget]) -> None:
         self._context, self._workloads, self._budget = context, workloads, budget
         self._active = _overlaps(context.device) and context.sampler != "model"
-        self._reached = self._present = 0
         self._put = self._done = 0
+        self._met: set[int] = set()
+        self._wanted: set[int] = set()
         self._handed: dict[int, set[str]] = {}
         self._lock = threading.Lock()
         self._waiting: queue.SimpleQueue[int | None] = queue.SimpleQueue()
@@ -55,33 +56,32 @@ class Ahead:
 
     def __exit__(self, *_: object) -> None:
         if self._active:
-            self._leave(len(self._workloads))  # nothing is handed over from now on
+            self._leave(())  # nothing is handed over from now on
             self._waiting.put(None)
             self._thread.join(timeout=_JOIN_S)  # it may be thinking of plans, which nobody waits for
 
-    def reach(self, i: int) -> None:
-        """Workload ``i`` is about to be searched."""
+    def reach(self, i: int, then: Sequence[int] | None = None) -> None:
+        """Workload ``i`` is about to be searched, and after it ``then``; None for all that follow."""
         if not self._active:
             return
-        self._leave(i)
-        self._reached = max(self._reached, i)
-        end = min(i + WORKLOADS, len(self._workloads))
-        while self._reached < end:
-            if not self._context.measured(self._workloads[self._reached]):
+        coming = [i, *(range(i + 1, len(self._workloads)) if then is None else then)][:WORKLOADS]
+        self._leave(coming)
+        for k in coming:
+            if k not in self._met and not self._context.measured(self._workloads[k]):
                 self._put += 1
-                self._waiting.put(self._reached)
-            self._reached += 1
+                self._waiting.put(k)
+            self._met.add(k)
 
     @property
     def idle(self) -> bool:
         """Whether everything is handed to the compilers as far as workloads were reached."""
         return self._done == self._put
 
-    def _leave(self, i: int) -> None:
-        """Drop what is left of the workloads before ``i``, unless a later one has such a part too."""
+    def _leave(self, coming: Sequence[int]) -> None:
+        """Drop what is left of other workloads than ``coming``, unless one of those has such a part too."""
         with self._lock:
-            self._present = i
-            left = [self._handed.pop(k) for k in list(self._handed) if k < i]
+            self._wanted = set(coming)
+            left = [self._handed.pop(k) for k in list(self._handed) if k not in self._wanted]
             wanted = set().union(*self._handed.values())
         if left:
             self._pool.forget(set().union(*left) - wanted)
@@ -89,7 +89,7 @@ class Ahead:
     def _hand(self, i: int, part: Workload, config: Config) -> bool:
         """Have a candidate of workload ``i``, or a part of it, built; False where nobody will ask for it any more."""
         with self._lock:
-            if i < self._present or self._context.interrupt.requested:
+            if i not in self._wanted or self._context.interrupt.requested:
                 return False
             self._handed.setdefault(i, set()).add(part.fingerprint)
             self._pool.ahead(part, self._context.device, config)
@@ -98,7 +98,7 @@ class Ahead:
     def _run(self) -> None:
         while (i := self._waiting.get()) is not None:
             try:
-                if i >= self._present:
+                if i in self._wanted:
                     for part, config in first(self._context, self._workloads[i], self._budget(i)):
                         if not self._hand(i, part, config):
                             break

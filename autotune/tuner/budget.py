@@ -105,10 +105,11 @@ class Clock:
     Args:
         timeout: seconds for all; None for no limit.
         shares: of each workload, in order.
+        devices: on which they are searched side by side, each workload on one; each has a clock of its own.
     """
 
-    def __init__(self, timeout: float | None, shares: Sequence[float]) -> None:
-        self._timeout, self._shares = timeout, list(shares)
+    def __init__(self, timeout: float | None, shares: Sequence[float], devices: int = 1) -> None:
+        self._timeout, self._shares, self._devices = timeout, list(shares), devices
         self._begin = time.monotonic()
         self._fixed: list[float] = []
 
@@ -118,20 +119,24 @@ class Clock:
         return self._timeout is not None and time.monotonic() - self._begin >= self._timeout
 
     def granted(self, i: int) -> float | None:
-        """Workload ``i``'s share of the whole, whatever was used so far."""
-        return None if self._timeout is None else self._timeout * self._shares[i] / sum(self._shares)
+        """Workload ``i``'s share of what the devices have together, whatever was used so far; the whole at most."""
+        if self._timeout is None:
+            return None
+        return self._timeout * min(1.0, self._devices * self._shares[i] / sum(self._shares))
 
-    def budget(self, i: int, trials: int | None, patience: int | None) -> Budget:
-        """The budget of workload ``i``, which comes next."""
+    def budget(self, i: int, trials: int | None, patience: int | None, then: Sequence[int] | None = None) -> Budget:
+        """The budget of workload ``i``, which comes next on this device, and after it ``then``; None for all that
+        follow."""
         if self._timeout is None:
             return Budget(trials, None, patience)
         left = max(self._timeout - (time.monotonic() - self._begin), 1.0)
-        part = self._shares[i] / sum(self._shares[i:])
+        shares = [self._shares[k] for k in (i, *(range(i + 1, len(self._shares)) if then is None else then))]
+        part = shares[0] / sum(shares)
         if not self._fixed:
             return Budget(trials, left * part, patience)
         first, *others = self._fixed
         fixed = statistics.fmean(others or [min(first, _FINAL_SHARE * left * part)])
-        search = max((left - fixed * (len(self._shares) - i)) * part, _LEAST_S)
+        search = max((left - fixed * len(shares)) * part, _LEAST_S)
         return Budget(trials, search + fixed, patience, fixed)
 
     def done(self, seconds: float, searched: float) -> None:

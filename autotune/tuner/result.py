@@ -26,6 +26,7 @@ class Progress:
         left_s: seconds of the time budget left; None without one.
         note: one line about what just happened.
         part: whether ``best_us`` is of a part of the workload that is searched by itself.
+        device: where, if on several side by side; else empty.
     """
 
     workload: str
@@ -39,6 +40,7 @@ class Progress:
     left_s: float | None
     note: str = ""
     part: bool = False
+    device: str = ""
 
 
 @dataclass(frozen=True)
