@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from autotune import device
-from autotune.device import DeviceIdentity, Environment, environment, identify, resolve_device
+from autotune.device import DeviceIdentity, Environment, environment, identify, resolve_device, resolve_devices
 from autotune.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -127,6 +127,34 @@ def test_resolve_device_with_gpus(two_gpus: None) -> None:
     ]  # fmt: skip
     with pytest.raises(UserError, match="cuda:0 to cuda:1"):
         resolve_device("cuda:2")
+
+
+def test_several_devices(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve_devices("auto") == resolve_devices("cuda") == ["cuda:0"]
+    assert resolve_devices("cpu") == ["cpu"]
+    assert resolve_devices("cuda:all") == resolve_devices(" CUDA:0, cuda:1") == ["cuda:0", "cuda:1"]
+    assert resolve_devices("cuda:1,cuda:0") == ["cuda:1", "cuda:0"]
+    for mistake, said in (
+        ("cuda:0,cuda:2", "cuda:0 to cuda:1"),
+        ("cuda,cuda:0", "names cuda:0 twice"),
+        ("cuda:0,cpu", "a CPU is searched on alone"),
+        ("cuda:0,", "unknown device ''"),
+        ("cuda:all,cuda:0", "'cuda:all' names several"),
+    ):
+        with pytest.raises(UserError, match=said):
+            resolve_devices(mistake)
+    for several in ("cuda:0,cuda:1", "cuda:all"):
+        with pytest.raises(UserError, match="names several: only `autotune search fusion`"):
+            resolve_device(several)
+    one = identify("cuda:0")
+    monkeypatch.setattr(device, "identify", lambda name: dataclasses.replace(one, units=int(name[-1])))
+    with pytest.raises(UserError, match="one search takes equal devices"):
+        resolve_devices("cuda:all")
+
+
+def test_all_devices_of_a_machine_without_one(no_gpu: None) -> None:
+    with pytest.raises(UserError, match="sees no CUDA device here; use --device cpu"):
+        resolve_devices("cuda:all")
 
 
 @pytest.mark.parametrize("name", ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:1:2", "cpu:0", "rocm"])

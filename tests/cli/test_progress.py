@@ -76,6 +76,18 @@ def test_equal_labels_are_told_apart_by_time() -> None:
     assert [line.partition(" ")[0] for line in out.getvalue().splitlines()] == ["[1/2]", "[2/2]"]
 
 
+def test_devices_side_by_side_are_told_apart() -> None:
+    out = io.StringIO()
+    with ProgressDisplay(of=3, stream=out) as display:
+        for name, label in (("cuda:0", "a"), ("cuda:1", "b"), ("cuda:0", "a"), ("cuda:0", "c"), ("cuda:1", "b")):
+            display.show(state(workload=label, device=name, measured=10 + len(out.getvalue())))
+    began = "[cuda:0 1/3] a", "[cuda:1 2/3] b", "[cuda:0 1/3] a", "[cuda:0 3/3] c"
+    lines = [
+        line.partition(":")[0] + ":" + line.partition(":")[2].partition(":")[0] for line in out.getvalue().splitlines()
+    ]
+    assert lines == [*began, "[cuda:1 2/3] b"]  # each is told as it begins, and how it ended
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -93,3 +105,16 @@ def test_on_a_terminal_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "20/40" in text
     assert "8.5 us" in text
     assert "left" in text
+
+
+def test_on_a_terminal_every_device_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    out = Terminal()
+    with ProgressDisplay(of=2, stream=out) as display:
+        for measured in (1, 2):
+            for name, label in (("cuda:0", "a"), ("cuda:1", "b")):
+                display.show(state(workload=label, device=name, measured=measured))
+    last = out.getvalue().rpartition("[cuda:0 1/2] a")[2]
+    assert last.count("2/40") == 2
+    assert "[cuda:1 2/2] b" in last

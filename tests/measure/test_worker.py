@@ -204,6 +204,7 @@ def test_closing_the_pool_drops_what_is_under_way() -> None:
     assert queued.cancelled()
     assert time.monotonic() - begin < 20
     assert 1 <= default_processes() <= 16
+    assert default_processes(1000) == 1
 
 
 def test_frames_come_together_from_pieces() -> None:

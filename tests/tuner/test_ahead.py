@@ -124,6 +124,21 @@ def test_a_few_workloads_ahead_and_none_that_is_known(context: Context, monkeypa
     assert [f for f, _ in noted(context)] == [names[0], names[3], names[4], names[5]]
 
 
+def test_what_comes_next_may_be_told(context: Context) -> None:
+    works = [toy(rows=r) for r in (2, 3, 4, 5)]
+    names = [w.fingerprint for w in works]
+    with ahead_of(context, works) as waiting:
+        waiting.reach(0, [3, 1])
+        settle(waiting)
+        assert [f for f, _ in noted(context)] == [names[0], names[3], names[1]]
+        waiting.reach(3, [])
+        settle(waiting)
+        assert pool_of(context).forgotten == [{names[0], names[1]}]
+        waiting.reach(2, [])
+        settle(waiting)
+    assert [f for f, _ in noted(context)][3:] == [names[2]]
+
+
 def test_a_mistake_is_left_to_the_search(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     works = [toy(rows=2), toy(rows=3)]
     real = ToyTask.seeds

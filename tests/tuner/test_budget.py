@@ -68,6 +68,15 @@ def test_what_is_known_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert clock.budget(1, None, None).timeout == 100.0
 
 
+def test_several_devices_have_as_much_time_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    hand = Hand(monkeypatch)
+    clock = Clock(100.0, [5.0, 3.0, 1.0, 1.0], devices=2)
+    assert [clock.granted(i) for i in range(4)] == [100.0, 60.0, 20.0, 20.0]
+    assert clock.budget(1, None, None, then=[3]).timeout == 75.0  # of this device, which two of them share
+    hand.now += 60.0
+    assert clock.budget(3, None, None, then=[]).timeout == 40.0
+
+
 def test_no_limit() -> None:
     clock = Clock(None, [1.0])
     assert clock.granted(0) is None

@@ -23,18 +23,18 @@ import pytest
 from autotune import api, device, task
 from autotune.errors import UserError
 from autotune.measure.pool import CompilePool
-from autotune.measure.worker import Worker
 from autotune.store import Store
 from autotune.tuner import lanes
-from autotune.tuner.result import Progress, Result
+from autotune.tuner.context import Context
+from autotune.tuner.lanes import Lanes
+from autotune.tuner.result import Progress
+from autotune.tuner.turns import Turns
 
 from . import lane_domain, pair_domain
 from .conftest import QUICK, ROOT
-from .toy_domain import BLOCKS, GOOD
 from .toy_domain import workload as toy
 
 TWO = ["cpu", "cpu"]
-WHOLE = len(GOOD) * len(BLOCKS)
 ALL: dict[str, Any] = {"patience": 0, "sampler": "random", "policy": QUICK}
 
 
@@ -68,45 +68,33 @@ def refuse_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lanes_find_what_one_device_finds_and_the_next_run_starts_none(
     store: Store, tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    works = [toy(rows=r, log=str(log), pause_s=0.02) for r in (64, 65, 66, 67)]
+    works = [toy(columns=c, log=str(log), pause_s=0.05) for c in (64, 65, 66)]  # of three families
+    options = {**ALL, "patience": 3, "timeout": 60.0}
     seen: list[Progress] = []
-    found = api.tune_workloads(works, TWO, store, progress=seen.append, **ALL)
+    found = api.tune_workloads(works, TWO, store, progress=seen.append, **options)
     assert [r.workload for r in found] == [w.fingerprint for w in works]
-    assert [(r.measured, r.best) for r in found] == [(WHOLE, {"how": "vector", "block": 8})] * 4
+    assert all(r.ok and r.measured > 3 for r in found)
     assert {r.winner for r in found} == {"autotune"}
     both = Counter(process for process, *_ in lines(log))
     assert len(both) == 2
-    assert min(both.values()) >= WHOLE
+    assert min(both.values()) > 3
     assert max(Counter((w, c) for _, w, c in lines(log)).values()) == 1
     assert {p.device for p in seen} == {"cpu"}
     assert {p.phase for p in seen} >= {"search", "final", "done"}
     (run,) = store.runs()
-    assert (run.state, len(run.summary["workloads"])) == ("done", 4)
+    assert (run.state, len(run.summary["workloads"])) == ("done", 3)
     assert {m.run for m in store.measurements()} == {run.id}
     assert store.stats()["claims"] == 0
 
     with Store.open(tmp_path / "alone.db") as alone:
-        one = api.tune_workloads(works, "cpu", alone, **ALL)
+        one = api.tune_workloads(works, "cpu", alone, **options)
         assert [(r.best, r.best_us, r.baselines) for r in one] == [(r.best, r.best_us, r.baselines) for r in found]
         screened = {key: us for key, us in stored(alone).items() if key[1] == "screen"}
         assert screened == {key: us for key, us in stored(store).items() if key[1] == "screen"}
 
     refuse_to_start(monkeypatch)
-    again = api.tune_workloads(works, TWO, store, **ALL)
+    again = api.tune_workloads(works, TWO, store, **options)
     assert [(r.workload, r.measured, r.best) for r in again] == [(r.workload, 0, r.best) for r in found]
-
-
-def test_a_lane_that_is_through_takes_over_what_waits_in_another(store: Store, log: Path) -> None:
-    heavy = toy(rows=64, log=str(log))
-    slow = [toy(rows=r, log=str(log), pause_s=0.25) for r in (32, 33, 34, 35)]
-    found = api.tune_workloads([heavy, *slow], TWO, store, weights={heavy.fingerprint: 10.0}, **{**ALL, "trials": 4})
-    assert [r.measured for r in found] == [4] * 5
-    who: dict[str, set[str]] = {}
-    for process, workload, _ in lines(log):
-        who.setdefault(workload, set()).add(process)
-    of_the_heavy = who[heavy.fingerprint]
-    assert any(who[w.fingerprint] == of_the_heavy for w in slow)
-    assert any(who[w.fingerprint] != of_the_heavy for w in slow)
 
 
 def test_a_shared_part_is_measured_once(store: Store, log: Path) -> None:
@@ -130,18 +118,53 @@ def test_when_the_time_is_up_what_is_left_is_not_begun(store: Store) -> None:
 
 
 def test_a_lane_that_is_killed_costs_what_it_had_in_hand(store: Store, tmp_path: Path, log: Path) -> None:
+    """The other one takes over what waited for it."""
     fatal = tmp_path / "fatal"
     fatal.touch()
-    works = [toy(rows=64, fatal=str(fatal)), *(toy(rows=r, log=str(log)) for r in (32, 33, 34))]
-    found = api.tune_workloads(works, TWO, store, **{**ALL, "trials": 4})
+    works = [toy(rows=64, fatal=str(fatal)), *(toy(rows=r, log=str(log), pause_s=0.1) for r in (32, 33, 34))]
+    found = api.tune_workloads(works, TWO, store, **{**ALL, "trials": 2})
     assert [r.workload for r in found] == [w.fingerprint for w in works]
     assert [r.ok for r in found] == [False, True, True, True]
     assert "the process that searched on cpu ended early: killed by SIGKILL" in found[0].error
+    by = {workload: process for process, workload, _ in lines(log)}
+    assert set(by) == {w.fingerprint for w in works[1:]}
+    assert len(set(by.values())) == 1
     assert store.runs()[0].state == "done"
     assert store.stats()["claims"] == 0
-    fatal.unlink()
-    again = api.tune_workloads(works, TWO, store, **{**ALL, "trials": 4})
-    assert all(r.ok for r in again)
+
+
+def test_half_of_what_waits_goes_to_a_lane_that_is_through(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Still:
+        def __init__(self, *args: object) -> None:
+            self.sent: list[dict[str, Any]] = []
+
+        def send(self, message: dict[str, Any], timeout: float) -> None:
+            self.sent.append(message)
+
+        def kill(self) -> None:
+            self.sent.append({"killed": True})
+
+    monkeypatch.setattr(lanes, "Child", Still)
+    works = [toy(rows=r) for r in range(10, 16)]
+    turns = Turns(works, [9.0, 3.0, 2.0, 2.0, 1.0, 1.0], 5, None, 7, devices=2)
+    group = Lanes(Context(store, "cpu", QUICK), TWO, turns, range(6))
+    one, other = group._lanes
+    assert (one.queue, other.queue) == ([0], [1, 2, 3, 4, 5])
+
+    def told(lane: Any) -> tuple[int | None, list[int]]:
+        assert list(group._next(lane)) == []
+        return lane.turn, list(lane.queue)
+
+    assert told(one) == (0, [])
+    assert told(other) == (1, [2, 3, 4, 5])
+    assert other.child.sent[-1]["then"] == [2, 3, 4]
+    assert told(one) == (3, [5])
+    assert (other.queue, one.child.sent[-1]["budget"]["trials"]) == ([2, 4], 5)
+    assert [told(other), told(other), told(other)] == [(2, [4]), (4, []), (5, [])]
+    assert not one.over
+    told(one)
+    assert one.over
+    assert one.child.sent[-1] == {"killed": True}
 
 
 def test_where_no_lane_is_left_every_workload_is_told(store: Store, tmp_path: Path) -> None:
@@ -156,8 +179,8 @@ def test_where_no_lane_is_left_every_workload_is_told(store: Store, tmp_path: Pa
 
 def test_a_mistake_of_the_user_is_told_once(store: Store, tmp_path: Path) -> None:
     space = tmp_path / "narrow.toml"
-    space.write_text("no_such = [1]\n")
-    with pytest.raises(UserError, match="no_such"):
+    space.write_text('how = ["another"]\n')
+    with pytest.raises(UserError, match="none of how"):
         api.tune_workloads([toy(rows=64), toy(rows=65)], TWO, store, space_file=str(space), **ALL)
     assert store.runs()[0].state == "failed"
 
@@ -170,7 +193,7 @@ def test_what_cannot_be_searched_side_by_side(store: Store, monkeypatch: pytest.
     real = device.identify("cpu")
     other = dataclasses.replace(real, name="another")
     monkeypatch.setattr(device, "identify", lambda name: other if name == "cuda:1" else real)
-    with pytest.raises(UserError, match="cuda:1 is another .* equal devices"):
+    with pytest.raises(UserError, match=r"cuda:1 is another .* equal devices"):
         api.tune_workloads(works, ["cuda:0", "cuda:1"], store, **ALL)
     monkeypatch.setattr(device, "identify", lambda name: dataclasses.replace(real, count=2))
     with pytest.raises(UserError, match="several devices itself"):
@@ -250,7 +273,7 @@ def gone(processes: list[psutil.Process]) -> bool:
 
 
 def test_ctrl_c_in_the_parent_ends_all_lanes_in_good_order(start: Start, store: Store, log: Path) -> None:
-    specs = [{"rows": r, "log": str(log), "pause_s": 0.3} for r in (64, 65, 66, 67)]
+    specs = [{"rows": r, "log": str(log), "pause_s": 0.2} for r in (64, 65, 66, 67)]
     process = start(specs)
     children = until_both_measure(process)
     assert len(children) >= 4  # two lanes, each with a compiler
@@ -263,20 +286,47 @@ def test_ctrl_c_in_the_parent_ends_all_lanes_in_good_order(start: Start, store: 
     assert gone(children)
     assert store.runs()[0].state == "interrupted"
     assert store.stats()["claims"] == 0
-    kept = len(lines(log))
-    assert sum(r["measured"] for r in found) == kept == len(store.measurements(stage="screen"))
-    works = [toy(**spec) for spec in ({**s} for s in specs)]
-    again = api.tune_workloads(works[:2], TWO, store, **ALL)
-    assert sum(r.measured for r in again) == 2 * WHOLE - kept
+    assert sum(r["measured"] for r in found) == len(lines(log)) == len(store.measurements(stage="screen"))
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_a_parent_that_is_killed_leaves_no_process(how: signal.Signals, start: Start, log: Path) -> None:
+def test_a_second_ctrl_c_ends_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Lanes] = []
+    ended: list[bool] = []
+    leave = Lanes.__exit__
+
+    def leaving(self: Lanes, *error: Any) -> None:
+        begun.append(self)
+        leave(self, *error)
+        ended.extend(not lane.child.alive for lane in self._lanes)
+
+    monkeypatch.setattr(Lanes, "__exit__", leaving)
+
+    def twice(state: Progress) -> None:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        api.tune_workloads([toy(rows=r, pause_s=0.3) for r in (4, 5)], TWO, store, progress=twice, **ALL)
+    assert ended == [True, True]
+    assert store.runs()[0].state == "interrupted"
+    assert store.stats()["claims"] == 0
+
+
+def test_ctrl_c_before_anything_is_begun(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = lanes.open_storage
+    monkeypatch.setattr(lanes, "open_storage", lambda url: (signal.raise_signal(signal.SIGINT), real(url))[1])
+    with pytest.raises(KeyboardInterrupt):
+        api.tune_workloads([toy(rows=r) for r in (4, 5)], TWO, store, **ALL)
+    assert store.runs()[0].state == "interrupted"
+    assert store.measurements() == []
+
+
+def test_a_parent_that_is_killed_leaves_no_process(start: Start, log: Path) -> None:
     process = start([{"rows": r, "log": str(log), "pause_s": 0.3} for r in (64, 65)])
     children = until_both_measure(process)
-    process.send_signal(how)
+    process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
-    assert process.returncode == -how
+    assert process.returncode == -signal.SIGTERM
     assert gone(children)
     kept = len(lines(log))
     time.sleep(0.5)
