@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from autotune import api, device, task
+from autotune.cli.app import main
 from autotune.errors import UserError
 from autotune.measure.pool import CompilePool
 from autotune.store import Store
@@ -331,3 +332,24 @@ def test_a_parent_that_is_killed_leaves_no_process(start: Start, log: Path) -> N
     kept = len(lines(log))
     time.sleep(0.5)
     assert len(lines(log)) == kept
+
+
+def test_the_command_tells_where_what_is_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    db = str(tmp_path / "missed.db")
+    with Store.open(db) as store:
+        own = store.put_device(device.identify("cpu"))
+        for rows in (64, 65):
+            assert store.add_miss(toy(rows=rows), own)
+    monkeypatch.setattr(device, "resolve_devices", lambda named: ["cpu"] * 3 if named == "cuda:all" else [])
+    assert main(["search", "--missed", "--device", "cuda:all", "--trials", "2", "--db", db, "--json"]) == 0
+    out, err = capsys.readouterr()
+    answer = json.loads(out)
+    assert (answer["device"], answer["not_begun"]) == ("cpu,cpu", 0)
+    assert [r["device"] for r in answer["workloads"]] == ["cpu", "cpu"]
+    assert f"missed workloads: 2 workloads on 2 x {device.identify('cpu').name}" in err
+    for number in (1, 2):
+        assert f"\n[cpu {number}/2] toy 6" in err
+    with Store.open(db) as store:
+        assert store.misses() == []
