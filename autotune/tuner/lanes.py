@@ -30,11 +30,13 @@ from autotune.tuner.context import Context
 from autotune.tuner.history import open_storage
 from autotune.tuner.outcome import recalled
 from autotune.tuner.result import Progress, Result
+from autotune.tuner.study import FAULT
 from autotune.tuner.turns import Turns
 
 MODULE = "autotune.tuner.lane"
 _POLL_S = 0.2  # between looks at whether the user interrupts
 _SEND_S = 180.0  # a lane reads once it has imported what it needs
+_FAULTS = 2  # in a row: the device is broken, not a workload
 
 
 def side_by_side(context: Context, devices: Sequence[str], turns: Turns) -> Generator[Result, None, None]:
@@ -76,6 +78,8 @@ class _Lane:
         self.clock = turns.clock()
         self.owner = ""
         """Of its claims; empty until it can be given a turn."""
+        self.faults = 0
+        """Workloads in a row on which the machine failed."""
         self.over = False
         self.child = Child(MODULE, environment)
 
@@ -163,7 +167,7 @@ class Lanes:
                 continue
             if "result" in message:
                 result = Result(**message["result"])
-                lane.turn = None
+                lane.turn, lane.faults = None, lane.faults + 1 if result.stop == FAULT else 0
                 lane.clock.done(result.seconds, result.search_s)
                 yield replace(result, interrupted=result.interrupted or self._stopped)
             else:
@@ -171,7 +175,10 @@ class Lanes:
             yield from self._next(lane)
 
     def _next(self, lane: _Lane) -> Iterator[Result]:
-        """Give a lane its next turn, or its end."""
+        """Give a lane its next turn, or its end; one whose device is broken leaves the rest to the others."""
+        if lane.faults >= _FAULTS and len(self._alive()) > 1:
+            self._end(lane)
+            return
         if not lane.queue:
             rich = max(self._lanes, key=self._weight)
             lane.queue = rich.queue[::-2][::-1]  # every other one, so that both have costly ones and cheap ones

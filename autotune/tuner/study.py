@@ -15,7 +15,10 @@ from autotune.tuner.result import Progress, Result
 from autotune.tuner.screen import explore, settled
 from autotune.workload import Workload
 
-__all__ = ["Budget", "Progress", "Result", "tune"]
+__all__ = ["FAULT", "Budget", "Progress", "Result", "tune"]
+
+FAULT = "the machine failed"
+"""Why a search stopped that the worker's faults left nothing to begin with."""
 
 
 def tune(context: Context, workload: Workload, budget: Budget, granted: float | None = None) -> Result:
@@ -59,7 +62,7 @@ def tune(context: Context, workload: Workload, budget: Budget, granted: float | 
         s.search_s = s.elapsed
         final = finals.compare(s, task.normalize(task.default()))
     except WorkerFault as fault:
-        stop, error = stop or "the machine failed", str(fault)
+        stop, error = stop or FAULT, str(fault)
     except KeyboardInterrupt:
         stop = "interrupted"
         s.interrupt.requested = True

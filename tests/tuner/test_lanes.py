@@ -28,7 +28,8 @@ from autotune.store import Store
 from autotune.tuner import lanes
 from autotune.tuner.context import Context
 from autotune.tuner.lanes import Lanes
-from autotune.tuner.result import Progress
+from autotune.tuner.result import Progress, Result
+from autotune.tuner.study import FAULT
 from autotune.tuner.turns import Turns
 
 from . import lane_domain, pair_domain
@@ -101,7 +102,7 @@ def test_lanes_find_what_one_device_finds_and_the_next_run_starts_none(
 def test_a_shared_part_is_measured_once(store: Store, log: Path) -> None:
     shared = {"rows": 16, "log": str(log), "pause_s": 0.05}
     works = [pair_domain.workload(shared, {"rows": r, "log": str(log)}) for r in (8, 9)]
-    found = api.tune_workloads(works, TWO, store, timeout=60.0, **{**ALL, "sampler": "tpe"})
+    found = api.tune_workloads(works, TWO, store, trials=12, **{**ALL, "sampler": "tpe"})
     assert all(r.ok and r.winner == "autotune" for r in found)
     measured = [(w, c) for _, w, c in lines(log)]
     assert len({w for w, _ in measured}) > 2
@@ -134,38 +135,76 @@ def test_a_lane_that_is_killed_costs_what_it_had_in_hand(store: Store, tmp_path:
     assert store.stats()["claims"] == 0
 
 
-def test_half_of_what_waits_goes_to_a_lane_that_is_through(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Still:
-        def __init__(self, *args: object) -> None:
-            self.sent: list[dict[str, Any]] = []
+class Still:
+    """A lane's process that does nothing: what it is sent, and what it is to say."""
 
-        def send(self, message: dict[str, Any], timeout: float) -> None:
-            self.sent.append(message)
+    def __init__(self, *args: object) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.says: list[dict[str, Any]] = []
 
-        def kill(self) -> None:
-            self.sent.append({"killed": True})
+    def send(self, message: dict[str, Any], timeout: float) -> None:
+        self.sent.append(message)
 
+    def poll(self) -> tuple[dict[str, Any], bytes] | None:
+        return (self.says.pop(0), b"") if self.says else None
+
+    def kill(self) -> None:
+        self.sent.append({"killed": True})
+
+
+@pytest.fixture
+def still(store: Store, monkeypatch: pytest.MonkeyPatch) -> Lanes:
+    """Two lanes, one with a large workload, the other with five small ones."""
     monkeypatch.setattr(lanes, "Child", Still)
     works = [toy(rows=r) for r in range(10, 16)]
     turns = Turns(works, [9.0, 3.0, 2.0, 2.0, 1.0, 1.0], 5, None, 7, devices=2)
     group = Lanes(Context(store, "cpu", QUICK), TWO, turns, range(6))
-    one, other = group._lanes
-    assert (one.queue, other.queue) == ([0], [1, 2, 3, 4, 5])
+    assert [lane.queue for lane in group._lanes] == [[0], [1, 2, 3, 4, 5]]
+    return group
 
+
+def test_half_of_what_waits_goes_to_a_lane_that_is_through(still: Lanes) -> None:
     def told(lane: Any) -> tuple[int | None, list[int]]:
-        assert list(group._next(lane)) == []
+        assert list(still._next(lane)) == []
         return lane.turn, list(lane.queue)
 
+    one, other = still._lanes
     assert told(one) == (0, [])
     assert told(other) == (1, [2, 3, 4, 5])
-    assert other.child.sent[-1]["then"] == [2, 3, 4]
+    assert sent(other)["then"] == [2, 3, 4]
     assert told(one) == (3, [5])
-    assert (other.queue, one.child.sent[-1]["budget"]["trials"]) == ([2, 4], 5)
+    assert (other.queue, sent(one)["budget"]["trials"]) == ([2, 4], 5)
     assert [told(other), told(other), told(other)] == [(2, [4]), (4, []), (5, [])]
     assert not one.over
     told(one)
     assert one.over
-    assert one.child.sent[-1] == {"killed": True}
+    assert sent(one) == {"killed": True}
+
+
+def sent(lane: Any) -> dict[str, Any]:
+    """The last that a still lane was sent."""
+    return dict(lane.child.sent[-1])
+
+
+def test_a_broken_device_does_not_take_what_others_could_search(still: Lanes) -> None:
+    one, other = still._lanes
+    failed = Result("w", "toy", "toy", "cpu", "p", stop=FAULT, seconds=9.0, error="the worker does not start")
+    fine = dataclasses.replace(failed, stop="no gain", error="")
+
+    def says(lane: Any, *results: Result) -> list[Result]:
+        lane.child.says += [{"result": dataclasses.asdict(r)} for r in results]
+        return list(still._hear(lane))
+
+    list(still._next(one))
+    list(still._next(other))
+    assert says(other, failed, fine, failed) == [failed, fine, failed]
+    assert (other.turn, other.over) == (4, False)
+    assert says(other, failed) == [failed]
+    assert (other.turn, other.over, other.queue) == (None, True, [5])
+    assert says(one, failed) == [failed]
+    assert one.turn == 5
+    assert says(one, failed) == [failed]  # the last one goes on to the end
+    assert one.over
 
 
 def test_where_no_lane_is_left_every_workload_is_told(store: Store, tmp_path: Path) -> None:
