@@ -1,7 +1,8 @@
 """The toy and the pair domain, measured by a formula in the lane's own process: fast, and the same on every device.
 
 A workload's spec may hold ``log`` (a file that gets a line for every candidate measured: the process and the
-candidate), ``pause_s`` (of each), and ``fatal`` (a file, while which is there the process kills itself).
+candidate), ``pause_s`` (of each), ``meet`` (a folder: what is measured waits until two processes measure such) and
+``fatal`` (a file, while which is there the process kills itself).
 """
 
 from __future__ import annotations
@@ -35,6 +36,15 @@ def latency(config: Config) -> float:
     return 100.0 * len(blocks) + 10 * len(slow) + sum(abs(toy_domain.BLOCKS.index(int(b)) - 3) for b in blocks)
 
 
+def meet(folder: Path) -> None:
+    """Wait until another process does."""
+    folder.mkdir(exist_ok=True)
+    (folder / str(os.getpid())).touch()
+    end = time.monotonic() + 60
+    while len(list(folder.iterdir())) < 2 and time.monotonic() < end:
+        time.sleep(0.01)
+
+
 class Formula:
     """Measures without a worker; see :class:`autotune.measure.worker.Measurer`."""
 
@@ -49,6 +59,8 @@ class Formula:
         self, config: Config, artifact: Artifact, *, stage: str, seed: int, limit_us: float | None = None
     ) -> Outcome:
         spec = self._workload.spec
+        if spec.get("meet"):
+            meet(Path(spec["meet"]))
         if spec.get("fatal") and Path(spec["fatal"]).exists():
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(spec.get("pause_s", 0.0))

@@ -70,7 +70,8 @@ def refuse_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lanes_find_what_one_device_finds_and_the_next_run_starts_none(
     store: Store, tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    works = [toy(columns=c, log=str(log), pause_s=0.05) for c in (64, 65, 66)]  # of three families
+    spec = {"log": str(log), "meet": str(tmp_path / "meet")}
+    works = [toy(columns=c, **spec) for c in (64, 65, 66)]  # of three families
     options = {**ALL, "patience": 3, "timeout": 60.0}
     seen: list[Progress] = []
     found = api.tune_workloads(works, TWO, store, progress=seen.append, **options)
@@ -99,13 +100,13 @@ def test_lanes_find_what_one_device_finds_and_the_next_run_starts_none(
     assert [(r.workload, r.measured, r.best) for r in again] == [(r.workload, 0, r.best) for r in found]
 
 
-def test_a_shared_part_is_measured_once(store: Store, log: Path) -> None:
-    shared = {"rows": 16, "log": str(log), "pause_s": 0.05}
+def test_a_shared_part_is_measured_once(store: Store, tmp_path: Path, log: Path) -> None:
+    shared = {"rows": 16, "log": str(log), "pause_s": 0.05, "meet": str(tmp_path / "meet")}
     works = [pair_domain.workload(shared, {"rows": r, "log": str(log)}) for r in (8, 9)]
     found = api.tune_workloads(works, TWO, store, trials=12, **{**ALL, "sampler": "tpe"})
     assert all(r.ok and r.winner == "autotune" for r in found)
     measured = [(w, c) for _, w, c in lines(log)]
-    assert len({w for w, _ in measured}) > 2
+    assert len({p for p, w, _ in lines(log) if w == toy(**shared).fingerprint}) == 2
     assert max(Counter(measured).values()) == 1
     assert store.stats()["claims"] == 0
 
@@ -123,7 +124,8 @@ def test_a_lane_that_is_killed_costs_what_it_had_in_hand(store: Store, tmp_path:
     """The other one takes over what waited for it."""
     fatal = tmp_path / "fatal"
     fatal.touch()
-    works = [toy(rows=64, fatal=str(fatal)), *(toy(rows=r, log=str(log), pause_s=0.1) for r in (32, 33, 34))]
+    spec = {"log": str(log), "meet": str(tmp_path / "meet")}
+    works = [toy(rows=64, fatal=str(fatal), **spec), *(toy(rows=r, **spec) for r in (32, 33, 34))]
     found = api.tune_workloads(works, TWO, store, **{**ALL, "trials": 2})
     assert [r.workload for r in found] == [w.fingerprint for w in works]
     assert [r.ok for r in found] == [False, True, True, True]
@@ -312,8 +314,11 @@ def gone(processes: list[psutil.Process]) -> bool:
     return False
 
 
-def test_ctrl_c_in_the_parent_ends_all_lanes_in_good_order(start: Start, store: Store, log: Path) -> None:
-    specs = [{"rows": r, "log": str(log), "pause_s": 0.2} for r in (64, 65, 66, 67)]
+def test_ctrl_c_in_the_parent_ends_all_lanes_in_good_order(
+    start: Start, store: Store, tmp_path: Path, log: Path
+) -> None:
+    meet = str(tmp_path / "meet")
+    specs = [{"rows": r, "log": str(log), "pause_s": 0.2, "meet": meet} for r in (64, 65, 66, 67)]
     process = start(specs)
     children = until_both_measure(process)
     assert len(children) >= 4  # two lanes, each with a compiler
