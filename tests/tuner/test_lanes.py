@@ -326,7 +326,7 @@ def test_ctrl_c_in_the_parent_ends_all_lanes_in_good_order(
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     found = json.loads(out.splitlines()[-1].removeprefix("RESULT "))
-    assert [r["interrupted"] for r in found] == [True, True]
+    assert [(r["interrupted"], r["stop"]) for r in found] == [(True, "interrupted")] * 2
     assert [r["winner"] for r in found] == ["autotune", "autotune"]  # what was known by then met the baselines
     assert gone(children)
     assert store.runs()[0].state == "interrupted"
