@@ -52,7 +52,7 @@ def free(device: str = "cpu") -> bool:
 
 
 def test_who_has_a_turn_may_ask_again_and_others_wait() -> None:
-    turns = Turns("cpu", 5)
+    turns = Turns("cpu", 60)
     with turns.mine():
         with turns.mine():
             assert not free()
@@ -60,7 +60,7 @@ def test_who_has_a_turn_may_ask_again_and_others_wait() -> None:
         assert free("cuda:0")
     assert free()
     before = turns.waited_s
-    assert before < 4  # asking again is not waiting for oneself until the time is up
+    assert before < 50  # asking again is not waiting for oneself until the time is up
     with subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "True\n"
@@ -74,7 +74,7 @@ def test_who_has_a_turn_may_ask_again_and_others_wait() -> None:
 
 
 def test_threads_of_a_process_take_turns() -> None:
-    turns, order = Turns("cpu", 5), list[str]()
+    turns, order = Turns("cpu", 60), list[str]()
 
     def other() -> None:
         with turns.mine():
@@ -99,7 +99,7 @@ def test_a_thread_that_is_waited_for_goes_on_without_its_turn() -> None:
     with turns.mine():
         thread = threading.Thread(target=backward, daemon=True)
         thread.start()
-        thread.join(5)
+        thread.join(60)
         assert done
         assert not free()
     assert free()

@@ -19,7 +19,7 @@ def test_a_busy_neighbour_is_seen_and_our_own_work_is_not() -> None:
     meter = Meter()
     busy(0.5)
     before = meter.others()
-    code = "import time; t = time.time(); print(flush=True)\nwhile time.time() - t < 20: pass"
+    code = "import time; t = time.time(); print(flush=True)\nwhile time.time() - t < 100: pass"
     neighbour = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     try:
         assert neighbour.stdout is not None
@@ -29,7 +29,7 @@ def test_a_busy_neighbour_is_seen_and_our_own_work_is_not() -> None:
         assert meter.others() > 0.3  # a whole processor, on a machine that others use too
         begin = time.monotonic()
         wait_for_quiet(0.2)
-        assert 0.2 <= time.monotonic() - begin < 15  # not until the neighbour has ended
+        assert 0.2 <= time.monotonic() - begin < 60  # not until the neighbour has ended
     finally:
         neighbour.kill()
         neighbour.communicate()

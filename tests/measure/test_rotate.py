@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ from autotune.measure import rotate as module
 from autotune.measure.policy import default_policy
 from autotune.measure.rotate import input_sets, last_level_cache, rotate, time_rotating
 from autotune.measure.server import Server
+
+from .conftest import Clock
 
 MIB = 1 << 20
 POLICY = dataclasses.replace(default_policy("cpu"), warmup=2, final_rounds=4, final_s=30.0, cold_bytes=8 * MIB)
@@ -111,13 +112,14 @@ def test_one_contender_alone_has_a_set_of_its_own_in_each_call() -> None:
     assert seen == [i % 3 for i in range(2 + 2 * 4)]
 
 
-def test_hopeless_contenders_and_spent_budgets_end_early() -> None:
+def test_hopeless_contenders_and_spent_budgets_end_early(clock: Clock) -> None:
     def slow(given: int) -> None:
-        time.sleep(0.002)
+        clock.busy(2_000)
 
     assert len(time_rotating([0, 1], slow, POLICY, repeats=50, limit_us=100)) == 3
-    # a sample takes 4 ms at least, warm-up and all: as many fit before the budget ends, and the one that ends after it
-    assert 3 <= len(time_rotating([0, 1], slow, POLICY, repeats=500, budget_s=0.05)) <= 13
+    # a sample takes 4 ms, warm-up and all: as many as end before the budget does, and the one that ends after it
+    assert len(time_rotating([0, 1], slow, POLICY, repeats=500, budget_s=0.05)) == 13
+    assert len(time_rotating([0, 1], slow, POLICY, repeats=500, budget_s=0.001)) == 3
 
 
 def test_the_worker_times_copies_in_turn_where_the_policy_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
