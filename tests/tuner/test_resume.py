@@ -6,10 +6,12 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import optuna
@@ -56,13 +58,13 @@ def screened(store: Store) -> list[Measurement]:
 
 
 def test_two_searches_one_killed_and_started_again(search: Start, store: Store, tmp_path: Path) -> None:
-    log = tmp_path / "loads"
-    first, second = search(spec(log), **ALL), search(spec(log), **ALL, seed=1)
-    until_measured(first, 2)
+    given = spec(tmp_path / "loads", slow_us=5000)  # too slow for one to measure all before the other has begun
+    first, second = search(given, **ALL), search(given, **ALL, seed=1)
+    until_measured(first, 1)
     os.kill(first.pid, signal.SIGKILL)
     first.communicate()
     kept = {config_key(m.config): m.samples for m in store.measurements(stage="screen")}
-    third = search(spec(log), **ALL)
+    third = search(given, **ALL)
     results = [result_of(second), result_of(third)]
     found = screened(store)
     assert len(found) == WHOLE
@@ -141,10 +143,21 @@ def test_claims_of_others_are_left_to_them_and_their_results_used(search: Start,
 
 
 def test_lease_is_renewed_and_given_back(store: Store, monkeypatch: Any) -> None:
+    """By a clock that stands still until told: how late a busy machine wakes the thread that renews does not matter."""
     from autotune.device import environment, identify
+    from autotune.store import claims
     from autotune.tuner import session
 
-    monkeypatch.setattr(session, "LEASE_S", 2.0)
+    now, renewed = [1000.0], threading.Semaphore(0)
+    renew = store.renew
+
+    def counted(owner: str, lease_s: float) -> None:
+        renew(owner, lease_s)
+        renewed.release()
+
+    monkeypatch.setattr(claims, "time", SimpleNamespace(time=lambda: now[0]))
+    monkeypatch.setattr(store, "renew", counted)
+    monkeypatch.setattr(session, "LEASE_S", 0.3)
     key = Key(
         store.put_workload(workload()),
         store.put_device(identify("cpu")),
@@ -154,7 +167,12 @@ def test_lease_is_renewed_and_given_back(store: Store, monkeypatch: Any) -> None
     config = {"how": "rows", "block": 1}
     mine, other = owner_name(), owner_name()
     with Lease(store, mine):
-        assert store.claim(key, config, "screen", mine, 2.0)
-        time.sleep(3.0)
-        assert not store.claim(key, config, "screen", other, 2.0)
-    assert store.claim(key, config, "screen", other, 2.0)
+        assert store.claim(key, config, "screen", mine, 0.3)
+        for _ in range(4):
+            now[0] += 0.2
+            for _ in range(2):  # the first may have begun before the clock moved
+                assert renewed.acquire(timeout=60)
+            assert not store.claim(key, config, "screen", other, 0.3)
+    assert store.claim(key, config, "screen", other, 0.3)
+    now[0] += 0.4
+    assert store.claim(key, config, "screen", mine, 0.3)  # nobody renews that one
