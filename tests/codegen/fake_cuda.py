@@ -17,11 +17,12 @@ that generated code calls are in :mod:`fake_intrinsics`.
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
+from collections.abc import Iterator, Sequence
+from types import CodeType, SimpleNamespace
 from typing import Any
 
 import fake_intrinsics as names
@@ -63,7 +64,9 @@ class _Yields(ast.NodeTransformer):
         return node
 
 
-def _compile(text: str) -> dict[str, Any]:
+@functools.lru_cache(maxsize=64)
+def _compile(text: str) -> CodeType:
+    """The module of a kernel's text, with generators for what waits; tests run the same one often."""
     tree = ast.parse(text)
     waiting: set[str] = set()
     for function in (n for n in tree.body if isinstance(n, ast.FunctionDef)):
@@ -73,9 +76,7 @@ def _compile(text: str) -> dict[str, Any]:
             waiting.add(function.name)
         elif function.name == "kernel":  # a generator all the same
             function.body.append(ast.parse("if False:\n    yield").body[0])
-    space: dict[str, Any] = {}
-    exec(compile(ast.fix_missing_locations(tree), "<kernel>", "exec"), space)
-    return space
+    return compile(ast.fix_missing_locations(tree), "<kernel>", "exec")
 
 
 class _Words:
@@ -84,16 +85,18 @@ class _Words:
     def __init__(self, machine: Machine, block: _Block, key: int, dtype: Any, nbytes: int) -> None:
         self.machine, self.block, self.key = machine, block, key
         self.data = block.buffer(key, nbytes).view(dtype)
-        self.size = self.data.itemsize
+        self.size, self.length = self.data.itemsize, len(self.data)
         self.float = self.data.dtype == np.float32
 
     def _touch(self, k: int, write: bool) -> None:
-        if not 0 <= k < len(self.data):
-            raise KernelError(f"index {k} outside a shared array of {len(self.data)}")
-        for word in range(k * self.size // 4, (k * self.size + self.size + 3) // 4):
-            if (self.key, word) in self.block.in_flight:
-                raise KernelError(f"word {word} of shared memory is touched before its copy is there")
-            self.block.touch((self.key, word), self.machine.now, write)
+        if not 0 <= k < self.length:
+            raise KernelError(f"index {k} outside a shared array of {self.length}")
+        size, block = self.size, self.block
+        for number in (k,) if size == 4 else range(k * size // 4, (k * size + size + 3) // 4):
+            word = (self.key, number)
+            if word in block.in_flight:
+                raise KernelError(f"word {number} of shared memory is touched before its copy is there")
+            block.touch(word, self.machine.now, write)
 
     def __getitem__(self, k: int) -> Any:
         self._touch(k, False)
@@ -106,6 +109,8 @@ class _Words:
 
 
 Word = tuple[int, int]
+_Stamp = tuple["_Thread", int, int, int]
+"""Who touched a word: a thread, the number and the epoch of its block, and the epoch of all blocks together."""
 
 
 class _Block:
@@ -114,8 +119,8 @@ class _Block:
     def __init__(self, number: int) -> None:
         self.number, self.epoch, self.cluster_epoch, self.met = number, 0, 0, False
         self.buffers: dict[int, np.ndarray[Any, Any]] = {}
-        self.writer: dict[Word, tuple[Any, ...]] = {}
-        self.readers: dict[Word, list[tuple[Any, ...]]] = {}
+        self.writer: dict[Word, _Stamp] = {}
+        self.readers: dict[Word, list[_Stamp]] = {}
         self.in_flight: dict[Word, _Thread] = {}
 
     def buffer(self, key: int, nbytes: int) -> np.ndarray[Any, Any]:
@@ -125,21 +130,25 @@ class _Block:
 
     def touch(self, word: Word, who: _Thread, write: bool) -> None:
         """Note an access, and raise where one by another thread is not ordered before it by a barrier."""
-        stamp = (who, who.block.number, who.block.epoch, who.block.cluster_epoch)
+        home = who.block
+        number, epoch, cluster = home.number, home.epoch, home.cluster_epoch
 
-        def ordered(before: tuple[Any, ...]) -> bool:
-            thread, block, epoch, cluster = before
-            if thread is who or cluster < stamp[3]:
-                return True
-            return bool(block == who.block.number and epoch < who.block.epoch)
+        def apart(before: _Stamp) -> bool:
+            """Whether no barrier is between the two."""
+            thread, block, then, together = before
+            return thread is not who and together >= cluster and (block != number or then >= epoch)
 
-        last = self.writer.get(word)
-        clash = [last] if last and not ordered(last) else []
+        last, readers = self.writer.get(word), self.readers.get(word)
+        clash = [last] if last and apart(last) else []
         if write:
-            clash += [r for r in self.readers.get(word, ()) if not ordered(r)]
-            self.writer[word], self.readers[word] = stamp, []
-        else:
-            self.readers[word] = [*[r for r in self.readers.get(word, ()) if not ordered(r)][:3], stamp]
+            if readers:
+                clash += filter(apart, readers)
+                del self.readers[word]
+            self.writer[word] = (who, number, epoch, cluster)
+        elif not readers:
+            self.readers[word] = [(who, number, epoch, cluster)]
+        elif readers[-1] != (stamp := (who, number, epoch, cluster)):
+            self.readers[word] = [*[r for r in readers if apart(r)][:3], stamp]
         if clash:
             raise KernelError(f"threads {clash[0][0].name} and {who.name} race for word {word[1]} of shared memory")
 
@@ -164,14 +173,16 @@ class Machine:
     def __init__(self, source: CudaSource, grid: int, seed: int = 0) -> None:
         self.source, self.grid, self.rng = source, grid, random.Random(seed)
         self.now: _Thread
-        self.code = _compile(source.text)
+        self.code: dict[str, Any] = {}
+        exec(_compile(source.text), self.code)
         self.code.update(names.space(source.text))
         self.code.update(Copies(self).space(source.text))
+        self.thread_index, self.block_index = SimpleNamespace(x=0), SimpleNamespace(x=0)  # of the thread ``now``
         self.code["cuda"] = SimpleNamespace(
-            threadIdx=_Index(lambda: self.now.tid),
-            blockIdx=_Index(lambda: self.now.block.number),
-            gridDim=_Index(lambda: grid),
-            blockDim=_Index(lambda: source.block),
+            threadIdx=self.thread_index,
+            blockIdx=self.block_index,
+            gridDim=SimpleNamespace(x=grid),
+            blockDim=SimpleNamespace(x=source.block),
             shared=SimpleNamespace(array=self.shared_array),
             popc=lambda x: (int(x) & 0xFFFFFFFF).bit_count(),
         )
@@ -215,8 +226,8 @@ class Machine:
         threads = [_Thread(b, t) for b in self.blocks.values() for t in range(self.source.block)]
         for thread in threads:
             thread.run = self.code["kernel"](*args)
-        while not all(t.done for t in threads):
-            ready = [t for t in threads if not t.done and t.waits is None]
+        while left := [t for t in threads if not t.done]:
+            ready = [t for t in left if t.waits is None]
             if not ready:
                 waiting = sorted({str(t.waits[0]) for t in threads if t.waits})
                 few = ", ".join(t.name for t in [t for t in threads if t.waits][:4])
@@ -228,6 +239,7 @@ class Machine:
 
     def _step(self, thread: _Thread) -> None:
         self.now = thread
+        self.thread_index.x, self.block_index.x = thread.tid, thread.block.number
         try:
             thread.waits = thread.run.send(thread.answer) if thread.answer is not None else next(thread.run)
         except StopIteration:
@@ -242,8 +254,9 @@ class Machine:
             kinds = {t.waits[0] if t.waits else "" for t in warp}
             if len(kinds) == 1 and (kind := kinds.pop()).startswith(("shfl", "syncwarp", "ballot")):
                 self._shuffle(kind, warp)
-        for block in self.blocks.values():
-            own = [t for t in threads if t.block is block]
+        size = self.source.block
+        for k, block in enumerate(self.blocks.values()):
+            own = threads[k * size : (k + 1) * size]
             if all(t.waits and t.waits[0] == "syncthreads" for t in own):
                 block.epoch += 1
                 _go(own)
@@ -275,15 +288,6 @@ class Machine:
                 thread.answer = values[other]
         for thread in warp:
             thread.waits = None
-
-
-class _Index:
-    def __init__(self, get: Callable[[], int]) -> None:
-        self.get = get
-
-    @property
-    def x(self) -> int:
-        return self.get()
 
 
 def _go(threads: list[_Thread]) -> None:

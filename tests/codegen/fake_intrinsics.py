@@ -29,13 +29,21 @@ STORAGE = {
 TORCH = {NAMES[name]: getattr(torch, name) for name in NAMES}
 
 
+def _error(text: str) -> AssertionError:
+    from fake_cuda import KernelError
+
+    return KernelError(text)
+
+
 class Pointer:
     """A tensor in global memory: bounds and alignment are checked, and so is that it is read, or written once."""
 
     def __init__(self, short: str, data: np.ndarray[Any, Any], once: bool = False, readonly: bool = False) -> None:
         self.short, self.data, self.readonly = short, data, readonly
-        self.fresh = np.zeros(len(data), bool)  # written by the launch at hand
-        self.written = np.zeros(len(data), bool) if once else None
+        self._fresh, self._written = bytearray(len(data)), bytearray(len(data))
+        self.fresh = np.frombuffer(self._fresh, bool)  # written by the launch at hand
+        self.written = np.frombuffer(self._written, bool) if once else None
+        self.size = data.dtype.itemsize
 
     @classmethod
     def reading(cls, t: Tensor, storage: str) -> Pointer:
@@ -70,31 +78,25 @@ class Pointer:
         return raw.view(TORCH[self.short]) if self.short in ("bf16", "b1") else raw
 
     def span(self, at: int, n: int) -> slice:
-        from fake_cuda import KernelError
-
         if at < 0 or at + n > len(self.data):
-            raise KernelError(f"elements {at}..{at + n - 1} of a tensor of {len(self.data)}")
-        if at * self.data.dtype.itemsize % min(16, n * self.data.dtype.itemsize):
-            raise KernelError(f"{n} elements at {at} are not aligned")
+            raise _error(f"elements {at}..{at + n - 1} of a tensor of {len(self.data)}")
+        if n > 1 and at * self.size % min(16, n * self.size):
+            raise _error(f"{n} elements at {at} are not aligned")
         return slice(at, at + n)
 
     def load(self, at: int, n: int, coherent: bool = True) -> np.ndarray[Any, Any]:
         where = self.span(int(at), n)
-        if not coherent and self.fresh[where].any():
-            from fake_cuda import KernelError
-
-            raise KernelError("a load through the read-only path of what the same launch wrote")
+        if not coherent and self._fresh.find(1, where.start, where.stop) >= 0:
+            raise _error("a load through the read-only path of what the same launch wrote")
         return self.data[where]
 
     def store(self, at: int, values: list[Any]) -> None:
-        from fake_cuda import KernelError
-
         where = self.span(int(at), len(values))
         if self.readonly:
-            raise KernelError("a kernel writes to an input")
+            raise _error("a kernel writes to an input")
         if self.written is not None:
-            if self.written[where].any():
-                raise KernelError(f"element {at} is written twice")
+            if self._written.find(1, where.start, where.stop) >= 0:
+                raise _error(f"element {at} is written twice")
             self.written[where] = True
         self.fresh[where] = True
         self.data[where] = encode(self.short, values)
@@ -104,7 +106,9 @@ def decode(short: str, raw: np.ndarray[Any, Any]) -> list[Any]:
     """Stored elements as arithmetic values."""
     if short == "bf16":
         return list((raw.astype(np.uint32) << 16).view(np.float32))
-    if short in ("f32", "f16"):
+    if short == "f32":
+        return list(raw)
+    if short == "f16":
         return list(raw.astype(np.float32))
     if short == "b1":
         return [bool(x) for x in raw]
@@ -117,7 +121,7 @@ def encode(short: str, values: list[Any]) -> Any:
         t = torch.tensor([float(F(x)) for x in values], dtype=torch.float64).float()
         return t.bfloat16().view(torch.int16).numpy().view(np.uint16)
     if short in ("f32", "f16"):
-        return np.array([F(x) for x in values], np.float32).astype(STORAGE[short])
+        return np.array([F(x) for x in values], STORAGE[short])
     bits = 8 * np.dtype(STORAGE[short]).itemsize
     return np.array([int(x) & ((1 << bits) - 1) for x in values], np.uint64).astype(f"uint{bits}").view(STORAGE[short])
 
@@ -128,8 +132,11 @@ class Integer:
     def __init__(self, bits: int, signed: bool = True) -> None:
         self.bits, self.signed = bits, signed
         self.dtype = np.dtype(f"{'' if signed else 'u'}int{bits}")
+        self.range = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
 
     def __call__(self, x: Any) -> int:
+        if type(x) is int and self.range[0] <= x <= self.range[1]:
+            return x
         if isinstance(x, (float, np.floating)) and not np.isfinite(x):
             return 0 if np.isnan(x) else (1 << (self.bits - 1)) - (1 if x > 0 else 0)
         n = int(x) & ((1 << self.bits) - 1)
@@ -149,8 +156,8 @@ def dtype_of(kind: Any) -> Any:
 
 
 def _divide(a: int, b: int, bits: int = 32) -> tuple[int, int]:
-    assert min(a, b) >= 0, f"unsigned division of {a} by {b}"
-    assert max(a, b) < 1 << (bits - 1), f"division of {a} by {b} in {bits} bits"
+    assert a >= 0 <= b, f"unsigned division of {a} by {b}"
+    assert a >> (bits - 1) == 0 == b >> (bits - 1), f"division of {a} by {b} in {bits} bits"
     return divmod(int(a), int(b))
 
 
@@ -165,7 +172,7 @@ def _trunc(x: Any) -> Any:
 PLAIN: dict[str, Callable[..., Any]] = {
     "ex2": _one(np.exp2),
     "rcp": lambda x: F(1) / F(x),
-    "fma": lambda a, b, c: F(np.float64(a) * np.float64(b) + np.float64(c)),
+    "fma": lambda a, b, c: F(float(a) * float(b) + float(c)),
     "sel": lambda c, a, b: a if c else b,
     "fmax": lambda a, b: np.maximum(F(a), F(b)),
     "fmin": lambda a, b: np.minimum(F(a), F(b)),
