@@ -78,41 +78,39 @@ def capability(target: str) -> tuple[int, int]:
     return n // 10, n % 10
 
 
+def _numba_ptx(text: str, params: tuple[str, ...], dynamic: bool, block: int, cc: tuple[int, int]) -> str:
+    """What Numba makes of a kernel's text: PTX whose entry has a name of Numba's own."""
+    from numba import cuda, types
+
+    from autotune.codegen.intrinsics import POINTER
+
+    space = _namespace(text)
+    filename = f"<autotune {abs(hash(text)):x}>"
+    linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
+    exec(compile(text, filename, "exec"), space)
+    for name, obj in list(space.items()):
+        if re.fullmatch(r"[fel]\d+", name):
+            space[name] = cuda.jit(device=True, fastmath=True)(obj)
+    extent0 = [types.int64] if dynamic else []
+    sig = types.void(*(types.CPointer(POINTER[s]) for s in params), *extent0)
+    try:
+        with _without_device(cc):
+            ptx, _ = cuda.compile(
+                space["kernel"], sig, device=False, cc=cc, output="ptx", abi="numba", fastmath=True, launch_bounds=block
+            )
+    except Exception as error:  # numba raises many types; all mean this candidate does not compile
+        raise BuildError(f"numba: {type(error).__name__}: {last_line(error)}") from error
+    return ptx.decode() if isinstance(ptx, bytes) else str(ptx)
+
+
 def compile_ptx(source: CudaSource, target: str) -> tuple[str, str]:
     """(PTX text, entry name).
 
     Raises:
         BuildError: Numba refuses the source.
     """
-    from numba import cuda, types
-
-    from autotune.codegen.intrinsics import POINTER
-
-    space = _namespace(source.text)
-    filename = f"<autotune {abs(hash(source.text)):x}>"
-    linecache.cache[filename] = (len(source.text), None, source.text.splitlines(True), filename)
-    exec(compile(source.text, filename, "exec"), space)
-    for name, obj in list(space.items()):
-        if re.fullmatch(r"[fel]\d+", name):
-            space[name] = cuda.jit(device=True, fastmath=True)(obj)
-    extent0 = [types.int64] if source.launch["dynamic"] else []
-    sig = types.void(*(types.CPointer(POINTER[s]) for s in source.params), *extent0)
     cc = capability(target)
-    try:
-        with _without_device(cc):
-            ptx, _ = cuda.compile(
-                space["kernel"],
-                sig,
-                device=False,
-                cc=cc,
-                output="ptx",
-                abi="numba",
-                fastmath=True,
-                launch_bounds=source.block,
-            )
-    except Exception as error:  # numba raises many types; all mean this candidate does not compile
-        raise BuildError(f"numba: {type(error).__name__}: {last_line(error)}") from error
-    text = ptx.decode() if isinstance(ptx, bytes) else str(ptx)
+    text = _numba_ptx(source.text, source.params, bool(source.launch["dynamic"]), source.block, cc)
     found = re.search(r"\.entry\s+(\S+)\s*\(", text)
     if not found:
         raise BuildError("numba made no kernel entry")

@@ -223,6 +223,7 @@ def test_loads_are_in_flight_together_and_coherent(op: str, ranks: int, loads: i
     assert not re.search(r"\badd\.(ftz\.)?f32", ptx)  # fast math's, in an order of its own
 
 
+@pytest.mark.usefixtures("compiled_anew")
 def test_equal_kernels_are_equal_cubins() -> None:
     one, other = (build_comm("copy", 2, dtype, "sm_90") for dtype in ("bf16", "f16"))
     assert one.sha256 == other.sha256

@@ -217,6 +217,7 @@ def test_reductions_use_the_narrowest_scope(threads: int, shuffles: int, barrier
     assert len(re.findall(r"\bbar\.sync|\bbarrier\.sync", text)) == barriers
 
 
+@pytest.mark.usefixtures("compiled_anew")
 def test_the_same_candidate_is_the_same_cubin() -> None:
     """Stored once under its SHA-256, whoever compiles it."""
     task, config = one("ln_17")

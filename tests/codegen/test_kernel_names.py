@@ -81,6 +81,7 @@ def test_launches_are_told_apart() -> None:
     assert apart == ["autotune_sum", "autotune_sum_2", "autotune_max", "autotune_exp_sum"]
 
 
+@pytest.mark.usefixtures("compiled_anew")
 def test_equal_kernels_have_one_name_and_are_one_cubin() -> None:
     (work,) = workloads_of(Case("twins", momentum, tuple(T(n) for n in (1001, 1001, 4004) for _ in range(3))))
     task = task_of(work)
