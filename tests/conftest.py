@@ -3,6 +3,7 @@ terminal of one width."""
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,14 @@ def own_data_directory(tmp_path_factory: pytest.TempPathFactory, monkeypatch: py
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
     monkeypatch.delenv("AUTOTUNE_DB", raising=False)
     monkeypatch.setenv("COLUMNS", "120")
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: the collector need not go through it again and again, which costs a tenth of the
+    time of tests that compile or simulate kernels."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
