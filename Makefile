@@ -49,16 +49,18 @@ demo: $(READY)
 	$(BIN)/autotune lookup fusion bert_layer --device cpu --db $(DEMO_DB)
 	$(BIN)/python examples/bert_layer.py --db $(DEMO_DB)
 
-# What times nothing, or candidates that sleep, runs in as many processes as there are cores; the rest needs the machine
+# What times nothing, or candidates that sleep, runs in as many processes as there are cores, file by file in this order:
+# folders whose files take longest go first, so that no process is left with one at the end. The rest needs the machine
 # for itself.
-APART := codegen examples fusion property runtime store tuner
+APART := benchmarks cli examples c3 runtime tuner codegen fusion property store
 
 test: $(READY)
 ifdef PYTEST_ARGS
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 else
 	@failed=0; set -x; \
-	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile $(APART:%=tests/%) || failed=1; \
+	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder \
+		$(APART:%=tests/%) || failed=1; \
 	$(BIN)/python -m pytest $(APART:%=--ignore=tests/%) || failed=1; \
 	exit $$failed
 endif
