@@ -4,11 +4,29 @@ terminal of one width."""
 from __future__ import annotations
 
 import gc
+import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
 
 GPU_TESTS = Path(__file__).parent / "gpu"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give each of several pytest processes a temporary folder of its own, where the device's lock lies: none waits
+    while another measures. What Inductor compiles is still shared.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is None:
+        return
+    compiled = Path(tempfile.gettempdir(), f"torchinductor_tests_{os.getuid()}")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
+    folder = tempfile.mkdtemp(prefix=f"autotune-{worker}-")
+    os.chmod(folder, 0o711)  # PostgreSQL of another user has its folder in it
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 @pytest.fixture(autouse=True)
