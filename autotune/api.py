@@ -23,7 +23,7 @@ def search(
     inputs: Any = None,
     *,
     kwargs: Mapping[str, Any] | None = None,
-    device: str = "auto",
+    device: str | Sequence[str] = "auto",
     db: str | os.PathLike[str] | None = None,
     train: bool = False,
     **options: Any,
@@ -38,7 +38,7 @@ def search(
             callable.
         kwargs: keyword example inputs of a program given as a callable.
         device: "auto", "cpu", "cuda" or "cuda:N"; or several equal GPUs that search side by side, each its share of the
-            workloads: "cuda:0,cuda:1", or "cuda:all".
+            workloads: "cuda:0,cuda:1" (or a list), or "cuda:all".
         db: database; None for $AUTOTUNE_DB or the default file.
         train: search a program's forward and backward pass, whether or not something of it requires grad.
         options: as of :func:`tune_workloads`.
@@ -134,7 +134,7 @@ def tune_workloads(
     again, unless ``trials`` asks for so many more candidates. Where nothing is left to do nothing is started.
 
     Args:
-        device: "cpu" or "cuda:N"; or several equal ones. No more of them are used than there are workloads.
+        device: as for :func:`search`. No more devices are used than there are workloads.
         trials: candidates for each workload, its parts included (but not the few compositions that are measured as a
             whole); None for as long as there is gain.
         timeout: seconds for all of them together. Each gets what is left by its weight, so that time one does not need
@@ -172,7 +172,9 @@ def tune_workloads(
     """
     import contextlib
     import warnings
+    from dataclasses import replace
 
+    from autotune.device import resolve_devices
     from autotune.task import policy_for
     from autotune.tuner.budget import Budget, Clock
     from autotune.tuner.context import Context
@@ -190,7 +192,8 @@ def tune_workloads(
     share = [(weights or {}).get(w.fingerprint, 1.0) for w in workloads]
     if min(share) <= 0:
         raise UserError("weights must be above 0")
-    devices = ([device] if isinstance(device, str) else list(device))[: len({w.fingerprint for w in workloads})]
+    devices = resolve_devices(device) if isinstance(device, str) else list(device)
+    devices = devices[: len({w.fingerprint for w in workloads})]
     if len(devices) > 1:
         _check_several(workloads, devices)
         if measurer is not None or pool is not None:
@@ -229,7 +232,9 @@ def tune_workloads(
             state = "done"
     except KeyboardInterrupt:
         state = "interrupted"
-        raise
+        if not results:
+            raise
+        results[-1] = replace(results[-1], interrupted=True)  # what is known already is not lost
     finally:
         store.finish_run(run.id, state, {**(notes or {}), "workloads": [r.to_json() for r in results]})
     if note := busy_note(results):
@@ -243,6 +248,8 @@ def _check_several(workloads: Sequence[Workload], devices: Sequence[str]) -> Non
     from autotune.device import check_equal
     from autotune.task import place
 
+    if (twice := next((d for d in devices if d != "cpu" and devices.count(d) > 1), None)) is not None:
+        raise UserError(f"{twice} is named twice: name every device once")
     if any(place(workload, devices[0]).count > 1 for workload in workloads):
         raise UserError("what takes several devices itself is searched by one process: name the first of its devices")
     check_equal(devices)

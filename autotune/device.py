@@ -130,8 +130,8 @@ def resolve_device(device: str) -> str:
         return "cpu"
     if "," in name or name == _ALL:
         raise UserError(
-            f"device {device!r} names several: only `autotune search fusion` and `autotune search --missed` take"
-            " several at once; name one, such as cuda:0"
+            f"device {device!r} names several: only `autotune search fusion`, `autotune search --missed` and"
+            " autotune.search take several at once; name one, such as cuda:0"
         )
     if name == "auto":
         return "cuda:0" if _cuda_count() else "cpu"
@@ -150,18 +150,21 @@ def resolve_device(device: str) -> str:
 _ALL = "cuda:all"
 
 
-def resolve_devices(devices: str) -> list[str]:
-    """As :func:`resolve_device`, and "cuda:0,cuda:2" or "cuda:all" as well: equal devices to search on side by side.
+def resolve_devices(devices: str | Sequence[str]) -> list[str]:
+    """As :func:`resolve_device`, and "cuda:0,cuda:2" (or a list of them) or "cuda:all" as well: equal devices to search
+    on side by side.
 
     Raises:
         UserError: as that; a device named twice, the CPU among several, or devices that are not equal.
     """
-    names = devices.split(",")
+    names = devices.split(",") if isinstance(devices, str) else list(devices)
+    if not names:
+        raise UserError("no device was named: give auto, cpu, cuda, cuda:N, several as cuda:0,cuda:1, or cuda:all")
     if names[0].strip().lower() == _ALL and len(names) == 1:
         resolve_device("cuda")  # tells where there is none
         names = [f"cuda:{i}" for i in range(_cuda_count())]
     if len(names) == 1:
-        return [resolve_device(devices)]
+        return [resolve_device(names[0])]
     found = [resolve_device(name) for name in names]
     if "cpu" in found:
         raise UserError(f"device {devices!r}: a CPU is searched on alone; name GPUs, such as cuda:0,cuda:1, or cpu")
@@ -172,7 +175,8 @@ def resolve_devices(devices: str) -> list[str]:
 
 
 def check_equal(devices: Sequence[str]) -> None:
-    """See that what is measured on one of these devices holds for all.
+    """See that what is measured on one of these devices holds for all: by their names, units and memory. Whether one of
+    them may draw less power, or is used by others, does not show.
 
     Raises:
         UserError: it does not.

@@ -133,7 +133,9 @@ def test_several_devices(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> Non
     assert resolve_devices("auto") == resolve_devices("cuda") == ["cuda:0"]
     assert resolve_devices("cpu") == ["cpu"]
     assert resolve_devices("cuda:all") == resolve_devices(" CUDA:0, cuda:1") == ["cuda:0", "cuda:1"]
-    assert resolve_devices("cuda:1,cuda:0") == ["cuda:1", "cuda:0"]
+    assert resolve_devices("cuda:1,cuda:0") == resolve_devices(("cuda:1", "cuda:0")) == ["cuda:1", "cuda:0"]
+    with pytest.raises(UserError, match="no device was named"):
+        resolve_devices([])
     for mistake, said in (
         ("cuda:0,cuda:2", "cuda:0 to cuda:1"),
         ("cuda,cuda:0", "names cuda:0 twice"),
@@ -150,6 +152,11 @@ def test_several_devices(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(device, "identify", lambda name: dataclasses.replace(one, units=int(name[-1])))
     with pytest.raises(UserError, match="one search takes equal devices"):
         resolve_devices("cuda:all")
+
+
+def test_all_devices_of_a_machine_with_one(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_cuda_count", lambda: 1)
+    assert resolve_devices("cuda:all") == ["cuda:0"]
 
 
 def test_all_devices_of_a_machine_without_one(no_gpu: None) -> None:

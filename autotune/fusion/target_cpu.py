@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from autotune.codegen.cpu_columns import column_split, group_program, row_wise
@@ -43,6 +44,20 @@ next."""
 def processors() -> int:
     """Processors this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def completed(config: Config, names: Iterable[str]) -> Config:
+    """A stored configuration in terms of this version's and this machine's choices.
+
+    Args:
+        names: of the parameters, ``groups.0.stream`` say.
+    """
+
+    def last(name: str) -> str:
+        return name.rpartition(".")[2]
+
+    out = {n: False for n in names if last(n) in EARLIER} | dict(config)
+    return out if wide_vectors() else {n: False if last(n) == "wide" else v for n, v in out.items()}
 
 
 def forms(graph: Graph) -> tuple[bool, bool]:

@@ -197,8 +197,8 @@ class FusionTask:
             space = self.space_for(config)
         except Unsupported:
             return None
-        if not self._cuda:  # what was searched before there was a choice did without it
-            config = {p.name: False for p in space if p.name.rpartition(".")[2] in target_cpu.EARLIER} | dict(config)
+        if not self._cuda:
+            config = target_cpu.completed(config, [p.name for p in space])
         fitted = space.project(config)
         return None if fitted is None else self.normalize(fitted)
 

@@ -18,6 +18,7 @@ from autotune.device import DeviceIdentity
 from autotune.measure.policy import Policy
 from autotune.measure.pool import CompilePool
 from autotune.measure.worker import Measurer, Worker
+from autotune.resources import resource_dir
 from autotune.store.claims import owner_name
 from autotune.store.records import Effort, Key
 from autotune.store.store import Store
@@ -206,9 +207,14 @@ class Context:
 
     @cached_property
     def scope(self) -> str:
-        """Digest of what this run's searches are confined to: under it, efforts can be told from each other."""
+        """Digest of what this run's searches are confined to: under it, efforts can be told from each other.
+
+        The shipped spaces count too: what another version of them left nothing to do for has new choices.
+        """
+        shipped = [p.read_text() for p in sorted(resource_dir("search_spaces").glob("*.toml"))]
         file = Path(self.space_file).read_text() if self.space_file else ""
-        return digest({"space": file, "method": self.method, "sampler": self.sampler, "autotune": __version__})
+        own = {"space": file, "method": self.method, "sampler": self.sampler}
+        return digest({**own, "shipped": shipped, "autotune": __version__})
 
     def searched(self, key: Key, budget: Budget, granted: float | None) -> Effort | None:
         """The effort that makes another search of ``key`` needless, or None.

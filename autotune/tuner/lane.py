@@ -85,7 +85,10 @@ class Lane:
             then: whose turn probably comes next.
         """
         self._ahead.reach(turn, then)
-        return asdict(tune(self._context, self._workloads[turn], Budget(**budget), self._granted[turn]))
+        own, granted = Budget(**budget), self._granted[turn]
+        if granted is not None and own.timeout is not None:
+            granted = min(granted, 2 * own.timeout)  # a turn that came late has less, and is not noted as if it had not
+        return asdict(tune(self._context, self._workloads[turn], own, granted))
 
 
 if __name__ == "__main__":

@@ -12,9 +12,11 @@ What it has measured is in the database.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import signal
+import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -36,7 +38,11 @@ from autotune.tuner.turns import Turns
 MODULE = "autotune.tuner.lane"
 _POLL_S = 0.2  # between looks at whether the user interrupts
 _SEND_S = 180.0  # a lane reads once it has imported what it needs
+_START_S = 300.0  # until a lane can be given a turn
+_SILENT_S = 1800.0  # between two signs of life of a lane that has one: a candidate, a phase
 _FAULTS = 2  # in a row: the device is broken, not a workload
+
+log = logging.getLogger(__name__)
 
 
 def side_by_side(context: Context, devices: Sequence[str], turns: Turns) -> Generator[Result, None, None]:
@@ -80,11 +86,17 @@ class _Lane:
         """Of its claims; empty until it can be given a turn."""
         self.faults = 0
         """Workloads in a row on which the machine failed."""
+        self.heard = time.monotonic()
         self.over = False
         self.child = Child(MODULE, environment)
 
     def fileno(self) -> int:
         return self.child.fileno()
+
+    @property
+    def hangs(self) -> bool:
+        """Whether it should have been heard of by now."""
+        return time.monotonic() - self.heard > (_SILENT_S if self.owner else _START_S)
 
 
 class Lanes:
@@ -98,6 +110,8 @@ class Lanes:
         self._context, self._turns = context, turns
         self._clock = turns.clock()
         self._begun = self._stopped = False
+        self._tried: set[int] = set()
+        """Turns that a machine has failed on."""
         self._why = ""
         open_storage(context.store.optuna_url).engine.dispose()  # its tables are made once, not by all lanes at once
         environment = compile_threads(len(devices))
@@ -131,8 +145,13 @@ class Lanes:
                 self._stop()
             for lane in select.select(self._alive(), [], [], _POLL_S)[0]:
                 yield from self._hear(lane)
+            for lane in self._alive():
+                if lane.hangs:
+                    yield from self._lose(lane, ChildSilent("it was not heard of any more"))
+                elif lane.turn is None and self._late:
+                    self._end(lane)  # it was slow to start
         for i in self._left():  # the time is up, or no lane is left
-            yield from self._turns.known(self._context, self._clock, i) if self._late else [self._failed(i, "")]
+            yield from self._turns.known(self._context, self._clock, i) if self._late else [self._failed(i)]
 
     @property
     def _late(self) -> bool:
@@ -159,17 +178,23 @@ class Lanes:
             if frame is None:
                 return
             message, _ = frame
+            lane.heard = time.monotonic()
             if "mistake" in message:
-                raise UserError(message["mistake"])
+                mistake = UserError(message["mistake"])
+                if self._alive() == [lane]:
+                    raise mistake
+                yield from self._lose(lane, mistake)  # the database failed it, or the others will tell of it too
+                return
             if "progress" in message:
                 if self._context.report is not None:
                     self._context.report(replace(Progress(**message["progress"]), device=lane.device))
                 continue
             if "result" in message:
-                result = Result(**message["result"])
+                result, turn = Result(**message["result"]), lane.turn
                 lane.turn, lane.faults = None, lane.faults + 1 if result.stop == FAULT else 0
                 lane.clock.done(result.seconds, result.search_s)
-                yield replace(result, interrupted=result.interrupted or self._stopped)
+                if not (lane.faults and self._again(lane, turn)):
+                    yield replace(result, interrupted=result.interrupted or self._stopped)
             else:
                 lane.owner = message["owner"]
             yield from self._next(lane)
@@ -177,6 +202,7 @@ class Lanes:
     def _next(self, lane: _Lane) -> Iterator[Result]:
         """Give a lane its next turn, or its end; one whose device is broken leaves the rest to the others."""
         if lane.faults >= _FAULTS and len(self._alive()) > 1:
+            log.warning("%s failed on %d workloads in a row: the other devices go on without it", lane.device, _FAULTS)
             self._end(lane)
             return
         if not lane.queue:
@@ -190,6 +216,15 @@ class Lanes:
         budget = lane.clock.budget(lane.turn, self._turns.trials, self._turns.patience, lane.queue)
         then = lane.queue[: WORKLOADS - 1]
         yield from self._send(lane, {"turn": lane.turn, "then": then, "budget": asdict(budget)})
+
+    def _again(self, lane: _Lane, turn: int | None) -> bool:
+        """Have another device search what the machine failed on, if there is one that has not failed itself."""
+        others = [other for other in self._alive() if other is not lane and not other.faults]
+        if turn is None or turn in self._tried or not others or self._stopped:
+            return False
+        self._tried.add(turn)
+        min(others, key=self._weight).queue.append(turn)
+        return True
 
     def _send(self, lane: _Lane, message: dict[str, Any]) -> Iterator[Result]:
         try:
@@ -216,17 +251,21 @@ class Lanes:
     def _lose(self, lane: _Lane, why: Exception) -> Iterator[Result]:
         """A lane has died, or does not listen: what waits for it is left to the others."""
         self._why = f"the process that searched on {lane.device} ended early: {str(why) or 'it did not answer'}"
+        log.warning("%s", self._why)
         turn, lane.turn = lane.turn, None
         self._end(lane)
         if turn is not None:
-            yield self._failed(turn, lane.device)
+            yield self._failed(turn, lane)
 
-    def _failed(self, i: int, device: str) -> Result:
-        """Nothing came of the ``i``-th workload, since a process ended that should have searched it."""
+    def _failed(self, i: int, lane: _Lane | None = None) -> Result:
+        """The ``i``-th workload's result where the process ended that should have searched it (``lane``'s, if it had
+        begun): what an earlier search came to, or nothing.
+        """
         workload, key = self._turns.workloads[i], self._context.key(self._turns.workloads[i])
-        device = device or self._context.device
-        failed = Result(key.workload, workload.label, workload.kind, device, key.policy, error=self._why)
-        return replace(failed, interrupted=self._stopped)
+        device = lane.device if lane else self._context.device
+        nothing = Result(key.workload, workload.label, workload.kind, device, key.policy)
+        found = next(self._turns.known(self._context, self._clock, i), nothing)
+        return replace(found, begun=lane is not None, error=self._why, stop="", interrupted=self._stopped)
 
     def _end(self, lane: _Lane) -> None:
         if not lane.over:

@@ -137,6 +137,42 @@ def test_a_lane_that_is_killed_costs_what_it_had_in_hand(store: Store, tmp_path:
     assert store.stats()["claims"] == 0
 
 
+@pytest.mark.parametrize("owner", ["", "owner"])
+def test_a_lane_that_says_nothing_is_not_waited_for(
+    owner: str, still: Lanes, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither before its first turn nor in one."""
+    monkeypatch.setattr(lanes, "_START_S", -1.0 if not owner else 1e9)
+    monkeypatch.setattr(lanes, "_SILENT_S", -1.0 if owner else 1e9)
+    for lane in still._lanes:
+        lane.owner, lane.turn = owner, lane.queue.pop(0) if owner else None
+    monkeypatch.setattr(lanes.select, "select", lambda *given: ([], [], []))
+    found = list(still.results())
+    assert [lane.over for lane in still._lanes] == [True, True]
+    assert {r.workload for r in found} == {w.fingerprint for w in still._turns.workloads}
+    assert {r.begun for r in found} == ({True, False} if owner else {False})
+    assert all("was not heard of any more" in r.error for r in found)
+
+
+def test_a_slow_starter_does_not_hold_up_the_end(still: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Lanes, "_late", property(lambda group: True))
+    monkeypatch.setattr(lanes.select, "select", lambda *given: ([], [], []))
+    assert list(still.results()) == []
+    assert [lane.over for lane in still._lanes] == [True, True]
+
+
+def test_what_is_stored_is_told_where_all_lanes_are_lost(store: Store, tmp_path: Path) -> None:
+    fatal = tmp_path / "fatal"
+    works = [toy(rows=r, fatal=str(fatal)) for r in (64, 65, 66)]
+    before = api.tune_workloads(works, TWO, store, **{**ALL, "trials": 2})
+    assert all(r.ok for r in before)
+    fatal.touch()
+    after = api.tune_workloads(works, TWO, store, **{**ALL, "trials": 4})
+    assert [r.winner for r in after] == [r.winner for r in before]
+    assert all("ended early" in r.error for r in after)
+    assert sum(not r.begun for r in after) == 1  # two were given out
+
+
 class Still:
     """A lane's process that does nothing: what it is sent, and what it is to say."""
 
@@ -188,7 +224,7 @@ def sent(lane: Any) -> dict[str, Any]:
     return dict(lane.child.sent[-1])
 
 
-def test_a_broken_device_does_not_take_what_others_could_search(still: Lanes) -> None:
+def test_a_broken_device_does_not_take_what_others_could_search(still: Lanes, caplog: pytest.LogCaptureFixture) -> None:
     one, other = still._lanes
     failed = Result("w", "toy", "toy", "cpu", "p", stop=FAULT, seconds=9.0, error="the worker does not start")
     fine = dataclasses.replace(failed, stop="no gain", error="")
@@ -199,13 +235,18 @@ def test_a_broken_device_does_not_take_what_others_could_search(still: Lanes) ->
 
     list(still._next(one))
     list(still._next(other))
-    assert says(other, failed, fine, failed) == [failed, fine, failed]
-    assert (other.turn, other.over) == (4, False)
-    assert says(other, failed) == [failed]
+    assert says(other, failed, fine, failed) == [fine]  # what it failed on is searched on the other one
+    assert (other.turn, other.over, one.queue) == (4, False, [1, 3])
+    assert says(other, failed) == []
     assert (other.turn, other.over, other.queue) == (None, True, [5])
-    assert says(one, failed) == [failed]
+    assert [r.message for r in caplog.records] == [
+        "cpu failed on 2 workloads in a row: the other devices go on without it"
+    ]
+    assert says(one, failed) == [failed]  # nobody is left to try it
+    assert (one.turn, one.queue) == (1, [3, 4])
+    assert says(one, failed, failed, fine) == [failed, failed, fine]  # the last one goes on to the end
     assert one.turn == 5
-    assert says(one, failed) == [failed]  # the last one goes on to the end
+    assert says(one, fine) == [fine]
     assert one.over
 
 
@@ -230,6 +271,8 @@ def test_a_mistake_of_the_user_is_told_once(store: Store, tmp_path: Path) -> Non
 def test_what_cannot_be_searched_side_by_side(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_to_start(monkeypatch)
     works = [toy(rows=64), toy(rows=65)]
+    with pytest.raises(UserError, match="cuda:0 is named twice"):
+        api.tune_workloads(works, ["cuda:0", "cuda:0"], store, **ALL)
     with CompilePool(1) as pool, pytest.raises(UserError, match="one device"):
         api.tune_workloads(works, TWO, store, pool=pool, **ALL)
     real = device.identify("cpu")
@@ -364,6 +407,16 @@ def test_ctrl_c_before_anything_is_begun(store: Store, monkeypatch: pytest.Monke
         api.tune_workloads([toy(rows=r) for r in (4, 5)], TWO, store, **ALL)
     assert store.runs()[0].state == "interrupted"
     assert store.measurements() == []
+
+
+def test_ctrl_c_before_anything_is_begun_keeps_what_is_known(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    works = [toy(rows=r) for r in (4, 5, 6)]
+    api.tune_workloads(works[:1], "cpu", store, **{**ALL, "patience": 2, "timeout": 60.0})
+    real = lanes.open_storage
+    monkeypatch.setattr(lanes, "open_storage", lambda url: (signal.raise_signal(signal.SIGINT), real(url))[1])
+    (known,) = api.tune_workloads(works, TWO, store, **{**ALL, "patience": 2, "timeout": 60.0})
+    assert (known.workload, known.ok, known.interrupted) == (works[0].fingerprint, True, True)
+    assert store.runs()[0].state == "interrupted"
 
 
 def test_a_parent_that_is_killed_leaves_no_process(start: Start, log: Path) -> None:
