@@ -5,8 +5,8 @@ A result file is one JSON object as measured on one machine, kept under ``benchm
 ============  ========================================================================================================
 ``device``    the model and what matters of it, such as ``NVIDIA H200 (132 SMs, 140 GiB)``
 ``versions``  package or driver name to version; at least ``python`` and ``torch``
-``commit``    the commit that was measured, hexadecimal; ``-dirty`` after it says that files were changed. An installed
-              package, which knows no commit, writes its version, such as ``v0.1.0``
+``commit``    the commit that was measured, hexadecimal; ``-dirty`` after it says that files other than results were
+              changed. An installed package, which knows no commit, writes its version, such as ``v0.1.0``
 ``command``   the command that makes the file again
 ``when``      ISO 8601 with a time zone
 ``cases``     a list of objects, one a case, names unique
@@ -228,9 +228,12 @@ def commit() -> str:
     """
     if not (_ROOT / "pyproject.toml").exists():
         return f"v{__version__}"
+    git = ["git", "-C", str(_ROOT)]
     try:
-        described = ["git", "-C", str(_ROOT), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
-        return subprocess.run(described, capture_output=True, text=True, check=True).stdout.strip()
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        # Results are what is measured, not what is measured with: a file that is written anew changes nothing.
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", ".", ":!benchmarks/results"], check=False)
+        return head + ("-dirty" if changed.returncode else "")
     except (OSError, subprocess.CalledProcessError):
         marker = _ROOT / "COMMIT"
         return marker.read_text().strip() if marker.exists() else ""

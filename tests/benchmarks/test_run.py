@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,30 @@ def test_mistakes_are_one_line(
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_results_that_are_measured_anew_leave_the_commit_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*words: str) -> str:
+        who = ["-c", "user.name=x", "-c", "user.email=x"]
+        return subprocess.run(["git", "-C", str(tmp_path), *who, *words], capture_output=True, text=True).stdout.strip()
+
+    results = tmp_path / "benchmarks" / "results"
+    results.mkdir(parents=True)
+    for file in (results / "a.json", tmp_path / "pyproject.toml"):
+        file.write_text("x")
+    git("init")
+    git("add", "-A")
+    git("commit", "-m", "x")
+    monkeypatch.setattr(form, "_ROOT", tmp_path)
+    head = git("rev-parse", "HEAD")
+    assert len(head) == 40
+    assert form.commit() == head
+    (results / "a.json").write_text("y")
+    assert form.commit() == head
+    (tmp_path / "pyproject.toml").write_text("y")
+    assert form.commit() == f"{head}-dirty"
 
 
 def test_a_tree_without_a_commit_is_told_before_anything_is_measured(
