@@ -171,6 +171,7 @@ def search(name: str, args: argparse.Namespace, limit: float) -> dict[str, Any]:
     target = f"examples.models.{model}:{kind}"
     command = [sys.executable, "-m", "autotune", "search", "fusion", target, "--inputs", f"{target}_inputs"]
     command += ["--device", args.device, "--db", args.db, "--timeout", str(args.search), "--json"]
+    command += ["--caches", args.caches] if args.caches != "cold" else []
     command += ["--train"] if kind == "train" else []
     command += ["--trials", str(args.trials)] if args.trials else []
     begin = time.monotonic()
@@ -249,6 +250,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=0, help="steps of the recurrent models (default: the model's own)")
     parser.add_argument("--search", type=float, default=60.0, help="seconds to search for each model; 0: no search")
     parser.add_argument("--trials", type=int, default=0, help="candidates for each region at most")
+    parser.add_argument("--caches", choices=("cold", "warm"), default="cold", help="of the search, not of the step")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for a model, search included")
     about = "of torch.compile, by comma (default: default,max-autotune; on a CPU default); the fastest counts, of both"
     parser.add_argument("--mode", type=lambda text: text.split(","), help=about)

@@ -95,8 +95,8 @@ def _show(answer: Mapping[str, Any]) -> None:
 
 
 def _check(args: argparse.Namespace) -> None:
-    if args.train or args.plans != "measured" or args.ablation != "full":
-        raise UserError("--train, --plans and --ablation are of fusion: leave them out")
+    if args.train or args.plans != "measured" or args.ablation != "full" or args.caches != "cold":
+        raise UserError("--train, --plans, --ablation and --caches are of fusion: leave them out")
     if args.missed:
         given = [f"--{name}" for name in (*SCENARIO, "ranks", "inputs") if getattr(args, name) is not None]
         if args.target or given:

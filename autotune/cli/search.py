@@ -26,6 +26,7 @@ from autotune.cli.report import print_table, total
 from autotune.cli.searched import Searched, conclude, not_begun, reason, tune
 from autotune.errors import UserError
 from autotune.fusion.ablation import ABLATIONS, PLANS
+from autotune.measure.policy import CACHES, default_policy
 
 if TYPE_CHECKING:
     from autotune.fusion.target import Captured
@@ -72,6 +73,12 @@ def add_parser(subparsers: Any) -> None:
         " default), the one that the cost model likes best (model), the largest groups (greedy)"
     )
     parser.add_argument("--plans", choices=PLANS, default="measured", help=about)
+    about = (
+        "what the caches hold when a candidate of fusion is timed: nothing of its inputs (cold, the default), or what"
+        " the run before left there (warm), for regions whose inputs the step has just written, as in recurrences;"
+        " what was decided last is deployed"
+    )
+    parser.add_argument("--caches", choices=CACHES, default="cold", help=about)
     about = "search without one of its parts, for comparison: %(choices)s"
     parser.add_argument("--ablation", choices=ABLATIONS, default="full", metavar="NAME", help=about)
     add_json(parser)
@@ -115,7 +122,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _only_domain(args: argparse.Namespace) -> str | None:
     """The domain that options of its own confine ``--missed`` to."""
-    return "fusion" if args.space or args.plans != "measured" or args.ablation != "full" else None
+    own = args.space or args.plans != "measured" or args.ablation != "full" or args.caches != "cold"
+    return "fusion" if own else None
 
 
 def _search_missed(
@@ -180,6 +188,7 @@ def _search(
         weights=time_weights(counted),
         plans=args.plans,
         ablation=args.ablation,
+        policy=default_policy(devices[0], args.caches) if args.caches != "cold" else None,
         notes=notes,
     )
     reasons = {result.workload: reason(store, result) for result in results if not result.ok}
@@ -221,6 +230,7 @@ def _command(args: argparse.Namespace) -> str:
             words += [f"--{name}", str(value)]
     words += ["--train"] if args.train else []
     words += ["--plans", args.plans] if args.plans != "measured" else []
+    words += ["--caches", args.caches] if args.caches != "cold" else []
     words += ["--ablation", args.ablation] if args.ablation != "full" else []
     return shlex.join(words)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -90,11 +90,21 @@ class Policy:
         return cls(**{k: v for k, v in data.items() if k in known})
 
 
-def default_policy(device: str) -> Policy:
+CACHES = ("cold", "warm")
+"""What the caches hold when a sample begins: nothing of the inputs, or what the sample before left there."""
+
+
+def default_policy(device: str, caches: str = "cold") -> Policy:
     """The policy a search on ``device`` ("cpu" or "cuda:N") uses unless told otherwise.
 
     On a CPU samples are dearer and caches smaller, so there are fewer samples and fewer bytes between them.
+
+    Args:
+        caches: one of :data:`CACHES`.
     """
+    if caches == "warm":
+        cold = default_policy(device)
+        return replace(cold, method=cold.method if device.startswith("cuda") else "cpu", cold_bytes=0)
     if device.startswith("cuda"):
         return Policy(method="cuda-graph")
     return Policy(method=COPIES, warmup=2, screen_repeats=9, repeat_repeats=21, final_rounds=25, cold_bytes=64 * MIB)

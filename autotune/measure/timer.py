@@ -25,6 +25,7 @@ Samples = list[float]
 MIN_SAMPLES = 3
 _MIN_ROUNDS = 5
 _SWEEP_BYTES = 1 << 20  # a thread sweeps at least so much
+_SPIN_CYCLES = 100_000  # some 60 us, longer than a replay and its events take to be enqueued
 
 
 class ColdCache:
@@ -37,7 +38,8 @@ class ColdCache:
     on spinning for milliseconds after the sweep, on the cores that the next sample needs.
 
     Args:
-        size: in bytes; 0 makes :meth:`flush` do nothing.
+        size: in bytes; 0 makes :meth:`flush` leave the caches as they are. A GPU is kept busy all the same: what is
+            enqueued next is to lie behind it when its time begins.
         device: "cpu" or "cuda" (the current one).
     """
 
@@ -48,6 +50,7 @@ class ColdCache:
             threads = min(torch.get_num_threads(), max(1, size // _SWEEP_BYTES))
             self._parts = [part.numpy() for part in self._buffer.chunk(threads)]
             self._pool = ThreadPoolExecutor(threads, thread_name_prefix="autotune-sweep")
+        self._spins = self._buffer is None and device.startswith("cuda")
 
     def flush(self) -> None:
         """Sweep the whole buffer."""
@@ -55,6 +58,8 @@ class ColdCache:
             list(self._pool.map(_increment, self._parts))
         elif self._buffer is not None:
             torch.amax(self._buffer)
+        elif self._spins:
+            torch.cuda._sleep(_SPIN_CYCLES)  # type: ignore[no-untyped-call]
 
 
 def _increment(part: Any) -> None:

@@ -5,6 +5,7 @@ The workloads come from the database (``--missed``), so no PyTorch program has t
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ import pytest
 
 from autotune.cli.searched import Searched, conclude, not_begun
 from autotune.device import identify
+from autotune.measure.policy import default_policy
 from autotune.store import Store
 from autotune.tuner.result import Result
 
@@ -125,6 +127,7 @@ def test_what_is_known_counts_as_not_begun_where_it_was_to_be_searched_further(
     [
         (["--missed", "--train"], "leave out TARGET, --inputs and --train"),
         (["--missed", "--plans", "greedy", "--ablation", "no-grid"], "exclude each other"),
+        (["c3", "--gemm", "8x8x8", "--collective", "all_gather", "--bytes", "1KiB", "--caches", "warm"], "of fusion"),
     ],
 )
 def test_what_does_not_go_together_is_told(
@@ -135,6 +138,25 @@ def test_what_does_not_go_together_is_told(
     missed(tmp_path / "t.db", {"rows": 64})
     assert main(["search", *arguments, "--device", "cpu", "--db", str(tmp_path / "t.db")]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_candidates_are_timed_with_warm_caches_where_that_is_asked_for(
+    tmp_path: Path, command: list[str], environment: dict[str, str]
+) -> None:
+    """Another policy: nothing that was measured cold is taken for known."""
+    missed(tmp_path / "t.db", {"rows": 64})
+    done = subprocess.run(
+        [*command, "--trials", "2", "--caches", "warm", "--json"],
+        capture_output=True, text=True, check=False, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["workloads"]
+    with Store.open(tmp_path / "t.db") as store:
+        assert {m.key.policy for m in store.measurements()} == {default_policy("cpu", "warm").key}
+        assert "--caches warm" in store.runs()[0].command
+    assert default_policy("cpu").key != default_policy("cpu", "warm").key
+    assert default_policy("cuda:0", "warm") == dataclasses.replace(default_policy("cuda:0"), cold_bytes=0)
+    assert found["label"].startswith("toy")
 
 
 def test_if_nothing_can_be_measured_it_says_so_and_fails(

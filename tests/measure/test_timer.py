@@ -135,6 +135,17 @@ def test_caches_are_swept_before_each_sample_and_not_timed(
     assert samples == [0.0] * 3
 
 
+def test_where_a_gpus_caches_are_left_warm_it_is_kept_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what is enqueued next would begin while it is still being enqueued, and its time would say so."""
+    spun: list[int] = []
+    monkeypatch.setattr(torch.cuda, "_sleep", spun.append, raising=False)
+    ColdCache(0, "cuda").flush()
+    assert len(spun) == 1
+    assert spun[0] > 0
+    ColdCache(0, "cpu").flush()
+    assert len(spun) == 1
+
+
 @pytest.mark.parametrize("refused", [False, True])
 def test_a_capture_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch, refused: bool) -> None:
     """With torch's names for it replaced by what they do to the current stream: a capture that is refused keeps its."""
