@@ -88,6 +88,35 @@ def assemble(gm: fx.GraphModule, cuts: Sequence[Cut], options: Mapping[str, Any]
     return _boxed(fx.GraphModule(gm, graph))
 
 
+def straight(gm: fx.GraphModule, cuts: Sequence[Cut]) -> Callable[..., Sequence[Any]] | None:
+    """A graph that is one region as a function of its inputs, one by one; None for any other.
+
+    One call of a function where :func:`assemble` makes three: what an optimiser's step has of inputs and results is
+    handed on as it is.
+    """
+    inputs = gm.graph.find_nodes(op="placeholder")
+    (output,) = gm.graph.find_nodes(op="output")
+    if len(cuts) != 1:
+        return None
+    (cut,) = cuts
+    places = {n: k for k, n in enumerate(inputs)}
+    if not (places.keys() >= {*cut.inputs} and {*cut.outputs} >= {*output.args[0]}):
+        return None
+    takes = ", ".join(f"x{places[n]}" for n in cut.inputs)
+    made = f"run({takes})"
+    lines = [f"return {made}"]
+    if list(output.args[0]) != list(cut.outputs):
+        lines = [f"y = {made}", f"return ({''.join(f'y[{cut.outputs.index(n)}], ' for n in output.args[0])})"]
+    elif list(cut.inputs) == inputs:
+        return cut.run
+    # The text is made of numbers counted here alone.
+    source = f"def call({', '.join(f'x{k}' for k in range(len(inputs)))}):\n" + "".join(f"    {s}\n" for s in lines)
+    names: dict[str, Any] = {"run": cut.run}
+    exec(compile(source, "<autotune graph>", "exec"), names)
+    call: Callable[..., Sequence[Any]] = names["call"]
+    return call
+
+
 def leaves_nothing(gm: fx.GraphModule, nodes: Collection[fx.Node]) -> bool:
     """Whether all that an aten graph computes outside ``nodes`` runs as well without Inductor."""
     rest = (n for n in gm.graph.nodes if n.op not in ("placeholder", "output") and n not in nodes)

@@ -20,7 +20,7 @@ from torch._dynamo.exc import TorchDynamoException
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from autotune.fusion.capture import aot_backend
-from autotune.runtime.assemble import Boxed, assemble
+from autotune.runtime.assemble import Boxed, assemble, straight
 from autotune.runtime.counters import count
 from autotune.runtime.database import warn_once
 from autotune.runtime.inductor import compile_whole, piece_options
@@ -191,6 +191,8 @@ class _Session:
         arity = len(inputs), len(output.args[0]) if isinstance(output.args[0], (tuple, list)) else -1
         if self.inference.only_kernels != arity:
             return None
+        if self.inference.straight is not None:
+            return self.inference.straight
 
         def call(*args: Any) -> Sequence[Any]:
             return run(list(args))
@@ -204,6 +206,7 @@ class _Late:
     Attributes:
         only_kernels: of an assembled graph in which nothing but stored kernels runs: how many tensors it takes and
             gives.
+        straight: the same as a function of those, where they are of one region.
     """
 
     def __init__(self, gm: fx.GraphModule, found: Found, options: Mapping[str, Any]) -> None:
@@ -211,6 +214,7 @@ class _Late:
         self._run: Boxed | None = None
         self._lock = threading.Lock()
         self.only_kernels: tuple[int, int] | None = None
+        self.straight: Compiled | None = None
 
     def build(self) -> Boxed:
         if self._run is not None:
@@ -225,6 +229,7 @@ class _Late:
                     if not found.eager and cuts_are_all(gm.graph, chosen):
                         (output,) = gm.graph.find_nodes(op="output")
                         self.only_kernels = len(gm.graph.find_nodes(op="placeholder")), len(output.args[0])
+                        self.straight = straight(gm, chosen)
                 except Exception as e:
                     warn_once(f"cut {e}", f"autotune: a graph runs without stored kernels: {type(e).__name__}: {e}")
                     log.debug("the graph that could not be cut: %s", gm.graph, exc_info=True)

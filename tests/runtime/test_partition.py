@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import fx
 
-from autotune.runtime.assemble import assemble
+from autotune.runtime.assemble import assemble, straight
 from autotune.runtime.partition import Cut, Piece, extract, pieces
 
 aten = torch.ops.aten
@@ -145,6 +145,39 @@ def test_library_calls_run_as_they_are_and_arguments_are_let_go(monkeypatch: pyt
     args = [x, w]
     torch.testing.assert_close(boxed(args), fn(x, w))
     assert args == []
+
+
+def test_a_graph_that_is_one_region_is_one_call() -> None:
+    """With its inputs and results in the graph's order, whatever the region's is."""
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+
+    def of(fn: Callable[..., Any], turned: bool) -> tuple[Cut, Callable[..., Any] | None]:
+        gm = graph_of(fn, x, y)
+        whole = cut_of(gm, [n for n in gm.graph.nodes if n.op == "call_function"])
+        (output,) = gm.graph.find_nodes(op="output")
+        given = output.args[0] if isinstance(output.args[0], (tuple, list)) else [output.args[0]]
+        output.args = (tuple(given),)  # as AOTAutograd has it
+        inputs, outputs = gm.graph.find_nodes(op="placeholder"), [n for n in whole.outputs if n in given]
+        if turned:
+            inputs.reverse()
+            outputs.reverse()
+        cut = Cut(whole.nodes, inputs, outputs, extract(gm, whole.nodes, inputs, outputs).forward)
+        return cut, straight(gm, [cut])
+
+    def two(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return a.exp() - b, a * b.sin()
+
+    for turned in (False, True):
+        cut, run = of(two, turned)
+        assert run is not None
+        assert (run is cut.run) is not turned
+        torch.testing.assert_close(tuple(run(x, y)), two(x, y))
+    cut, run = of(lambda a, b: (a.exp(), b), False)
+    assert run is None  # an input is a result
+    gm = graph_of(two, x, y)
+    parts = [cut_of(gm, nodes_of(gm, aten.exp.default)), cut_of(gm, nodes_of(gm, aten.sin.default))]
+    assert straight(gm, parts) is None
+    assert straight(gm, parts[:1]) is None
 
 
 def test_tuples_stay_within_a_piece() -> None:
