@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,20 +49,26 @@ def test_the_faster_one_and_inductor_where_they_tie(
     assert contest.torch_is_faster(product(), lambda x, w: (x @ w,)) is torch_wins
 
 
-def test_what_is_slow_shows() -> None:
+def test_what_is_slow_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]  # a busy machine may take longer over a product than any time that a test would sleep
+    monkeypatch.setattr(contest, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def wait() -> None:
+        now[0] += 0.005
+
     def slow(x: Tensor, w: Tensor) -> tuple[Tensor]:
-        time.sleep(0.005)
+        wait()
         return (x @ w,)
 
     assert contest.torch_is_faster(product(), slow)
     module = product()
-    assert not contest.torch_is_faster(_sleeping(module), module.forward)
+    assert not contest.torch_is_faster(_waiting(module, wait), module.forward)
 
 
-def _sleeping(module: fx.GraphModule) -> fx.GraphModule:
+def _waiting(module: fx.GraphModule, wait: Callable[[], None]) -> fx.GraphModule:
     class Slow(fx.GraphModule):
         def forward(self, *args: Tensor) -> Any:
-            time.sleep(0.005)
+            wait()
             return module.forward(*args)
 
     return Slow(module, module.graph)

@@ -56,6 +56,7 @@ def test_both_ways_to_start_a_search_share_so(monkeypatch: pytest.MonkeyPatch, u
         train=False,
         plans="measured",
         ablation="full",
+        caches="cold",
     )
     with Store.open(url) as store:
         search._search(args, ["cpu"], store, "missed workloads", [(large, 2), (tiny, 1)], None)
