@@ -15,14 +15,12 @@ GPU_TESTS = Path(__file__).parent / "gpu"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give each of several pytest processes a temporary folder of its own, where the device's lock lies: none waits
-    while another measures. What Inductor compiles is still shared.
+    """Give each of several pytest processes a temporary folder of its own, where the device's lock lies and what
+    Inductor compiles: none waits while another measures, and none runs what another compiled under other settings.
     """
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is None:
         return
-    compiled = Path(tempfile.gettempdir(), f"torchinductor_tests_{os.getuid()}")
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
     folder = tempfile.mkdtemp(prefix=f"autotune-{worker}-")
     os.chmod(folder, 0o711)  # PostgreSQL of another user has its folder in it
     os.environ["TMPDIR"] = tempfile.tempdir = folder
