@@ -169,10 +169,19 @@ def capture(fn: Runnable) -> Callable[[], object]:
         torch.cuda.synchronize()
     except Exception:
         torch.cuda.synchronize()  # a sticky error, unlike a refused capture, is raised again here
+        _forget_capture(torch.cuda.current_device())
         fn()
         torch.cuda.synchronize()
         return fn
     return graph.replay
+
+
+def _forget_capture(device: int) -> None:
+    """Torch up to 2.12 leaves the generator of a refused capture in it, and every random number after that fails: put a
+    copy of its state, which is in no capture, in its place.
+    """
+    generator = torch.cuda.default_generators[device]
+    generator.graphsafe_set_state(generator.clone_state())
 
 
 @functools.lru_cache(maxsize=16)
