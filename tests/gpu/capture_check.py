@@ -1,6 +1,6 @@
 """What cannot be captured in a CUDA graph runs as it is, and the process goes on: random numbers, other captures.
 
-    python tests/gpu/capture_check.py
+python tests/gpu/capture_check.py
 """
 
 from __future__ import annotations
