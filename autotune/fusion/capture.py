@@ -18,6 +18,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from autotune.errors import UserError, first_line
+from autotune.fusion.channels_last import put_channels_last
 from autotune.fusion.complexes import split_parts
 from autotune.fusion.decompose import draw_seeds_at_once, table
 from autotune.fusion.row_sums import split_log_softmax
@@ -40,6 +41,7 @@ def aot_backend(compiler: GraphCompiler) -> Callable[[fx.GraphModule, Sequence[A
         def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
             if kind == "inference":
                 rewrite(gm)
+                put_channels_last(gm, inference=True)
             compiled = compiler(gm, example_inputs, kind)
             return compiled if getattr(compiled, "_boxed_call", False) else make_boxed_func(compiled)
 
@@ -48,6 +50,7 @@ def aot_backend(compiler: GraphCompiler) -> Callable[[fx.GraphModule, Sequence[A
     def partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         rewrite(joint)
         split_log_softmax(joint)
+        put_channels_last(joint, inference=False)
         return min_cut_rematerialization_partition(joint, *args, compiler="inductor", **kwargs)
 
     backend: Callable[[fx.GraphModule, Sequence[Any]], Compiled] = aot_autograd(

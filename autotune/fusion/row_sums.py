@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from autotune.fusion.calls import Calls, laid_out
+
 aten = torch.ops.aten
 
 _CHOICES = (aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
@@ -51,35 +53,12 @@ def _is_static(node: Any) -> bool:
     return all(type(extent) is int and extent for extent in node.meta["val"].shape)
 
 
-class _Calls:
-    """Calls put before a node, with their fake results."""
-
-    def __init__(self, graph: fx.Graph, node: fx.Node) -> None:
-        self.graph, self.node = graph, node
-
-    def __call__(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
-        made = self.graph.call_function(target, args, kwargs)
-        given = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
-        made.meta = {**self.node.meta, "val": target(*given, **kwargs)}
-        return made
-
-    def to(self, x: fx.Node, dtype: torch.dtype) -> fx.Node:
-        return x if x.meta["val"].dtype == dtype else self(aten._to_copy.default, x, dtype=dtype)
-
-    def zero(self, like: torch.Tensor) -> fx.Node:
-        """A scalar of the type and on the device of ``like``."""
-        options: dict[str, Any] = {"dtype": like.dtype, "device": like.device, "pin_memory": False}
-        made = self.graph.call_function(aten.full.default, ([], 0), options)
-        made.meta = {**self.node.meta, "val": like.new_zeros(())}
-        return made
-
-
-def _replace(graph: fx.Graph, node: fx.Node, parts: Callable[[_Calls, fx.Node], fx.Node], *, anyhow: bool) -> None:
+def _replace(graph: fx.Graph, node: fx.Node, parts: Callable[[Calls, fx.Node], fx.Node], *, anyhow: bool) -> None:
     """Put ``parts`` in a node's place, with its strides, unless ``anyhow``."""
     with graph.inserting_before(node):
-        call = _Calls(graph, node)
+        call = Calls(graph, node)
         made = parts(call, node)
-        node.replace_all_uses_with(made if anyhow else _laid_out(call, made, node.meta["val"]))
+        node.replace_all_uses_with(made if anyhow else laid_out(call, made, node.meta["val"]))
     graph.erase_node(node)
 
 
@@ -90,20 +69,7 @@ def _takes_any_strides(user: fx.Node, backward: Container[fx.Node]) -> bool:
     return user in backward or user.target in (aten.nll_loss2d_forward.default, *_CHOICES)
 
 
-def _laid_out(call: _Calls, made: fx.Node, like: torch.Tensor) -> fx.Node:
-    """``made`` in the strides of ``like``: arithmetic keeps those of its operands, and the views of the graph and who
-    gets its results rely on those of the operator."""
-    places = [[t.stride(d) for d in range(t.ndim) if t.shape[d] > 1] for t in (made.meta["val"], like)]
-    if places[0] == places[1]:
-        return made
-    order = sorted(range(like.ndim), key=like.stride, reverse=True)
-    back = sorted(range(like.ndim), key=order.__getitem__)
-    turned = call(aten.permute.default, made, order) if order != sorted(order) else made
-    copied = call(aten.clone.default, turned, memory_format=torch.contiguous_format)
-    return call(aten.permute.default, copied, back) if turned is not made else copied
-
-
-def _forward(call: _Calls, node: fx.Node) -> fx.Node:
+def _forward(call: Calls, node: fx.Node) -> fx.Node:
     """``x - max(x) - log(sum(exp(x - max(x))))``, in fp32 where ``x`` is shorter."""
     given, dim = node.args[0], node.args[1]
     assert isinstance(given, fx.Node)
@@ -114,7 +80,7 @@ def _forward(call: _Calls, node: fx.Node) -> fx.Node:
     return call.to(call(aten.sub.Tensor, shifted, call(aten.log.default, total)), node.meta["val"].dtype)
 
 
-def _backward(call: _Calls, node: fx.Node) -> fx.Node:
+def _backward(call: Calls, node: fx.Node) -> fx.Node:
     """``grad - exp(output) * sum(grad)``, of an output that may be detached: a graph records no history."""
     grad, output, dim, dtype = node.args
     assert isinstance(grad, fx.Node)
@@ -131,7 +97,7 @@ def _choose(graph: fx.Graph, node: fx.Node) -> None:
     chances, target, _, reduction, ignored = node.args
     assert isinstance(chances, fx.Node)
     with graph.inserting_before(node):
-        call = _Calls(graph, node)
+        call = Calls(graph, node)
         keep = call(aten.ne.Scalar, target, ignored)
         column = call(aten.unsqueeze.default, call(aten.where.ScalarOther, keep, target, 0), 1)
         chosen = call(aten.squeeze.dim, call(aten.gather.default, chances, 1, column), 1)
@@ -157,6 +123,6 @@ def _want_shape_only(graph: fx.Graph, node: fx.Node) -> None:
     assert isinstance(like, fx.Node)
     value = like.meta["val"]
     with graph.inserting_before(node):
-        call = _Calls(graph, node)
+        call = Calls(graph, node)
         shape = call(aten.expand.default, call.zero(value), list(value.shape))
     node.update_arg(1, shape)

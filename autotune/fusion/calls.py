@@ -1,0 +1,50 @@
+"""Calls written into a captured graph, each with its fake result, so that the graph stays one of fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+
+class Calls:
+    """Calls put before a node, with their fake results."""
+
+    def __init__(self, graph: fx.Graph, node: fx.Node) -> None:
+        self.graph, self.node = graph, node
+
+    def __call__(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+        made = self.graph.call_function(target, args, kwargs)
+        given = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
+        made.meta = {**self.node.meta, "val": target(*given, **kwargs)}
+        return made
+
+    def to(self, x: fx.Node, dtype: torch.dtype) -> fx.Node:
+        return x if x.meta["val"].dtype == dtype else self(aten._to_copy.default, x, dtype=dtype)
+
+    def zero(self, like: torch.Tensor) -> fx.Node:
+        """A scalar of the type and on the device of ``like``."""
+        options: dict[str, Any] = {"dtype": like.dtype, "device": like.device, "pin_memory": False}
+        made = self.graph.call_function(aten.full.default, ([], 0), options)
+        made.meta = {**self.node.meta, "val": like.new_zeros(())}
+        return made
+
+
+def laid_out(call: Calls, made: fx.Node, like: torch.Tensor) -> fx.Node:
+    """``made`` in the strides of ``like``: arithmetic keeps those of its operands, and the views of the graph and who
+    gets its results rely on those of the operator."""
+    places = [[t.stride(d) for d in range(t.ndim) if t.shape[d] > 1] for t in (made.meta["val"], like)]
+    if places[0] == places[1]:
+        return made
+    order = sorted(range(like.ndim), key=like.stride, reverse=True)
+    back = sorted(range(like.ndim), key=order.__getitem__)
+    turned = call(aten.permute.default, made, order) if order != sorted(order) else made
+    copied = call(aten.clone.default, turned, memory_format=torch.contiguous_format)
+    return call(aten.permute.default, copied, back) if turned is not made else copied
+
+
+__all__ = ["Calls", "laid_out"]

@@ -1,0 +1,118 @@
+"""Convolutions with their channels last, on a GPU: the strides that the graph foretells are those that cuDNN gives.
+
+    python tests/gpu/layout_check.py [--device cuda:0]
+
+Runs captured graphs of convolutional modules operator by operator, in inference and training, and compares strides with
+the graph's and results with eager mode's. Exit code 1 if something is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from autotune.fusion.capture import aot_backend
+
+
+def stack(channels: tuple[int, ...], kernel: int = 3, norm: bool = True, **options: Any) -> nn.Module:
+    parts: list[nn.Module] = []
+    for a, b in itertools.pairwise(channels):
+        parts += [nn.Conv2d(a, b, kernel, padding=kernel // 2, **options)]
+        parts += [nn.BatchNorm2d(b), nn.ReLU()] if norm else [nn.GELU()]
+    return nn.Sequential(*parts)
+
+
+def cases(device: str) -> dict[str, tuple[nn.Module, Tensor]]:
+    def image(channels: int, size: int = 32, batch: int = 8) -> Tensor:
+        return torch.randn(batch, channels, size, size, device=device)
+
+    found = {
+        "batch norm": (stack((3, 64, 128, 128)), image(3)),
+        "one channel": (stack((1, 256, 256), norm=False, stride=2), image(1, 64)),
+        "pooled": (nn.Sequential(stack((16, 96)), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(96 * 256, 10)), image(16)),
+        "depthwise": (nn.Sequential(stack((64, 128)), stack((128, 128), groups=128)), image(64)),
+        "pixels": (nn.Sequential(stack((64, 128), 1), stack((128, 256), 1)), image(64)),
+        "upwards": (nn.Sequential(stack((64, 128)), nn.ConvTranspose2d(128, 96, 2, 2), nn.SiLU()), image(64)),
+    }
+    return {name: (module.to(device), x) for name, (module, x) in found.items()}
+
+
+class Checked(fx.Interpreter):
+    def __init__(self, gm: fx.GraphModule, wrong: list[str]) -> None:
+        super().__init__(gm)
+        self.wrong = wrong
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if n.op == "call_function":
+            for real, fake in zip(pytree.tree_leaves(value), pytree.tree_leaves(n.meta["val"]), strict=True):
+                if isinstance(real, Tensor):
+                    strides = [(real.stride(i), fake.stride(i)) for i, e in enumerate(real.shape) if e > 1]
+                    if any(a != b for a, b in strides):
+                        self.wrong.append(f"{n.name}: {real.stride()} where the graph has {tuple(fake.stride())}")
+        return value
+
+
+def check(module: Callable[..., Any], x: Tensor, dtype: torch.dtype, train: bool) -> tuple[list[str], bool]:
+    """What is wrong, and whether the channels of any convolution are last."""
+    wrong: list[str] = []
+    last: list[bool] = []
+
+    def compiler(gm: fx.GraphModule, example: Any, kind: str) -> Callable[..., Any]:
+        for n in gm.graph.nodes:
+            if n.target is torch.ops.aten.convolution.default:
+                last.append(n.meta["val"].is_contiguous(memory_format=torch.channels_last))
+        return lambda *args: Checked(gm, wrong).run(*args)
+
+    def run(fn: Callable[..., Any]) -> list[Tensor]:
+        results = pytree.tree_leaves(fn(x))
+        if not train:
+            return results
+        parameters = list(module.parameters())  # type: ignore[attr-defined]
+        return [*results, *torch.autograd.grad([r.float().square().mean() for r in results], parameters)]
+
+    torch._dynamo.reset()
+    with torch.set_grad_enabled(train):
+        ours = run(torch.compile(module, backend=aot_backend(compiler), dynamic=False))
+        eager = run(module)
+    tolerance = 2e-2 if dtype is torch.float32 else 8e-2  # cuDNN's algorithms differ, some of them by TF32
+    for k, (a, b) in enumerate(zip(ours, eager, strict=True)):
+        a, b = a.detach(), b.detach()
+        off = float((a.float() - b.float()).norm() / b.float().norm().clamp(min=1e-3))
+        if off > tolerance:
+            wrong.append(f"result {k} is off by {off:.2g}")
+        if a.stride() != b.stride() and any(e > 1 for e in a.shape):
+            wrong.append(f"result {k} has strides {a.stride()}, eager mode {b.stride()}")
+    return wrong, any(last)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda:0")
+    device = parser.parse_args().device
+    bad = 0
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        for train in (False, True):
+            for name, (module, x) in cases(device).items():
+                wrong, last = check(module.to(dtype).train(train), x.to(dtype), dtype, train)
+                bad += bool(wrong)
+                kind = "training" if train else "inference"
+                print(
+                    f"{name}, {dtype}, {kind}: {'last' if last else 'as they were'} {'; '.join(wrong[:3]) or 'right'}"
+                )
+    print("bad", bad)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
