@@ -35,8 +35,11 @@ MOST_PACKS = 4
 """Packs of places that a thread reads at a time."""
 MANY = 8
 """Terms of one place, for each match lane, from which on all match lanes share them."""
-FLIGHT = 4
-"""Terms that a thread has in flight where match lanes share a place; half of them where it has a place by itself."""
+FLIGHT = 2
+"""Terms that a thread has in flight where it has a place by itself, of few terms mostly."""
+FLIGHT_TOGETHER = 6
+"""The same where match lanes share a place of many: such a block may be the last one (a quarter of all terms is padding
+in a translator's batches, and took 110 us of 164 with 4)."""
 
 
 LINE = 128
@@ -299,7 +302,6 @@ class _Kernel:
     def alone(self) -> list[str]:
         """A match lane takes places by itself, ``unroll`` at a time so that what is read beside the sums is in flight
         together; those of many terms are left out."""
-        flight = max(1, FLIGHT // 2)
         out = []
         for q in range(self.unroll):
             out += [f"r{q} = int32(r + {q * self.match})", f"ok{q} = r{q} < rows"]
@@ -313,8 +315,8 @@ class _Kernel:
                 out += [
                     f"stop{n} = sel(ok{q}, stop{n}, start{n})",
                     self.zeros,
-                    f"for k in range(start{n}, stop{n}, {flight}):",
-                    *_indent(self.add(one, one.sorted, 1, flight, 1, f"stop{n}")),
+                    f"for k in range(start{n}, stop{n}, {FLIGHT}):",
+                    *_indent(self.add(one, one.sorted, 1, FLIGHT, 1, f"stop{n}")),
                     f"a{q}_{n} = a",
                 ]
         for q in range(self.unroll):
@@ -330,11 +332,11 @@ class _Kernel:
     def together(self) -> list[str]:
         """Lines that add up the terms of place number ``r`` of the block's, which all match lanes share as they are
         found, and store the result."""
-        step = self.match * FLIGHT
+        step = self.match * FLIGHT_TOGETHER
         out = ["low = int64(first + r)", "count = int32(1)", "total = int32(0)"]
         for n, one in enumerate(self.sums):
             loop = [self.scanned(one), f"for k in range(match, found, {step}):"]
-            loop += _indent(self.add(one, self.list, self.owned, FLIGHT, self.match, "found"))
+            loop += _indent(self.add(one, self.list, self.owned, FLIGHT_TOGETHER, self.match, "found"))
             out += [f"room = int32({one.step})", self.zeros, f"for base in range(0, {one.tokens}, {one.step}):"]
             out += [*_indent(loop), "cuda.syncthreads()", *self.join(), f"a_{n} = a"]
         sums = " + ".join(f"a_{n}" for n in range(len(self.sums)))

@@ -325,8 +325,9 @@ def make_inputs(graph: Graph, seed: int, device: torch.device | str = "cpu", spe
         else:
             lo = 0 if slot in bounds or name == "uint8" else -8
             t = torch.randint(lo, bounds.get(slot, 8), (n,), generator=rng, device=device).to(dtype)
-            if special and slot in crowded:
-                t[torch.randint(0, n, (n // 2,), generator=rng, device=device)] = t[0].clone()
+            if slot in crowded:
+                share = n // (2 if special else 8)
+                t[torch.randint(0, n, (share,), generator=rng, device=device)] = t[0].clone()
         out.append(t)
     return out
 

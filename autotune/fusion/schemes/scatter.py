@@ -164,6 +164,8 @@ class ScatterScheme:
         if threads % 2 == 0:
             out.append(d | {"threads_per_row": threads // 2, "rows_per_block": match * 2, "owned": min(owned * 2, 256)})
             out.append(d | {"threads_per_row": threads // 2})
+        if threads % 4 == 0:  # narrow, so that more match lanes share a place of many terms
+            out.append(d | {"threads_per_row": threads // 4, "rows_per_block": match * 4, "owned": min(owned * 4, 256)})
         out += [
             d | {"vector_bytes": b, "threads_per_row": threads * 2} for b in vectors(s) if b < int(d["vector_bytes"])
         ]
