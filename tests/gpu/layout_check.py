@@ -3,7 +3,9 @@
     python tests/gpu/layout_check.py [--device cuda:0]
 
 Runs captured graphs of convolutional modules operator by operator, in inference and training, and compares strides with
-the graph's and results with eager mode's. Exit code 1 if something is wrong.
+the graph's and eager mode's, where an extent is more than 1, and results with eager mode's; gradients in float32 only,
+since many of these are sums that batch norm makes nothing of, all rounding in short types. Exit code 1 if something is
+wrong.
 """
 
 from __future__ import annotations
@@ -86,12 +88,13 @@ def check(module: Callable[..., Any], x: Tensor, dtype: torch.dtype, train: bool
         ours = run(torch.compile(module, backend=aot_backend(compiler), dynamic=False))
         eager = run(module)
     tolerance = 2e-2 if dtype is torch.float32 else 8e-2  # cuDNN's algorithms differ, some of them by TF32
+    results = len(ours) - train * len(list(module.parameters()))  # type: ignore[attr-defined]
     for k, (a, b) in enumerate(zip(ours, eager, strict=True)):
         a, b = a.detach(), b.detach()
         off = float((a.float() - b.float()).norm() / b.float().norm().clamp(min=1e-3))
-        if off > tolerance:
+        if off > tolerance and (k < results or dtype is torch.float32):
             wrong.append(f"result {k} is off by {off:.2g}")
-        if a.stride() != b.stride() and any(e > 1 for e in a.shape):
+        if any(e > 1 and a.stride(i) != b.stride(i) for i, e in enumerate(a.shape)):
             wrong.append(f"result {k} has strides {a.stride()}, eager mode {b.stride()}")
     return wrong, any(last)
 
