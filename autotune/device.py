@@ -203,6 +203,15 @@ def environment(device: str) -> Environment:
     return _environment(resolve_device(device).partition(":")[0])
 
 
+def usable_processors() -> int:
+    """Hardware threads that the calling thread may run on by its affinity; all there are where a system has none.
+
+    A cgroup's cpuset is in the affinity, its limit on processor time (``cpu.max``) does not count. It is asked of the
+    system in every call: pinning changes the answer, unlike that of :func:`identify`.
+    """
+    return len(_usable_cpus(0))
+
+
 def describe_cuda(device: str) -> tuple[str, int]:
     """("sm_90", 132) for a CUDA device, asked of the driver without creating a context.
 
@@ -311,10 +320,11 @@ def _driver_version() -> str:
         return ""
 
 
-def _usable_cpus() -> list[int]:
-    """Processors this process may run on. ``getpid`` rather than 0: a thread that was pinned must not change it."""
+def _usable_cpus(thread: int | None = None) -> list[int]:
+    """Processors that a thread may run on: 0 is the caller's, None the main one, so that other threads that were
+    pinned do not change what the device is."""
     if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(os.getpid()))
+        return sorted(os.sched_getaffinity(os.getpid() if thread is None else thread))
     return list(range(os.cpu_count() or 1))
 
 

@@ -70,8 +70,9 @@ class C3Task:
 
     def _fits(self, name: str, threads: Choice) -> bool:
         """Whether so many threads leave something of a rank's share of the processors; all of it is the choice 0."""
-        usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return int(threads) < max(1, usable // self.scenario.ranks)
+        from autotune.device import usable_processors
+
+        return int(threads) < max(1, usable_processors() // self.scenario.ranks)
 
     def default(self) -> Config:
         return heuristics.default(self.scenario, self.side)

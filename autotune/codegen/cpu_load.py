@@ -25,6 +25,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from autotune.device import usable_processors
 from autotune.errors import UserError
 
 Kernel = Callable[[Sequence[int], int], None]
@@ -165,13 +166,13 @@ def _gomp_parallel() -> Any:
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=processors(), thread_name_prefix="autotune-cpu")
+    return ThreadPoolExecutor(max_workers=_most_threads(), thread_name_prefix="autotune-cpu")
 
 
 @cache
-def processors() -> int:
-    """Processors this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _most_threads() -> int:
+    """Processors this process may run on when it loads its first kernel: the pool has as many threads from then on."""
+    return usable_processors()
 
 
 def starter(address: int, threads: int) -> Callable[[int, int], None]:
@@ -234,7 +235,7 @@ def launcher(text: str, threads: int, serial_below: int, rows: Callable[[int], i
     """
     kernel = compile_source(text)
     address = int(kernel.address)
-    threads = min(threads, processors())
+    threads = min(threads, _most_threads())
     start = starter(address, threads)
 
     def team(n0: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ from autotune.codegen.cpu_lanes import lanes_suit
 from autotune.codegen.cpu_moves import fetched_bytes, streamed_bytes
 from autotune.codegen.cpu_passes import flatten
 from autotune.codegen.program import Program, power_of_two
-from autotune.device import cpu_isa
+from autotune.device import cpu_isa, usable_processors
 from autotune.errors import Unsupported
 from autotune.fusion.schedules import has_online, narrow
 from autotune.task import Config
@@ -39,11 +38,6 @@ _MUCH_MOVED = 1 << 20
 _FETCHED_ROWS = 8
 """Rows that a thread takes at a time, at least, where a search begins with rows fetched ahead: the last of them has no
 next."""
-
-
-def processors() -> int:
-    """Processors this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def completed(config: Config, names: Iterable[str]) -> Config:
@@ -90,7 +84,7 @@ def space_of(graph: Graph, space: Space) -> Space:
     plain, split = forms(graph)
     space = narrow(space, "parts", [p for p in (0, 1, 2, 4, 8) if (split if p else plain)])
     program = group_program(graph, {"parts": 0 if plain else 1})
-    cores = processors()
+    cores = usable_processors()
     space = narrow(space, "threads", [t for t in (1, 2, 4, 8, 16, 32, 64, 128) if t <= cores])
     if not has_online(program):
         space = narrow(space, "online", [False])
@@ -144,7 +138,7 @@ def normalize(graph: Graph, config: Config) -> Config:
 def default(graph: Graph) -> Config:
     """All processors, vectors as wide as theirs, rows in blocks of some hundred thousand elements, whole rows; parts
     where they are many."""
-    cores = processors()
+    cores = usable_processors()
     threads = 1 << (cores.bit_length() - 1)
     config: Config = {
         "row_block": 1,

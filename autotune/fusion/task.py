@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from autotune.device import describe_cuda
+from autotune.device import describe_cuda, usable_processors
 from autotune.errors import BuildError, Unsupported
 from autotune.fusion import ablation, target_cpu
 from autotune.fusion.ablation import FULL, METHODS, Method
@@ -87,7 +87,7 @@ class FusionTask:
     def estimates(self) -> Figures:
         """What the cost models take the device for."""
         if self.side == "cpu":
-            return Figures.of("cpu", self.figures, units=target_cpu.processors())
+            return Figures.of("cpu", self.figures, units=usable_processors())
         arch, sms = self.target()
         return Figures.of("cuda", self.figures, arch, sms)
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from autotune import task as tasks
+from autotune.device import usable_processors
 from autotune.measure.child import Child, ChildDied, ChildSilent
 from autotune.measure.wire import artifact_from_wire
 from autotune.task import Artifact, Config, config_key
@@ -35,11 +36,6 @@ class Built:
     reason: str = ""
     seconds: float = 0.0
     fault: bool = False
-
-
-def usable_processors() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def default_processes(pools: int = 1) -> int:

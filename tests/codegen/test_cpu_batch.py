@@ -40,7 +40,7 @@ def _run(launch: Any, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
 def test_every_kernel_runs_on_its_own_tensors(monkeypatch: pytest.MonkeyPatch, fallback: bool) -> None:
     if fallback:
         monkeypatch.setattr(cpu_load, "_gomp_parallel", lambda: None)
-    monkeypatch.setattr(cpu_load, "processors", lambda: 3)
+    monkeypatch.setattr(cpu_load, "_most_threads", lambda: 3)
     launch, inputs, wanted = _kernels([3000, 1, 700, 5], threads=3, row_block=7)
     for _ in range(5):  # the counters begin anew in every call
         torch.testing.assert_close(_run(launch, inputs), wanted)
@@ -64,7 +64,7 @@ def test_small_kernels_share_a_team_where_all_of_them_together_are_worth_it(monk
         start = cpu_load.starter(address, 1)
         return lambda at, n: (started.append(n), start(at, 1))
 
-    monkeypatch.setattr(cpu_load, "processors", lambda: 2)
+    monkeypatch.setattr(cpu_load, "_most_threads", lambda: 2)
     monkeypatch.setattr(cpu_batch, "starter", starter)
     kernel: Any = load(build_program(softmax(4, 64)), CpuSchedule(threads=2))
     limit = kernel.entry.serial_below

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from autotune import api
+from autotune.device import usable_processors
 from autotune.fusion.target import workloads_of
-from autotune.fusion.target_cpu import processors
 from autotune.measure.policy import Policy
 from autotune.store import Store
 from autotune.task import Config, config_key
@@ -110,7 +110,7 @@ def test_a_value_without_effect_is_no_matter() -> None:
     assert not holds(space, {"how": "rows", "block": 1}, normalize)
 
 
-@pytest.mark.skipif(processors() < 2, reason="the default has one thread here, which is in the space")
+@pytest.mark.skipif(usable_processors() < 2, reason="the default has one thread here, which is in the space")
 def test_one_thread_on_the_cpu(store: Store, policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOTUNE_CACHE_DIR", str(tmp_path / "cache"))
     ((region, _),) = workloads_of(lambda x: torch.softmax(x, -1), (torch.zeros(256, 96),))
