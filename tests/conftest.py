@@ -1,12 +1,14 @@
 """What every test gets: a user data directory of its own, so that none reads or writes the user's database, and a
-terminal of one width."""
+terminal of one width. And an end for the processes that a test starts."""
 
 from __future__ import annotations
 
 import gc
 import os
 import shutil
+import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,17 @@ def own_data_directory(tmp_path_factory: pytest.TempPathFactory, monkeypatch: py
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
     monkeypatch.delenv("AUTOTUNE_DB", raising=False)
     monkeypatch.setenv("COLUMNS", "120")
+
+
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that a test has started, for it to append to: whatever is left of them is killed at the end."""
+    processes: list[subprocess.Popen[str]] = []
+    yield processes
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
 
 
 def pytest_collection_finish() -> None:

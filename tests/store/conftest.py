@@ -161,9 +161,8 @@ def key(store: Store) -> Key:
 
 
 @pytest.fixture
-def spawn() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def spawn(started: list[subprocess.Popen[str]]) -> Callable[..., subprocess.Popen[str]]:
     """Start Python code in a process of its own, which sees this copy of autotune; killed at the end if still there."""
-    started: list[subprocess.Popen[str]] = []
 
     def start(code: str, *args: str, prefix: Sequence[str] = (), **options: object) -> subprocess.Popen[str]:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -174,8 +173,4 @@ def spawn() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         started.append(process)
         return process
 
-    yield start
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+    return start

@@ -99,9 +99,8 @@ print("RESULT", json.dumps(results[0].to_json()))
 
 
 @pytest.fixture
-def search(url: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def search(url: str, started: list[subprocess.Popen[str]]) -> Callable[..., subprocess.Popen[str]]:
     """Start a search of a toy workload in another process; whatever is left of it is killed at the end."""
-    started: list[subprocess.Popen[str]] = []
     code = _SEARCH.format(module=toy_domain.__name__, package=toy_domain.__name__.rpartition(".")[0])
 
     def start(spec: dict[str, object], **options: object) -> subprocess.Popen[str]:
@@ -118,8 +117,4 @@ def search(url: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         started.append(process)
         return process
 
-    yield start
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+    return start

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -311,9 +311,8 @@ Start = Callable[[list[dict[str, Any]]], "subprocess.Popen[str]"]
 
 
 @pytest.fixture
-def start(url: str) -> Iterator[Start]:
+def start(url: str, started: list[subprocess.Popen[str]]) -> Start:
     """Start a search on two devices in another process; whatever is left of it is killed at the end."""
-    started: list[subprocess.Popen[str]] = []
     package = lane_domain.__name__.rpartition(".")[0]
     tests = str(Path(lane_domain.__file__).parents[len(lane_domain.__name__.split(".")) - 1])
 
@@ -330,11 +329,7 @@ def start(url: str) -> Iterator[Start]:
         started.append(process)
         return process
 
-    yield run
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+    return run
 
 
 def until_both_measure(process: subprocess.Popen[str]) -> list[psutil.Process]:
