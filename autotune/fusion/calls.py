@@ -19,8 +19,9 @@ class Calls:
 
     def __call__(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         made = self.graph.call_function(target, args, kwargs)
-        given = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
-        made.meta = {**self.node.meta, "val": target(*given, **kwargs)}
+        given, named = fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
+        made.meta = {**self.node.meta, "val": target(*given, **named)}
+        made.meta.pop("tensor_meta", None)
         return made
 
     def to(self, x: fx.Node, dtype: torch.dtype) -> fx.Node:

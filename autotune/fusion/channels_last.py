@@ -9,7 +9,6 @@ and the regions are those of that layout.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import operator
 from collections.abc import Callable, Sequence
@@ -17,7 +16,8 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._prims_common import suggest_memory_format
+from torch._dispatch.python import no_python_dispatcher
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
 from autotune.fusion.calls import Calls, laid_out
@@ -28,6 +28,30 @@ aten = torch.ops.aten
 
 _OPERANDS: dict[Any, int] = {aten.convolution.default: 2, aten.convolution_backward.default: 3}
 """Convolutions, with how many of their arguments have channels."""
+
+_ALIKE = {
+    *(aten.native_batch_norm_backward, aten.batch_norm_backward, aten.hardtanh_backward, aten.hardswish_backward),
+    *(aten.leaky_relu_backward, aten.softplus_backward, aten.mish_backward),
+}
+"""Derivatives, of which the first two arguments are a gradient and what it is one of. Where these lie differently, the
+real strides of the result are not those of the graph."""
+
+_FOLLOWERS = _ALIKE | {
+    *(aten.convolution, aten.convolution_backward, aten.mm, aten.addmm, aten.bmm, aten.baddbmm),
+    *(aten.native_batch_norm, aten._native_batch_norm_legit_functional),
+    *(aten._native_batch_norm_legit, aten._native_batch_norm_legit_no_training),
+    *(aten._batch_norm_with_update_functional, aten._batch_norm_no_update),
+    *(aten.max_pool2d_with_indices, aten.max_pool2d_with_indices_backward, aten.avg_pool2d, aten.avg_pool2d_backward),
+    *(aten._adaptive_avg_pool2d, aten._adaptive_avg_pool2d_backward),
+    *(aten.upsample_nearest2d, aten.upsample_nearest2d_backward),
+    *(aten.upsample_bilinear2d, aten.upsample_bilinear2d_backward),
+    *(aten.cat, aten.constant_pad_nd, aten._to_copy, aten.copy, aten._unsafe_view, aten.native_dropout, aten.glu),
+    *(aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.new_empty, aten.new_zeros, aten.new_full),
+}
+"""Operators that take any strides, besides those that torch marks as pointwise, as reductions or as views.
+
+Others may read memory as if it were contiguous (weight and group normalisation), or take no other (attention): who
+calls them sees to that, and a graph shows no trace of it where it was so already."""
 
 Wanted = Callable[[fx.GraphModule, bool], bool]
 
@@ -57,7 +81,7 @@ def put_channels_last(
     convolutions = [n for n in gm.graph.nodes if n.target in _OPERANDS]
     if not any(_takes_part(n) for n in convolutions) or not all(_is_on(n, devices) for n in convolutions):
         return
-    if all(_can_be_undone(n) for n in gm.graph.nodes) and wanted(gm, inference):
+    if wanted(gm, inference):
         _Walk(gm.graph).run()
         gm.graph.lint()
         gm.recompile()
@@ -82,23 +106,19 @@ def _is_rigid(node: fx.Node) -> bool:
     return node.target.namespace not in ("aten", "prims") or schema.is_mutable or "as_strided" in schema.name
 
 
-def _can_be_undone(node: fx.Node) -> bool:
-    """Whether a rigid node's arguments can be given the strides of the graph: those of tensors without gaps can."""
-    if node.op not in ("call_function", "call_method", "call_module") or not _is_rigid(node):
+def _is_follower(node: fx.Node) -> bool:
+    """Whether a node takes any strides."""
+    if not isinstance(node.target, torch._ops.OpOverload):
         return True
-    return all(_is_dense(x) for a in node.all_input_nodes if a.op != "placeholder" for x in _tensors(a.meta.get("val")))
+    marked = {torch.Tag.pointwise, torch.Tag.reduction}.intersection(node.target.tags)
+    return bool(marked) or _is_view(node) or node.target.overloadpacket in _FOLLOWERS
 
 
-def _is_dense(x: torch.Tensor) -> bool:
-    if x.storage_offset() or not all(type(n) is int for n in (*x.shape, *x.stride())):
-        return False
-    places = sorted((s, e) for s, e in zip(x.stride(), x.shape, strict=True) if e != 1)
-    steps = itertools.accumulate((e for _, e in places), operator.mul, initial=1)
-    return all(s == step for (s, _), step in zip(places, steps, strict=False))
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [x for x in pytree.tree_leaves(value) if isinstance(x, torch.Tensor)]
+def _is_view(node: fx.Node) -> bool:
+    """Whether a node's results are its first argument's memory (of an item: those of the sequence are)."""
+    if node.target is operator.getitem:
+        return isinstance(node.args[0], fx.Node) and _is_view(node.args[0])
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
 
 
 class _Walk:
@@ -121,9 +141,13 @@ class _Walk:
                 node.args = (*operands, *node.args[len(operands) :])
                 self._evaluate(node)
             elif any(a in self.before for a in node.all_input_nodes):
-                if _is_rigid(node) and node.op != "placeholder":
+                if _is_rigid(node):
                     self._restore(node)
                 else:
+                    if not _is_follower(node):
+                        self._restore(node, but_contiguous=True)
+                    elif getattr(node.target, "overloadpacket", None) in _ALIKE:
+                        self._lay_alike(node)
                     self._evaluate(node)
 
     def _channels_last(self, node: fx.Node, x: Any) -> fx.Node:
@@ -137,7 +161,7 @@ class _Walk:
 
     def _told(self, node: fx.Node, operands: list[fx.Node]) -> list[fx.Node]:
         """The operands, of which at least one tells its layout: with one channel, or one pixel, both are the same."""
-        if any(suggest_memory_format(x.meta["val"]) is torch.channels_last for x in operands):
+        if any(x.meta["val"].shape[1] > 1 and x.meta["val"].shape[2:].numel() > 1 for x in operands):
             return operands
         *others, weight = operands
         _, channels, height, width = shape = weight.meta["val"].shape
@@ -145,14 +169,31 @@ class _Walk:
         with self.graph.inserting_before(node):
             return [*others, Calls(self.graph, node)(aten.as_strided.default, weight, list(shape), strides)]
 
-    def _restore(self, node: fx.Node) -> None:
+    def _lay_alike(self, node: fx.Node) -> None:
+        grad, x, *others = node.args
+        assert isinstance(grad, fx.Node)
+        assert isinstance(x, fx.Node)
+        with self.graph.inserting_before(node):
+            node.args = (laid_out(Calls(self.graph, node), grad, x.meta["val"]), x, *others)
+
+    def _restore(self, node: fx.Node, but_contiguous: bool = False) -> None:
         for x in list(node.all_input_nodes):
-            if x not in self.before or not isinstance(self.before[x], torch.Tensor):
-                continue
-            if (x, False) not in self.moved:
+            if isinstance(self.before.get(x), torch.Tensor) and not (but_contiguous and x.meta["val"].is_contiguous()):
                 with self.graph.inserting_before(node):
-                    self.moved[x, False] = laid_out(Calls(self.graph, node), x, self.before[x])
-            node.replace_input_with(x, self.moved[x, False])
+                    node.replace_input_with(x, self._restored(x, Calls(self.graph, node)))
+
+    def _restored(self, x: fx.Node, call: Calls) -> fx.Node:
+        """``x`` in the strides that it had; a view stays one, of a tensor put back: it may have gaps, and share its
+        memory with another result."""
+        if x not in self.before:
+            return x
+        if (x, False) not in self.moved:
+            if _is_view(x):
+                args = fx.node.map_arg(x.args, lambda a: self._restored(a, call))
+                self.moved[x, False] = call(x.target, *args, **x.kwargs)
+            else:
+                self.moved[x, False] = laid_out(call, x, self.before[x])
+        return self.moved[x, False]
 
     def _evaluate(self, node: fx.Node) -> None:
         """A node's fake value anew; its arguments are put back first where it does not take them as they are."""
@@ -171,9 +212,14 @@ class _Walk:
     @staticmethod
     def _value(node: fx.Node) -> Any:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-        # The unsafe one trusts its caller in that the view is possible.
-        target: Any = aten.view.default if node.target is aten._unsafe_view.default else node.target
-        return target(*args, **kwargs)
+        if node.target not in (aten.view.default, aten._unsafe_view.default):
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+        # Fake tensors allow views that real ones do not: of one row of pixels, say, its channels last, made flat.
+        x, shape = args
+        if all(type(n) is int for n in (*x.shape, *x.stride(), *shape)):
+            with unset_fake_temporarily(), no_python_dispatcher():
+                torch.empty_strided(x.shape, x.stride(), device="meta").view(shape)
+        return aten.view.default(x, shape)
 
 
 __all__ = ["inductor_wants", "put_channels_last"]

@@ -77,10 +77,35 @@ class Rigid(nn.Module):
 
 
 class Gaps(Rigid):
-    """The same of a tensor with gaps, which cannot be put back."""
+    """The same of a view with gaps."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.as_strided(self.conv(x)[:, 1:, :, ::2], (3, 20), (7, 1)) * 2
+
+
+class Views(nn.Module):
+    """Results that share memory, with gaps, overlaps and repetitions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = conv(4, 6)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        y = self.conv(x)
+        return y, y.transpose(1, 2), *y.split(2, 1), y[:1].expand(3, -1, -1, -1), y.unfold(3, 2, 1), y[:, 0, ::2]
+
+
+class Crossed(nn.Module):
+    """Attention between channels: its kernels take no tensors but those whose pixels are next to each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = conv(4, 24, 1), conv(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).view(2, 3, 2, 4, 120).unbind(1)
+        y: Tensor = self.out(F.scaled_dot_product_attention(q, k, v).view(2, 8, 10, 12))
+        return y
 
 
 def spatial() -> Tensor:
@@ -101,6 +126,16 @@ MODULES: dict[str, tuple[Callable[[], Callable[..., Any]], Callable[[], Tensor]]
     "kept": (Kept, spatial),
     "rigid": (Rigid, spatial),
     "gaps": (Gaps, spatial),
+    "views": (Views, spatial),
+    "crossed": (Crossed, spatial),
+    "no channels to tell": (
+        lambda: nn.Sequential(nn.Mish(), conv(1, 4), nn.Flatten()),
+        lambda: spatial()[:, :1].permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2),
+    ),
+    "instance norm": (lambda: nn.Sequential(nn.InstanceNorm2d(4, affine=True), conv(4, 6)), lambda: spatial()[:1]),
+    "hard": (lambda: nn.Sequential(nn.ReLU6(), conv(4, 6)), spatial),
+    "one row, flat": (lambda: nn.Sequential(conv(4, 6), nn.Flatten(), nn.Linear(72, 3)), lambda: spatial()[:, :, :1]),
+    "weight norm": (lambda: nn.utils.parametrizations.weight_norm(conv(4, 6)), spatial),
 }
 
 
@@ -148,8 +183,8 @@ def test_inference_is_that_of_eager_mode(name: str, forced: list[bool]) -> None:
     with torch.no_grad():
         agree(run_graphs(module, seen)(x), module(x))
     for node in (n for gm in seen for n in convolutions(gm)):
-        assert node.meta["val"].is_contiguous(memory_format=LAST) is (name != "gaps"), node.format_node()
-    assert forced == ([] if name == "gaps" else [True])
+        assert node.meta["val"].is_contiguous(memory_format=LAST), node.format_node()
+    assert forced == [True]
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -167,8 +202,23 @@ def test_training_is_that_of_eager_mode(name: str, forced: list[bool]) -> None:
     eager = step(module)
     seen: list[fx.GraphModule] = []
     agree(step(run_graphs(module, seen)), eager)
-    assert forced == ([] if name == "gaps" else [False])
+    assert forced == [False]
     assert len(seen) == 2
+
+
+def test_results_that_shared_memory_share_it(forced: list[bool]) -> None:
+    module = Views()
+    with torch.no_grad():
+        results = run_graphs(module, [])(spatial())
+    assert forced
+    assert len({r.untyped_storage().data_ptr() for r in results}) == 1
+
+
+def test_attention_gets_the_strides_that_it_was_chosen_for(forced: list[bool]) -> None:
+    (graph,) = capture(Crossed(), [spatial()], grad=False).graphs
+    (attention,) = (n for n in graph.module.graph.nodes if "attention" in str(n.target))
+    assert convolutions(graph.module)[0].meta["val"].is_contiguous(memory_format=LAST)
+    assert all(n.meta["val"].stride(-1) == 1 for n in attention.all_input_nodes)
 
 
 def test_nothing_is_converted_between_convolutions(forced: list[bool]) -> None:
