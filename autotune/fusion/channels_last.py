@@ -163,11 +163,14 @@ class _Walk:
         """The operands, of which at least one tells its layout: with one channel, or one pixel, both are the same."""
         if any(x.meta["val"].shape[1] > 1 and x.meta["val"].shape[2:].numel() > 1 for x in operands):
             return operands
-        *others, weight = operands
-        _, channels, height, width = shape = weight.meta["val"].shape
-        strides = [height * width * channels, 1, width * channels, channels]
-        with self.graph.inserting_before(node):
-            return [*others, Calls(self.graph, node)(aten.as_strided.default, weight, list(shape), strides)]
+        for k, x in enumerate(operands):
+            _, channels, height, width = shape = x.meta["val"].shape
+            if height * width > 1:
+                strides = [height * width * channels, 1, width * channels, channels]
+                with self.graph.inserting_before(node):
+                    operands[k] = Calls(self.graph, node)(aten.as_strided.default, x, list(shape), strides)
+                break
+        return operands
 
     def _lay_alike(self, node: fx.Node) -> None:
         grad, x, *others = node.args
@@ -190,7 +193,7 @@ class _Walk:
         if (x, False) not in self.moved:
             if _is_view(x):
                 args = fx.node.map_arg(x.args, lambda a: self._restored(a, call))
-                self.moved[x, False] = call(x.target, *args, **x.kwargs)
+                self.moved[x, False] = call(x.target, *args, **x.kwargs)  # type: ignore[arg-type]
             else:
                 self.moved[x, False] = laid_out(call, x, self.before[x])
         return self.moved[x, False]
@@ -211,6 +214,7 @@ class _Walk:
 
     @staticmethod
     def _value(node: fx.Node) -> Any:
+        args: Any
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
         if node.target not in (aten.view.default, aten._unsafe_view.default):
             return node.target(*args, **kwargs)  # type: ignore[operator]

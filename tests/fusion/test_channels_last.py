@@ -132,6 +132,7 @@ MODULES: dict[str, tuple[Callable[[], Callable[..., Any]], Callable[[], Tensor]]
         lambda: nn.Sequential(nn.Mish(), conv(1, 4), nn.Flatten()),
         lambda: spatial()[:, :1].permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2),
     ),
+    "nor a kernel": (lambda: nn.Sequential(conv(1, 4, 1), nn.ReLU()), lambda: spatial()[:, :1].clone()),
     "instance norm": (lambda: nn.Sequential(nn.InstanceNorm2d(4, affine=True), conv(4, 6)), lambda: spatial()[:1]),
     "hard": (lambda: nn.Sequential(nn.ReLU6(), conv(4, 6)), spatial),
     "one row, flat": (lambda: nn.Sequential(conv(4, 6), nn.Flatten(), nn.Linear(72, 3)), lambda: spatial()[:, :, :1]),

@@ -46,6 +46,12 @@ def cases(device: str) -> dict[str, tuple[nn.Module, Tensor]]:
         "pixels": (nn.Sequential(stack((64, 128), 1), stack((128, 256), 1)), image(64)),
         "upwards": (nn.Sequential(stack((64, 128)), nn.ConvTranspose2d(128, 96, 2, 2), nn.SiLU()), image(64)),
     }
+    weight_norm = nn.utils.parametrizations.weight_norm
+    found |= {
+        "group norm": (nn.Sequential(stack((64, 128)), nn.GroupNorm(8, 128), stack((128, 128))), image(64)),
+        "weight norm": (nn.Sequential(stack((64, 128)), weight_norm(nn.Conv2d(128, 128, 3)), nn.GELU()), image(64)),
+        "one row": (nn.Sequential(stack((64, 128)), nn.Flatten(), nn.Linear(128 * 32, 10)), image(64)[:, :, :1]),
+    }
     return {name: (module.to(device), x) for name, (module, x) in found.items()}
 
 
