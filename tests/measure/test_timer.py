@@ -148,9 +148,18 @@ def test_where_a_gpus_caches_are_left_warm_it_is_kept_busy(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("refused", [False, True])
 def test_a_capture_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch, refused: bool) -> None:
-    """With torch's names for it replaced by what they do to the current stream: a capture that is refused keeps its."""
+    """With torch's names for it replaced by what they do to the current stream: a capture that is refused keeps its,
+    and the device's generator."""
     now = ["the user's"]
     replays: list[str] = []
+    states: list[str] = []
+
+    class Generator:
+        def clone_state(self) -> str:
+            return "in no capture"
+
+        def graphsafe_set_state(self, state: str) -> None:
+            states.append(state)
 
     class Graph:
         def replay(self) -> None:
@@ -176,6 +185,7 @@ def test_a_capture_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch, 
     for name, other in {
         "synchronize": lambda: None, "CUDAGraph": Graph, "current_device": lambda: 1, "stream": stream, "graph": graph,
         "current_stream": lambda: now[0], "Stream": lambda device: f"of {device}",
+        "default_generators": (None, Generator()),
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, other)
     timer._capture_stream.cache_clear()
@@ -186,3 +196,4 @@ def test_a_capture_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch, 
     run()
     assert now == ["the user's"]
     assert replays == ([] if refused else ["the user's"] * 2)
+    assert states == (["in no capture"] if refused else [])
