@@ -35,6 +35,11 @@ class Calls:
         return made
 
 
+def is_static(node: fx.Node) -> bool:
+    """Whether the extents of a node's tensor are numbers, and none of them 0."""
+    return all(type(extent) is int and extent for extent in node.meta["val"].shape)
+
+
 def laid_out(call: Calls, made: fx.Node, like: torch.Tensor) -> fx.Node:
     """``made`` in the strides of ``like``: arithmetic keeps those of its operands, and the views of the graph and who
     gets its results rely on those of the operator."""
@@ -48,4 +53,4 @@ def laid_out(call: Calls, made: fx.Node, like: torch.Tensor) -> fx.Node:
     return call(aten.permute.default, copied, back) if turned is not made else copied
 
 
-__all__ = ["Calls", "laid_out"]
+__all__ = ["Calls", "is_static", "laid_out"]

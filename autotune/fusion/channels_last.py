@@ -20,7 +20,7 @@ from torch._dispatch.python import no_python_dispatcher
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
-from autotune.fusion.calls import Calls, laid_out
+from autotune.fusion.calls import Calls, is_static, laid_out
 
 log = logging.getLogger("autotune")
 
@@ -88,8 +88,9 @@ def put_channels_last(
 
 
 def _is_on(node: fx.Node, devices: Sequence[str]) -> bool:
-    values = [a.meta["val"] for a in node.args[:2] if isinstance(a, fx.Node)]
-    return all(type(n) is int and n for v in values for n in v.shape) and values[0].device.type in devices
+    """Whether a convolution is of fixed shapes and on such a device."""
+    operands = [a for a in node.args[:2] if isinstance(a, fx.Node)]
+    return all(map(is_static, operands)) and operands[0].meta["val"].device.type in devices
 
 
 def _takes_part(node: fx.Node) -> bool:

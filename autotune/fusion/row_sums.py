@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autotune.fusion.calls import Calls, laid_out
+from autotune.fusion.calls import Calls, is_static, laid_out
 
 aten = torch.ops.aten
 
@@ -27,7 +27,7 @@ def split_log_softmax(joint: fx.GraphModule) -> None:
     graph = joint.graph
     backward = [n for n in graph.nodes if n.target is aten._log_softmax_backward_data.default]
     whole = {n: _origin(n.args[1]) for n in backward}
-    found = {n: o for n, o in whole.items() if o.target is aten._log_softmax.default and _is_static(o)}
+    found = {n: o for n, o in whole.items() if o.target is aten._log_softmax.default and is_static(o)}
     for node in dict.fromkeys(found.values()):
         for user in list(node.users):
             if user.target is aten.nll_loss_forward.default and user.args[2] is None and node.meta["val"].ndim == 2:
@@ -37,7 +37,7 @@ def split_log_softmax(joint: fx.GraphModule) -> None:
         _replace(graph, node, _backward, anyhow=False)
     if found:
         for node in list(graph.nodes):
-            if node.target in _CHOICES and _is_static(node.args[1]):
+            if node.target in _CHOICES and is_static(node.args[1]):
                 _want_shape_only(graph, node)
         joint.recompile()
 
@@ -47,10 +47,6 @@ def _origin(node: Any) -> Any:
     while node.target in (aten.detach.default, aten.alias.default):
         node = node.args[0]
     return node
-
-
-def _is_static(node: Any) -> bool:
-    return all(type(extent) is int and extent for extent in node.meta["val"].shape)
 
 
 def _replace(graph: fx.Graph, node: fx.Node, parts: Callable[[Calls, fx.Node], fx.Node], *, anyhow: bool) -> None:

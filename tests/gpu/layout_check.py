@@ -17,13 +17,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "fusion")]
 
-import torch
-from torch import Tensor, fx, nn
-from torch.utils import _pytree as pytree
+import torch  # noqa: E402
+from node_strides import Checked, strides_apart  # noqa: E402
+from torch import Tensor, fx, nn  # noqa: E402
+from torch.utils import _pytree as pytree  # noqa: E402
 
-from autotune.fusion.capture import aot_backend
+from autotune.fusion.capture import aot_backend  # noqa: E402
 
 
 def stack(channels: tuple[int, ...], kernel: int = 3, norm: bool = True, **options: Any) -> nn.Module:
@@ -55,22 +57,6 @@ def cases(device: str) -> dict[str, tuple[nn.Module, Tensor]]:
     return {name: (module.to(device), x) for name, (module, x) in found.items()}
 
 
-class Checked(fx.Interpreter):
-    def __init__(self, gm: fx.GraphModule, wrong: list[str]) -> None:
-        super().__init__(gm)
-        self.wrong = wrong
-
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        if n.op == "call_function":
-            for real, fake in zip(pytree.tree_leaves(value), pytree.tree_leaves(n.meta["val"]), strict=True):
-                if isinstance(real, Tensor):
-                    strides = [(real.stride(i), fake.stride(i)) for i, e in enumerate(real.shape) if e > 1]
-                    if any(a != b for a, b in strides):
-                        self.wrong.append(f"{n.name}: {real.stride()} where the graph has {tuple(fake.stride())}")
-        return value
-
-
 def check(module: Callable[..., Any], x: Tensor, dtype: torch.dtype, train: bool) -> tuple[list[str], bool]:
     """What is wrong, and whether the channels of any convolution are last."""
     wrong: list[str] = []
@@ -100,7 +86,7 @@ def check(module: Callable[..., Any], x: Tensor, dtype: torch.dtype, train: bool
         off = float((a.float() - b.float()).norm() / b.float().norm().clamp(min=1e-3))
         if off > tolerance and (k < results or dtype is torch.float32):
             wrong.append(f"result {k} is off by {off:.2g}")
-        if any(e > 1 and a.stride(i) != b.stride(i) for i, e in enumerate(a.shape)):
+        if strides_apart(a, b):
             wrong.append(f"result {k} has strides {a.stride()}, eager mode {b.stride()}")
     return wrong, any(last)
 

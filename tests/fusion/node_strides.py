@@ -1,0 +1,29 @@
+"""Whether the strides that a captured graph foretells are those that its operators give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+
+def strides_apart(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one shape lie differently: the stride of an extent of 1 is never used."""
+    return any(e > 1 and a.stride(i) != b.stride(i) for i, e in enumerate(a.shape))
+
+
+class Checked(fx.Interpreter):
+    """Runs a graph node by node; what has other strides than its fake value is told in ``wrong``."""
+
+    def __init__(self, gm: fx.GraphModule, wrong: list[str]) -> None:
+        super().__init__(gm)
+        self.wrong = wrong
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if n.op == "call_function":
+            for real, fake in zip(pytree.tree_leaves(value), pytree.tree_leaves(n.meta["val"]), strict=True):
+                if isinstance(real, Tensor) and strides_apart(real, fake):
+                    self.wrong.append(f"{n.format_node()}: {real.stride()} where the graph has {tuple(fake.stride())}")
+        return value
