@@ -177,8 +177,8 @@ def capture(fn: Runnable) -> Callable[[], object]:
 
 
 def _forget_capture(device: int) -> None:
-    """Torch up to 2.12 leaves the generator of a refused capture in it, and every random number after that fails: put a
-    copy of its state, which is in no capture, in its place.
+    """Torch 2.11 leaves the generator of a refused capture in it, and every random number after that fails: put a copy
+    of its state, which is in no capture, in its place. (2.13 keeps a state for each capture, and needs no help.)
     """
     generator = torch.cuda.default_generators[device]
     generator.graphsafe_set_state(generator.clone_state())
