@@ -13,12 +13,13 @@ TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),,https://download.pytorch.org
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 READY := $(VENV)/.ready
 DEMO_DB := build/demo.db
+DEMO := fusion examples.residual_mlp:Training --inputs examples.residual_mlp:inputs --train --device cpu --db $(DEMO_DB)
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test lint types format wheel clean
 
 help:
-	@echo "make demo    tune a BERT layer on this CPU, look the result up, run the model with it (under 10 minutes)"
+	@echo "make demo    tune a training step on this CPU, time it, run it from the database (under 10 minutes)"
 	@echo "make test    the test suite; no GPU needed"
 	@echo "make lint    ruff"
 	@echo "make types   mypy --strict on autotune/"
@@ -45,9 +46,9 @@ $(READY): pyproject.toml $(VENV)/.torch
 
 demo: $(READY)
 	@mkdir -p $(dir $(DEMO_DB))
-	$(BIN)/autotune search fusion bert_layer --device cpu --db $(DEMO_DB) --timeout 300
-	$(BIN)/autotune lookup fusion bert_layer --device cpu --db $(DEMO_DB)
-	$(BIN)/python examples/bert_layer.py --db $(DEMO_DB)
+	$(BIN)/autotune search $(DEMO) --timeout 240
+	$(BIN)/autotune compare $(DEMO)
+	$(BIN)/python examples/residual_mlp.py --device cpu --db $(DEMO_DB)
 
 # What times nothing, or candidates that sleep, runs in as many processes as there are cores, file by file in this order:
 # folders whose files take longest go first, so that no process is left with one at the end. The rest needs the machine

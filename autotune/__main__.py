@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from autotune.cli.app import main
+from autotune.cli.entry import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -26,9 +26,17 @@ def search(
     device: str | Sequence[str] = "auto",
     db: str | os.PathLike[str] | None = None,
     train: bool = False,
+    step: bool = True,
+    mode: str | Sequence[str] = "default",
+    step_timeout: float = 120.0,
+    precision: str | None = None,
     **options: Any,
 ) -> list[Result]:
     """Search a target's workloads on this machine and store what was learnt.
+
+    A search of a program of the user's ends with its step: families of regions that it is faster without are left to
+    Inductor from then on (:mod:`autotune.bench.decide`), which is logged. What Dynamo has compiled in this process is
+    forgotten by that.
 
     Args:
         target: workloads; or a program whose memory-intensive regions are tuned: a built-in name, a
@@ -41,6 +49,12 @@ def search(
             workloads: "cuda:0,cuda:1" (or a list), or "cuda:all".
         db: database; None for $AUTOTUNE_DB or the default file.
         train: search a program's forward and backward pass, whether or not something of it requires grad.
+        step: whether to time the whole step of a program, the forward pass without gradients or, with ``train``, both.
+        mode: of ``torch.compile``, or several, for which the step is timed.
+        step_timeout: seconds for each mode.
+        precision: of a program's regions: "default", or "strict", without approximations beyond a few roundings; None
+            for $AUTOTUNE_PRECISION or the default. Deployment finds what was searched under its own
+            $AUTOTUNE_PRECISION.
         options: as of :func:`tune_workloads`.
 
     Returns:
@@ -50,10 +64,14 @@ def search(
         UserError: a mistake in the arguments.
     """
     from autotune.device import resolve_devices
+    from autotune.fusion.precision import asking
     from autotune.store import Store
 
+    given = isinstance(target, Workload) or (isinstance(target, Sequence) and not isinstance(target, str))
+    if given and precision is not None:
+        raise UserError("a workload was captured with its precision: give `precision` with a program")
     devices = resolve_devices(device)
-    with Store.open(db) as store:
+    with asking(precision), Store.open(db) as store:
         counted: Sequence[tuple[Workload, int]]
         if isinstance(target, Workload):
             counted = [(target, 1)]
@@ -72,7 +90,52 @@ def search(
                 args = () if inputs is None else inputs if isinstance(inputs, (tuple, list)) else (inputs,)
                 counted = workloads_of(target, args, dict(kwargs or {}), train=train)
         options.setdefault("weights", time_weights(counted))
-        return tune_workloads([workload for workload, _ in counted], devices, store, **options)
+        results = tune_workloads([workload for workload, _ in counted], devices, store, **options)
+        given = not isinstance(target, (Workload, Sequence)) or (isinstance(target, str) and ":" in target)
+        if step and given and any(r.winner for r in results) and not any(r.interrupted or r.fault for r in results):
+            call = (target, inputs, kwargs or {})
+            _decide(call, devices[0], store, train, [mode] if isinstance(mode, str) else mode, step_timeout)
+        return results
+
+
+def _decide(
+    call: tuple[Any, Any, Mapping[str, Any]],
+    device: str,
+    store: Store,
+    train: bool,
+    modes: Sequence[str],
+    limit_s: float,
+) -> None:
+    """Let a program's step decide what is deployed; what becomes of it is logged."""
+    import logging
+
+    from autotune.bench.decide import decide_and_store
+    from autotune.fusion.target import resolve
+
+    log = logging.getLogger("autotune")
+    target, inputs, kwargs = call
+    if isinstance(target, str):
+        note = {"target": target, "inputs": inputs or ""}
+        try:
+            target, (args, kwargs), _ = resolve(target, inputs, device)
+        except UserError as error:  # what was searched is to be returned
+            log.warning("the step was not timed: %s", error)
+            return
+    else:
+        note = {"target": str(getattr(target, "__qualname__", type(target).__qualname__))}
+        args = () if inputs is None else tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+    decide_and_store(
+        store,
+        target,
+        args,
+        dict(kwargs),
+        train=train,
+        device=device,
+        modes=modes,
+        limit_s=limit_s,
+        note={**note, "command": "autotune.search"},
+        say=lambda line: log.log(logging.WARNING if line.startswith("WARNING") else logging.INFO, "%s", line),
+    )
 
 
 def time_weights(counted: Sequence[tuple[Workload, int]]) -> dict[str, float]:

@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import UserError
+from autotune.errors import UserError, printable
 from autotune.workload import digest
 
 _GIB_IN_MIB = 1024
@@ -59,7 +59,7 @@ class DeviceIdentity:
         """Short form for people, such as ``NVIDIA H200 (132 SMs, 140 GiB)``."""
         unit = "SMs" if self.kind == "cuda" else "cores"
         many = f"{self.count} x " if self.count > 1 else ""
-        return f"{many}{self.name} ({self.units} {unit}, {self.memory_mib // _GIB_IN_MIB} GiB)"
+        return f"{many}{printable(self.name)} ({self.units} {unit}, {self.memory_mib // _GIB_IN_MIB} GiB)"
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object from which :meth:`from_json` makes an equal identity."""

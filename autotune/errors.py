@@ -6,12 +6,40 @@ module is an outcome of a candidate or of a region that the search records and s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 
 class UserError(Exception):
     """A mistake in what the user gave; ``str(error)`` is one line saying what is wrong and how to mend it."""
+
+
+LONGEST = 2000
+"""Characters of an error's line; what is longer loses its middle."""
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_LOGIN = re.compile(r":(?!//)\S{1,512}@")  # bounded, so that a long text takes no longer than its length
+_OPTION = re.compile(
+    r"(?i)((?:password|passwd|pwd|secret|token)\w{0,32}\s{0,8}=\s{0,8})(?:'[^']{0,512}'|\"[^\"]{0,512}\"|[^\s&'\"]{1,512})"
+)
+
+
+def veil(text: str) -> str:
+    """``text`` without the passwords of the URLs and connection strings in it."""
+    return _OPTION.sub(r"\1***", _LOGIN.sub(":***@", text))
+
+
+def printable(text: str) -> str:
+    """``text`` on one line and without what a terminal would take for a command: such characters are written out."""
+    return _CONTROL.sub(lambda m: " " if m[0] in "\n\t" else m[0].encode("unicode_escape").decode(), text)
+
+
+def told(text: object, longest: int = LONGEST) -> str:
+    """An error's text as it may be printed: one line of at most ``longest`` characters, without passwords."""
+    line = printable(veil(str(text)))
+    half = (longest - 5) // 2
+    return line if len(line) <= longest else f"{line[:half]} ... {line[-half:]}"
 
 
 def first_line(error: BaseException) -> str:

@@ -2,9 +2,9 @@
 
     python -m benchmarks.deploy_host --out benchmarks/results/h200/deploy_host.json
 
-Shapes are so small that the GPU keeps up. ``executor_us`` is the stored kernel through the executor that deployment
-calls (output allocated, kernel launched); ``autotune_us`` the whole call of ``torch.compile(backend="autotune")`` with
-Dynamo's guards; ``eager_us`` and ``inductor_us`` whole calls too. Medians over batches taken in turn, all in host
+Shapes are so small that the GPU keeps up. ``executor_us`` is the call of a stored kernel as Inductor's code makes it
+(buffers are there, the kernel is launched); ``autotune_us`` the whole call of ``torch.compile(backend="autotune")``
+with Dynamo's guards; ``eager_us`` and ``inductor_us`` whole calls too. Medians over batches taken in turn, all in host
 microseconds; ``floor_us`` is, as everywhere, the bytes over the copy bandwidth: the device is not what is timed.
 """
 
@@ -20,14 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._inductor.config
 from torch.nn import functional as F
 
 from autotune.bench.floor import copy_bandwidth
 from autotune.device import environment, identify
 from autotune.fusion.capture import capture
 from autotune.fusion.regions import find_regions
+from autotune.runtime import region_call
 from autotune.runtime.backend import dynamo_backend
-from autotune.runtime.replace import cuts, find
 from autotune.store import Store
 from autotune.store.records import Key, Schedule
 from autotune.task import open_task
@@ -101,26 +102,27 @@ def host_us(calls: dict[str, Callable[[], Any]], rounds: int = 30, n: int = 200)
     return {name: {"median": statistics.median(t), "best": min(t)} for name, t in times.items()}
 
 
-def executor_of(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Callable[..., Any], list[torch.Tensor]]:
-    """The stored kernel of a one-region function behind the deploy path's executor, and its inputs in order."""
+def launcher_of(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Callable[..., Any], list[Any]]:
+    """The function that Inductor's code calls for a one-region function, and what it hands over: the region's tensors,
+    results too, and the stream."""
     found: list[Any] = []
+    load = region_call.load_call
 
-    def backend(gm: Any, examples: Sequence[Any]) -> Any:
-        from autotune.fusion.capture import aot_backend
+    def loading(text: str) -> Callable[..., None]:
+        call = load(text)
 
-        def look(graph: Any, flat: Sequence[Any], kind: str) -> Any:
-            (cut,) = cuts(find(graph, tell=False))
-            places = list(graph.graph.find_nodes(op="placeholder"))
+        def kept(*given: Any) -> None:
+            found[:] = [call, list(given)]
+            call(*given)
 
-            def run(*tensors: torch.Tensor) -> Any:
-                found[:] = [cut.run, [tensors[places.index(n)] for n in cut.inputs]]
-                return graph.forward(*tensors)
+        return kept
 
-            return run
-
-        return aot_backend(look)(gm, examples)
-
-    torch.compile(fn, backend=backend)(*args)
+    region_call.load_call = loading
+    try:
+        with torch._inductor.config.patch(force_disable_caches=True):
+            torch.compile(fn, backend=dynamo_backend)(*args)
+    finally:
+        region_call.load_call = load
     torch._dynamo.reset()
     return found[0], found[1]
 
@@ -129,14 +131,14 @@ def measure() -> list[dict[str, Any]]:
     rows = []
     for fn in (layer_norm, softmax, gelu_norm):
         args = inputs(fn)
-        run, ordered = executor_of(fn, args)
+        run, given = launcher_of(fn, args)
         ours = torch.compile(fn, backend=dynamo_backend)
         theirs = torch.compile(fn)
         torch.testing.assert_close(ours(*args), fn(*args), atol=1e-4, rtol=1e-4)
         theirs(*args)
         times = host_us(
             {
-                "executor": lambda run=run, o=ordered: run(*o),
+                "executor": lambda run=run, given=given: run(*given),
                 "autotune": lambda ours=ours, args=args: ours(*args),
                 "eager": lambda fn=fn, args=args: fn(*args),
                 "inductor": lambda theirs=theirs, args=args: theirs(*args),

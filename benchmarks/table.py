@@ -25,8 +25,9 @@ from autotune.bench import report
 from autotune.bench.ablation import ABLATIONS
 from autotune.bench.c3 import report as c3_report
 from autotune.bench.report import geometric_mean
-from benchmarks import c3_device_table
+from benchmarks import c3_device_table, precision_table
 from benchmarks.form import RESULTS, read
+from benchmarks.real import table as real_table
 
 MARKED = re.compile(r"(<!-- (results|ablations): (\S+) -->\n)(.*?)(<!-- end \2 -->)", re.DOTALL)
 COLUMNS = (
@@ -49,6 +50,10 @@ def render(data: Mapping[str, Any]) -> str:
         return c3_report.render(data)
     if data.get("suite") == "c3_device":
         return c3_device_table.render(data)
+    if data.get("suite") == "real_models":
+        return real_table.markdown(data)
+    if data.get("suite") == "precision":
+        return precision_table.markdown(data)
     if data.get("suite"):
         return report.render(data)
     cases = data["cases"]

@@ -12,9 +12,11 @@ docs/offline-gpu-host.md.
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
@@ -26,11 +28,56 @@ HOST_HAS = ("torch", "triton", "cuda-toolkit", "nvidia-")
 """Names (or, ending in a dash, prefixes) that a PyTorch CUDA image carries; hundreds of megabytes each."""
 
 
-def closure(requirements: list[str], python: str, left_out: tuple[str, ...] = HOST_HAS) -> dict[str, str]:
-    """Name to installed version of all that ``requirements`` need on Linux with ``python``, less ``left_out``.
+Known = tuple[str, list[str]]
+"""A package's version, and its requirements."""
+
+
+def installed(requirement: Requirement) -> Known:
+    """Of a package that is installed here.
 
     Raises:
-        SystemExit: a package is not installed here, so its version and dependencies are unknown.
+        SystemExit: it is not, so its version and dependencies are unknown.
+    """
+    name = requirement.name
+    try:
+        return metadata.version(name), metadata.requires(name) or []
+    except metadata.PackageNotFoundError:
+        sys.exit(f"build_wheelhouse: {name} is not installed here; run `make venv` and use .venv/bin/python")
+
+
+def installed_or_newest(requirement: Requirement) -> Known:
+    """Of a package installed here, else of the newest that fits, as pip finds it; nothing is installed.
+
+    Raises:
+        SystemExit: pip finds none.
+    """
+    try:
+        return metadata.version(requirement.name), metadata.requires(requirement.name) or []
+    except metadata.PackageNotFoundError:
+        pass
+    wanted = f"{requirement.name}{requirement.specifier}"
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--no-deps"]
+    answer = subprocess.run([*command, "--report", "-", wanted], capture_output=True, text=True, check=False)
+    if answer.returncode:
+        why = (answer.stderr.strip().splitlines() or ["no reason given"])[-1]
+        sys.exit(f"build_wheelhouse: {wanted} is neither installed here nor found by pip: {why}")
+    found = json.loads(answer.stdout)["install"][0]["metadata"]
+    return found["version"], found.get("requires_dist", [])
+
+
+def closure(
+    requirements: list[str],
+    python: str,
+    left_out: tuple[str, ...] = HOST_HAS,
+    known: Callable[[Requirement], Known] = installed,
+) -> dict[str, str]:
+    """Name to version of all that ``requirements`` need on Linux with ``python``, less ``left_out``.
+
+    Args:
+        known: version and requirements of a package.
+
+    Raises:
+        SystemExit: as of ``known``.
     """
     environment = {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux",
                    "platform_system": "Linux", "platform_machine": "x86_64", "implementation_name": "cpython",
@@ -47,14 +94,11 @@ def closure(requirements: list[str], python: str, left_out: tuple[str, ...] = HO
         name = canonicalize_name(requirement.name)
         if host_has(name) or (requirement.marker and not requirement.marker.evaluate({**environment, "extra": extra})):
             continue
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            sys.exit(f"build_wheelhouse: {name} is not installed here; run `make venv` and use .venv/bin/python")
-        for wanted in ("", *requirement.extras):
-            if (name, wanted) not in seen:
-                seen.add((name, wanted))
-                queue += [(Requirement(text), wanted) for text in metadata.requires(name) or []]
+        fresh = [wanted for wanted in ("", *requirement.extras) if (name, wanted) not in seen]
+        if fresh:
+            seen.update((name, wanted) for wanted in fresh)
+            found[name], needs = known(requirement)
+            queue += [(Requirement(text), wanted) for wanted in fresh for text in needs]
     return found
 
 
@@ -93,7 +137,8 @@ def main() -> int:
         "--glibc", type=int, default=28, metavar="N", help="the host's glibc is 2.N or newer (default: 28)"
     )
     parser.add_argument("--out", type=Path, default=ROOT / ".wheelhouse", help="folder to fill (default: .wheelhouse)")
-    parser.add_argument("--extra", action="append", default=[], metavar="PKG", help="one more package installed here")
+    about = "one more package and what it needs, such as liger-kernel; the newest where it is not installed here"
+    parser.add_argument("--extra", action="append", default=[], metavar="PKG", help=about)
     about = "leave out a package that the host has in a version that fits (llvmlite alone is 57 MiB)"
     parser.add_argument("--host-has", action="append", default=[], metavar="PKG", help=about)
     parser.add_argument("--project", action="store_true", help="build autotune's own wheel into the folder as well")
@@ -102,9 +147,9 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     for old in args.out.glob("*.whl"):  # two versions of one package would stop the whole install
         old.unlink()
-    pins = closure(
-        [*project_requirements(), *args.extra], args.python, (*HOST_HAS, *map(canonicalize_name, args.host_has))
-    )
+    left_out = (*HOST_HAS, *map(canonicalize_name, args.host_has))
+    pins = closure(args.extra, args.python, left_out, installed_or_newest)
+    pins |= closure(project_requirements(), args.python, left_out)
     download(pins, args.python, args.glibc, args.out)
     if args.project:
         build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(args.out), str(ROOT)]

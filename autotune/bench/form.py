@@ -9,7 +9,7 @@ A result file is one JSON object as measured on one machine, kept under ``benchm
               changed. An installed package, which knows no commit, writes its version, such as ``v0.1.0``
 ``command``   the command that makes the file again
 ``when``      ISO 8601 with a time zone
-``cases``     a list of objects, one a case, names unique
+``cases``     a list of objects, one a case, names unique; empty only where ``failed`` tells why
 ============  ========================================================================================================
 
 A case has ``name``, ``bytes`` (in and out of a perfect implementation) and times in microseconds: ``floor_us``
@@ -84,7 +84,7 @@ def problems(data: object) -> list[str]:
     if not _is_time(data["when"]):
         found.append("when is not an ISO 8601 time with a time zone")
     cases = data["cases"]
-    if not isinstance(cases, list) or not cases:
+    if not isinstance(cases, list) or not (cases or data.get("failed")):
         return [*found, "cases is not a list with a case in it"]
     check = {None: _case_problems, "fusion": _case_problems, "c3": c3_problems}.get(data.get("suite"), _named_problems)
     for number, case in enumerate(cases):
@@ -191,7 +191,7 @@ def write(
     Raises:
         ValueError: the result would not be of the form.
     """
-    packages = ("torch", "triton", "numba", "numba-cuda", "numpy", "jax")
+    packages = ("torch", "triton", "numba", "numba-cuda", "numpy", "jax", "transformers", "timm", "liger-kernel")
     data = {
         "device": device,
         "versions": {"python": platform.python_version(), **_installed(packages), **(versions or {})},

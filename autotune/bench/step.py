@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import math
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,6 @@ from autotune.measure.policy import Policy, default_policy
 
 EAGER, COMPILE, AUTOTUNE = "eager", "torch.compile", "autotune"
 CONTENDERS = (EAGER, COMPILE, AUTOTUNE)
-_GRAPHLESS = {"max-autotune": "max-autotune-no-cudagraphs", "reduce-overhead": "default"}
 CHANGING = 0.05
 """How far apart two runs with one seed are that rounding cannot explain: the step changes what it reads."""
 _TRACES = 3
@@ -54,6 +54,8 @@ class Step:
             random numbers, and so has no results to compare. Eager's own is that of two runs with one seed.
         largest: magnitude of the largest element of its first result: the loss, in training.
         kernels: of one step, :func:`summed`; None on a CPU, and where the profiler does not see them.
+        peak_bytes: of the device's memory that a step takes at most, run from Python on its own, with what was there
+            before the comparison (parameters and inputs among it); None on a CPU.
     """
 
     us: float
@@ -63,6 +65,7 @@ class Step:
     difference: float | None
     largest: float | None
     kernels: Mapping[str, Any] | None
+    peak_bytes: int | None = None
 
     @property
     def disagrees(self) -> bool:
@@ -120,6 +123,20 @@ class Comparison:
         return self.steps[peer].us / self.steps[name].us
 
 
+@dataclass(frozen=True)
+class Peer:
+    """One more contender, which :func:`compare` times beside its own; its kernels are not counted.
+
+    Attributes:
+        make: gives what is called with the step's inputs in the place of the function compared; its parameters, where a
+            step trains, are the function's own.
+        captured: whether the step is to be captured in one CUDA graph; not where it makes some of its own.
+    """
+
+    make: Callable[[], Callable[..., Any]]
+    captured: bool = True
+
+
 def contenders(kind: str, modes: Sequence[str]) -> list[str]:
     """Names of a kind's contenders: the kind itself, with the mode where there are several."""
     return [kind] if kind == EAGER or len(modes) == 1 else [f"{kind} {mode}" for mode in modes]
@@ -175,6 +192,7 @@ def compare(
     mode: str | Sequence[str] = "default",
     policy: Policy | None = None,
     say: Callable[[str, float], None] = lambda stage, seconds: None,
+    peers: Mapping[str, Peer] | None = None,
 ) -> Comparison:
     """Time a step of ``fn`` as it is, with ``torch.compile`` and with autotune; nothing is searched or recorded.
 
@@ -186,6 +204,7 @@ def compare(
             mode that makes CUDA graphs stands for the one without.
         policy: of the final comparison (its rounds and seconds).
         say: told each stage (a contender made ready, "timing", "kernels") and its seconds.
+        peers: more contenders, by name.
 
     Raises:
         NotCompared: eager itself fails.
@@ -194,8 +213,9 @@ def compare(
     import autotune
     from autotune.runtime.counters import reset_counters
     from autotune.runtime.database import unrecorded
+    from autotune.runtime.verdict import base_mode
 
-    modes = list(dict.fromkeys(_GRAPHLESS.get(m, m) for m in ([mode] if isinstance(mode, str) else mode)))
+    modes = list(dict.fromkeys(base_mode(m) for m in ([mode] if isinstance(mode, str) else mode)))
     policy, given = policy or default_policy(device), kwargs or {}
     cuda = device.startswith("cuda")
     if cuda:
@@ -205,12 +225,15 @@ def compare(
         for name, m in zip(contenders(kind, modes), modes, strict=True):
             options: dict[str, Any] = {} if m == "default" else {"mode": m}
             makers[name] = functools.partial(compiler, fn, dynamic=False, **options)
+    more = dict(peers or {})
+    makers |= {name: peer.make for name, peer in more.items()}
     wanted = trainable(fn, args, given) if train else []
     turns = Turns(device, policy.lock_s)
     ready, failed, counted = _Ready(turns, device, say), dict[str, str](), dict[str, int]()
     torch._dynamo.reset()
     with (
-        _room_for(len(makers)),
+        room_for(len(makers)),
+        _compiled_anew(),
         inductor_takes_turns(turns),
         templates_in_threads(cuda and any("max-autotune" in m for m in modes)),
         unrecorded(),
@@ -220,6 +243,7 @@ def compare(
             want = ready.first_call(EAGER, eager)
             with turns.mine():
                 repeat, random = _repeated(eager, want, device)
+            ready.weigh(EAGER)
         except UserError:
             raise
         except Exception as error:
@@ -229,21 +253,23 @@ def compare(
             reset_counters()
             try:
                 got = ready.first_call(name, step_of(make(), args, given, wanted))
+                ready.note(name, got, None if random else difference(got, want))
+                if name not in more:
+                    counted = {k: v for k, v in dict(autotune.counters()).items() if v}
+                del got
+                ready.weigh(name)
             except Exception as error:
                 failed[name] = first_line(error)
-                continue
-            ready.note(name, got, None if random else difference(got, want))
-            counted = {k: v for k, v in dict(autotune.counters()).items() if v}
-            del got
         del want
         with turns.mine():
             begin = time.monotonic()
-            timed = _timed({k: s for k, s in ready.steps.items() if k not in failed}, policy, device)
+            plain = frozenset(name for name, peer in more.items() if not peer.captured)
+            times = timed({k: s for k, s in ready.steps.items() if k not in failed}, policy, device, plain)
             seconds = {"timing": round(time.monotonic() - begin, 1)}
             say("timing", seconds["timing"])
             if cuda:
                 begin = time.monotonic()
-                kernels = kernels_of({name: ready.steps[name] for name in timed.samples})
+                kernels = kernels_of({name: ready.steps[name] for name in times.samples if name not in more})
                 seconds["kernels"] = round(time.monotonic() - begin, 1)
                 say("kernels", seconds["kernels"])
             else:
@@ -251,17 +277,17 @@ def compare(
     steps = {
         name: Step(
             us=round(statistics.median(taken), 3),
-            noise=round(_spread(taken), 4),
-            captured=cuda and name not in timed.refused,
+            noise=round(spread(taken), 4),
+            captured=cuda and name not in times.refused | plain,
             kernels=kernels.get(name),
             **ready.found[name],
         )
-        for name, taken in timed.samples.items()
+        for name, taken in times.samples.items()
     }
-    return Comparison(steps, {**failed, **timed.failed}, device, modes, counted, random, seconds, timed.others)
+    return Comparison(steps, {**failed, **times.failed}, device, modes, counted, random, seconds, times.others)
 
 
-def _room_for(contenders: int) -> contextlib.AbstractContextManager[object]:
+def room_for(contenders: int) -> contextlib.AbstractContextManager[object]:
     """While open, Dynamo compiles a function as often for each of the contenders as it would for one.
 
     It counts by code, which they share: the later one would be left to run as it is where the earlier took all.
@@ -269,6 +295,16 @@ def _room_for(contenders: int) -> contextlib.AbstractContextManager[object]:
     config: Any = torch._dynamo.config
     found: contextlib.AbstractContextManager[object] = config.patch(recompile_limit=contenders * config.recompile_limit)
     return found
+
+
+@contextlib.contextmanager
+def _compiled_anew() -> Iterator[None]:
+    """While open, Inductor takes no graph from its caches: of a cached one, nothing that is missed is counted."""
+    from torch._functorch import config as aot_config
+    from torch._inductor import config
+
+    with config.patch(fx_graph_cache=False), aot_config.patch(enable_autograd_cache=False):
+        yield
 
 
 class _Ready:
@@ -280,12 +316,13 @@ class _Ready:
 
     def __init__(self, turns: Turns, device: str, say: Callable[[str, float], None]) -> None:
         self._turns, self._device, self._say = turns, device, say
+        self._there = torch.cuda.memory_allocated() if device.startswith("cuda") else 0
         self.steps: dict[str, Call] = {}
         self.found: dict[str, dict[str, Any]] = {}
 
     def first_call(self, name: str, step: Call) -> object:
         begin, waited = time.monotonic(), self._turns.waited_s
-        got = _seeded(step, 0, self._device)
+        got = seeded(step, 0, self._device)
         if self._device.startswith("cuda"):
             torch.cuda.synchronize()
         took = round(time.monotonic() - begin - (self._turns.waited_s - waited), 1)
@@ -296,8 +333,24 @@ class _Ready:
     def note(self, name: str, got: object, apart: float | None) -> None:
         self.found[name] |= {"difference": apart, "largest": largest(got)}
 
+    def weigh(self, name: str) -> None:
+        """Note what memory a step takes: by a further call, since compilers take some of their own in the first."""
+        self.found[name] |= {"peak_bytes": self._peak(self.steps[name])}
 
-def _seeded(step: Call, seed: int, device: str) -> object:
+    def _peak(self, step: Call) -> int | None:
+        if not self._device.startswith("cuda"):
+            return None
+        torch.cuda.synchronize()
+        gc.collect()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        seeded(step, 0, self._device)
+        torch.cuda.synchronize()
+        return self._there + torch.cuda.max_memory_allocated() - before
+
+
+def seeded(step: Call, seed: int, device: str) -> object:
     """A step's results where random numbers begin at ``seed``; those of the caller go on as if nothing had been."""
     cuda = [torch.device(device)] if device.startswith("cuda") else []
     with torch.random.fork_rng(devices=cuda):
@@ -314,8 +367,8 @@ def _repeated(step: Call, first: object, device: str) -> tuple[float, bool]:
     Args:
         first: its results with seed 0.
     """
-    same = difference(_seeded(step, 0, device), first)
-    other = difference(_seeded(step, 1, device), first)
+    same = difference(seeded(step, 0, device), first)
+    other = difference(seeded(step, 1, device), first)
     return same, same <= CHANGING and other > 10 * same + 1e-6
 
 
@@ -335,8 +388,8 @@ class _Failed(Exception):
         self.name = name
 
 
-def _timed(steps: Mapping[str, Call], policy: Policy, device: str) -> _Timed:
-    """Time contenders in turn. One that fails (its CUDA graph takes memory of its own, say) is left out.
+def timed(steps: Mapping[str, Call], policy: Policy, device: str, plain: frozenset[str] = frozenset()) -> _Timed:
+    """Time contenders in turn, in one memory: two CUDA graphs of a large model do not fit. One that fails is left out.
 
     Raises:
         NotCompared: eager fails.
@@ -351,7 +404,7 @@ def _timed(steps: Mapping[str, Call], policy: Policy, device: str) -> _Timed:
             wait_for_quiet(policy.quiet_s)
         meter = Meter()
         try:
-            samples = interleave(watched, policy, device)
+            samples = interleave(watched, policy, device, one_memory=True, plain=plain)
         except _Failed as error:
             if error.name == EAGER:
                 raise NotCompared(str(error)) from error
@@ -372,7 +425,7 @@ def _named(name: str, step: Call) -> Call:
     return call
 
 
-def _spread(samples: Sequence[float]) -> float:
+def spread(samples: Sequence[float]) -> float:
     if len(samples) < 2:
         return 0.0
     quarters = statistics.quantiles(samples, n=4)
@@ -388,23 +441,28 @@ def kernels_of(steps: Mapping[str, Call]) -> dict[str, dict[str, Any]]:
     What a kernel reads lies in the caches where the step leaves it. A contender that the profiler shows nothing of (a
     host that lets nobody read the counters) is left out.
     """
-    from autotune.bench.kernels import record
-    from autotune.measure.timer import capture
-
     found = {}
     for name, step in steps.items():
         with contextlib.suppress(RuntimeError):  # the profiler's, or no memory for one more graph
-            run = capture(step)
-
-            def work(run: Call = run) -> None:
-                run()
-                torch.cuda.synchronize()
-
-            # A process's first trace may come out empty, and the second replay is a warm one.
-            traces = [[s for s in record(work) if s[2]] for _ in range(_TRACES)]
-            if spans := next((t for t in reversed(traces) if t), None):
+            if spans := _traced(step):
                 found[name] = summed([(begin, end, kernel) for begin, end, _, kernel in spans])
     return found
+
+
+def _traced(step: Call) -> list[tuple[float, float, bool, str]] | None:
+    """What the profiler sees of a step's replay, whose graph is gone afterwards: two of a large model do not fit."""
+    from autotune.bench.kernels import record
+    from autotune.measure.timer import capture
+
+    run = capture(step)
+
+    def work() -> None:
+        run()
+        torch.cuda.synchronize()
+
+    # A process's first trace may come out empty, and the second replay is a warm one.
+    traces = [[s for s in record(work) if s[2]] for _ in range(_TRACES)]
+    return next((t for t in reversed(traces) if t), None)
 
 
 def summed(spans: Sequence[tuple[float, float, str]], library: Callable[[str], bool] = is_library) -> dict[str, Any]:

@@ -229,7 +229,7 @@ class Crew:
 
     def _dead(self, rank: int, death: ChildDied) -> Lost:
         """A rank died. Others may follow it within moments; of several the one that did not abort is to blame."""
-        dead = {rank: str(death)}
+        dead = {rank: death}
         time.sleep(0.02)
         for other, seat in enumerate(self._seats):
             if other not in dead and not seat.child.alive:
@@ -237,13 +237,14 @@ class Crew:
                     while seat.child.poll() is not None:
                         pass
                 except ChildDied as too:
-                    dead[other] = str(too)
+                    dead[other] = too
                 except ValueError:
                     continue
-        first = min(dead, key=lambda r: (not dead[r].startswith("killed by") or "SIGABRT" in dead[r], r))
+        how = {r: str(death) for r, death in dead.items()}
+        first = min(how, key=lambda r: (not how[r].startswith("killed by") or "SIGABRT" in how[r], r))
         seat = self._seats[first]
         step = STEPS.get(seat.phase, seat.phase)
-        outcome = Outcome(Status.CRASHED, reason=f"rank {first} {dead[first]} in {step}")
+        outcome = Outcome(Status.CRASHED, reason=f"rank {first} {how[first]} in {step}", fault=dead[first].fault)
         return Lost(outcome, seat.who, idle=seat.phase == "start")
 
     def _silent(self, late: Sequence[int], limit: Callable[[str], float]) -> Lost:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import threading
 
 import torch
 import torch.distributed as dist
 
+from autotune.c3.collectives.host import open_groups
 from autotune.c3.group import Group
 from autotune.errors import UserError
 
@@ -43,7 +45,18 @@ def deploy_group(group: dist.ProcessGroup | None, device: torch.device) -> Group
 
 @atexit.register
 def _let_go() -> None:
-    """End the threads of gloo groups that were destroyed, before the interpreter goes: one that drops a tensor after
-    that takes the process down. Where the groups were not destroyed they are still in use."""
-    if dist.is_available() and not dist.is_initialized():
-        _groups.clear()
+    """End the threads of the gloo groups that were made here, before the interpreter goes.
+
+    gloo's thread drops the tensors of an operation a moment after it has told that it is through, and needs Python's
+    lock for it. One that comes to that when the interpreter is going takes the process down ("terminate called without
+    an active exception"). A group's end waits for its threads; it asks nothing of the peers.
+    """
+    groups = [group for _, group in _groups.values()]
+    _groups.clear()
+    for group in groups:
+        made = [group.control, *open_groups(group)]
+        group.control = None  # type: ignore[assignment]  # the caller's overlaps outlive this
+        while made:
+            with contextlib.suppress(Exception):  # the user has destroyed it, with all others
+                dist.destroy_process_group(made[-1])
+            made.pop()

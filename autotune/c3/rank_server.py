@@ -198,7 +198,8 @@ class RankServer:
         samples, timed = attempt(take, talk)
         restart = self._finish(runs, talk)
         if samples is None or not ok(timed):
-            return {"failed": timed["reason"], "who": running, "restart": timed["restart"] or restart}
+            fault, restart = timed.get("fault", ""), timed["restart"] or restart
+            return {"failed": timed["reason"], "who": running, "restart": restart, "fault": fault}
         for name, taken in samples.items():
             outcomes[name] = {**Outcome(Status.OK, tuple(taken), errors[name]).to_json(), "restart": False}
         restart = restart or any(o["restart"] for o in outcomes.values())

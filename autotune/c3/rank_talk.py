@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from autotune.c3.group import Group
+from autotune.measure.blame import blame
 from autotune.measure.outcome import Outcome
 from autotune.measure.quiet import Meter
 from autotune.measure.serve import Link
@@ -75,4 +76,5 @@ def ok(verdict: Mapping[str, Any]) -> bool:
 
 def failed(problem: BaseException) -> dict[str, Any]:
     status, restart = classify(problem)
-    return {**Outcome(status, reason=explain(problem)).to_json(), "restart": restart}
+    fault, culprit = blame(problem)
+    return {**Outcome(status, reason=explain(culprit), fault=fault).to_json(), "restart": restart}

@@ -11,6 +11,7 @@ from typing import Any
 from autotune.c3.agents import Agents, torchrun_agents
 from autotune.c3.crew import Crew, Lost
 from autotune.errors import UserError
+from autotune.measure.blame import Blame
 from autotune.measure.outcome import Outcome
 from autotune.measure.policy import Policy
 from autotune.measure.worker import (
@@ -169,7 +170,8 @@ class Ranks:
         except Lost as lost:
             return {}, lost.outcome, lost.who
         if "failed" in answer:
-            return {}, Outcome(Status.LAUNCH_ERROR, reason=answer["failed"]), answer["who"]
+            fault = Blame(answer["fault"])
+            return {}, Outcome(Status.LAUNCH_ERROR, reason=answer["failed"], fault=fault), answer["who"]
         return answer, None, ""
 
     def _ask(

@@ -161,7 +161,7 @@ class Scenario:
 
 def parse_gemm(text: str, dtype: str = "bf16", layout: str = "nn") -> Gemm:
     """ "8192x28672x8192" (MxNxK); raises UserError."""
-    found = re.fullmatch(r"(\d+)[xX](\d+)[xX](\d+)", text.strip())
+    found = re.fullmatch(r"(\d{1,12})[xX](\d{1,12})[xX](\d{1,12})", text.strip())
     if not found:
         raise UserError(f"--gemm {text!r}: write MxNxK, such as 8192x28672x8192")
     return Gemm(int(found[1]), int(found[2]), int(found[3]), dtype, layout)
@@ -169,13 +169,13 @@ def parse_gemm(text: str, dtype: str = "bf16", layout: str = "nn") -> Gemm:
 
 def parse_bytes(text: str) -> int:
     """ "512MiB", "4GiB", "65536", "100MB" in bytes; raises UserError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]*)", text.strip())
+    found = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)\s*([a-zA-Z]*)", text.strip())
     unit = found[2].lower() if found else ""
     if not found or unit not in _UNITS:
         raise UserError(f"--bytes {text!r}: write a size such as 512MiB, 4GiB or 65536")
     size = float(found[1]) * _UNITS[unit]
-    if size != int(size) or size < 1:
-        raise UserError(f"--bytes {text!r}: not a whole number of bytes above 0")
+    if size != int(size) or not 1 <= size < 2**63:
+        raise UserError(f"--bytes {text!r}: not a whole number of bytes above 0 that 63 bits hold")
     return int(size)
 
 

@@ -92,6 +92,57 @@ HOST_NAIVE = HostStrategy(order="comm_first").config()
 """gloo's asynchronous call, then the computation."""
 
 
+Range = tuple[int, int] | tuple[str, ...] | None
+LIMITS: Mapping[str, Mapping[str, Range]] = {
+    "cuda": {
+        "order": ("sequential", "comm_first", "gemm_first"),
+        "engine": ("nccl", "copy", "sm"),
+        "launch": ("graph", "eager"),
+        "priority": ("equal", "comm", "gemm"),
+        "reserve": (0, 128),
+        "ctas": (0, 256),
+        "chunks": (1, 64),
+        "panels": (1, 64),
+        "streams": (1, 8),
+        "direction": ("push", "pull"),
+        "batch": None,
+    },
+    "cpu": {
+        "order": ("sequential", "comm_first", "gemm_first"),
+        "engine": ("gloo", "copy"),
+        "threads": (0, 64),
+        "copies": (1, 32),
+        "chunks": (1, 64),
+        "panels": (1, 64),
+    },
+}
+"""For each side, its parameters: the words there are, the smallest and the largest number, None for a truth value. No
+strategy that a search tries lies outside."""
+
+
+def improper(config: Mapping[str, Any], side: str) -> str:
+    """Why a stored strategy is none of ours, whoever wrote the database; "" where it may be one.
+
+    Args:
+        side: "cuda" or "cpu".
+    """
+    for name, value in config.items():
+        if name not in LIMITS[side]:
+            return f"it has a parameter {name[:40]!r}, which this autotune lacks"
+        limits = LIMITS[side][name]
+        if limits is None:
+            fits = type(value) is bool
+        elif isinstance(limits[0], str):
+            fits = type(value) is str and value in limits
+            if not fits and type(value) is str:
+                return f"this autotune has no {name} {value[:40]!r}"
+        else:
+            fits = type(value) is int and int(limits[0]) <= value <= int(limits[1])
+        if not fits:
+            return f"{name} = {repr(value)[:40]} is out of range"
+    return ""
+
+
 def normalize(config: Config, scenario: Scenario, side: str) -> Config:
     """The strategy that would in effect run, with what plays no part set to its default.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.c3 import heuristics
 from autotune.c3.links import links
 from autotune.c3.scenario import REDUCING, Scenario
-from autotune.c3.strategy import HOST_NAIVE, HOST_SEQUENTIAL, NAIVE, SEQUENTIAL, Strategy, normalize, reject
+from autotune.c3.strategy import HOST_NAIVE, HOST_SEQUENTIAL, NAIVE, SEQUENTIAL, Strategy, improper, normalize, reject
 from autotune.errors import BuildError, Unsupported, UserError
 from autotune.measure.policy import MIB, Policy
 from autotune.task import Artifact, Choice, Config, config_key
@@ -124,8 +124,10 @@ def build(scenario: Scenario, config: Config, device: str) -> Artifact:
     reductions. Each says in ``launch["op"]`` which it is.
 
     Raises:
-        BuildError: a kernel cannot be compiled.
+        BuildError: a kernel cannot be compiled; or the strategy, which may come from a database, is none.
     """
+    if why := improper(config, side_of(device)):
+        raise BuildError(why)
     if side_of(device) == "cpu":
         return Artifact("cpu", (), generator=_GENERATOR)
     target = _target(device)[0]

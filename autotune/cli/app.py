@@ -8,6 +8,8 @@ These modules import what is heavy (torch, SQLAlchemy, rich) inside ``run``, so 
 from __future__ import annotations
 
 import argparse
+import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -15,7 +17,7 @@ from typing import NoReturn
 
 from autotune import __version__
 from autotune.cli import bench, calibrate, compare, db, lookup, plan, search, show, workloads
-from autotune.errors import UserError
+from autotune.errors import UserError, told
 
 COMMANDS = (search, lookup, compare, plan, show, workloads, bench, calibrate, db)
 
@@ -24,7 +26,7 @@ class Parser(argparse.ArgumentParser):
     """argparse, with one line for a mistake instead of the usage and a line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        self.exit(2, f"{self.prog}: {told(message)} (see {self.prog} --help)\n")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -43,13 +45,16 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; argparse's own errors and ``--help`` raise SystemExit."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a file's name need not be text of the terminal's encoding
+            stream.reconfigure(errors="backslashreplace")
     args = build_parser().parse_args(argv)
     try:
         code: int = args.run(args)
         sys.stdout.flush()
         return code
     except UserError as error:
-        print(f"autotune: {error}", file=sys.stderr)
+        print(f"autotune: {told(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(
@@ -58,6 +63,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 130
     except BrokenPipeError:
-        # The reader (`| head`) has gone. Python flushes stdout once more at exit, which must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_stdout()  # the reader (`| head`) has gone
         return 0
+    except OSError as error:
+        if error.errno not in _FULL or not _stdout_fails():
+            raise
+        _give_up_stdout()
+        print(f"autotune: cannot write the output: {error.strerror}", file=sys.stderr)
+        return 1
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def _stdout_fails() -> bool:
+    """Whether it is stdout that cannot be written, and no other file."""
+    try:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except OSError:
+        return True
+    return False
+
+
+def _give_up_stdout() -> None:
+    """Python flushes stdout once more at exit, which must not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

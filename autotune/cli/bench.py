@@ -12,6 +12,7 @@ from typing import Any
 from autotune.cli.options import add_db, add_device, add_json, add_ranks, natural_int, positive_int, seconds
 from autotune.cli.output import machine_output
 from autotune.errors import UserError
+from autotune.outputs import check_output
 
 
 def add_parser(subparsers: Any) -> None:
@@ -120,6 +121,11 @@ def result_file(args: argparse.Namespace) -> Path:
     out = Path(args.out or f"bench-{args.suite}.json")
     if out.suffix != ".json":
         raise UserError(f"--out {out}: name a file that ends in .json; the table goes beside it as .md")
+    if args.list or args.search_only:
+        return out
+    check_output(out, f"--out {out}", make=True)  # told before the measuring, which takes minutes
+    table = out.with_suffix(".md")
+    check_output(table, f"--out {out}: the table beside it, {table.name}")
     return out
 
 

@@ -13,13 +13,17 @@ from autotune.cli.c3_scenario import scenario_of, serves
 from autotune.cli.options import SCENARIO
 from autotune.cli.output import machine_output
 from autotune.cli.searched import Searched, conclude, not_begun, reason, tune
-from autotune.errors import UserError
+from autotune.errors import UserError, told
 from autotune.runtime.database import deploying_from
 
 if TYPE_CHECKING:
     from autotune.c3.scenario import Scenario
     from autotune.store import Store
     from autotune.tuner.result import Result
+
+
+MOST_RANKS = 256
+"""Processes that a scenario from a database may ask for."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -95,8 +99,9 @@ def _show(answer: Mapping[str, Any]) -> None:
 
 
 def _check(args: argparse.Namespace) -> None:
-    if args.train or args.plans != "measured" or args.ablation != "full" or args.caches != "cold":
-        raise UserError("--train, --plans, --ablation and --caches are of fusion: leave them out")
+    own = args.train or args.precision or args.plans != "measured" or args.ablation != "full" or args.caches != "cold"
+    if own:
+        raise UserError("--train, --plans, --precision, --ablation and --caches are of fusion: leave them out")
     if args.missed:
         given = [f"--{name}" for name in (*SCENARIO, "ranks", "inputs") if getattr(args, name) is not None]
         if args.target or given:
@@ -106,8 +111,11 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def missed(store: Store, device: str) -> list[Scenario]:
-    """The scenarios that deployments on these devices missed, on any number of ranks; those for which there are too
-    few GPUs are told and left out."""
+    """The scenarios that deployments on these devices missed, on any number of ranks.
+
+    Others may have written them. What is told and left out: those for which there are too few GPUs, those that are
+    damaged, and those whose computation is a program of the user's, which a search would import and call.
+    """
     from autotune.c3.scenario import KIND, Scenario
     from autotune.c3.task import check_devices
     from autotune.task import place
@@ -115,16 +123,46 @@ def missed(store: Store, device: str) -> list[Scenario]:
     found = []
     for miss in store.misses():
         workload = store.get_workload(miss.workload)
-        if workload is None or workload.kind != KIND or place(workload, device).fingerprint != miss.device:
+        if workload is None or workload.kind != KIND:
             continue
-        scenario = Scenario.from_json(workload.spec)
         try:
+            scenario = Scenario.from_json(workload.spec)
+            if place(workload, device).fingerprint != miss.device:
+                continue
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError, UserError) as error:
+            print(
+                f"scenario {workload.fingerprint[:12]} is left out: it is damaged ({told(error, 200)})", file=sys.stderr
+            )
+            continue
+        try:
+            check_program(scenario)
+            if scenario.ranks > MOST_RANKS:
+                raise UserError(f"{scenario.ranks} ranks are more than {MOST_RANKS}")
             check_devices(scenario.ranks, device)
-        except UserError as few:
-            print(f"{scenario.label} is left out: {few}", file=sys.stderr)
+        except UserError as why:
+            print(f"{told(scenario.label, 200)} is left out: {why}", file=sys.stderr)
             continue
         found.append(scenario)
     return found
+
+
+def check_program(scenario: Scenario) -> None:
+    """Refuse a scenario from a database whose computation would be imported by name.
+
+    Raises:
+        UserError: its computation is neither a GEMM nor a built-in workload; says how to search it by hand.
+    """
+    from autotune.c3.scenario import Program
+    from autotune.fusion.workloads import BUILTIN
+
+    compute = scenario.compute
+    if isinstance(compute, Program) and (compute.name not in BUILTIN or compute.inputs):
+        s = scenario
+        given = f"--collective {s.collective} --bytes {s.nbytes} --dtype {s.dtype} --ranks {s.ranks}"
+        raise UserError(
+            "programs are never taken from a database; if it is yours, search it by hand: autotune search c3 --compute"
+            f" {told(compute.name, 200)} --inputs MODULE:CALLABLE {given}"
+        )
 
 
 def _command(args: argparse.Namespace) -> str:

@@ -9,9 +9,17 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.options import add_db, add_device, add_json, add_target, positive_int
+from autotune.cli.options import (
+    add_db,
+    add_device,
+    add_json,
+    add_precision,
+    add_target,
+    check_modes,
+    modes,
+    positive_int,
+)
 from autotune.cli.output import TUNABLE, machine_output, microseconds, ratio
-from autotune.errors import UserError
 
 if TYPE_CHECKING:
     from autotune.bench.step import Comparison
@@ -48,11 +56,12 @@ def add_parser(subparsers: Any) -> None:
         " max-autotune-no-cudagraphs, or several by comma (default: default); on a GPU every step, eager's too, is made"
         " one CUDA graph as a whole, so that modes differ in the rest only"
     )
-    parser.add_argument("--mode", default=["default"], type=lambda text: text.split(","), metavar="M,...", help=about)
+    parser.add_argument("--mode", default=["default"], type=modes, metavar="M,...", help=about)
     about = "times that each is run (default: 40 on a GPU and 25 on a CPU, or what ten seconds allow)"
     parser.add_argument("--rounds", type=positive_int, metavar="N", help=about)
     add_device(parser)
     add_db(parser)
+    add_precision(parser)
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -60,20 +69,22 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compare; returns 0, or 1 where the step fails, as it is or with autotune."""
     with machine_output(args.json) as emit:
+        from autotune.cli import decided
         from autotune.store import Store
 
         Store.open(args.db, migrate=False, readonly=True).close()  # one that cannot be used is told before all else
         from autotune.bench.step import AUTOTUNE, NotCompared, compare
         from autotune.device import identify, resolve_device
+        from autotune.fusion.precision import asking
         from autotune.fusion.target import resolve, training
         from autotune.runtime.database import deploying_from
 
         device = resolve_device(args.device)
-        _check_modes(args.mode)
+        check_modes(args.mode)
         fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device)
         given = training(fn, inputs, kwargs, label) if args.train else contextlib.nullcontext((inputs, kwargs))
         try:
-            with deploying_from(args.db), given as (inputs, named):
+            with deploying_from(args.db), asking(args.precision), given as (inputs, named):
                 found = compare(
                     fn,
                     inputs,
@@ -88,22 +99,17 @@ def run(args: argparse.Namespace) -> int:
             print(f"autotune: {label} fails as it is, without a compiler: {error}", file=sys.stderr)
             return 1
         where = identify(device)
-        emit(_answer(args, label, device, where.label, found))
+        with Store.open(args.db, migrate=False, readonly=True) as store:
+            verdicts = decided.used(store, label, args.inputs or "", args.train, device, found.modes)
+        answer = _answer(args, label, device, where.label, found)
+        emit({**answer, "verdicts": [decided.to_json(verdict) for verdict in verdicts]})
     if not args.json:
         step = "a training step" if args.train else "a forward step"
-        modes = f"mode{'s' if len(args.mode) > 1 else ''} {', '.join(args.mode)}"
-        print(f"{label}, {step} on {where.name}, {modes}")
-        print("\n".join([*table(found), *notes(found, search_command(args))]))
+        named_modes = f"mode{'s' if len(args.mode) > 1 else ''} {', '.join(args.mode)}"
+        print(f"{label}, {step} on {where.name}, {named_modes}")
+        told = [line for verdict in verdicts for line in decided.lines(verdict)]
+        print("\n".join([*table(found), *notes(found, search_command(args)), *told]))
     return 1 if found.fastest(AUTOTUNE) is None else 0
-
-
-def _check_modes(modes: Sequence[str]) -> None:
-    from torch._inductor import list_mode_options
-
-    known = list_mode_options()
-    for mode in modes:
-        if mode not in known:
-            raise UserError(f"torch.compile has no mode {mode!r}; there are {', '.join(known)}")
 
 
 def _policy(rounds: int | None, device: str) -> Any:
@@ -122,9 +128,16 @@ def search_command(args: argparse.Namespace) -> str:
     words = ["autotune", "search", args.domain, args.target]
     words += ["--inputs", args.inputs] if args.inputs else []
     words += ["--train"] if args.train else []
+    words += ["--precision", args.precision] if args.precision else []
     words += ["--device", args.device] if args.device != "auto" else []
-    words += ["--db", "URL" if "@" in args.db else args.db] if args.db else []
+    words += ["--db", _database(args.db)] if args.db else []
     return shlex.join(words)
+
+
+def _database(url: str) -> str:
+    from autotune.store.urls import for_command
+
+    return for_command(url)
 
 
 def _answer(args: argparse.Namespace, label: str, device: str, name: str, found: Comparison) -> dict[str, Any]:
@@ -203,8 +216,11 @@ def notes(found: Comparison, command: str) -> list[str]:
 def _regions(found: Comparison, command: str) -> Iterator[str]:
     count = found.counters.get
     hits, misses = count("hits", 0), count("misses", 0)
+    if out := count("left", 0):
+        yield f"{_regions_of(out)} left to Inductor, as a search found the step to be faster so"
     if not hits + misses:
-        yield f"no region of it can be tuned by this version: {TUNABLE}"
+        if not out:
+            yield f"no region of it can be tuned by this version: {TUNABLE}"
         return
     every = _regions_of(hits + misses)
     line = f"{hits} of {every} {'has' if 1 in (hits, hits + misses) else 'have'} a schedule"

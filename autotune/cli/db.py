@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import Any
 
+from autotune.cli import forget
 from autotune.cli.options import add_db, add_json
 
 
@@ -17,6 +18,7 @@ def add_parser(subparsers: Any) -> None:
         ("upgrade", upgrade, "create the tables or bring them to this version"),
         ("current", current, "print the revision of the tables"),
         ("stats", stats, "print sizes, counts and speedups"),
+        ("verify", verify, "look for damaged rows: print a line for each; exit code 1 where there are any"),
         ("export", export, "write all schedules, with their code, to one file"),
         ("import", import_, "add the schedules of such a file; their code will run here, so know who wrote it"),
     ):
@@ -26,6 +28,7 @@ def add_parser(subparsers: Any) -> None:
         if name in ("export", "import"):
             command.add_argument("file", metavar="FILE", help="the bundle, such as schedules.zip")
         command.set_defaults(run=run)
+    forget.add_parser(commands)
 
 
 def upgrade(args: argparse.Namespace) -> int:
@@ -83,6 +86,24 @@ def stats(args: argparse.Namespace) -> int:
         )
     _print(args, found, "\n".join(lines))
     return 0
+
+
+def verify(args: argparse.Namespace) -> int:
+    from autotune.store import Store
+    from autotune.store.verify import damage
+
+    count, found = 0, []
+    with Store.open(args.db, migrate=False, readonly=True) as store:
+        for line in damage(store):
+            count += 1
+            if args.json:
+                found.append(line)
+            else:
+                print(line, flush=True)
+        name = store.name
+    told = f"{count} damaged rows" if count != 1 else "1 damaged row"
+    _print(args, {"database": name, "damaged": found}, f"{name}: {told if count else 'no damaged row'}")
+    return 1 if count else 0
 
 
 def export(args: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from autotune.cli.c3_scenario import refuse_scenario
-from autotune.cli.options import add_db, add_device, add_json, add_scenario, add_target
+from autotune.cli.options import add_db, add_device, add_json, add_precision, add_scenario, add_target
 from autotune.cli.output import TUNABLE, machine_output
 from autotune.errors import UserError
 
@@ -27,6 +27,7 @@ def add_parser(subparsers: Any) -> None:
     add_device(parser)
     add_db(parser)
     parser.add_argument("--strict", action="store_true", help="match driver and package versions exactly")
+    add_precision(parser)
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -43,12 +44,14 @@ def run(args: argparse.Namespace) -> int:
     with machine_output(args.json) as emit:
         from autotune.cli.report import print_table, total
         from autotune.device import resolve_device
+        from autotune.fusion.precision import asking
         from autotune.fusion.target import resolve
         from autotune.runtime.lookup import lookup
 
         device = resolve_device(args.device)
         fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device)
-        found = lookup(fn, inputs, kwargs=kwargs, db=args.db, device=device, strict=args.strict, label=label)
+        with asking(args.precision):
+            found = lookup(fn, inputs, kwargs=kwargs, db=args.db, device=device, strict=args.strict, label=label)
         regions = []
         for matched, region in zip(found, found.to_json()["workloads"], strict=True):
             if matched.workload is not None:

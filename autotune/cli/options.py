@@ -6,6 +6,8 @@ import argparse
 import math
 from collections.abc import Sequence
 
+from autotune.errors import UserError
+from autotune.fusion.precision import PRECISIONS
 from autotune.task import DOMAINS
 
 JSON_HELP = "print one JSON object on stdout, and nothing else there"
@@ -45,13 +47,35 @@ def seconds(text: str) -> float:
     return value
 
 
+def modes(text: str) -> list[str]:
+    """argparse type: names by comma, which :func:`check_modes` looks at once torch may be imported."""
+    return text.split(",")
+
+
+def check_modes(names: Sequence[str]) -> None:
+    """See that ``torch.compile`` has these modes.
+
+    Raises:
+        UserError: it does not.
+    """
+    from torch._inductor import list_mode_options
+
+    known = list_mode_options()
+    for mode in names:
+        if mode not in known:
+            raise UserError(f"torch.compile has no mode {mode!r}; there are {', '.join(known)}")
+
+
 def add_target(
     parser: argparse.ArgumentParser, *, required: bool = True, domains: Sequence[str] = tuple(sorted(DOMAINS))
 ) -> None:
     """The positional ``DOMAIN TARGET`` and ``--inputs``."""
     nargs = None if required else "?"
     parser.add_argument("domain", metavar="DOMAIN", nargs=nargs, choices=domains, help=", ".join(domains))
-    about = "a built-in workload (`autotune workloads` lists them) or package.module:callable"
+    about = (
+        "a built-in workload (`autotune workloads` lists them), package.module:callable, or a factory of one with its"
+        " arguments, package.module:make('bert', layers=4), which the shell takes in quotes"
+    )
     parser.add_argument("target", metavar="TARGET", nargs=nargs, help=about)
     about = "package.module:callable that returns the example inputs of a TARGET (c3: of a --compute) of your own"
     parser.add_argument("--inputs", metavar="SPEC", help=about)
@@ -87,6 +111,15 @@ def add_device(parser: argparse.ArgumentParser, more: str = "") -> None:
     """``--device``, with ``more`` in its help."""
     about = f"where it runs (default: %(default)s){more}"
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda:N", help=about)
+
+
+def add_precision(parser: argparse.ArgumentParser) -> None:
+    """``--precision``."""
+    about = (
+        "of fusion's kernels: default, or strict, without fast math and other approximations; a deployment finds what"
+        " was searched under its own $AUTOTUNE_PRECISION (default: that variable, else default)"
+    )
+    parser.add_argument("--precision", choices=PRECISIONS, help=about)
 
 
 def add_db(parser: argparse.ArgumentParser) -> None:

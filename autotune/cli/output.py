@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 TUNABLE = (
-    "it tunes what lies between library calls, on tensors of float32, float16, bfloat16, integers or bool that are not"
-    " empty"
+    "it tunes what lies between library calls, on tensors of float32, float16, bfloat16, float8, integers or bool that"
+    " are not empty"
 )
 """What can be tuned, for a target that has nothing of it."""
 
@@ -59,9 +60,15 @@ def console() -> Console:
     """A console on stdout for tables. Without a terminal it is wide, so that a log or a pipe gets whole lines."""
     from rich.console import Console
 
+    from autotune.errors import printable
+
     class Piped(Console):
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # rich would exit with code 1; main() knows that it is no error
+
+        def render_str(self, text: str, **options: Any) -> Text:
+            # What comes out of a database may hold what a terminal takes for a command.
+            return super().render_str("\n".join(printable(line) for line in text.split("\n")), **options)
 
     wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 180
     out = Piped(width=wide)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.cli.options import add_db, add_json, add_target
 from autotune.cli.output import TUNABLE, machine_output
 from autotune.errors import UserError
+from autotune.outputs import check_output, whole_file
 
 if TYPE_CHECKING:
     from autotune.fusion.anatomy import Anatomy, GroupAnatomy, Operator
@@ -174,7 +175,7 @@ def _stored(store: Store | None, workload: Workload, side: str, device: str) -> 
     from autotune.fusion.planning import here
 
     own = identify(device).fingerprint if here(device) else ""
-    found = [s for s in store.schedules(own or None) if s.key.workload == workload.fingerprint and s.config]
+    found = [s for s in store.schedules(own or None, workload=workload.fingerprint) if s.config]
     for schedule in sorted(found, key=lambda s: -s.when):
         where = store.get_device(schedule.key.device)
         if where is not None and where.kind == side and schedule.config is not None:
@@ -200,10 +201,7 @@ def totals(regions: Sequence[RegionPlan]) -> dict[str, Any]:
 def _writable(name: str) -> Path:
     """The path, if a file can be made there: told before the target is captured, which takes seconds."""
     path = Path(name)
-    if path.is_dir():
-        raise UserError(f"--svg {name}: is a folder; name a file")
-    if not path.parent.is_dir():
-        raise UserError(f"--svg {name}: there is no folder {path.parent}")
+    check_output(path, f"--svg {name}")
     return path
 
 
@@ -214,7 +212,8 @@ def _draw(file: Path, target: str, device: str, regions: Sequence[RegionPlan]) -
         Drawing(_title(r), _before(r), _after(r.after), r.after) for r in regions if r.after is not None
     ]  # fmt: skip
     try:
-        file.write_text(draw(f"{target} on {device}", drawings), encoding="utf-8")
+        with whole_file(file) as out:
+            out.write(draw(f"{target} on {device}", drawings).encode("utf-8", "backslashreplace"))
     except OSError as error:
         raise UserError(f"--svg {file}: {error.strerror}") from error
 

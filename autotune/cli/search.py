@@ -11,12 +11,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.c3_scenario import refuse_scenario
+from autotune.cli.decided import add_step, decide_step, is_decided
 from autotune.cli.options import (
     add_db,
     add_device,
     add_json,
+    add_precision,
     add_scenario,
     add_target,
+    check_modes,
     natural_int,
     positive_int,
     seconds,
@@ -24,7 +27,7 @@ from autotune.cli.options import (
 from autotune.cli.output import TUNABLE, machine_output
 from autotune.cli.report import print_table, total
 from autotune.cli.searched import Searched, conclude, not_begun, reason, tune
-from autotune.errors import UserError
+from autotune.errors import UserError, told
 from autotune.fusion.ablation import ABLATIONS, PLANS
 from autotune.measure.policy import CACHES, default_policy
 
@@ -81,6 +84,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--caches", choices=CACHES, default="cold", help=about)
     about = "search without one of its parts, for comparison: %(choices)s"
     parser.add_argument("--ablation", choices=ABLATIONS, default="full", metavar="NAME", help=about)
+    add_step(parser)
+    add_precision(parser)
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -92,8 +97,9 @@ def run(args: argparse.Namespace) -> int:
 
         return c3_search.run(args)
     refuse_scenario(args)
-    if args.missed and (args.target or args.inputs or args.train):
-        raise UserError("--missed takes its workloads from the database: leave out TARGET, --inputs and --train")
+    if args.missed and (args.target or args.inputs or args.train or args.precision):
+        left_out = "TARGET, --inputs, --train and --precision"
+        raise UserError(f"--missed takes its workloads from the database: leave out {left_out}")
     if not args.missed and not args.target:
         raise UserError("name what to search: autotune search DOMAIN TARGET (`autotune workloads` lists built-in ones)")
     domain = args.domain or _only_domain(args)
@@ -104,6 +110,8 @@ def run(args: argparse.Namespace) -> int:
         from autotune.tuner.space import load_space
 
         devices = resolve_devices(args.device)
+        if args.mode != ["default"]:
+            check_modes(args.mode)
         if args.space:  # a mistake in the file is told before the target is captured, which takes seconds
             load_space("fusion", devices[0].partition(":")[0], args.space)
         if domain is None and serves():
@@ -114,7 +122,11 @@ def run(args: argparse.Namespace) -> int:
             else:
                 found = _captured(args, devices[0], store)
                 notes = {"capture": found.to_json()}
-                done = [_search(args, devices, store, args.target, found.workloads, args.timeout, notes)]
+                one = _search(args, devices, store, args.target, found.workloads, args.timeout, notes)
+                if is_decided(args):
+                    steps = decide_step(args, devices[0], store, one, _command(args))
+                    one = replace(one, answer={**one.answer, "steps": steps})
+                done = [one]
         # One object: what c3 came to goes under its name where there is something else too.
         emit({**done[0].answer, **({"c3": done[1].answer} if len(done) > 1 else {})})
     return conclude(done, args.json)
@@ -201,24 +213,53 @@ def _search(
 
 
 def _captured(args: argparse.Namespace, device: str, store: Store) -> Captured:
+    from autotune.fusion.precision import asking
+    from autotune.fusion.rederive import check_graph, check_source
     from autotune.fusion.target import captured
 
-    found = captured(args.target, args.inputs, device, train=args.train, known=store.captured)
+    def known(signature: str) -> list[tuple[Workload, int]] | None:
+        """What an earlier run captured, if it is in the database as it was: else the target is captured again."""
+        stored = store.captured(signature)
+        intact = stored and not any(check_graph(w) or check_source(w) for w, _ in stored)
+        return stored if intact else None
+
+    with asking(args.precision):
+        found = captured(args.target, args.inputs, device, train=args.train, known=known)
     if not found.workloads:
         raise UserError(f"{args.target} has no memory-intensive region that this version can tune: {TUNABLE}")
     return found
 
 
 def _missed(store: Store, device: str, domain: str | None) -> list[tuple[Workload, int]]:
-    """The workloads of ``domain``, or of every one but c3, that deployments on this device missed."""
-    from autotune.device import identify
+    """The workloads of ``domain``, or of every one but c3, that deployments on this device missed.
 
-    found = [(store.get_workload(miss.workload), miss.count) for miss in store.misses(identify(device).fingerprint)]
-    return [
-        (workload, count)
-        for workload, count in found
-        if workload is not None and workload.kind != "c3" and domain in (None, workload.kind)
-    ]
+    Others may have written them: one without a graph, or whose program is not what it was made of, is told and left
+    out.
+    """
+    from autotune.device import identify
+    from autotune.task import DOMAINS
+
+    found = []
+    for miss in store.misses(identify(device).fingerprint):
+        workload = store.get_workload(miss.workload)
+        if workload is None or workload.kind not in DOMAINS or workload.kind == "c3":
+            continue
+        if domain in (None, workload.kind) and _is_intact(workload):
+            found.append((workload, miss.count))
+    return found
+
+
+def _is_intact(workload: Workload) -> bool:
+    """Whether a stored workload may be searched; tells why not."""
+    if workload.kind != "fusion":
+        return True
+    from autotune.fusion.rederive import check_graph, check_source
+
+    why = check_graph(workload) or check_source(workload)
+    if why:
+        hint = "running the model again stores it anew"
+        print(f"autotune: WARNING: {workload.fingerprint[:12]} is left out: {told(why, 500)}; {hint}", file=sys.stderr)
+    return not why
 
 
 def _command(args: argparse.Namespace) -> str:
@@ -229,6 +270,7 @@ def _command(args: argparse.Namespace) -> str:
         if value is not None:
             words += [f"--{name}", str(value)]
     words += ["--train"] if args.train else []
+    words += ["--precision", args.precision] if args.precision else []
     words += ["--plans", args.plans] if args.plans != "measured" else []
     words += ["--caches", args.caches] if args.caches != "cold" else []
     words += ["--ablation", args.ablation] if args.ablation != "full" else []

@@ -92,15 +92,16 @@ def conclude(done: Sequence[Searched], json: bool) -> int:
     Raises:
         KeyboardInterrupt: the user interrupted it.
     """
+    broken = next((result for searched in done for result in searched.results if result.fault), None)
     for searched in done:
         if not json:
             searched.show(searched.answer)
         for result in searched.results:
-            if not result.ok and not result.interrupted:
+            if not result.ok and not result.interrupted and not result.fault:
                 why = searched.reasons.get(result.workload) or result.stop
                 print(f"autotune: NOTHING COULD BE MEASURED for {result.label}: {why}", file=sys.stderr)
         left = searched.answer.get("not_begun", 0)
-        if left and not searched.interrupted:
+        if left and not searched.interrupted and broken is None:
             many = f"{left} workloads were" if left > 1 else "1 workload was"
             known = sum(not result.begun for result in searched.results)
             many += f" begun ({known} known from earlier)" if known else " begun"
@@ -108,6 +109,10 @@ def conclude(done: Sequence[Searched], json: bool) -> int:
             print(f"autotune: WARNING: the time was up before {many}: {more}", file=sys.stderr)
     if any(searched.interrupted for searched in done):
         raise KeyboardInterrupt
+    if broken is not None:
+        mend = "nothing of it was stored; mend that, and the same command goes on from there"
+        print(f"autotune: STOPPED, the machine failed on {broken.label}: {broken.error} ({mend})", file=sys.stderr)
+        return 1
     return 0 if any(result.ok for searched in done for result in searched.results) else 1
 
 

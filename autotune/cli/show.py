@@ -7,16 +7,24 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.options import add_db, add_json
+from autotune.cli.decided import steps, to_json
+from autotune.cli.decided import table as table_of_steps
+from autotune.cli.options import add_db, add_json, natural_int
 from autotune.cli.output import BUSY_NOTE, console, microseconds, ratio
 
 if TYPE_CHECKING:
     from autotune.store import Overview
 
 
+NEWEST = 200
+"""Lines of the table, unless another number is asked for."""
+
+
 def add_parser(subparsers: Any) -> None:
     """Add ``show`` to the command line."""
     parser = subparsers.add_parser("show", help="list what the database holds", description="List what was tuned.")
+    about = f"the newest N workloads (default: {NEWEST}, with --json all of them; 0: all)"
+    parser.add_argument("--limit", type=natural_int, metavar="N", help=about)
     add_db(parser)
     add_json(parser)
     parser.set_defaults(run=show)
@@ -26,15 +34,19 @@ def show(args: argparse.Namespace) -> int:
     """Print one line for each workload and device, newest first, and what was missed."""
     from autotune.store import Store
 
+    limit = (None if args.json else NEWEST) if args.limit is None else args.limit or None
     with Store.open(args.db, migrate=False, readonly=True) as store:
-        rows, misses, name = store.overview(), store.misses(), store.name
-        known = {w.fingerprint: w for w in store.find_workloads()} if misses else {}
+        rows, misses, name = store.overview(limit), store.misses(), store.name
+        known = store.names(m.workload for m in misses)
+        verdicts = steps(store.verdicts())
+        count = store.tuned_count() if len(rows) == limit else len(rows)
     if args.json:
         missed = [
-            {"workload": m.workload, "label": known[m.workload].label if m.workload in known else "",
+            {"workload": m.workload, "label": known.get(m.workload, ("", ""))[0],
              "device": m.device, "count": m.count, "reason": m.reason} for m in misses
         ]  # fmt: skip
-        print(json.dumps({"database": name, "tuned": [r.to_json() for r in rows], "missed": missed}))
+        print(json.dumps({"database": name, "tuned": [r.to_json() for r in rows],
+                          "steps": [to_json(v) for v in verdicts], "missed": missed}))  # fmt: skip
         return 0
     from rich import box
     from rich.markup import escape
@@ -67,9 +79,14 @@ def show(args: argparse.Namespace) -> int:
                 ratio(r.speedup),
             )
         out.print(table)
+        if count > len(rows):
+            more = f"These are the newest {len(rows)} of {count}: --limit N shows more."
+            out.print(more, highlight=False, soft_wrap=True)
         if any(r.busy for r in rows):
             out.print(BUSY_NOTE, highlight=False)
-    kinds = Counter(known[m.workload].kind if m.workload in known else "fusion" for m in misses)
+    if verdicts:
+        out.print(table_of_steps(verdicts))
+    kinds = Counter(known.get(m.workload, ("", "fusion"))[1] for m in misses)
     for kind, count in sorted(kinds.items()):
         what = "workload was" if count == 1 else "workloads were"
         command = "autotune search --missed" if kind == "fusion" else f"autotune search {kind} --missed"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from autotune.codegen.compile import build
 from autotune.codegen.cubin import limits
@@ -12,12 +13,14 @@ from autotune.codegen.cuda_pack import Body, Run, pack_bodies
 from autotune.codegen.cuda_source import GENERATOR, CudaSource
 from autotune.codegen.intrinsics_cluster import STATE_WORDS
 from autotune.codegen.kernels import Private, Ref
+from autotune.codegen.strict import strictly
 from autotune.errors import BuildError, Unsupported
 from autotune.fusion.families import family_of, single
 from autotune.fusion.graph import Graph
 from autotune.fusion.kernel_names import launch_names, part_name
 from autotune.fusion.packing import MOST_POINTERS
 from autotune.fusion.plan import Group, Plan
+from autotune.fusion.precision import STRICT
 from autotune.fusion.schedules import one_block, one_launch
 from autotune.fusion.schemes import scheme_of
 from autotune.task import Artifact, Config, Kernel
@@ -26,6 +29,20 @@ from autotune.workload import Json
 _SQUEEZE = 0.75  # of the registers a kernel takes by itself: with fewer it would spill
 SPILLS = 512
 """Bytes of stack a thread beyond which a candidate is not worth measuring."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A kernel of a region before it is compiled: its source, the region's tensors behind its pointers, and the group
+    whose axis 0 is the extent it takes."""
+
+    source: CudaSource
+    refs: tuple[Ref, ...]
+    group: int
+
+
+Scratch = tuple[tuple[str, int, bool], ...]
+"""(storage type, elements, whether it is state) of each scratch tensor; see ``autotune.task.Artifact``."""
 
 
 def build_artifact(
@@ -43,17 +60,31 @@ def build_artifact(
         Unsupported: a configuration does not fit its group.
         BuildError: a kernel does not compile or does not fit an SM.
     """
+    drafts, scratch = draft(graph, plan, parts, sms, program)
+    return Artifact(
+        target, tuple(compile_source(d.source, d.refs, target, sms, d.group) for d in drafts), scratch, GENERATOR
+    )
+
+
+def draft(
+    graph: Graph, plan: Plan, parts: Sequence[Config], sms: int, program: Json | None = None
+) -> tuple[list[Draft], Scratch]:
+    """A region's kernels in launch order and its scratch, printed and not compiled; as :func:`build_artifact`.
+
+    Raises:
+        Unsupported: a configuration does not fit its group.
+    """
     scratch = list(plan.scratch_numel(graph))
-    kernels: list[Kernel] = []
+    out: list[Draft] = []
     for name, launch in zip(launch_names(plan, program or {}), plan.launches, strict=True):
         if len(launch) > 1:
             source, pointers, private = phased(plan, launch, parts, sms, len(scratch))
             scratch += [(p.storage, p.numel, p.state) for p in private]
-            kernels.append(compile_source(replace(source, name=name), pointers, target, sms, launch[0][0]))
+            out.append(Draft(replace(source, name=name), pointers, launch[0][0]))
             continue
         if len(launch[0]) > 1:
             source, pointers = packed(plan, launch[0], parts, sms)
-            kernels.append(compile_source(replace(source, name=name), pointers, target, sms, launch[0][0]))
+            out.append(Draft(replace(source, name=name), pointers, launch[0][0]))
             continue
         (k,) = launch[0]
         group = plan.groups[k]
@@ -61,9 +92,11 @@ def build_artifact(
         first = len(scratch)
         scratch += [(p.storage, p.numel, p.state) for p in made.private]
         for n, (source, args) in enumerate(zip(made.sources, made.args, strict=True)):
-            refs = [_place(group.inputs, group.outputs, first, ref) for ref in args]
-            kernels.append(compile_source(replace(source, name=part_name(name, n)), refs, target, sms, k))
-    return Artifact(target, tuple(kernels), tuple(scratch), GENERATOR)
+            refs = tuple(_place(group.inputs, group.outputs, first, ref) for ref in args)
+            out.append(Draft(replace(source, name=part_name(name, n)), refs, k))
+    if graph.precision == STRICT:
+        out = [replace(d, source=strictly(d.source)) for d in out]
+    return out, tuple(scratch)
 
 
 def phased(
@@ -201,13 +234,25 @@ def compile_source(source: CudaSource, refs: Sequence[Ref], target: str, sms: in
         kernel = _more_at_a_time(source, kernel, target)
     if kernel.resources["stack"] > SPILLS:
         raise BuildError(f"spills {kernel.resources['stack']} bytes a thread")
-    launch = dict(kernel.launch)
-    fit = kernel.resources["blocks_per_sm"]
+    launch = launch_of(Draft(source, tuple(refs), group), kernel.resources["blocks_per_sm"], sms)
+    return Kernel(kernel.entry, kernel.code, launch, kernel.resources)
+
+
+def launch_of(kernel: Draft, fit: int, sms: int) -> dict[str, Any]:
+    """The launch data of a kernel.
+
+    Args:
+        fit: blocks of it that fit an SM at a time, of which the device has ``sms``.
+
+    Raises:
+        BuildError: all its blocks must run at a time, and do not fit.
+    """
+    launch = dict(kernel.source.launch)
     if launch.get("cooperative"):
         launch.setdefault("grid", min(int(launch["inner"]), fit * sms))
     if launch.get("cooperative") and int(launch["grid"]) > fit * sms:
         raise BuildError(f"{launch['grid']} blocks behind one barrier, {fit * sms} fit the device")
-    launch["group"] = group
-    launch["args"] = [list(r) for r in refs]
+    launch["group"] = kernel.group
+    launch["args"] = [list(r) for r in kernel.refs]
     launch["cap"] = min(int(launch["blocks_per_sm"]), fit) * sms
-    return Kernel(kernel.entry, kernel.code, launch, kernel.resources)
+    return launch

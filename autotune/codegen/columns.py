@@ -309,7 +309,7 @@ class _Finish:
             plane += c.planes
         outputs = [k for k in range(len(self.whole.outputs)) if k not in split.outputs]
         made = [replace(self.whole.outputs[k], value=self.value(self.whole.outputs[k].value)) for k in outputs]
-        graph = Graph(self.extents, tuple(self.values), tuple(self.types), tuple(made))
+        graph = Graph(self.extents, tuple(self.values), tuple(self.types), tuple(made), self.whole.precision)
         return graph, tuple(self.slots), tuple(outputs)
 
     def value(self, i: int) -> int:

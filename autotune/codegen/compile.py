@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from autotune.codegen.cubin import blocks_per_sm, limits, resources
+from autotune.codegen.cubin import blocks_per_sm, capability, limits, taken
 from autotune.codegen.cuda_source import CudaSource
 from autotune.errors import BuildError
 from autotune.task import Kernel
@@ -72,13 +72,7 @@ def last_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or ["without a reason"])[-1][:300]
 
 
-def capability(target: str) -> tuple[int, int]:
-    """ "sm_90" -> (9, 0)."""
-    n = int(target.removeprefix("sm_"))
-    return n // 10, n % 10
-
-
-def _numba_ptx(text: str, params: tuple[str, ...], dynamic: bool, block: int, cc: tuple[int, int]) -> str:
+def _numba_ptx(text: str, params: tuple[str, ...], dynamic: bool, block: int, cc: tuple[int, int], fast: bool) -> str:
     """What Numba makes of a kernel's text: PTX whose entry has a name of Numba's own."""
     from numba import cuda, types
 
@@ -90,13 +84,13 @@ def _numba_ptx(text: str, params: tuple[str, ...], dynamic: bool, block: int, cc
     exec(compile(text, filename, "exec"), space)
     for name, obj in list(space.items()):
         if re.fullmatch(r"[fel]\d+", name):
-            space[name] = cuda.jit(device=True, fastmath=True)(obj)
+            space[name] = cuda.jit(device=True, fastmath=fast)(obj)
     extent0 = [types.int64] if dynamic else []
     sig = types.void(*(types.CPointer(POINTER[s]) for s in params), *extent0)
     try:
         with _without_device(cc):
             ptx, _ = cuda.compile(
-                space["kernel"], sig, device=False, cc=cc, output="ptx", abi="numba", fastmath=True, launch_bounds=block
+                space["kernel"], sig, device=False, cc=cc, output="ptx", abi="numba", fastmath=fast, launch_bounds=block
             )
     except Exception as error:  # numba raises many types; all mean this candidate does not compile
         raise BuildError(f"numba: {type(error).__name__}: {last_line(error)}") from error
@@ -110,7 +104,7 @@ def compile_ptx(source: CudaSource, target: str) -> tuple[str, str]:
         BuildError: Numba refuses the source.
     """
     cc = capability(target)
-    text = _numba_ptx(source.text, source.params, bool(source.launch["dynamic"]), source.block, cc)
+    text = _numba_ptx(source.text, source.params, bool(source.launch["dynamic"]), source.block, cc, source.fast)
     found = re.search(r"\.entry\s+(\S+)\s*\(", text)
     if not found:
         raise BuildError("numba made no kernel entry")
@@ -141,9 +135,7 @@ def build(source: CudaSource, target: str = "sm_90") -> Kernel:
         cubin = bytes(Linker(ObjectCode.from_ptx(ptx.encode()), options=options).link("cubin").code)
     except Exception as error:
         raise BuildError(f"ptxas: {type(error).__name__}: {last_line(error)}") from error
-    used = resources(cubin, entry)
-    if capability(target) >= (9, 0) and used["shared"] >= 1024:
-        used["shared"] -= 1024  # the linker counts what the system reserves; blocks_per_sm adds it itself
+    used = taken(cubin, entry, target)
     shared = used["shared"] + int(source.launch["shared"])
     fit = blocks_per_sm(used["registers"], shared, source.block, target)
     if shared > limits(target).shared_block:

@@ -16,6 +16,8 @@ from autotune.errors import UserError
 from autotune.fusion.graph import Graph
 from autotune.fusion.ops import POINTWISE
 
+MOST = {"row_block": 1024, "column_tile": 1 << 16, "parts": 16, "threads": 1024}
+"""Largest values of a schedule: what is emitted multiplies them by extents, and they may come from a database."""
 _PARALLEL_WORK = 1 << 16  # element-operations worth waking another thread for: about 10 us of one core
 
 
@@ -43,6 +45,8 @@ class CpuSchedule:
                 f"row_block={self.row_block}, threads={self.threads}, column_tile={self.column_tile}, "
                 f"parts={self.parts}: row_block and threads must be at least 1, column_tile and parts at least 0"
             )
+        if large := next((name for name, most in MOST.items() if getattr(self, name) > most), None):
+            raise UserError(f"{large}={getattr(self, large)}: must be {MOST[large]} at most")
         if self.keep not in ("scratch", "reload"):
             raise UserError(f"keep={self.keep!r}: must be 'scratch' or 'reload'")
 

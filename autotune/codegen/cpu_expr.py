@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from autotune.codegen.cpu_passes import shared_exponentials
 from autotune.codegen.program import Program, stride_of
 from autotune.fusion.graph import Value, compute_type
+from autotune.fusion.precision import STRICT
 
 if TYPE_CHECKING:
     from autotune.codegen.cpu import CpuSchedule
@@ -214,8 +215,10 @@ class Printer:
         return f"{self.op(named[exponent])}({x})" if exponent in named else None
 
     def divisors(self, compute: Iterable[int]) -> list[int]:
-        """Row values that elements are divided by: one division a row instead of one an element."""
-        found = []
+        """Row values that elements are divided by: one division a row instead of one an element, by default."""
+        found: list[int] = []
+        if self.graph.precision == STRICT:
+            return found
         for i in compute:
             v = self.values[i]
             if v.op == "div" and v.dtype == "float32" and self.program.domain(v.args[1]) == "row":

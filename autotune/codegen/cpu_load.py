@@ -1,4 +1,4 @@
-"""Compiled CPU kernels: a source file on disk, Numba's cache beside it, and the launch over OpenMP threads.
+"""Compiled CPU kernels, kept on disk by :mod:`autotune.codegen.cpu_cache`, and the launch over OpenMP threads.
 
 Threads are those of the OpenMP runtime that PyTorch has loaded already (``GOMP_parallel``, which GNU's, LLVM's and
 Intel's runtimes all export): its workers are warm after any torch operator, nothing is oversubscribed, and any number
@@ -9,14 +9,11 @@ kernel.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import hashlib
 import importlib.util
 import os
-import shutil
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,8 +22,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from autotune.codegen.cpu_cache import compiled_at
 from autotune.device import usable_processors
-from autotune.errors import UserError
 
 Kernel = Callable[[Sequence[int], int], None]
 
@@ -60,72 +57,27 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def cache_dir() -> Path:
-    """Folder of the generated sources: ``$AUTOTUNE_CACHE_DIR/cpu``, or the user's cache directory's."""
-    import platformdirs
-
-    root = os.environ.get("AUTOTUNE_CACHE_DIR") or platformdirs.user_cache_dir("autotune")
-    return Path(root) / "cpu"
-
-
-def _write_once(path: Path, text: str) -> None:
-    """Create ``path`` with ``text`` unless it is there already.
-
-    An existing good file is never replaced: Numba's cache goes by its modification time, so a second writer would throw
-    away what the first had compiled.
-    """
-    try:
-        if path.read_text() == text:
-            return
-        path.unlink()  # cut short or tampered with
-    except FileNotFoundError:
-        pass
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    try:
-        with os.fdopen(fd, "w") as f:
-            f.write(text)
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            pass
-        except OSError:  # a file system without hard links
-            os.replace(temporary, path)
-            return
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-
-
-@cache
-def _private_dir() -> Path:
-    """A folder of this process alone, for machines whose cache directory cannot be written (containers, mostly)."""
-    folder = tempfile.mkdtemp(prefix="autotune-cpu-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
-
-
-def _source_file(name: str, text: str) -> Path:
-    path = cache_dir() / name
-    try:
-        _write_once(path, text)
-    except OSError as e:
-        if os.environ.get("AUTOTUNE_CACHE_DIR"):
-            raise UserError(f"AUTOTUNE_CACHE_DIR: cannot write {path.parent} ({e.strerror}); point it elsewhere") from e
-        path = _private_dir() / name
-        _write_once(path, text)
-    return path
-
-
 @cache
 def _intrinsics() -> str:
     """What the machine code depends on besides the source: the intrinsics that it calls, as they are in this version.
 
     Numba's cache sees only the source file, and would go on with what an older autotune compiled.
     """
-    from autotune.codegen import cpu_math, cpu_memory, cpu_ops, cpu_stream
+    from autotune.codegen import cpu_float8, cpu_math, cpu_memory, cpu_ops, cpu_stream
 
-    code = b"".join(Path(str(m.__file__)).read_bytes() for m in (cpu_math, cpu_memory, cpu_ops, cpu_stream))
+    code = b"".join(Path(str(m.__file__)).read_bytes() for m in (cpu_float8, cpu_math, cpu_memory, cpu_ops, cpu_stream))
     return hashlib.sha256(code).hexdigest()
+
+
+def _import(digest: str, path: Path) -> Any:
+    name = f"autotune_cpu_{digest}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    # Numba's cache names the module a function belongs to, and imports it by that name when it loads.
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def compile_source(text: str) -> Any:
@@ -134,15 +86,7 @@ def compile_source(text: str) -> Any:
     with _lock:  # Numba compiles one function at a time anyway
         found = _compiled.get(digest)
         if found is None:
-            path = _source_file(f"k{digest}.py", text)
-            name = f"autotune_cpu_{digest}"
-            spec = importlib.util.spec_from_file_location(name, path)
-            assert spec is not None
-            assert spec.loader is not None
-            # Numba's cache names the module a function belongs to, and imports it by that name when it loads.
-            module = sys.modules[name] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-            found = _compiled[digest] = module.kernel
+            found = _compiled[digest] = compiled_at(f"k{digest}.py", text, lambda path: _import(digest, path).kernel)
     return found
 
 

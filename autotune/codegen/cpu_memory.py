@@ -11,15 +11,18 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from autotune.codegen import cpu_float8
 from autotune.codegen.cpu_math import F32, I32, Builder, Ir, is_nan
 from autotune.codegen.cpu_ops import NUMBA_TYPES
-from autotune.fusion.graph import STORAGE_BYTES, compute_type
+from autotune.fusion.graph import EIGHT_BIT_FLOATS, STORAGE_BYTES, compute_type
 
 _I8, _I16, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(64)
 _STORED: dict[str, Any] = {
     "float32": F32,
     "float16": ir.HalfType(),
     "bfloat16": _I16,
+    "float8_e4m3fn": _I8,
+    "float8_e5m2": _I8,
     "int64": _I64,
     "int32": I32,
     "int16": _I16,
@@ -53,6 +56,8 @@ def _widen(b: Builder, x: Ir, storage: str) -> Ir:
         return b.bitcast(b.shl(b.zext(x, I32), I32(16)), F32)
     if storage == "float16":
         return b.fpext(x, F32)
+    if storage in EIGHT_BIT_FLOATS:
+        return cpu_float8.widen(b, x, storage)
     if storage in ("int16", "int8"):
         return b.sext(x, I32)
     if storage == "uint8":
@@ -72,6 +77,8 @@ def _narrow(b: Builder, x: Ir, storage: str) -> Ir:
         return b.trunc(b.select(is_nan(b, x), I32(0x7FC0), rounded), _I16)
     if storage == "float16":
         return b.fptrunc(x, ir.HalfType())
+    if storage in EIGHT_BIT_FLOATS:
+        return cpu_float8.narrow(b, x, storage)
     if storage in ("int16", "int8", "uint8"):
         return b.trunc(x, _STORED[storage])
     if storage == "bool":

@@ -13,6 +13,7 @@ from dataclasses import replace
 from autotune.codegen.program import Pass, Program
 from autotune.fusion.graph import REDUCTIONS, Graph
 from autotune.fusion.ops import LIGHT, POINTWISE
+from autotune.fusion.precision import STRICT
 
 _LOAD_COST = 1
 _GATHER_COST = 2 * LIGHT + 1  # never again
@@ -35,9 +36,11 @@ def _closure(program: Program, roots: tuple[int, ...], have: set[int]) -> list[i
 def shared_exponentials(graph: Graph) -> dict[int, int]:
     """Values erf(c x) that are only added to 1, and for each a value exp(-c^2 x^2), which saves most of its work.
 
-    The derivative of gelu has both.
+    The derivative of gelu has both. None under strict precision: what is saved costs digits near 0.
     """
     values = graph.values
+    if graph.precision == STRICT:
+        return {}
 
     def factor(i: int) -> tuple[int, float] | None:
         """(x, c) of a value x * c."""

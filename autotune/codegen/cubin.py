@@ -129,3 +129,21 @@ def blocks_per_sm(registers: int, shared: int, threads: int, target: str) -> int
     taken = -(-(shared + (1024 if modern else 0)) // unit) * unit
     by_shared = lim.shared // taken if taken else lim.blocks
     return min(by_regs, by_shared, lim.threads // (warps * 32), lim.blocks)
+
+
+def capability(target: str) -> tuple[int, int]:
+    """ "sm_90" -> (9, 0)."""
+    n = int(target.removeprefix("sm_"))
+    return n // 10, n % 10
+
+
+def taken(cubin: bytes, entry: str, target: str) -> dict[str, int]:
+    """As :func:`resources`, with the shared memory that is the kernel's own.
+
+    Raises:
+        ValueError: not a cubin, or no such kernel in it.
+    """
+    used = resources(cubin, entry)
+    if capability(target) >= (9, 0) and used["shared"] >= 1024:
+        used["shared"] -= 1024  # the linker counts what the system reserves; blocks_per_sm adds it itself
+    return used

@@ -8,6 +8,8 @@ NAMES = {
     "float32": "f32",
     "float16": "f16",
     "bfloat16": "bf16",
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
     "int64": "i64",
     "int32": "i32",
     "int16": "i16",

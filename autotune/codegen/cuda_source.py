@@ -56,6 +56,7 @@ class CudaSource:
         max_registers: cap for ptxas; 0 for none.
         cluster: blocks a cluster.
         name: what profilers show it as, an identifier.
+        fast: whether it is compiled with CUDA's fast math.
     """
 
     functions: tuple[str, ...]
@@ -66,6 +67,7 @@ class CudaSource:
     max_registers: int
     cluster: int = 1
     name: str = f"{PREFIX}kernel"
+    fast: bool = True
 
     @property
     def text(self) -> str:

@@ -70,7 +70,7 @@ def _unfold(graph: Graph, axis: int, rows: int) -> Graph | None:
         axes, strides = split(o.axes, o.strides)
         outputs.append(Output(o.value, axes, strides, o.dtype, o.offset))
     extents = (*(length if a == axis else e for a, e in enumerate(graph.extents)), rows)
-    return Graph(extents, tuple(values), graph.inputs, tuple(outputs))
+    return Graph(extents, tuple(values), graph.inputs, tuple(outputs), graph.precision)
 
 
 def _in_two_steps(graph: Graph, row: int) -> Graph:
@@ -85,4 +85,4 @@ def _in_two_steps(graph: Graph, row: int) -> Graph:
         place[i] = len(values)
         values.append(v)
     outputs = tuple(replace(o, value=place[o.value]) for o in graph.outputs)
-    return Graph(graph.extents, tuple(values), graph.inputs, outputs)
+    return Graph(graph.extents, tuple(values), graph.inputs, outputs, graph.precision)

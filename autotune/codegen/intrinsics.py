@@ -24,13 +24,14 @@ from typing import Any
 
 import llvmlite.ir as ir
 from numba import cuda, types
+from numba.cuda import libdevice
 from numba.cuda.extending import intrinsic
 
-from autotune.codegen import intrinsics_cluster, intrinsics_comm
+from autotune.codegen import intrinsics_cluster, intrinsics_comm, intrinsics_float8
 
 F32 = ir.FloatType()
 I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
-SIZE = {"f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1, "b1": 1}
+SIZE = {"f32": 4, "f16": 2, "bf16": 2, "e4m3": 1, "e5m2": 1, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1, "b1": 1}
 LOAD_HINT = {
     "d": "ld.global.nc",
     "s": "ld.global.cs.nc",
@@ -47,6 +48,8 @@ NUMBA = {
     "f32": types.float32,
     "f16": types.float32,
     "bf16": types.float32,
+    "e4m3": types.float32,
+    "e5m2": types.float32,
     "i64": types.int64,
     "i32": types.int32,
     "i16": types.int32,
@@ -58,6 +61,8 @@ POINTER = {
     "f32": types.float32,
     "f16": types.uint16,
     "bf16": types.uint16,
+    "e4m3": types.uint8,
+    "e5m2": types.uint8,
     "i64": types.int64,
     "i32": types.int32,
     "i16": types.int16,
@@ -128,6 +133,8 @@ def _load_words(b: Any, pointer: Any, nbytes: int, hint: str, fixed: bool = Fals
 
 def _decode(b: Any, words: list[Any], short: str, n: int) -> list[Any]:
     """Words as loaded -> ``n`` arithmetic values."""
+    if short in intrinsics_float8.NAMES:
+        return intrinsics_float8.decode(b, words, short, n)
     out: list[Any] = []
     for k in range(n):
         if short == "f32":
@@ -164,6 +171,8 @@ def _encode(b: Any, vals: list[Any], short: str) -> tuple[list[Any], int]:
     """Arithmetic values -> words to store, and how many bytes they are."""
     n = len(vals)
     nbytes = n * SIZE[short]
+    if short in intrinsics_float8.NAMES:
+        return intrinsics_float8.encode(b, vals, short), nbytes
     if short == "f32":
         return [b.bitcast(v, I32) for v in vals], nbytes
     if short == "i32":
@@ -362,12 +371,12 @@ def _fma(typingctx, a, b, c):  # type: ignore[no-untyped-def]
 
 
 def _tanh(x):  # type: ignore[no-untyped-def]
-    # tanh.approx is good to 2^-11 only. Below 0.55 an odd polynomial, above it 1 - 2 / (exp(2|x|) + 1).
+    # tanh.approx is good to 2^-11 only. Below 0.55 an odd polynomial, above it 1 - 2 / (exp(2|x|) + 1): 2 ulp.
     a = abs(x)
     s = x * x
-    p = fma(s, types.float32(0.0154199330), types.float32(-0.0520351035))
-    p = fma(p, s, types.float32(0.133152221))
-    p = fma(p, s, types.float32(-0.333325990))
+    p = fma(s, types.float32(0.01643755), types.float32(-0.0526718))
+    p = fma(p, s, types.float32(0.13320725))
+    p = fma(p, s, types.float32(-0.33332947))
     small = fma(p * s, x, x)
     big = types.float32(1.0) - types.float32(2.0) / (ex2(a * types.float32(2.8853900817779268)) + types.float32(1.0))
     big = math.copysign(big, x)
@@ -387,18 +396,30 @@ def _erf(x):  # type: ignore[no-untyped-def]
     return math.copysign(fma(-(p * t), e, types.float32(1.0)), x)
 
 
+def _sigmoid_rn(x):  # type: ignore[no-untyped-def]
+    return rcp_rn(types.float32(1.0) + libdevice.expf(-x))
+
+
+def _rsqrt_rn(x):  # type: ignore[no-untyped-def]
+    return rcp_rn(sqrt_rn(x))
+
+
 def _sigmoid(x):  # type: ignore[no-untyped-def]
     return rcp(types.float32(1.0) + ex2(x * types.float32(-1.4426950408889634)))
 
 
 ex2 = _unary("ex2.approx.ftz.f32 $0, $1;", "=f,f", types.float32, types.float32, F32)
 rcp = _unary("rcp.approx.ftz.f32 $0, $1;", "=f,f", types.float32, types.float32, F32)
+rcp_rn = _unary("rcp.rn.f32 $0, $1;", "=f,f", types.float32, types.float32, F32)
+sqrt_rn = _unary("sqrt.rn.f32 $0, $1;", "=f,f", types.float32, types.float32, F32)
 fma = _fma
 select = _select
 
 PLAIN: dict[str, Any] = {
     "ex2": ex2,
     "rcp": rcp,
+    "rcp_rn": rcp_rn,
+    "sqrt_rn": sqrt_rn,
     "fma": fma,
     "sel": select,
     "fmax": _extremum("max"),
@@ -414,6 +435,8 @@ PLAIN: dict[str, Any] = {
     "urem64": _divide("urem", types.int64),
 }
 DEVICE: dict[str, Callable[..., Any]] = {"tanh_": _tanh, "sigmoid_": _sigmoid, "erf_": _erf}
+EXACT: dict[str, Callable[..., Any]] = {"sigmoid_rn": _sigmoid_rn, "rsqrt_rn": _rsqrt_rn}
+"""Those of strict kernels, compiled without fast math."""
 _PATTERN = re.compile(r"^(ld|lk|lr|st|un)_([a-z0-9]+)_(\d+)(?:_([dsnpelcw]))?$")
 
 
@@ -430,6 +453,8 @@ def resolve(name: str) -> Any:
         return cuda.jit(device=True)(intrinsics_cluster.DEVICE[name])
     if name in DEVICE:
         return cuda.jit(device=True, fastmath=True)(DEVICE[name])
+    if name in EXACT:
+        return cuda.jit(device=True)(EXACT[name])
     m = _PATTERN.match(name)
     if not m:
         from autotune.codegen import intrinsics_async, intrinsics_guarded  # which are made of the above

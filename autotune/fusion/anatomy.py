@@ -32,7 +32,7 @@ inputs), and global memory as a result of the region."""
 
 SHORT = {
     "float32": "f32", "float16": "f16", "bfloat16": "bf16", "int64": "i64", "int32": "i32", "int16": "i16",
-    "int8": "i8", "uint8": "u8", "bool": "b1",
+    "int8": "i8", "uint8": "u8", "bool": "b1", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2",
 }  # fmt: skip
 
 
@@ -320,9 +320,9 @@ def steps_of(graph: Graph) -> list[int]:
     for i, v in enumerate(graph.values):
         if v.args:
             level[i] = max(level[a] + (graph.values[a].op in REDUCTIONS) for a in v.args)
-    stored = {o.value for o in graph.outputs}
-    for i in sorted(graph.live, reverse=True):
-        users = [u for u in graph.users[i] if u in set(graph.live)]
+    stored, live = {o.value for o in graph.outputs}, set(graph.live)
+    for i in sorted(live, reverse=True):
+        users = [u for u in graph.users[i] if u in live]
         if users and i not in stored and graph.values[i].op not in REDUCTIONS:
             level[i] = max(level[i], min(level[u] for u in users))
     return level

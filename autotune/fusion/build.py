@@ -94,6 +94,9 @@ class Builder:
                 strides.setdefault(a, 0)
         axes = tuple(sorted(strides))
         kept = tuple(sorted(g for g in guards if g[0] in strides and (g[1] > 0 or g[2] < self.extents[g[0]])))
+        for a, lo, high in kept:
+            if high - lo == 1:  # of one place only: it does not vary over the axis
+                offset, strides[a] = offset + lo * strides[a], 0
         low = offset + sum(strides[a] * lo for a, lo, _ in kept)
         if low < 0:
             raise Unsupported("an access that starts before its tensor")

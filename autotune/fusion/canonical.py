@@ -29,19 +29,36 @@ from autotune.workload import Workload, digest
 
 Colour = str
 
+_WORK = 1 << 17
+"""Values times rounds after which a graph is coloured from end to end first (:meth:`_Colours.deepen`): about a second;
+no region of fewer than 360 values comes to it."""
+
 
 def _mix(*parts: object) -> Colour:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
+def _hash(text: str) -> Colour:
+    """:func:`_mix` of parts whose ``repr`` is at hand."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _listed(items: Iterable[str]) -> str:
+    """The ``repr`` of a list, of those of its items."""
+    return f"[{', '.join(items)}]"
+
+
 class _Colours:
-    """The colouring of a graph's values, axes, slots and outputs; the extent of ``open_axis`` plays no part in it."""
+    """The colouring of a graph's values, axes, slots and outputs; the extent of ``open_axis`` plays no part in it.
+
+    Colours are in every fingerprint that is stored anywhere: what is hashed must stay as it is, to the letter. A round
+    is that of ``tests/fusion/plain_colours.py``, with what no round changes thought out before the first.
+    """
 
     def __init__(self, graph: Graph, open_axis: int | None = None) -> None:
         self.graph = graph
         self.users = graph.users
         self.reads: list[list[int]] = [[] for _ in graph.inputs]
-        self.walks: list[list[tuple[str, object]]] = [[] for _ in graph.extents]
         for i, v in enumerate(graph.values):
             if v.slot >= 0:
                 self.reads[v.slot].append(i)
@@ -49,16 +66,42 @@ class _Colours:
         self.axis = [_mix("axis", None if a == open_axis else e) for a, e in enumerate(graph.extents)]
         self.slot = [_mix("slot", d) for d in graph.inputs]
         self.output = [_mix("output", o.dtype, o.offset) for o in graph.outputs]
+        self._commutes = [_commutes(v) for v in graph.values]
+        self._places = [[(u, repr(_positions(graph.values[u], i))) for u in us] for i, us in enumerate(self.users)]
+        self._strides = [v.strides or (0,) * len(v.axes) for v in graph.values]
 
     def classes(self) -> int:
         return sum(len(set(c)) for c in (self.value, self.axis, self.slot, self.output))
 
-    def settle(self) -> None:
-        """Refine until no class splits."""
-        before = -1
+    def settle(self, most: int | None = None) -> bool:
+        """Refine until no class splits; False where ``most`` rounds do not do."""
+        before, rounds = -1, 0
         while before != (now := self.classes()):
-            before = now
+            if most is not None and rounds >= most:
+                return False
+            before, rounds = now, rounds + 1
             self._round()
+        return True
+
+    def deepen(self) -> None:
+        """Colour values by all that they are made of, and all that is made of them.
+
+        A round carries a difference one step. Where values stand in a long row that takes as many rounds as the row is
+        long, each over all values; these two walks carry it from end to end.
+        """
+        g = self.graph
+        made: list[Colour] = []
+        for i, v in enumerate(g.values):
+            args = [made[a] for a in v.args]
+            made.append(_mix("made of", self.value[i], sorted(args) if self._commutes[i] else args))
+        stores: list[list[Colour]] = [[] for _ in g.values]
+        for k, o in enumerate(g.outputs):
+            stores[o.value].append(self.output[k])
+        read: list[Colour] = [""] * len(g.values)
+        for i in reversed(range(len(g.values))):
+            users = sorted((read[u], place) for u, place in self._places[i])
+            read[i] = _mix("read by", made[i], users, sorted(stores[i]))
+        self.value = read
 
     def _round(self) -> None:
         g, value, axis, slot, output = self.graph, self.value, self.axis, self.slot, self.output
@@ -71,42 +114,54 @@ class _Colours:
             stores[o.value].append(_mix(output[k], where))
             for a, s in zip(o.axes, o.strides, strict=True):
                 on_axis[a].append(_mix("stored", output[k], s))
+        quoted = [f"'{c}'" for c in value]
+        walks: dict[tuple[tuple[int, ...], tuple[int, ...]], str] = {}
         new_value = []
         for i, v in enumerate(g.values):
-            args = [value[a] for a in v.args]
-            if _commutes(v):
+            mine, strides = quoted[i], self._strides[i]
+            args = [quoted[a] for a in v.args]
+            if len(args) > 1 and self._commutes[i]:
                 args.sort()
+            walk = walks.get((v.axes, strides))
+            if walk is None:
+                walk = walks[v.axes, strides] = repr(sorted((axis[a], s) for a, s in zip(v.axes, strides, strict=True)))
+            users = sorted(f"'{_hash(f'({quoted[u]}, {place})')}'" for u, place in self._places[i])
+            guards = repr(sorted((axis[a], lo, hi) for a, lo, hi in v.guards)) if v.guards else "[]"
+            over = repr(sorted(axis[a] for a in v.over)) if v.over else "[]"
+            read = repr(slot[v.slot]) if v.slot >= 0 else "''"
+            stored = repr(sorted(stores[i])) if stores[i] else "[]"
             new_value.append(
-                _mix(
-                    value[i],
-                    args,
-                    sorted(_mix(value[u], _positions(g.values[u], i)) for u in self.users[i]),
-                    _walk(v, axis),
-                    sorted((axis[a], lo, hi) for a, lo, hi in v.guards),
-                    sorted(axis[a] for a in v.over),
-                    slot[v.slot] if v.slot >= 0 else "",
-                    sorted(stores[i]),
-                )
+                _hash(f"({mine}, {_listed(args)}, {_listed(users)}, {walk}, {guards}, {over}, {read}, {stored})")
             )
-            for k, a in enumerate(v.axes):
-                on_axis[a].append(_mix("in", value[i], v.strides[k] if v.strides else 0))
+            said = {s: _hash(f"('in', {mine}, {s})") for s in set(strides)}
+            for a, s in zip(v.axes, strides, strict=True):
+                on_axis[a].append(said[s])
             for a in v.over:
-                on_axis[a].append(_mix("over", value[i]))
+                on_axis[a].append(_hash(f"('over', {mine})"))
             for a, lo, hi in v.guards:
-                on_axis[a].append(_mix("guard", value[i], lo, hi))
+                on_axis[a].append(_hash(f"('guard', {mine}, {lo}, {hi})"))
         self.axis = [_mix(axis[a], sorted(on_axis[a])) for a in range(len(axis))]
         self.slot = [_mix(slot[s], sorted(value[i] for i in self.reads[s])) for s in range(len(slot))]
         self.value, self.output = new_value, new_output
 
-    def discrete(self) -> None:
-        """Settle, then split ties until every colour is unique."""
-        self.settle()
+    def discrete(self, deep: bool = False) -> bool:
+        """Settle, then split ties until every colour is unique; whether it took :meth:`deepen`.
+
+        Args:
+            deep: it is known to.
+        """
+        fresh = self.value, self.axis, self.slot, self.output
+        if deep or not self.settle(_WORK // max(1, len(self.value))):
+            self.value, self.axis, self.slot, self.output = fresh
+            self.deepen()
+            self.settle()
+            deep = True
         while True:
             tied = next(
                 (t for c in (self.axis, self.slot, self.output, self.value) if (t := _tie(c)) is not None), None
             )
             if tied is None:
-                return
+                return deep
             colours, member = tied
             colours[member] = _mix("chosen", colours[member])
             self.settle()
@@ -137,11 +192,6 @@ def _positions(user: Value, arg: int) -> tuple[int, ...]:
     """At which places ``user`` takes ``arg``; how often, where the order does not matter."""
     places = tuple(k for k, a in enumerate(user.args) if a == arg)
     return (len(places),) if _commutes(user) else places
-
-
-def _walk(v: Value, axis: Sequence[Colour]) -> list[tuple[Colour, int]]:
-    strides = v.strides or (0,) * len(v.axes)
-    return sorted((axis[a], s) for a, s in zip(v.axes, strides, strict=True))
 
 
 def _topological(graph: Graph, colour: Sequence[Colour]) -> list[int]:
@@ -179,8 +229,7 @@ def _axis_order(graph: Graph, colour: Sequence[Colour], outputs: Iterable[int], 
 
 
 def _order(graph: Graph, colours: _Colours) -> tuple[list[int], list[int], list[int]]:
-    """Values, outputs and axes in their order."""
-    colours.discrete()
+    """Values, outputs and axes in their order, by colours that are unique."""
     order = _topological(graph, colours.value)
     where = {old: new for new, old in enumerate(order)}
     outputs = sorted(range(len(graph.outputs)), key=lambda k: (where[graph.outputs[k].value], colours.output[k]))
@@ -234,16 +283,20 @@ def _side_by_side(graph: Graph, parts: Sequence[Sequence[int]]) -> tuple[Graph, 
         values += [replace(v, slot=number[slots[v.slot]]) if v.slot >= 0 else v for v in moved]
         extents += form.extents
         sinks += outputs
-    result = Graph(tuple(extents), tuple(values), tuple(inputs.values()), tuple(stores), graph.meta)
+    result = Graph(tuple(extents), tuple(values), tuple(inputs.values()), tuple(stores), graph.precision)
     result.check()
     return result, tuple(inputs), tuple(sinks)
 
 
 def _connected(graph: Graph) -> tuple[Graph, tuple[int, ...], tuple[int, ...]]:
     """The canonical form of a graph of one part."""
-    rows = _order(graph, _Colours(graph))[2][:1]
+    colours = _Colours(graph)
+    deep = colours.discrete()
+    rows = _order(graph, colours)[2][:1]
     # Once more without the rows' extent, so that the members of a family are numbered alike.
-    order, outputs, by_place = _order(graph, _Colours(graph, *rows))
+    colours = _Colours(graph, *rows)
+    colours.discrete(deep)
+    order, outputs, by_place = _order(graph, colours)
     by_place = [*rows, *(a for a in by_place if a not in rows)]
     where = {old: new for new, old in enumerate(order)}
     reads = [i for i in order if graph.values[i].op in ("load", "gather")]
@@ -264,7 +317,7 @@ def _connected(graph: Graph) -> tuple[Graph, tuple[int, ...], tuple[int, ...]]:
         tuple(values),
         tuple(graph.inputs[s] for s in slots),
         tuple(remap_output(graph.outputs[k], where, axes) for k in outputs),
-        graph.meta,
+        graph.precision,
     )
     result.check()
     return result, tuple(slots), tuple(outputs)
@@ -285,5 +338,6 @@ def to_workload(graph: Graph, label: str = "", source: Mapping[str, Any] | None 
     """
     spec = graph.to_json()
     rows = row_extent(graph)
+    label = f"{label} {graph.precision}" if label and graph.precision else label
     family = digest({"kind": "fusion", "spec": {**spec, "extents": [None, *graph.extents[1:]]}}) if rows else ""
     return Workload(kind="fusion", spec=spec, family=family, extent=rows, label=label, source=dict(source or {}))

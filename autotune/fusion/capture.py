@@ -1,8 +1,8 @@
-"""Capture: the aten graphs of a callable, exactly as the deploying backend is handed them.
+"""Capture: the graphs of a callable at the point where the deploying backend looks for regions.
 
-Both go through :func:`aot_backend`: torch.compile's tracer, then AOTAutograd with the few decompositions of
-:mod:`autotune.fusion.decompose` (otherwise the graphs hold the operators that eager mode runs) and with the min-cut
-partitioner between forward and backward.
+Both go through Inductor: Dynamo, AOTAutograd with Inductor's decompositions and partitioner, its joint-graph passes and
+its post-grad passes up to ``post_grad_custom_post_pass``. There the graph is kept, or, in deployment, its regions are
+replaced (:mod:`autotune.runtime.region_pass`). Capturing generates no code: the graphs run eagerly.
 """
 
 from __future__ import annotations
@@ -18,54 +18,14 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from autotune.errors import UserError, first_line
-from autotune.fusion.channels_last import put_channels_last
-from autotune.fusion.complexes import split_parts
-from autotune.fusion.decompose import draw_seeds_at_once, table
-from autotune.fusion.row_sums import split_log_softmax
+from autotune.fusion.hooks import Hook, hooked
 
 Compiled = Callable[..., Any]
-GraphCompiler = Callable[[fx.GraphModule, Sequence[Any], str], Compiled]
-"""Takes an aten graph, example inputs and "forward", "backward" or "inference"; returns what runs in its place."""
-
-
-def aot_backend(compiler: GraphCompiler) -> Callable[[fx.GraphModule, Sequence[Any]], Compiled]:
-    """A backend for torch.compile that hands every aten graph to ``compiler``."""
-    from functorch.compile import make_boxed_func, min_cut_rematerialization_partition  # type: ignore[import-untyped]
-    from torch._dynamo.backends.common import aot_autograd
-
-    def rewrite(gm: fx.GraphModule) -> None:
-        split_parts(gm)
-        draw_seeds_at_once(gm)
-
-    def part(kind: str) -> Callable[[fx.GraphModule, Sequence[Any]], Any]:
-        def compile_graph(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
-            if kind == "inference":
-                rewrite(gm)
-                put_channels_last(gm, inference=True)
-            compiled = compiler(gm, example_inputs, kind)
-            return compiled if getattr(compiled, "_boxed_call", False) else make_boxed_func(compiled)
-
-        return compile_graph
-
-    def partition(joint: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-        rewrite(joint)
-        split_log_softmax(joint)
-        put_channels_last(joint, inference=False)
-        return min_cut_rematerialization_partition(joint, *args, compiler="inductor", **kwargs)
-
-    backend: Callable[[fx.GraphModule, Sequence[Any]], Compiled] = aot_autograd(
-        fw_compiler=part("forward"),
-        bw_compiler=part("backward"),
-        inference_compiler=part("inference"),
-        partition_fn=partition,
-        decompositions=table(),
-    )
-    return backend
 
 
 @dataclass(frozen=True)
 class CapturedGraph:
-    """One aten graph, with fake tensors in ``meta["val"]``; ``kind`` is "forward", "backward" or "inference"."""
+    """One graph, with fake tensors in ``meta["val"]``; ``kind`` is "forward", "backward" or "inference"."""
 
     kind: str
     module: fx.GraphModule
@@ -78,10 +38,96 @@ class Capture:
     graphs: tuple[CapturedGraph, ...] = field(default_factory=tuple)
 
 
+class _Recorded(Exception):
+    """Inductor's passes have come to the one that records; the rest of them has nothing to tell."""
+
+
+def recording_backend(record: Callable[[CapturedGraph], None]) -> Callable[..., Compiled]:
+    """A backend for torch.compile that hands every graph to ``record`` and runs it eagerly."""
+    from torch._functorch import config as aot_config
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx
+
+    kept: list[fx.GraphModule] = []
+    whole: list[fx.GraphModule] = []
+
+    def keep(graph: fx.Graph) -> None:
+        kept.append(fx.GraphModule(graph.owning_module or torch.nn.Module(), _copied(graph)))
+        if graph.owning_module is whole[0]:  # after those that it calls: the branches of conditions, repeated blocks
+            raise _Recorded
+
+    def inner(gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Compiled:
+        kind = "inference" if kwargs.get("is_inference") else "backward" if kwargs.get("is_backward") else "forward"
+        eager = _copy(gm)
+        whole[:] = [gm]
+        kept.clear()
+        _post_grad(gm, inputs, is_inference=kind == "inference")
+        for module in kept:
+            record(CapturedGraph(kind, module))
+        return _boxed(eager)
+
+    def backend(gm: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Compiled:
+        patches = hooked(Hook(keep, b"autotune capture", config.post_grad_custom_post_pass))
+        # A cached graph would come back without asking for the code inside.
+        with aot_config.patch(enable_autograd_cache=False):
+            run: Any = inner
+            compiled: Any = compile_fx(gm, list(inputs), inner_compile=run, config_patches=patches)
+            return compiled  # type: ignore[no-any-return]
+
+    return backend
+
+
+def _post_grad(gm: fx.GraphModule, inputs: Sequence[Any], *, is_inference: bool) -> None:
+    """What Inductor does to a graph between AOTAutograd and its own code generation, up to the pass that records."""
+    from torch._inductor import compile_fx
+    from torch._inductor.fx_passes.post_grad import view_to_reshape
+    from torch._inductor.virtualized import V
+
+    view_to_reshape(gm)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        fake_mode = compile_fx.fake_tensor_prop(gm, inputs)
+    with V.set_fake_mode(fake_mode), contextlib.suppress(_Recorded):
+        compile_fx._recursive_post_grad_passes(gm, is_inference=is_inference)
+
+
+def _copy(gm: fx.GraphModule) -> fx.GraphModule:
+    """A graph and those that it calls, which passes over the original leave alone."""
+    copy = fx.GraphModule(gm, _copied(gm.graph))
+    for name, inner in copy.named_children():
+        if isinstance(inner, fx.GraphModule):
+            setattr(copy, name, _copy(inner))
+    return copy
+
+
+def _copied(graph: fx.Graph) -> fx.Graph:
+    copy = fx.Graph()
+    copy.output(copy.graph_copy(graph, {}))
+    return copy
+
+
+def _boxed(gm: fx.GraphModule) -> Compiled:
+    """The graph as what Inductor would have made of it: it takes its inputs in a list, which it empties."""
+    from torch.fx.graph import _BoxedCodeGen
+
+    gm.graph.set_codegen(_BoxedCodeGen())
+    gm.recompile()
+
+    def run(inputs: list[Any]) -> Any:
+        return gm.forward(inputs)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
 def capture(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, *, grad: bool | None = None
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    grad: bool | None = None,
+    dynamic: bool | None = False,
 ) -> Capture:
-    """Run ``fn`` once (and its backward, where results require grad) and keep the aten graphs.
+    """Run ``fn`` once (and its backward, where results require grad) and keep the graphs.
 
     Graph breaks give several graphs. Gradients of parameters and inputs are left as they were; what ``fn`` itself
     mutates is mutated.
@@ -90,16 +136,12 @@ def capture(
         fn: a function or module.
         args, kwargs: example inputs, on the device to capture for.
         grad: True or False to set grad mode; None leaves it.
+        dynamic: as torch.compile takes it.
     """
     graphs: list[CapturedGraph] = []
-
-    def record(gm: fx.GraphModule, example_inputs: Sequence[Any], kind: str) -> Compiled:
-        graphs.append(CapturedGraph(kind, gm))
-        return gm.forward
-
     mode = contextlib.nullcontext() if grad is None else torch.set_grad_enabled(grad)
     # Every capture is a new code object: it neither finds nor evicts what the caller has compiled.
-    compiled = torch.compile(_fresh(fn), backend=aot_backend(record), dynamic=False)
+    compiled = torch.compile(_fresh(fn), backend=recording_backend(graphs.append), dynamic=dynamic)
     with mode, torch._dynamo.config.patch(recompile_limit=256):
         results = compiled(*args, **dict(kwargs or {}))
         _run_backward(results)

@@ -42,7 +42,7 @@ _FOLLOWERS = _ALIKE | {
     *(aten._native_batch_norm_legit, aten._native_batch_norm_legit_no_training),
     *(aten._batch_norm_with_update_functional, aten._batch_norm_no_update),
     *(aten.max_pool2d_with_indices, aten.max_pool2d_with_indices_backward, aten.avg_pool2d, aten.avg_pool2d_backward),
-    *(aten._adaptive_avg_pool2d, aten._adaptive_avg_pool2d_backward),
+    *(aten._adaptive_avg_pool2d, aten._adaptive_avg_pool2d_backward, aten._unsafe_index),
     *(aten.upsample_nearest2d, aten.upsample_nearest2d_backward),
     *(aten.upsample_bilinear2d, aten.upsample_bilinear2d_backward),
     *(aten.cat, aten.constant_pad_nd, aten._to_copy, aten.copy, aten._unsafe_view, aten.native_dropout, aten.glu),
@@ -112,7 +112,9 @@ def _is_follower(node: fx.Node) -> bool:
     if not isinstance(node.target, torch._ops.OpOverload):
         return True
     marked = {torch.Tag.pointwise, torch.Tag.reduction}.intersection(node.target.tags)
-    return bool(marked) or _is_view(node) or node.target.overloadpacket in _FOLLOWERS
+    # Inductor's own pooling is known once Inductor is imported.
+    pools = "::_low_memory_max_pool" in node.target._schema.name
+    return bool(marked) or pools or _is_view(node) or node.target.overloadpacket in _FOLLOWERS
 
 
 def _is_view(node: fx.Node) -> bool:

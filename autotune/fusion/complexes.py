@@ -29,7 +29,7 @@ _KNOWN = _VIEWS | _ARITHMETIC | {aten.clone, aten.view_as_complex}
 def split_parts(gm: fx.GraphModule) -> None:
     """Rewrite a graph of aten calls in place. What is used as complex numbers elsewhere too stays as it is."""
     inner = _inner(gm.graph)
-    ends = [n for n in gm.graph.nodes if _packet(n) is aten.view_as_real and _computed(n.args[0], inner)]
+    ends = [n for n in gm.graph.nodes if _is_end(n) and _computed(n.args[0], inner)]
     needed: set[fx.Node] = set()
     stack = [n.args[0] for n in ends]
     while stack:
@@ -52,6 +52,11 @@ def split_parts(gm: fx.GraphModule) -> None:
 
 def _packet(node: Any) -> Any:
     return getattr(node.target, "overloadpacket", None) if isinstance(node, fx.Node) else None
+
+
+def _is_end(node: fx.Node) -> bool:
+    """Whether a node reads complex numbers as pairs of real ones; Inductor's sums view them as twice as many."""
+    return _packet(node) is aten.view_as_real or (node.target is aten.view.dtype and not _is_complex(node))
 
 
 def _is_complex(node: fx.Node) -> bool:
@@ -88,13 +93,13 @@ def _is_plain(node: fx.Node) -> bool:
 
 def _reads_parts(node: fx.Node) -> bool:
     """A ``view_as_real`` whose result lies as a stack of the parts would: what follows was traced for its strides."""
-    return _packet(node) is aten.view_as_real and bool(node.meta["val"].is_contiguous())
+    return _is_end(node) and node.meta["val"].dtype == torch.float32 and bool(node.meta["val"].is_contiguous())
 
 
 def _computed(node: Any, inner: set[fx.Node]) -> bool:
-    """Whether arithmetic, and not views alone, leads to a complex tensor."""
+    """Whether arithmetic, a sum among it as Inductor writes one, and not views alone leads to a complex tensor."""
     while node in inner:
-        if _packet(node) in _ARITHMETIC:
+        if _packet(node) in _ARITHMETIC or node.target is aten.view.dtype:
             return True
         node = node.args[0]
     return False
@@ -131,14 +136,20 @@ class _Split:
         """What a ``view_as_real`` gives."""
         real, imaginary = self.of(end.args[0], end)
         if imaginary is None:
-            imaginary = self.call(end, aten.zeros_like.default, real)
-        return self.call(end, aten.stack.default, [real, imaginary], -1)
+            imaginary = self.call(end, aten.mul.Tensor, real, 0)
+        ends = [self.call(end, aten.unsqueeze.default, part, -1) for part in (real, imaginary)]
+        pairs = self.call(end, aten.cat.default, ends, -1)
+        shape = list(end.meta["val"].shape)
+        return pairs if end.target is not aten.view.dtype else self.call(end, aten.reshape.default, pairs, shape)
 
     def compute(self, n: fx.Node) -> None:
         """The parts of a result, from those of its arguments."""
         packet = _packet(n)
         if packet is aten.view_as_complex:
             self.parts[n] = self._ends(n.args[0], n)  # type: ignore[arg-type]
+        elif n.target is aten.view.dtype:
+            pairs = self.call(n, aten.reshape.default, n.args[0], [*n.meta["val"].shape, 2])
+            self.parts[n] = self._ends(pairs, n)
         elif packet is aten.polar:
             size, angle = n.args
             self.parts[n] = tuple(  # type: ignore[assignment]
@@ -171,8 +182,8 @@ class _Split:
             if not isinstance(x, fx.Node):  # a number before a tensor
                 x, y = (x, y) if op is aten.sub else (y, x)
             if not isinstance(x, fx.Node):
-                return self.call(n, aten.rsub.Scalar, y, x)
-            return self.call(n, op.Tensor if isinstance(y, fx.Node) else op.Scalar, x, y)
+                x, y, op = self.call(n, aten.neg.default, y), x, aten.add
+            return self.call(n, op.Tensor, x, y)
 
         if packet is aten.mul:
             real = two(aten.sub, two(aten.mul, a, c), two(aten.mul, b, d))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _TRIES = 48  # ways to combine the groups' candidates that are looked at
 _ADAPTED = 1.15  # what a part may take longer whose blocks were made those of other phases of its launch
-_SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+_SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 
 
 def compositions(task: FusionTask, limit: int) -> list[Composition]:

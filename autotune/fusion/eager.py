@@ -11,8 +11,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from autotune.fusion.rules import VIEWS
-from autotune.fusion.translate import meta, op_name
+from autotune.fusion.op_names import GENERATORS, VIEWS
+from autotune.fusion.translate import meta, op_name, origin_name
 
 _PICKING = frozenset(["gather", "index_select", "embedding", "index", "take"])
 """Operators that read no more of their table than they return."""
@@ -37,26 +37,45 @@ class EagerCost:
 
 
 def eager_cost(gm: fx.GraphModule) -> EagerCost:
-    """The cost of a region's submodule, whose nodes carry fake tensors.
+    """The cost of a region's submodule, whose nodes carry fake tensors and name what they were decomposed from.
 
-    Views cost nothing. A broadcast tensor is read once; an element that a tensor shows several times counts once.
+    Views cost nothing. A broadcast tensor is read once; an element that a tensor shows several times counts once. Nodes
+    that hang together and come from one operator are one kernel, or as many as that operator is among them.
     """
     names: dict[str, int] = {}
     total = 0
-    for node in gm.graph.nodes:
-        if node.op != "call_function" or node.target is operator.getitem or op_name(node) in VIEWS:
-            continue
-        if _is_view(node):
-            continue
-        name = op_name(node) or str(node.target)
-        names[name] = names.get(name, 0) + 1
-        read = [_bytes(meta(n)) for n in node.all_input_nodes]
-        made = _bytes(meta(node))
+    for nodes in _operators(gm.graph):
+        name = origin_name(nodes[0]) or str(nodes[0].target)
+        names[name] = names.get(name, 0) + max(1, sum(op_name(n) == name for n in nodes))
+        inside = set(nodes)
+        read = [_bytes(meta(n)) for n in dict.fromkeys(i for n in nodes for i in n.all_input_nodes if i not in inside)]
+        made = sum(_bytes(meta(n)) for n in nodes if any(u not in inside for u in n.users))
         if name in _PICKING and read:
             table = max(range(len(read)), key=read.__getitem__)
             read[table] = min(read[table], made)
         total += sum(read) + made
     return EagerCost(sum(names.values()), total, names)
+
+
+def _operators(graph: fx.Graph) -> list[list[fx.Node]]:
+    """The nodes that compute, those together that the same operator was decomposed into."""
+    owner: dict[fx.Node, list[fx.Node]] = {}
+    for node in graph.nodes:
+        if node.op != "call_function" or op_name(node) in VIEWS or op_name(node) in GENERATORS or _is_view(node):
+            continue
+        mine = [node]
+        for given in node.all_input_nodes:
+            theirs = owner.get(given)
+            if theirs is None or theirs is mine:
+                continue
+            if node.target is operator.getitem or origin_name(given) == origin_name(node):
+                theirs += mine
+                for n in mine:
+                    owner[n] = theirs
+                mine = theirs
+        for n in mine:
+            owner[n] = mine
+    return list({id(nodes): nodes for nodes in owner.values()}.values())
 
 
 def _is_view(node: fx.Node) -> bool:

@@ -24,7 +24,7 @@ when it stores.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -32,6 +32,8 @@ STORAGE_BYTES: Mapping[str, int] = {
     "float32": 4,
     "float16": 2,
     "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
     "int64": 8,
     "int32": 4,
     "int16": 2,
@@ -40,6 +42,10 @@ STORAGE_BYTES: Mapping[str, int] = {
     "bool": 1,
 }
 """Storage types of inputs and outputs, with their size in bytes."""
+
+EIGHT_BIT_FLOATS = ("float8_e4m3fn", "float8_e5m2")
+FLOATS = ("float32", "float16", "bfloat16", *EIGHT_BIT_FLOATS)
+"""Storage types that are read into float32."""
 
 COMPUTE_TYPES = ("float32", "int32", "int64", "bool")
 REDUCTIONS = ("sum", "max", "min", "prod", "sum_at")
@@ -59,7 +65,7 @@ def has_sum_at(graph: Graph) -> bool:
 
 def compute_type(storage: str) -> str:
     """The arithmetic type a storage type is read into."""
-    if storage in ("float32", "float16", "bfloat16"):
+    if storage in FLOATS:
         return "float32"
     if storage in ("int64", "bool"):
         return storage
@@ -175,7 +181,8 @@ class Output:
 
 @dataclass(frozen=True)
 class Graph:
-    """A region: axes' extents, values in topological order, storage types of the inputs, and outputs.
+    """A region: axes' extents, values in topological order, storage types of the inputs, outputs, and how its
+    arithmetic may be approximated (:mod:`autotune.fusion.precision`): ``""`` as by default, or ``"strict"``.
 
     In a canonical graph axis 0 is the *row axis*: the one whose extent a family leaves open (see
     ``autotune.fusion.canonical``).
@@ -185,7 +192,7 @@ class Graph:
     values: tuple[Value, ...]
     inputs: tuple[str, ...]
     outputs: tuple[Output, ...]
-    meta: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    precision: str = ""
 
     def size(self, axes: Iterable[int]) -> int:
         """Product of the extents of ``axes``."""
@@ -267,11 +274,13 @@ class Graph:
         return total
 
     def to_json(self) -> dict[str, Any]:
+        how = {"precision": self.precision} if self.precision else {}
         return {
             "extents": list(self.extents),
             "values": [v.to_json() for v in self.values],
             "inputs": list(self.inputs),
             "outputs": [o.to_json() for o in self.outputs],
+            **how,
         }
 
     @classmethod
@@ -286,17 +295,21 @@ class Graph:
             values=tuple(Value.from_json(v) for v in data["values"]),
             inputs=tuple(str(d) for d in data["inputs"]),
             outputs=tuple(Output.from_json(o) for o in data["outputs"]),
+            precision=str(data.get("precision", "")),
         )
         graph.check()
         return graph
 
     def check(self) -> None:
-        """Raise ValueError unless the graph is well formed (types, ranges, topological order)."""
+        """Raise ValueError unless the graph is well formed (types, ranges, topological order) and every address that it
+        names lies at or after its tensor's first element, in 63 bits."""
         from autotune.fusion.ops import POINTWISE
+        from autotune.fusion.reach import check_loads, check_numbers, check_outputs
 
+        check_numbers(self)
+        if self.precision not in ("", "strict"):
+            raise ValueError(f"unknown precision {self.precision!r}")
         n_axes = len(self.extents)
-        if any(e < 0 for e in self.extents):
-            raise ValueError("an axis has a negative extent")
         for d in self.inputs:
             if d not in STORAGE_BYTES:
                 raise ValueError(f"unknown storage type {d!r}")
@@ -315,18 +328,24 @@ class Graph:
                 if v.dtype != compute_type(self.inputs[v.slot]):
                     raise ValueError(f"value {i}: type {v.dtype} does not follow from {self.inputs[v.slot]}")
             if v.op in POINTWISE:
+                if len(v.args) != POINTWISE[v.op].arity:
+                    raise ValueError(f"value {i}: {v.op} of {len(v.args)} values")
                 want = tuple(sorted({a for j in v.args for a in self.values[j].axes}))
                 if v.axes != want:
                     raise ValueError(f"value {i}: axes {v.axes}, its arguments have {want}")
             if v.op == "sum_at":
                 self._check_sum_at(i, v)
             elif v.op in REDUCTIONS:
+                if len(v.args) != 1:
+                    raise ValueError(f"value {i}: {v.op} of {len(v.args)} values")
                 arg = self.values[v.args[0]]
                 if not v.over or not set(v.over) <= set(range(n_axes)) or set(v.over) & set(v.axes):
                     raise ValueError(f"value {i}: bad reduction axes")
                 if set(v.axes) != set(arg.axes) - set(v.over):
                     raise ValueError(f"value {i}: reduction axes do not match its argument")
         self._check_outputs()
+        check_loads(self)
+        check_outputs(self)
 
     def _check_sum_at(self, i: int, v: Value) -> None:
         if len(v.args) != 2:
@@ -346,5 +365,7 @@ class Graph:
         for o in self.outputs:
             if not 0 <= o.value < len(self.values) or o.dtype not in STORAGE_BYTES or len(o.axes) != len(o.strides):
                 raise ValueError("bad output")
+            if len(set(o.axes)) != len(o.axes):
+                raise ValueError("an output walks an axis twice")
             if not set(self.values[o.value].axes) <= set(o.axes) or any(not 0 <= a < n_axes for a in o.axes):
                 raise ValueError("an output does not cover its value's axes")

@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from autotune.fusion.graph import Graph, Value, at_axis
+from autotune.fusion.graph import EIGHT_BIT_FLOATS, FLOATS, Graph, Value, at_axis
 from autotune.fusion.operands import Operand, operands
 
 _PLAIN = Operand(scale=1.0, odd=4096)  # any other input
-_FLOAT_TYPES = ("float32", "float16", "bfloat16")
 _COMPUTE = {"float32": torch.float64, "int32": torch.int32, "int64": torch.int64, "bool": torch.bool}
 _MAX = float(torch.finfo(torch.float32).max) * (1 + 2**-25)
 _TINY = 2.0**-150
@@ -122,7 +121,9 @@ def _rows_at_a_time(graph: Graph) -> int:
 
 
 def _read(t: Tensor) -> Tensor:
-    return t.detach().reshape(-1) if t.is_contiguous() else t.detach()
+    flat = t.detach().reshape(-1) if t.is_contiguous() else t.detach()
+    narrow = str(t.dtype).removeprefix("torch.") in EIGHT_BIT_FLOATS
+    return flat.to(torch.float32) if narrow else flat  # torch picks few of these at an index
 
 
 class _Frame:
@@ -224,8 +225,10 @@ def _limited(v: Value, t: Tensor) -> Tensor:
     if t.dtype != torch.float64 or v.op not in _MAY_OVERFLOW or t.numel() == 0:
         return t
     size = t.abs()
-    t = torch.where((size > _MAX) & (size < math.inf), torch.sign(t) * math.inf, t)
-    return torch.where(size < _TINY, t * 0.0, t)
+    least, most = torch.aminmax(size)  # a look at what there is costs a third of what the two choices do
+    if not most <= _MAX:  # NaN is neither
+        t = torch.where((size > _MAX) & (size < math.inf), torch.sign(t) * math.inf, t)
+    return t if least >= _TINY else torch.where(size < _TINY, t * 0.0, t)
 
 
 def _evaluate(
@@ -315,12 +318,12 @@ def make_inputs(graph: Graph, seed: int, device: torch.device | str = "cpu", spe
     for slot, name in enumerate(graph.inputs):
         n = graph.input_numel(slot)
         dtype: torch.dtype = getattr(torch, name)
-        if name in _FLOAT_TYPES:
+        if name in FLOATS:
             t = torch.randn(n, generator=rng, device=device, dtype=torch.float32)
             operand = multiplied.get(slot, _PLAIN)
             t = t.mul_(operand.scale).to(dtype)
             if special:
-                _sprinkle(t, rng, operand.odd)
+                _sprinkle(t.view(torch.uint8) if name in EIGHT_BIT_FLOATS else t, dtype, rng, operand.odd)
         elif name == "bool":
             t = torch.randint(0, 2, (n,), generator=rng, device=device).bool()
         else:
@@ -345,8 +348,9 @@ def _places(graph: Graph) -> set[int]:
     return found
 
 
-def _sprinkle(t: Tensor, rng: torch.Generator, most: int) -> None:
-    odd = torch.tensor([math.nan, math.inf, -math.inf, 30.0, -30.0, 0.0, -0.0], device=t.device).to(t.dtype)
+def _sprinkle(t: Tensor, dtype: torch.dtype, rng: torch.Generator, most: int) -> None:
+    """``t`` holds numbers of ``dtype``, or their bytes: torch assigns few floats of eight bits at an index."""
+    odd = torch.tensor([math.nan, math.inf, -math.inf, 30.0, -30.0, 0.0, -0.0], device=t.device).to(dtype).view(t.dtype)
     count = min(max(1, t.numel() // 500), most)  # few enough that most rows of a large input stay finite
     where = torch.randint(0, t.numel(), (count,), generator=rng, device=t.device)
     which = torch.randint(0, len(odd), (count,), generator=rng, device=t.device)

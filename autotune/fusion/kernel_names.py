@@ -45,7 +45,7 @@ def kernel_name(ops: Iterable[str]) -> str:
 def program_ops(source: Json) -> list[str]:
     """The telling operators of the aten calls that a region was cut from; empty where they are not known."""
     calls: Sequence[Any] = source.get("calls") or ()
-    parts = [str(call["op"]).split(".") for call in calls]
+    parts = [str(call.get("of", call["op"])).split(".") for call in calls]
     ops = [p[1] for p in parts if len(p) > 1]  # of "aten.addmm.default"
     return telling(op for op in ops if op not in _CASTS) or telling(ops)
 

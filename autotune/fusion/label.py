@@ -7,12 +7,14 @@ from torch import fx
 from autotune.fusion.components import components
 from autotune.fusion.graph import Graph
 from autotune.fusion.op_names import telling
-from autotune.fusion.translate import op_name
+from autotune.fusion.translate import origin_name
 
 _SHORT = {
     "float32": "f32",
     "float16": "f16",
     "bfloat16": "bf16",
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
     "int64": "i64",
     "int32": "i32",
     "int16": "i16",
@@ -24,7 +26,7 @@ _MOST = 4
 def describe(gm: fx.GraphModule, graph: Graph) -> str:
     """The operators that characterise a region, the type of its largest output and the extents of its largest value;
     how many parts it is of, where they have nothing to do with each other."""
-    names = telling(op_name(node) for node in gm.graph.nodes)
+    names = telling(map(origin_name, gm.graph.nodes))
     shown = "+".join(names[:_MOST]) + ("+..." if len(names) > _MOST else "")
     largest = max(graph.outputs, key=lambda o: graph.size(o.axes))
     widest = max([v.axes for v in graph.values] + [o.axes for o in graph.outputs], key=graph.size)

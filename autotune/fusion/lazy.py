@@ -20,8 +20,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from autotune.errors import Unreachable, Unsupported
+from autotune.fusion.bounds import in_memory, within
 from autotune.fusion.build import Builder, position_type
-from autotune.fusion.graph import STORAGE_BYTES, compute_type
+from autotune.fusion.graph import EIGHT_BIT_FLOATS, STORAGE_BYTES, compute_type
 
 Dims = tuple[int, ...]
 Guards = tuple[tuple[int, int, int], ...]
@@ -331,17 +332,26 @@ def iota(region: Region, extent: int, dtype: torch.dtype, step: int = 1, start: 
 
 
 def cast(x: Lazy, dtype: torch.dtype) -> Lazy:
-    """``x`` stored as ``dtype``. Raises Unsupported where torch would wrap into a narrow integer type."""
+    """``x`` stored as ``dtype``.
+
+    Raises Unsupported where torch might wrap into a narrow integer type, and where a float of eight bits is not read
+    from memory: its rounding is what it is for, and values in registers have none.
+    """
+    if dtype == torch.float64:  # between two casts, where regions have it (autotune.fusion.wide)
+        dtype = torch.float32
     if x.dtype == dtype:
         return x
     target = kind(dtype)
     narrow = dtype in (torch.uint8, torch.int8, torch.int16)
     fits = x.dtype == torch.bool or (x.dtype in (torch.uint8, torch.int8) and dtype == torch.int16)
-    if narrow and not fits:
-        raise Unsupported(f"conversion from {storage_name(x.dtype)} to {storage_name(dtype)} (it may wrap)")
 
     def at(index: tuple[Index, ...], guards: Guards) -> int:
-        return x.region.build.cast(x.at(index, guards), target)
+        value = x.at(index, guards)
+        if narrow and not fits and not within(x.region.build.values, value, dtype):
+            raise Unsupported(f"conversion from {storage_name(x.dtype)} to {storage_name(dtype)} (it may wrap)")
+        if storage_name(x.dtype) in EIGHT_BIT_FLOATS and not in_memory(x.region.build.values, value):
+            raise Unsupported("a float of eight bits that is read again where it is made")
+        return x.region.build.cast(value, target)
 
     return Lazy(x.region, x.shape, dtype, x.names, at)
 

@@ -30,6 +30,7 @@ VIEWS = frozenset(
         "detach",
         "diagonal",
         "view_as",
+        "as_strided",
         "narrow",
     ]
 )
@@ -48,6 +49,7 @@ GENERATORS = frozenset(
         "new_full",
         "scalar_tensor",
         "arange",
+        "iota",
     ]
 )
 """Operators that read nothing: recomputed in whichever region wants them."""
@@ -55,29 +57,27 @@ GENERATORS = frozenset(
 PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1, "mv": 0, "addmv": 1}
 """Operators that multiply matrices, and which argument is the first of the two operands."""
 
-SCATTERS = {"embedding_dense_backward": 0, "index_add": 3, "index_put": 2, "_unsafe_index_put": 2}
+SCATTERS = {
+    "embedding_dense_backward": 0,
+    "index_add": 3,
+    "index_put": 2,
+    "_unsafe_index_put": 2,
+    "_unsafe_masked_index_put_accumulate": 3,
+}
 """Operators that add up rows at places that other data tell, and which argument the rows are."""
 
-_PLAIN = frozenset(["clone", "add", "sub", "mul", "div"])
-_CHOICE = ("ne", "where", "gather", "neg")
-_LOG_SOFTMAX = ("amax", "exp", "sum", "log")
-_HASH = frozenset(["bitwise_right_shift", "bitwise_and", "bitwise_xor", "ge", "where"])
+_PLAIN = frozenset(
+    ["clone", "add", "sub", "mul", "div", "to_copy", "convert_element_type", "lift_fresh_copy", "copy", "where", "eq"]
+)
 
 
 def telling(ops: Iterable[str]) -> list[str]:
     """Those of a program's operators that characterise it, in order, each once, as people call them.
 
-    Plain arithmetic is left out where there is anything else, and the hash of a dropout's mask is "dropout".
+    Plain arithmetic is left out where there is anything else.
     """
     names: dict[str, None] = {}
     for name in ops:
         if name and name not in VIEWS and name not in GENERATORS and name != "getitem":
             names[name.removeprefix("native_").strip("_")] = None
-    if "bitwise_right_shift" in names:  # the hash of a dropout's mask
-        names = dict.fromkeys(n for n in names if n not in _HASH) | {"dropout": None}
-    if all(n in names for n in _LOG_SOFTMAX):  # as it is taken apart for training, with the loss that chooses among it
-        names = {("log_softmax" if n == "amax" else n): None for n in names if n == "amax" or n not in _LOG_SOFTMAX}
-        if all(n in names for n in _CHOICE):
-            left = [n for n in names if n == "gather" or n not in _CHOICE]
-            names = dict.fromkeys("nll_loss_forward" if n == "gather" else n for n in left)
     return [n for n in names if n not in _PLAIN] or list(names)

@@ -409,7 +409,7 @@ def _raw_group(
             v = graph.values[number]
             outputs.append(Output(new[number], v.axes, _dense(graph, v.axes), v.dtype))
             sinks.append(("scratch", crossing[number]))
-    return Graph(graph.extents, tuple(made), tuple(types), tuple(outputs)), list(slots), sinks
+    return Graph(graph.extents, tuple(made), tuple(types), tuple(outputs), graph.precision), list(slots), sinks
 
 
 def _build_group(

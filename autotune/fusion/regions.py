@@ -28,13 +28,15 @@ from autotune.fusion import aten, rules_pointwise
 from autotune.fusion.canonical import canonicalize, to_workload
 from autotune.fusion.contraction import bundle_groups, levels, merge_groups
 from autotune.fusion.delay import delays
-from autotune.fusion.graph import STORAGE_BYTES
+from autotune.fusion.graph import EIGHT_BIT_FLOATS, STORAGE_BYTES
+from autotune.fusion.joint import is_written_back
 from autotune.fusion.label import describe
 from autotune.fusion.op_names import GENERATORS, PRODUCTS, SCATTERS, VIEWS
 from autotune.fusion.remote import Candidate, candidate, may_join
 from autotune.fusion.rules import RULES
 from autotune.fusion.rules_product import is_memory_intensive, read_again
 from autotune.fusion.translate import meta, op_name, translate
+from autotune.fusion.wide import is_wide, passing
 from autotune.workload import Workload
 
 
@@ -90,8 +92,10 @@ def _used_results(node: fx.Node) -> Any:
     return [value[u.args[1]] for u in node.users]  # type: ignore[index]
 
 
-def _storable(t: torch.Tensor) -> bool:
-    if t.layout != torch.strided or str(t.dtype).removeprefix("torch.") not in STORAGE_BYTES:
+def _storable(t: torch.Tensor, wide: bool = False) -> bool:
+    """Whether a region may hold a tensor; ``wide``: float64 too."""
+    known = str(t.dtype).removeprefix("torch.") in STORAGE_BYTES or (wide and t.dtype == torch.float64)
+    if t.layout != torch.strided or not known:
         return False
     sizes = (*t.shape, *t.stride())
     return all(type(n) is int for n in sizes) and 0 not in t.shape and not t.is_conj() and not t.is_neg()
@@ -139,6 +143,11 @@ def _is_aligned(window: Any, source: Any) -> bool:
     return type(offset) is int and offset % _ALIGNMENT == 0
 
 
+def _is_float8(node: fx.Node) -> bool:
+    """Whether a node makes floats of eight bits."""
+    return any(str(t.dtype).removeprefix("torch.") in EIGHT_BIT_FLOATS for t in tensors_of(meta(node)))
+
+
 def factors(product: fx.Node) -> list[fx.Node]:
     """The two that a matrix product multiplies; fewer where they are given by name."""
     first = PRODUCTS[op_name(product)]
@@ -157,6 +166,7 @@ class Finder:
         self.hard: set[fx.Node] = set()
         self.kept: set[fx.Node] = set()
         self.refused: dict[fx.Node, str] = {}
+        self._passing = passing(self.nodes)
         self._sorts = {n: self._classify(n) for n in self.nodes}
 
     def _classify(self, node: fx.Node) -> str:
@@ -164,13 +174,16 @@ class Finder:
         if name == "getitem":
             owner = node.args[0]
             return self._classify(owner) if isinstance(owner, fx.Node) else "opaque"
-        if name not in RULES or node.target._schema.is_mutable:  # type: ignore[union-attr]
+        if name not in RULES or node.target._schema.is_mutable or is_written_back(node):  # type: ignore[union-attr]
             return "opaque"
         made = tensors_of(_used_results(node))
         read = [t for n in node.all_input_nodes for t in tensors_of(meta(n))]
-        if not made or not all(map(_storable, (*made, *read))):
+        wide = self._passing.issuperset(n for n in (node, *node.all_input_nodes) if is_wide(n))
+        if not made or not all(_storable(t, wide) for t in (*made, *read)):
             return "opaque"
         if any(not tensors_of(meta(n)) for n in node.all_input_nodes) or len({t.device for t in (*made, *read)}) != 1:
+            return "opaque"
+        if any(_is_float8(n) for n in (node, *node.all_input_nodes)) and not self._converts_float8(node):
             return "opaque"
         if (name in PRODUCTS and not self._may_hold(node)) or (name in SCATTERS and not self._on_cuda(node)):
             return "opaque"
@@ -179,6 +192,12 @@ class Finder:
     def _on_cuda(self, node: fx.Node) -> bool:
         """Whether a node is to run on a GPU."""
         return (self.side or tensors_of(meta(node))[0].device.type) == "cuda"
+
+    def _converts_float8(self, node: fx.Node) -> bool:
+        """Whether the device of a node has instructions for floats of eight bits, as GPUs do from sm_89 on."""
+        device = tensors_of(meta(node))[0].device
+        here = device.type == "cuda" and torch.cuda.is_available()
+        return not here or torch.cuda.get_device_capability(device) >= (8, 9)
 
     def _may_hold(self, product: fx.Node) -> bool:
         """Whether a matrix product may be in a region. None on a CPU, where a library's call costs next to nothing."""
@@ -238,7 +257,8 @@ class Finder:
 
     def stored(self, members: set[fx.Node]) -> dict[fx.Node, set[fx.Node]]:
         """For each node what it reads from memory only: a matrix product the operands whose elements it reads again and
-        again, sums at places rows that are more than theirs to compute, and any node the products that are ``kept``.
+        again, sums at places rows that are more than theirs to compute, and any node the products that are ``kept`` and
+        floats of eight bits, whose rounding is what they are for.
 
         The matrix that a vector is multiplied by is read once: where it is dequantized, that may be in the product.
         """
@@ -254,6 +274,9 @@ class Finder:
                 if isinstance(rows, fx.Node):
                     made = self.producers(rows) if self.free(rows) else [rows]
                     found[n] = found.get(n, set()) | {p for p in made if not self._read_by_one(p, members)}
+            rounded = {p for p in self.producers(n) if _is_float8(p)} if not _is_float8(n) else set()
+            if rounded:
+                found[n] = found.get(n, set()) | rounded
         return found
 
     def _read_by_one(self, node: fx.Node, members: set[fx.Node]) -> bool:
@@ -312,7 +335,7 @@ class Finder:
             env[n].meta = {"val": meta(n)}
         for n in body:
             env[n] = graph.node_copy(n, lambda a: env[a])
-            env[n].meta = {"val": meta(n), "origin": n}
+            env[n].meta = {"val": meta(n), "origin": n, "original_aten": n.meta.get("original_aten")}
         graph.output(tuple(env[n] for n in outputs))
         return list(inputs), outputs, fx.GraphModule(torch.nn.Module(), graph)
 
@@ -341,6 +364,15 @@ class Finder:
                 out -= set(chain[:window])
         return out
 
+    def _check_narrow(self, nodes: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> None:
+        """Raises Unsupported where a region would read or write float64, which it has in registers only."""
+        inside = set(nodes)
+        readers = [n for n in nodes if any(is_wide(p) for p in self.producers(n) if p not in inside)]
+        for n in (*readers, *filter(is_wide, outputs)):
+            error = Unsupported("float64 that is not made and read in one region")
+            error.node = n  # type: ignore[attr-defined]
+            raise error
+
     def _used_outside(self, node: fx.Node, inside: set[fx.Node]) -> bool:
         """Whether a node that is not in the region reads it, as it is or through views."""
         if not isinstance(meta(node), torch.Tensor):
@@ -359,13 +391,13 @@ class Finder:
     def region(self, nodes: Sequence[fx.Node]) -> Region:
         """The region of a group. Raises Unsupported with the responsible node of this graph as ``node``."""
         inputs, outputs, module = self.submodule(nodes)
+        self._check_narrow(nodes, outputs)
         try:
             if not outputs:
                 raise Unsupported("no results")
             if not inputs:
                 raise Unsupported("it reads no tensors")
-            translation = translate(module)
-            source = aten.to_json(module)
+            workload, binding = workload_of(module)
         except Repeated:
             raise
         except Unsupported as error:
@@ -375,11 +407,18 @@ class Finder:
                 error.node = origin  # type: ignore[attr-defined]
                 raise
             return Region(tuple(nodes), tuple(inputs), tuple(outputs), module, reason=str(error))
-        graph, slots, order = canonicalize(translation.graph)
-        binding = Binding(tuple(translation.slots[s] for s in slots), order)
-        source["slots"] = list(binding.inputs)  # which of the program's inputs each slot of the graph reads
-        workload = to_workload(graph, describe(module, graph), source)
         return Region(tuple(nodes), tuple(inputs), tuple(outputs), module, workload, binding)
+
+
+def workload_of(module: fx.GraphModule, precision: str | None = None) -> tuple[Workload, Binding]:
+    """What the submodule of a region is tuned as. As :func:`autotune.fusion.translate.translate`, whose errors it has
+    too."""
+    translation = translate(module, precision)
+    source = aten.to_json(module)
+    graph, slots, order = canonicalize(translation.graph)
+    binding = Binding(tuple(translation.slots[s] for s in slots), order)
+    source["slots"] = list(binding.inputs)  # which of the program's inputs each slot of the graph reads
+    return to_workload(graph, describe(module, graph), source), binding
 
 
 def find_regions(gm: fx.GraphModule, side: str | None = None) -> list[Region]:

@@ -8,6 +8,7 @@ raises Unsupported for forms it does not express. Adding an operator is adding a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -63,6 +64,22 @@ def _view(region: Region, self: Lazy, size: Sequence[int], *_: Any) -> Lazy:
     if isinstance(size, torch.dtype):
         raise Unsupported("a view as another type")
     return views.reshape(self, numbers(size))
+
+
+@rule("as_strided")
+def _as_strided(
+    region: Region, self: Lazy, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Lazy:
+    """Of all elements in the order that they have in memory: group normalisation drops extents of 1 so."""
+    node: Any = region.origin
+    memory = node.args[0].meta["val"]
+    shape, start = numbers(size), memory.storage_offset()
+    dense = zip(shape, numbers(stride), torch.empty(shape, device="meta").stride(), strict=True)
+    if not memory.is_contiguous() or storage_offset not in (None, start) or math.prod(shape) != self.numel:
+        raise Unsupported("memory read by strides of its own")
+    if any(e > 1 and given != plain for e, given, plain in dense):
+        raise Unsupported("memory read by strides of its own")
+    return views.reshape(self, shape)
 
 
 @rule("view_as")
@@ -195,10 +212,10 @@ def _constant_pad(region: Region, self: Lazy, pad: Sequence[int], value: Number 
 def _slice_backward(
     region: Region, grad_output: Lazy, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int
 ) -> Lazy:
-    if step != 1:
-        raise Unsupported("the backward of a slice with a step")
     d = dim % len(input_sizes)
     first, _, _ = slice(start, end).indices(input_sizes[d])
+    if step != 1:
+        return _every(views.full(region, numbers(input_sizes), 0, grad_output.dtype), grad_output, d, first, step)
     return padded(grad_output, d, first, input_sizes[d] - first - grad_output.shape[d], 0)
 
 
@@ -216,7 +233,7 @@ def _slice_scatter(
     d = self.dim(dim)
     first, last, _ = slice(start, end).indices(self.shape[d])
     if step != 1:
-        raise Unsupported("a slice assignment with a step")
+        return _every(self, cast(src, self.dtype), d, first, step)
     parts = [views.narrow(self, d, 0, first)] if first else []
     parts.append(cast(src, self.dtype))
     if last < self.shape[d]:
@@ -224,11 +241,29 @@ def _slice_scatter(
     return views.cat(parts, d)
 
 
+def _every(x: Lazy, src: Lazy, d: int, first: int, step: int) -> Lazy:
+    """``x`` with every ``step``-th element along ``d`` from ``first`` on replaced: a choice in groups of ``step``."""
+    if x.shape[d] % step or first >= step or src.shape[d] != x.shape[d] // step:
+        raise Unsupported("an assignment to a slice with a step of which a part is left")
+    grouped = views.reshape(x, [*x.shape[:d], x.shape[d] // step, step, *x.shape[d + 1 :]])
+    parts = [views.unsqueeze(src, d + 1)]
+    if first:
+        parts.insert(0, views.narrow(grouped, d + 1, 0, first))
+    if first + 1 < step:
+        parts.append(views.narrow(grouped, d + 1, first + 1, None))
+    return views.reshape(views.cat(parts, d + 1), x.shape)
+
+
 @rule("select_scatter")
 def _select_scatter(region: Region, self: Lazy, src: Lazy, dim: int, index: int) -> Lazy:
     d = self.dim(dim)
     first = index % self.shape[d]
     return _slice_scatter(region, self, views.unsqueeze(src, d), d, first, first + 1)
+
+
+@rule("flip", "rev")
+def _flip(region: Region, self: Lazy, dims: Sequence[int]) -> Lazy:
+    return views.flip(self, numbers(dims))
 
 
 # Generators -----------------------------------------------------------------------------------------------------------
@@ -268,6 +303,11 @@ def _arange(region: Region, *args: Number, start: Number = 0, step: Number = 1, 
     if not isinstance(start, int) or not isinstance(step, int):
         raise Unsupported("a range of numbers that are not whole")
     return iota(region, extent, dtype, step, start)
+
+
+@rule("iota")
+def _iota(region: Region, length: int, *, start: int, step: int, dtype: torch.dtype, **_: Any) -> Lazy:
+    return iota(region, length, dtype, step, start)
 
 
 def _band(lower: bool) -> Rule:

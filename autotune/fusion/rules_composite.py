@@ -14,9 +14,9 @@ import torch
 
 from autotune.errors import Unsupported
 from autotune.fusion import views
-from autotune.fusion.lazy import Lazy, Number, Region, cast, iota, pointwise, reduce, scalar
-from autotune.fusion.rules import numbers, pick, rule
-from autotune.fusion.rules_pointwise import compare, to_float
+from autotune.fusion.lazy import Lazy, Number, Region, cast, pointwise, reduce
+from autotune.fusion.rules import numbers, rule
+from autotune.fusion.rules_pointwise import compare
 
 F32 = torch.float32
 Dim = int | Sequence[int] | None
@@ -150,114 +150,11 @@ for _name in ("var", "std", "var_mean"):
     _var_rule(_name)
 
 
-@rule("linalg_vector_norm")
-def _vector_norm(
-    region: Region,
-    self: Lazy,
-    ord: Number = 2,
-    dim: Dim = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-) -> Lazy:
-    dims = _dims(self, dim)
-    if ord == 2:
-        return pointwise("sqrt", reduce("sum", self * self, dims, keepdim))
-    size = pointwise("abs", self)
-    if ord == 1:
-        return reduce("sum", size, dims, keepdim)
-    if ord == math.inf:
-        return reduce("max", size, dims, keepdim)
-    raise Unsupported(f"the {ord}-norm")
-
-
 # Softmax --------------------------------------------------------------------------------------------------------------
 
 
-@rule("_softmax")
-def _softmax(region: Region, self: Lazy, dim: int, half_to_float: bool = False) -> Lazy:
-    e = pointwise("exp", self - reduce("max", self, [dim], True))
-    return e / total(e, dim, True)
-
-
-@rule("_safe_softmax")
-def _safe_softmax(region: Region, self: Lazy, dim: int, dtype: torch.dtype | None = None) -> Lazy:
-    top = reduce("max", self, [dim], True)
-    e = pointwise("exp", self - top)
-    masked = compare("eq", top, -math.inf)
-    return pointwise("where", masked, scalar(region, 0, self.dtype), e / total(e, dim, True), dtype=self.dtype)
-
-
-@rule("_log_softmax")
-def _log_softmax(region: Region, self: Lazy, dim: int, half_to_float: bool = False) -> Lazy:
-    shifted = self - reduce("max", self, [dim], True)
-    return shifted - pointwise("log", total(pointwise("exp", shifted), dim, True))
-
-
-@rule("_softmax_backward_data")
-def _softmax_backward(region: Region, grad_output: Lazy, output: Lazy, dim: int, input_dtype: torch.dtype) -> Lazy:
-    weighted = grad_output * output
-    return weighted - output * total(weighted, dim, True)
-
-
-@rule("_log_softmax_backward_data")
-def _log_softmax_backward(region: Region, grad_output: Lazy, output: Lazy, dim: int, input_dtype: torch.dtype) -> Lazy:
-    return grad_output - pointwise("exp", output) * total(grad_output, dim, True)
-
-
-@rule("logsumexp")
-def _logsumexp(region: Region, self: Lazy, dim: Dim, keepdim: bool = False) -> Lazy:
-    x, dims = to_float(self), _dims(self, dim)
-    top = reduce("max", x, dims, True)
-    # An infinite maximum would make inf - inf; torch shifts by 0 there.
-    top = pointwise("where", pointwise("isinf", top, dtype=torch.bool), scalar(region, 0, F32), top, dtype=F32)
-    out = pointwise("log", total(pointwise("exp", x - top), dims, True)) + top
-    return out if keepdim else _drop(out, self, dims)
-
-
-# Losses ---------------------------------------------------------------------------------------------------------------
-
-
-def _valid(target: Lazy, ignore_index: int) -> tuple[Lazy, Lazy]:
-    """(which targets count, the targets with 0 in place of those that do not)."""
-    keep = compare("ne", target, ignore_index)
-    return keep, pointwise("where", keep, target, scalar(target.region, 0, target.dtype), dtype=target.dtype)
-
-
-@rule("nll_loss_forward")
-def _nll_loss(
-    region: Region, self: Lazy, target: Lazy, weight: Lazy | None, reduction: int, ignore_index: int
-) -> tuple[Lazy, ...]:
-    if weight is not None or self.ndim != 2:
-        raise Unsupported("a negative log likelihood with weights or without a batch")
-    keep, safe = _valid(target, ignore_index)
-    column = views.unsqueeze(safe, 1)
-    picked = views.squeeze(pick(self, 1, column), 1)
-    loss = pointwise("where", keep, -picked, scalar(region, 0, self.dtype), dtype=self.dtype)
-    if reduction == 0:
-        return loss, views.full(region, (), 0, self.dtype)
-    count = total(cast(keep, F32))
-    return (total(loss) / count if reduction == 1 else total(loss)), count
-
-
-@rule("nll_loss_backward")
-def _nll_loss_backward(
-    region: Region,
-    grad_output: Lazy,
-    self: Lazy,
-    target: Lazy,
-    weight: Lazy | None,
-    reduction: int,
-    ignore_index: int,
-    total_weight: Lazy,
-) -> Lazy:
-    if weight is not None or self.ndim != 2:
-        raise Unsupported("a negative log likelihood with weights or without a batch")
-    keep, safe = _valid(target, ignore_index)
-    grad = grad_output / total_weight if reduction == 1 else grad_output
-    if grad.ndim == 1:
-        grad = views.unsqueeze(grad, 1)
-    position = iota(region, self.shape[1], target.dtype)
-    hit = compare("eq", position, views.unsqueeze(safe, 1))
-    hit = pointwise("and", hit, views.unsqueeze(keep, 1), dtype=torch.bool)
-    return pointwise("where", hit, -grad, scalar(region, 0, self.dtype), dtype=self.dtype)
+@rule("prepare_softmax_online")
+def _prepare_softmax(region: Region, a: Lazy, dim: int) -> tuple[Lazy, Lazy]:
+    """Inductor's name for a row's maximum and the sum of exponentials less that."""
+    top = reduce("max", a, [dim], True)
+    return top, total(pointwise("exp", a - top), dim, True)

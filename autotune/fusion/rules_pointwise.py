@@ -114,6 +114,16 @@ def _remainder(region: Region, self: Lazy, other: Operand) -> Lazy:
     return arithmetic("mod", self, other)
 
 
+@rule("fmod")
+def _fmod(region: Region, self: Lazy, other: Operand) -> Lazy:
+    if kind(promote(self, other)) == "float32" or isinstance(other, Lazy) or other <= 0:
+        raise Unsupported("a remainder that has the dividend's sign, of other than whole numbers by a positive one")
+    rest, dtype = arithmetic("mod", self, other), promote(self, other)  # in [0, other)
+    signs = [pointwise(op, *same(x, 0, dtype=dtype), dtype=torch.bool) for op, x in (("lt", self), ("ne", rest))]
+    below = pointwise("and", *signs, dtype=torch.bool)
+    return pointwise("where", below, *same(arithmetic("sub", rest, other), rest, dtype=dtype), dtype=dtype)
+
+
 def _arithmetic_rule(name: str, op: str) -> None:
     def apply(region: Region, self: Lazy, other: Operand) -> Lazy:
         return arithmetic(op, self, other)
@@ -323,6 +333,12 @@ def _clamp_max(region: Region, self: Lazy, max: Operand) -> Lazy:
     return arithmetic("minimum", self, max)
 
 
+@rule("fma")
+def _fma(region: Region, x: Operand, y: Operand, z: Operand) -> Lazy:
+    """``x * y + z``: as torch has the backward of a softmax."""
+    return arithmetic("add", arithmetic("mul", x, y), z)
+
+
 @rule("addcmul")
 def _addcmul(region: Region, self: Lazy, tensor1: Lazy, tensor2: Lazy, *, value: Number = 1) -> Lazy:
     return arithmetic("add", self, _scaled(arithmetic("mul", tensor1, tensor2), value))
@@ -341,3 +357,14 @@ def _lerp(region: Region, self: Lazy, end: Lazy, weight: Operand) -> Lazy:
         return low if abs(weight) < 0.5 else end - (end - self) * (1 - weight)
     high = end - (end - self) * (1 - weight)
     return pointwise("where", compare("lt", pointwise("abs", weight), 0.5), low, high, dtype=low.dtype)
+
+
+@rule("relu")
+def _relu(region: Region, self: Lazy) -> Lazy:
+    return arithmetic("maximum", self, 0)
+
+
+@rule("glu")
+def _glu(region: Region, self: Lazy, dim: int = -1) -> Lazy:
+    a, b = views.split(self, self.shape[self.dim(dim)] // 2, dim)
+    return a * pointwise("sigmoid", b)

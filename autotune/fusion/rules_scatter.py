@@ -97,12 +97,39 @@ def _index_add(region: Region, self: Lazy, dim: int, index: Lazy, source: Lazy, 
 def _index_put(
     region: Region, self: Lazy, indices: Sequence[Lazy | None], values: Lazy, accumulate: bool = False
 ) -> Lazy:
+    index = _only(indices)
+    if not accumulate or self.dtype != values.dtype:
+        raise Unsupported("other than an addition at one index")
+    places = _counted(index, self.shape[0])
+    return self + _sum_at(views.expand(values, [*index.shape, *self.shape[1:]]), places, self.shape[0])
+
+
+@rule("_unsafe_masked_index_put_accumulate")
+def _masked_index_put(region: Region, self: Lazy, mask: Lazy, indices: Sequence[Lazy | None], values: Lazy) -> Lazy:
+    """As torch 2.13 has an embedding's gradient: what the mask leaves out goes nowhere."""
+    index = _only(indices)
+    if self.dtype != values.dtype or mask.shape[index.ndim :] != (1,) * (mask.ndim - index.ndim):
+        raise Unsupported("an addition with a mask of its own for each element")
+    for _ in range(mask.ndim - index.ndim):
+        mask = views.squeeze(mask, [mask.ndim - 1])
+    nowhere = scalar(region, -1, index.dtype)
+    kept = views.expand(mask, index.shape)
+    places = pointwise("where", kept, _counted(index, self.shape[0]), nowhere, dtype=index.dtype)
+    return self + _sum_at(views.expand(values, [*index.shape, *self.shape[1:]]), places, self.shape[0])
+
+
+def _only(indices: Sequence[Lazy | None]) -> Lazy:
+    """The one index of the first dimension. Raises Unsupported for any other form."""
     index = indices[0] if len(indices) == 1 else None
-    if not accumulate or index is None or self.dtype != values.dtype:
+    if index is None:
         raise Unsupported("other than an addition at one index")
     if index.dtype not in (torch.int32, torch.int64):  # a mask, which may have bytes
         raise Unsupported("an addition at other than integers")
-    zero, extent = (scalar(region, n, index.dtype) for n in (0, self.shape[0]))
+    return index
+
+
+def _counted(index: Lazy, extent: int) -> Lazy:
+    """Negative numbers count from the end."""
+    zero, size = (scalar(index.region, n, index.dtype) for n in (0, extent))
     back = pointwise("lt", index, zero, dtype=torch.bool)
-    places = pointwise("where", back, pointwise("add", index, extent), index, dtype=index.dtype)
-    return self + _sum_at(views.expand(values, [*index.shape, *self.shape[1:]]), places, self.shape[0])
+    return pointwise("where", back, pointwise("add", index, size), index, dtype=index.dtype)

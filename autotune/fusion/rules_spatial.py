@@ -45,7 +45,7 @@ def _taps(
     return taps
 
 
-@rule("max_pool2d_with_indices")
+@rule("max_pool2d_with_indices", "_low_memory_max_pool_with_offsets")
 def _max_pool(
     region: Region,
     self: Lazy,
@@ -55,7 +55,7 @@ def _max_pool(
     dilation: Pair = 1,
     ceil_mode: bool = False,
 ) -> tuple[Lazy | None, ...]:
-    """The values; whoever wants the indices stays with torch."""
+    """The values; whoever wants the indices, or the places within windows, stays with torch."""
     if self.kind != "float32":
         raise Unsupported("a maximum pooling of integers")
     kernel = _pair(kernel_size)

@@ -28,6 +28,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import autotune
+from autotune.fusion.precision import asked
 from autotune.workload import digest
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size, enum.Enum)
@@ -66,7 +67,7 @@ def signature(
         {
             "autotune": [autotune.__version__, _own()],
             "versions": [torch.__version__, sys.version],
-            "how": [train, kind, torch.is_grad_enabled(), torch.is_autocast_enabled(kind)],
+            "how": [train, kind, torch.is_grad_enabled(), torch.is_autocast_enabled(kind), asked()],
             "modules": modules,
             "classes": classes,
             "tensors": tensors,

@@ -20,7 +20,7 @@ def remap(graph: Graph, values: list[int], axes: dict[int, int], extents: tuple[
         tuple(remap_value(graph.values[i], where, axes) for i in values),
         graph.inputs,
         tuple(remap_output(o, where, axes) for o in graph.outputs),
-        graph.meta,
+        graph.precision,
     )
 
 
@@ -152,7 +152,7 @@ def _placed_by_inner(graph: Graph, outer: int, places: Mapping[int, _Place]) -> 
                 shift = 0
             where[i] = total
     outputs = tuple(replace(o, value=where[o.value]) for o in graph.outputs)
-    return Graph(graph.extents, tuple(values), graph.inputs, outputs, graph.meta)
+    return Graph(graph.extents, tuple(values), graph.inputs, outputs, graph.precision)
 
 
 def simplify(graph: Graph) -> Graph:

@@ -1,7 +1,9 @@
-"""What the user named on the command line: a built-in target or ``package.module:callable``, and its inputs."""
+"""What the user named on the command line, and its inputs: a built-in target, ``package.module:callable``, or a call of
+a factory with literals, ``package.module:make("bert", layers=4)``, which returns the target."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import difflib
 import importlib
@@ -33,10 +35,12 @@ def resolve(target: str, inputs: str | None, device: str) -> tuple[Callable[...,
 
     Args:
         target: a name of :data:`BUILTIN`, or ``package.module:callable``; the current directory is importable. A class
-            is instantiated without arguments; a module is moved to the device.
+            is instantiated without arguments; a module is moved to the device. What is written as a call, with literals
+            as arguments, is called, and returns the target: ``package.module:make()``,
+            ``package.module:make("bert", layers=4)``.
         inputs: ``package.module:callable`` returning a tensor, a tuple or list of arguments, a dict of keyword
-            arguments, or ``(args, kwargs)``; it is given ``device`` if it takes a parameter of that name. None for
-            built-in targets.
+            arguments, or ``(args, kwargs)``; it is given ``device`` if it takes a parameter of that name. May be
+            written as a call too. None for built-in targets.
         device: "cpu" or "cuda:N".
 
     Raises:
@@ -56,24 +60,28 @@ def resolve(target: str, inputs: str | None, device: str) -> tuple[Callable[...,
         size = builtin.size(device)
         return builtin.make(size, device), (builtin.inputs(size, device), {}), target
     fn = load_callable(target, inputs)
+    _refuse_meta(fn, (), target)
     if isinstance(fn, nn.Module):
         fn = fn.to(device)
     return fn, load_inputs(str(inputs), device), target
 
 
 def load_callable(target: str, inputs: str | None) -> Callable[..., Any]:
-    """The callable ``package.module:callable``, classes instantiated; refuses early where its inputs are not named.
+    """The callable that ``target`` names or makes, classes instantiated; refuses early where its inputs are not named.
 
     Raises:
         UserError: as :func:`resolve`.
     """
-    fn = _load(target, "target")
+    fn, call = _load(target, "target")
     if inputs is None:
         raise UserError(f"{target} needs --inputs package.module:callable, which returns its example inputs")
+    if call is not None:
+        fn = _made(fn, call, target)
     if inspect.isclass(fn):
         fn = _call(fn, f"{target} could not be instantiated without arguments")
     if not callable(fn):
-        raise UserError(f"{target} is a {type(fn).__name__}, which cannot be called")
+        verb = "is" if call is None else "gave"
+        raise UserError(f"{target} {verb} a {type(fn).__name__}, which cannot be called")
     return fn  # type: ignore[no-any-return]
 
 
@@ -153,12 +161,16 @@ def workloads_of(
 ) -> list[tuple[Workload, int]]:
     """As :func:`fusion_workloads`, for a callable and its inputs."""
     arguments = tuple(args)
+    _refuse_meta(fn, (arguments, kwargs), label)
     counts: Counter[Workload] = Counter()
     with training(fn, arguments, kwargs, label) if train else contextlib.nullcontext((arguments, kwargs)) as given:
         arguments, kwargs = given
         modes = (True,) if train else (False, True) if _requires_grad(fn, arguments, kwargs) else (False,)
         for grad in modes:
-            captured = capture_for_user(fn, arguments, kwargs, label=label, grad=grad)
+            try:
+                captured = capture_for_user(fn, arguments, kwargs, label=label, grad=grad)
+            except SystemExit as error:
+                raise UserError(f"{label} failed on the inputs: {first_line(error)}") from error
             regions = (r for g in captured.graphs for r in find_regions(g.module))
             counts |= Counter(r.workload for r in regions if r.workload is not None)
     return list(counts.items())
@@ -227,9 +239,12 @@ def _check_device(device: str) -> None:
         )
 
 
-def _load(spec: str, what: str) -> Any:
-    """The object named by ``package.module:attribute``."""
+def _load(spec: str, what: str) -> tuple[Any, Call | None]:
+    """What ``package.module:attribute`` names, and what to call it with where it is written as a call."""
     module_name, _, path = spec.partition(":")
+    call = None
+    if "(" in path:
+        path, call = _parsed(path, spec, what)
     if not module_name or not path:
         raise UserError(f"{what} {spec!r} is not of the form package.module:callable")
     module = _import(module_name, spec)
@@ -239,7 +254,44 @@ def _load(spec: str, what: str) -> Any:
             names = [n for n in dir(found) if not n.startswith("_")]
             raise UserError(f"{module_name} has no {path!r}{_closest(path, names)} (asked for by {spec})")
         found = getattr(found, part)
-    return found
+    return found, call
+
+
+def _parsed(text: str, spec: str, what: str) -> tuple[str, Call]:
+    """The name and the arguments of a call such as ``make("bert", layers=4)``; nothing of it is evaluated."""
+    try:
+        call = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError):  # the latter of a null byte
+        call = None
+    if not isinstance(call, ast.Call) or not _is_name(call.func):
+        form = 'package.module:make() or package.module:make("bert", layers=4)'
+        raise UserError(f"{what} {spec!r} is not a call of one name; a factory is written {form}")
+    given: list[Any] = []
+    for node in [*call.args, *(k.value for k in call.keywords)]:
+        try:
+            given.append(ast.literal_eval(node))
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            raise UserError(
+                f"{what} {spec!r}: {ast.unparse(node)} is no literal; a factory is given numbers, quoted texts, True,"
+                " False, None, and lists, tuples and dicts of them"
+            ) from None
+    names = [k.arg for k in call.keywords]
+    if None in names:
+        raise UserError(f"{what} {spec!r}: name each argument in the place of **")
+    args = tuple(given[: len(call.args)])
+    return ast.unparse(call.func), (args, dict(zip(map(str, names), given[len(args) :], strict=True)))
+
+
+def _is_name(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _is_name(node.value))
+
+
+def _made(factory: Any, call: Call, spec: str, **more: Any) -> Any:
+    """What a factory returns for the arguments that ``spec`` gives it."""
+    if not callable(factory):
+        raise UserError(f"{spec}: a {type(factory).__name__} cannot be called; leave out the brackets")
+    args, kwargs = call
+    return _call(factory, f"{spec} failed", *args, **{**more, **kwargs})
 
 
 def _import(name: str, spec: str) -> ModuleType:
@@ -252,20 +304,36 @@ def _import(name: str, spec: str) -> ModuleType:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
             raise UserError(f"no module {error.name!r} for {spec}; it must be installed or in {here}") from None
         raise UserError(f"importing {name} for {spec} failed: {first_line(error)}") from error
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a script without a guard ends in sys.exit
         raise UserError(f"importing {name} for {spec} failed: {first_line(error)}") from error
 
 
 def load_inputs(spec: str, device: str) -> Call:
     """The arguments that ``package.module:callable`` gives, on ``device``; see :func:`resolve`."""
-    made = _load(spec, "--inputs")
-    if callable(made) and not isinstance(made, torch.Tensor):
+    made, call = _load(spec, "--inputs")
+    if call is not None or (callable(made) and not isinstance(made, torch.Tensor)):
         given = {"device": device} if _takes_device(made) else {}
-        made = _call(made, f"--inputs {spec} failed", **given)
+        made = _made(made, call or ((), {}), f"--inputs {spec}", **given)
     args, kwargs = _as_call(made, spec)
     if not any(isinstance(t, torch.Tensor) for t in pytree.tree_leaves((args, kwargs))):
         raise UserError(f"--inputs {spec} returned no tensors")
+    _refuse_meta(None, (args, kwargs), f"--inputs {spec}")
     return pytree.tree_map(lambda t: _moved(t, device), (args, kwargs))  # type: ignore[no-any-return]
+
+
+def _refuse_meta(fn: Any, given: Any, label: str) -> None:
+    """
+    Raises:
+        UserError: a tensor of the arguments or of the module has no data.
+    """
+    leaves = pytree.tree_leaves(given)
+    owner = getattr(fn, "__self__", fn)
+    if isinstance(owner, nn.Module):
+        leaves.extend((*owner.parameters(), *owner.buffers()))
+    if any(isinstance(t, torch.Tensor) and t.is_meta for t in leaves):
+        raise UserError(f"{label}: tensors on the meta device hold no data; make them on cpu or cuda")
 
 
 def _as_call(made: Any, spec: str) -> Call:
@@ -297,10 +365,12 @@ def _takes_device(fn: Callable[..., Any]) -> bool:
         return False
 
 
-def _call(fn: Callable[..., Any], problem: str, **kwargs: Any) -> Any:
+def _call(fn: Callable[..., Any], problem: str, *args: Any, **kwargs: Any) -> Any:
     try:
-        return fn(**kwargs)
-    except Exception as error:
+        return fn(*args, **kwargs)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise UserError(f"{problem}: {first_line(error)}") from error
 
 

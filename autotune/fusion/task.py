@@ -19,7 +19,8 @@ from autotune.errors import BuildError, Unsupported
 from autotune.fusion import ablation, target_cpu
 from autotune.fusion.ablation import FULL, METHODS, Method
 from autotune.fusion.cost import Figures
-from autotune.fusion.graph import REDUCTIONS, Graph
+from autotune.fusion.graph import FLOATS, REDUCTIONS, Graph
+from autotune.fusion.limits import improper
 from autotune.fusion.plan import Group, Plan, make_plan, read_text, write_text
 from autotune.fusion.schedules import agree, group_configs, join_configs, join_spaces, narrow
 from autotune.fusion.schemes import Scheme, scheme_of
@@ -203,6 +204,8 @@ class FusionTask:
         return None if fitted is None else self.normalize(fitted)
 
     def build(self, config: Config) -> Artifact:
+        if why := improper(config, self.side):  # what was measured once may come from a database
+            raise BuildError(why)
         plan = self.plan_of(config)
         parts = self._parts(plan, config)
         if not self._cuda:
@@ -210,10 +213,12 @@ class FusionTask:
             self._compile_cpu(plan, parts)
             return Artifact("cpu", kernels, plan.scratch_numel(self.graph), "cpu-1")
         from autotune.codegen.assemble import build_artifact
+        from autotune.codegen.audit import bind
 
         target, sms = self.target()
         try:
-            return build_artifact(self.graph, plan, parts, target, sms, self.workload.source)
+            made = build_artifact(self.graph, plan, parts, target, sms, self.workload.source)
+            return bind(made, self.graph, config)
         except (Unsupported, KeyError) as error:
             raise BuildError(str(error)) from error
 
@@ -227,9 +232,9 @@ class FusionTask:
 class _Inputs:
     """A set of a bench's inputs: flat, as kernels take them, and as views of the same memory for baselines."""
 
-    def __init__(self, workload: Workload, flat: list[torch.Tensor], device: torch.device) -> None:
+    def __init__(self, source: Mapping[str, Any], flat: list[torch.Tensor], device: torch.device) -> None:
         self.flat = flat
-        self.views = source_inputs(workload.source, flat, device) if workload.source else []
+        self.views = source_inputs(source, flat, device) if source else []
 
 
 class _Candidate:
@@ -254,6 +259,8 @@ class _Baseline:
 
 _KEPT_BYTES = 1 << 31
 """What the oracle's results of one seed may take to be kept for the next candidate."""
+_KEPT_SHARE = 0.2
+"""On a GPU that has more: of its memory. A large region's oracle takes seconds, longer than all else of a candidate."""
 
 
 class _Expectation:
@@ -261,6 +268,8 @@ class _Expectation:
 
     def __init__(self, inputs: list[torch.Tensor], want: list[torch.Tensor]) -> None:
         self.inputs, self.want = inputs, want
+        self.lost: list[torch.Tensor | None] | None = None
+        """For each output, where eager comes to NaN or an infinity, once asked for."""
         self._slack: list[torch.Tensor | None] | None = None
 
     @property
@@ -291,18 +300,38 @@ class FusionBench:
         )
         self._expected: dict[tuple[int, bool], _Expectation] = {}
 
+    @cached_property
+    def _kept_bytes(self) -> int:
+        import torch
+
+        if self.device.type != "cuda":
+            return _KEPT_BYTES
+        return max(_KEPT_BYTES, int(_KEPT_SHARE * torch.cuda.mem_get_info(self.device)[1]))
+
     def bytes_moved(self) -> int:
         return self.graph.bytes_moved
 
     @cached_property
+    def doubt(self) -> str:
+        """Why the workload's program, which may come from a database, is not run; "" where it is what it should be."""
+        from autotune.fusion.rederive import check_source
+
+        return check_source(self.workload)
+
+    @property
+    def source(self) -> Mapping[str, Any]:
+        """The program that the user had; empty where there is none to be trusted."""
+        return {} if self.doubt else self.workload.source
+
+    @cached_property
     def given(self) -> _Inputs:
         """The inputs for kernels and baselines, which read the same memory."""
-        return _Inputs(self.workload, self.inputs, self.device)
+        return _Inputs(self.source, self.inputs, self.device)
 
     def input_sets(self, count: int) -> list[_Inputs]:
         """See ``autotune.task.CopiedBench``."""
         copies = ([t.clone() for t in self.inputs] for _ in range(count - 1))
-        return [self.given, *(_Inputs(self.workload, flat, self.device) for flat in copies)]
+        return [self.given, *(_Inputs(self.source, flat, self.device) for flat in copies)]
 
     def load(self, config: Config, artifact: Artifact) -> Runnable:
         import torch
@@ -350,15 +379,41 @@ class FusionBench:
             shape = [self.graph.extents[a] for a in o.axes]
             got = outputs[k].as_strided(shape, o.strides, o.offset)
             # Rounding a float to an integer (quantisation) may fall either way at a tie.
-            rounded = o.dtype not in ("float32", "float16", "bfloat16")
+            rounded = o.dtype not in FLOATS
             off_by_one = rounded and _from_float(self.graph, k)
             verdict = compare(got, want, o.dtype, self.reduction_length, off_by_one=off_by_one)
+            lost = None
+            if not verdict.ok and not rounded and special:
+                lost = self._lost(expected)[k]
+                verdict = compare(got, want, o.dtype, self.reduction_length, lost=lost)
             if not verdict.ok and not rounded and math.isfinite(verdict.error):
-                verdict = compare(got, want, o.dtype, self.reduction_length, slack=expected.slack(self.graph)[k])
+                slack = expected.slack(self.graph)[k]
+                verdict = compare(got, want, o.dtype, self.reduction_length, slack=slack, lost=lost)
             if not verdict.ok:
                 return Verdict(False, verdict.error, f"output {k} on {kind}: {verdict.detail}")
             worst = max(worst, verdict.error)
         return Verdict(True, worst)
+
+    def _lost(self, expected: _Expectation) -> list[torch.Tensor | None]:
+        """For each float output, where the user's own program, run as it is on the same inputs, comes to NaN or an
+        infinity, as a mask of the oracle's shape; None where there is no such program.
+
+        Which of the two an operator makes of infinities depends on the order of additions and products: a kernel may
+        factor ``inf * a - inf * b``, which is NaN, into ``inf * (a - b)``. Where eager is finite, nothing is lost.
+        """
+        if expected.lost is None:
+            expected.lost = [None] * len(self.graph.outputs)
+            if self.source:
+                from autotune.fusion.rederive import results_of
+
+                results = self._module().forward(*source_inputs(self.source, expected.inputs, self.device))
+                results = results if isinstance(results, (tuple, list)) else [results]
+                for k, (o, r) in enumerate(zip(self.graph.outputs, results_of(self.workload), strict=True)):
+                    shape, made = [self.graph.extents[a] for a in o.axes], results[r]
+                    if made.is_floating_point() and _span(made) == self.graph.output_numel(k):
+                        seen = made.as_strided(shape, o.strides, made.storage_offset() + o.offset)
+                        expected.lost[k] = ~seen.isfinite()
+        return expected.lost
 
     def _expectation(self, seed: int, special: bool) -> _Expectation:
         """Inputs and what the oracle makes of them; those of the last seeds are kept where they are not too large."""
@@ -368,7 +423,7 @@ class FusionBench:
         if found is None:
             inputs = make_inputs(self.graph, seed=seed, device=self.device, special=special)
             found = _Expectation(inputs, interpret(self.graph, inputs))
-            if found.nbytes <= _KEPT_BYTES:
+            if found.nbytes <= self._kept_bytes:
                 while len(self._expected) >= 2:
                     del self._expected[next(iter(self._expected))]
                 self._expected[seed, special] = found
@@ -385,7 +440,9 @@ class FusionBench:
     def _module(self) -> Any:
         from autotune.fusion import aten
 
-        return aten.from_json(self.workload.source, self.device.type)
+        if self.doubt:
+            raise BuildError(self.doubt)
+        return aten.from_json(self.source, self.device.type)
 
     def _eager(self) -> Runnable:
         return _Baseline(self._module().forward, self)
@@ -427,8 +484,15 @@ def source_inputs(source: Mapping[str, Any], flat: Sequence[torch.Tensor], devic
     return out
 
 
+def _span(t: torch.Tensor) -> int:
+    """Elements of memory from a tensor's first to its last."""
+    return 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+
+
 def _poison(t: torch.Tensor) -> torch.Tensor:
     """A value no kernel writes by chance: an element that is not written shows."""
+    if t.dtype.is_floating_point and t.dtype.itemsize == 1:
+        return t.fill_(-352.0)
     if t.dtype.is_floating_point:
         return t.fill_(-7.03125e4 if t.dtype.itemsize == 4 else -60000.0)
     return (

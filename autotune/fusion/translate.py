@@ -18,10 +18,7 @@ from torch import fx
 
 from autotune.errors import Unsupported
 from autotune.fusion import (  # noqa: F401  (they register their rules)
-    rules_activation,
     rules_composite,
-    rules_loss,
-    rules_norm,
     rules_pointwise,
     rules_product,
     rules_scatter,
@@ -29,6 +26,7 @@ from autotune.fusion import (  # noqa: F401  (they register their rules)
 )
 from autotune.fusion.graph import Graph, Output
 from autotune.fusion.lazy import Index, Lazy, Region, cast, source, storage_name
+from autotune.fusion.precision import asked
 from autotune.fusion.rules import RULES
 from autotune.fusion.simplify import simplify
 
@@ -63,8 +61,19 @@ def op_name(node: fx.Node) -> str:
     return ""
 
 
-def translate(gm: fx.GraphModule) -> Translation:
+def origin_name(node: fx.Node) -> str:
+    """As :func:`op_name`, of the operator that a node was decomposed from ("native_layer_norm" of a "var_mean")."""
+    whole = node.meta.get("original_aten")
+    if op_name(node) and isinstance(whole, torch._ops.OpOverload) and whole.namespace in ("aten", "prims"):
+        return whole._schema.name.partition("::")[2]
+    return op_name(node)
+
+
+def translate(gm: fx.GraphModule, precision: str | None = None) -> Translation:
     """The graph of a submodule whose placeholders and results are tensors with static shapes.
+
+    Args:
+        precision: of the graph; None for what is asked for now.
 
     Raises:
         Unsupported: with the responsible node as attribute ``node`` (None where no single one is).
@@ -88,7 +97,8 @@ def translate(gm: fx.GraphModule) -> Translation:
                 env[node] = _blamed(node, lambda n=node: _apply(region, n, env))
     rules_product.check_work(region)
     inputs = tuple(storage_name(meta(p).dtype) for p in placeholders)
-    graph = simplify(Graph(tuple(region.build.extents), tuple(region.build.values), inputs, tuple(outputs)))
+    how = asked() if precision is None else precision
+    graph = simplify(Graph(tuple(region.build.extents), tuple(region.build.values), inputs, tuple(outputs), how))
     return _without_unused_slots(graph)
 
 
@@ -169,7 +179,7 @@ def _without_unused_slots(graph: Graph) -> Translation:
     used = sorted({v.slot for v in graph.values if v.slot >= 0})
     where = {old: new for new, old in enumerate(used)}
     values = tuple(replace(v, slot=where[v.slot]) if v.slot >= 0 else v for v in graph.values)
-    graph = Graph(graph.extents, values, tuple(graph.inputs[s] for s in used), graph.outputs)
+    graph = replace(graph, values=values, inputs=tuple(graph.inputs[s] for s in used))
     try:
         graph.check()
     except ValueError as problem:

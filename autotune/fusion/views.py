@@ -106,7 +106,7 @@ def reshape(x: Lazy, shape: Sequence[int]) -> Lazy:
         for left, right in groups:
             linear, step = _ZERO, 1
             for k in reversed(right):
-                linear = linear.plus(index[dst[k]].scaled(step))
+                linear = region.join(linear, index[dst[k]].scaled(step))
                 step *= target[dst[k]]
             for k in reversed(left[1:]):
                 linear, back[src[k]] = region.split_index(linear, x.shape[src[k]])
@@ -143,6 +143,21 @@ def narrow(x: Lazy, dim: int, start: int | None = None, stop: int | None = None,
 
     names = [*x.names[:d], name, *x.names[d + 1 :]]
     return Lazy(x.region, [*x.shape[:d], count, *x.shape[d + 1 :]], x.dtype, names, at)
+
+
+def flip(x: Lazy, dims: Sequence[int]) -> Lazy:
+    """``x`` from its end to its beginning along ``dims``: a gather, since no load walks backwards."""
+    region, gone = x.region, sorted({x.dim(d) for d in dims} - {d for d, e in enumerate(x.shape) if e == 1})
+
+    def at(index: tuple[Index, ...], guards: Guards) -> int:
+        back = list(index)
+        for d in gone:
+            extent = x.shape[d]
+            place, whole = index[d].scaled(-1, extent - 1), position_type(extent)
+            back[d] = Index(pick=(region.build.index(place.terms, place.offset, place.pick, whole), 1, extent))
+        return x.at(tuple(back), guards)
+
+    return Lazy(region, x.shape, x.dtype, x.names, at)
 
 
 def select(x: Lazy, dim: int, position: int) -> Lazy:
@@ -207,8 +222,8 @@ def repeat(x: Lazy, times: Sequence[int]) -> Lazy:
 
 def _threshold(region: Region, index: Index, bound: int) -> tuple[int, int]:
     """(axis, t) such that ``index < bound`` where and only where ``axis < t``."""
-    if index.pick is not None or not index.terms or any(c < 0 for _, c in index.terms):
-        raise Unsupported("a concatenation indexed by a tensor")
+    if not index.terms or any(c < 0 for _, c in index.terms):
+        raise Unsupported("a concatenation read backwards")
     axis, step = max(index.terms, key=lambda t: t[1])
     rest = sum(c * (region.build.extents[a] - 1) for a, c in index.terms if a != axis)
     quotient, remainder = divmod(bound - index.offset, step)
@@ -250,14 +265,14 @@ def cat(parts: Sequence[Lazy], dim: int = 0) -> Lazy:
 
     def at(index: tuple[Index, ...], guards: Guards) -> int:
         build, i = region.build, index[d]
+        if i.pick is not None:
+            return _picked(parts, starts, d, index, guards)
         low, high = i.offset, i.offset
         for a, c in i.terms:
             bounds = [g for g in guards if g[0] == a]
             lo = bounds[0][1] if bounds else 0
             hi = (bounds[0][2] if bounds else build.extents[a]) - 1
             low, high = low + c * max(lo, 0), high + c * min(hi, build.extents[a] - 1)
-        if i.pick is not None:
-            high += i.pick[1] * (i.pick[2] - 1)
         inside = [k for k in range(len(parts)) if starts[k] <= high and low < starts[k + 1]]
         if not inside:  # only under a guard that is never true: any element does
             return build.const(0, kind(dtype))
@@ -278,6 +293,28 @@ def cat(parts: Sequence[Lazy], dim: int = 0) -> Lazy:
         return out
 
     return Lazy(region, shape, dtype, names, at)
+
+
+def _picked(parts: Sequence[Lazy], starts: Sequence[int], d: int, index: tuple[Index, ...], guards: Guards) -> int:
+    """An element of a concatenation whose place is a value: each part's element nearest to it, and a choice of them."""
+    build, i = parts[0].region.build, index[d]
+    whole = position_type(starts[-1])
+    place = build.index(i.terms, i.offset, i.pick, whole)
+    out = -1
+    for k in reversed(range(len(parts))):
+        extent = parts[k].shape[d]
+        here = Index()
+        if extent > 1:
+            own = build.pointwise("sub", [place, build.const(starts[k], whole)])
+            own = build.pointwise("maximum", [own, build.const(0, whole)]) if k else own
+            last = build.const(extent - 1, whole)
+            here = Index(pick=(build.pointwise("minimum", [own, last]) if k + 1 < len(parts) else own, 1, extent))
+        value = parts[k].at((*index[:d], here, *index[d + 1 :]), guards)
+        if k + 1 < len(parts):
+            before = build.pointwise("lt", [place, build.const(starts[k + 1], whole)])
+            value = build.pointwise("where", [before, value, out])
+        out = value
+    return out
 
 
 def _choose(region: Region, bound: tuple[int, int], then: int, other: int) -> int:

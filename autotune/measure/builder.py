@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from autotune import task as tasks
+from autotune.measure.blame import Blame, blame
 from autotune.measure.outcome import one_line
 from autotune.measure.serve import Link, serve
 from autotune.measure.wire import artifact_to_wire
@@ -30,9 +31,10 @@ class Builder:
             assert self._task is not None
             head, code = artifact_to_wire(self._task.build(message["config"]))
         except Exception as error:
-            text = one_line(error) or type(error).__name__
-            name = type(error).__name__
-            link.send({"ok": False, "reason": text if name == "BuildError" else f"{name}: {text}"})
+            fault, culprit = blame(error)
+            text, name = one_line(culprit) or type(culprit).__name__, type(culprit).__name__
+            reason = text if name == "BuildError" or fault is Blame.USER else f"{name}: {text}"
+            link.send({"ok": False, "reason": reason, "fault": str(fault)})
             return
         link.send({"ok": True, "artifact": head}, code)
 

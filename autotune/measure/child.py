@@ -15,15 +15,29 @@ from typing import Any
 
 import psutil
 
+from autotune.measure.blame import Blame, blame_text
 from autotune.measure.outcome import one_line
 from autotune.measure.wire import Reader, pack
+
+_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGXCPU)
+"""Signals of others: the kernel's for lack of memory, a user's, a batch system's."""
+
+_LOOK_S = 1.0  # between looks at whether a child that does not answer was stopped
 
 _QUIET = ("PYTHONFAULTHANDLER", "PYTHONDEVMODE")
 """Dumps of a crash that is expected help nobody: they would only fill the log that the reason is read from."""
 
 
 class ChildDied(Exception):
-    """The child ended by itself; ``str(error)`` says how: signal or exit code, and its last words."""
+    """The child ended by itself; ``str(error)`` says how: signal or exit code, and its last words.
+
+    Attributes:
+        fault: whose fault that is; nobody's code sends the signals that stand for a kill from outside.
+    """
+
+    def __init__(self, how: str, fault: Blame = Blame.CANDIDATE) -> None:
+        super().__init__(how)
+        self.fault = fault
 
 
 class ChildSilent(Exception):
@@ -88,7 +102,7 @@ class Child:
             except BlockingIOError:
                 continue
             except BrokenPipeError:
-                raise ChildDied(self._epitaph()) from None
+                raise self._epitaph() from None
 
     def fileno(self) -> int:
         """What ``select`` waits on until :meth:`poll` has something to read."""
@@ -104,7 +118,7 @@ class Child:
         if frame is None and select.select([self._out], [], [], 0)[0]:
             data = os.read(self._out, 1 << 20)
             if not data:
-                raise ChildDied(self._epitaph())
+                raise self._epitaph()
             self._reader.feed(data)
             frame = self._reader.next()
         return frame
@@ -118,9 +132,18 @@ class Child:
         """
         while (frame := self.poll()) is None:
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._out], [], [], left)[0]:
+            if left <= 0:
                 raise ChildSilent
+            if not select.select([self._out], [], [], min(left, _LOOK_S))[0] and self.stopped:
+                raise ChildDied("was stopped by a signal from outside", Blame.LACK)
         return frame
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody has stopped it (SIGSTOP), so that no deadline says anything of what it does."""
+        with contextlib.suppress(psutil.Error):
+            return bool(psutil.Process(self.pid).status() == psutil.STATUS_STOPPED)
+        return False
 
     def last_words(self) -> str:
         """The last line the child wrote to its standard error."""
@@ -151,11 +174,11 @@ class Child:
                 with contextlib.suppress(OSError):
                     stream.close()
 
-    def _epitaph(self) -> str:
+    def _epitaph(self) -> ChildDied:
         try:
             code = self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
-            return "closed its pipe and hung"
+            return ChildDied("closed its pipe and hung")
         if code < 0:
             name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
             how = f"killed by {name}"
@@ -164,4 +187,5 @@ class Child:
         else:
             how = f"exited with code {code}"
         words = self.last_words()
-        return f"{how}: {words}" if words else how
+        fault = Blame.LACK if -code in _OUTSIDE else blame_text(words) if code > 0 else Blame.CANDIDATE
+        return ChildDied(f"{how}: {words}" if words else how, fault)

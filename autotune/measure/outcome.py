@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.measure.blame import Blame
 from autotune.task import Status
 
 
@@ -19,6 +20,7 @@ class Outcome:
         error: largest error over tolerance that verification found; None where it was not reached.
         reason: one line; empty when OK.
         seconds: wall time the job took, waiting for start-up excluded.
+        fault: whose fault a failure is; nothing is stored of a candidate that is not to blame.
     """
 
     status: Status
@@ -26,6 +28,7 @@ class Outcome:
     error: float | None = None
     reason: str = ""
     seconds: float = 0.0
+    fault: Blame = Blame.CANDIDATE
 
     @property
     def ok(self) -> bool:
@@ -47,6 +50,7 @@ class Outcome:
             "samples": list(self.samples),
             "error": self.error,
             "reason": self.reason,
+            "fault": str(self.fault),
         }
 
     @classmethod
@@ -57,6 +61,7 @@ class Outcome:
             error=None if data["error"] is None else float(data["error"]),
             reason=str(data["reason"]),
             seconds=seconds,
+            fault=Blame(data.get("fault", "")),
         )
 
 

@@ -52,7 +52,7 @@ class Policy:
     """
 
     method: str
-    version: int = 2
+    version: int = 3
     warmup: int = 3
     wake_s: float = 0.03
     screen_repeats: int = 15

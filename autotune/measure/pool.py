@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 
 from autotune import task as tasks
 from autotune.device import usable_processors
+from autotune.measure.blame import Blame
 from autotune.measure.child import Child, ChildDied, ChildSilent
 from autotune.measure.wire import artifact_from_wire
 from autotune.task import Artifact, Config, config_key
@@ -29,13 +30,14 @@ _MOST = 16
 class Built:
     """What became of a build: an artifact, or one line saying why there is none.
 
-    ``fault`` is set where the candidate is not to blame: the compiling process does not start, or was stopped.
+    ``fault`` is set where the candidate is not to blame: the disk is full, the compiling process does not start or was
+    killed.
     """
 
     artifact: Artifact | None
     reason: str = ""
     seconds: float = 0.0
-    fault: bool = False
+    fault: Blame = Blame.CANDIDATE
 
 
 def default_processes(pools: int = 1) -> int:
@@ -179,24 +181,27 @@ class CompilePool:
         self, number: int, workload: Workload, device: str, config: Config, opened: tuple[Workload, str] | None
     ) -> Built:
         """One build in process ``number``, which has ``opened`` for its task; the process is dropped if it fails us."""
-        begin, fault = time.monotonic(), True
+        begin, fault = time.monotonic(), Blame.MACHINE
         try:
             child = self._child(number)
             if opened != (workload, device) or child.started >= begin:
                 self._open(child, workload, device)
-            begin, fault = time.monotonic(), False
+            begin, fault = time.monotonic(), Blame.CANDIDATE
             child.send({"config": dict(config)})
             answer, code = child.receive(begin + self._timeout_s)
             seconds = time.monotonic() - begin
             if answer["ok"]:
                 return Built(artifact_from_wire(answer["artifact"], code), seconds=seconds)
-            return Built(None, answer["reason"], seconds)
+            return Built(None, answer["reason"], seconds, Blame(answer["fault"]))
         except ChildSilent:
             reason = f"no answer after {time.monotonic() - begin:.0f} s of compiling"
-        except (ChildDied, ValueError, OSError) as death:
-            reason = f"the compiling process {death}" if isinstance(death, ChildDied) else str(death)
+        except ChildDied as death:
+            reason, fault = f"the compiling process {death}", fault or death.fault
+        except (ValueError, OSError) as problem:
+            reason = str(problem)
         self._drop(number)
-        return Built(None, reason, time.monotonic() - begin, fault or self._closed)
+        fault = Blame.MACHINE if self._closed else fault
+        return Built(None, reason, time.monotonic() - begin, fault)
 
     def _open(self, child: Child, workload: Workload, device: str) -> None:
         child.send({"workload": workload.to_json(), "domain": tasks.DOMAINS[workload.kind], "device": device})

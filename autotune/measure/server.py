@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from autotune import task as tasks
-from autotune.errors import BuildError
+from autotune.errors import BuildError, UserError
+from autotune.measure.blame import Blame, blame
 from autotune.measure.lock import device_lock
 from autotune.measure.outcome import Outcome, one_line
 from autotune.measure.policy import COPIES, Policy
@@ -47,6 +48,8 @@ def classify(error: BaseException) -> tuple[Status, bool]:
 def explain(error: BaseException) -> str:
     """One line about an exception."""
     text = str(error).strip()
+    if isinstance(error, UserError):
+        return one_line(text)
     return one_line(f"{type(error).__name__}: {text}" if text else type(error).__name__)
 
 
@@ -93,7 +96,8 @@ class Server:
             self.moved = self.bench.bytes_moved()
             return {"ok": True, "bytes": self.moved}
         except Exception as error:
-            return {"ok": False, "reason": explain(error)}
+            fault, culprit = blame(error)
+            return {"ok": False, "reason": explain(culprit), "fault": str(fault)}
 
     def _measure(self, message: Mapping[str, Any], blob: bytes, phase: Callable[..., None]) -> dict[str, Any]:
         """Load, verify and time one candidate."""
@@ -201,7 +205,9 @@ class Server:
                 samples = self._interleave(runs, before)
                 others = meter.others() if self.device == "cpu" else None
         except Exception as problem:
-            return {"failed": explain(problem), "who": running, "restart": classify(problem)[1]}
+            fault, culprit = blame(problem)
+            restart = classify(problem)[1]
+            return {"failed": explain(culprit), "who": running, "restart": restart, "fault": str(fault)}
         for name, taken in samples.items():
             outcomes[name] = {**Outcome(Status.OK, tuple(taken), errors[name]).to_json(), "restart": False}
         return {"outcomes": outcomes, "others": others, "restart": any(o.get("restart") for o in outcomes.values())}
@@ -226,7 +232,9 @@ class Server:
 
 def _failed(problem: BaseException, error: float | None = None) -> dict[str, Any]:
     status, restart = classify(problem)
-    return {**Outcome(status, error=error, reason=explain(problem)).to_json(), "restart": restart}
+    fault, culprit = blame(problem)
+    outcome = Outcome(status, error=error, reason=explain(culprit), fault=fault)
+    return {**outcome.to_json(), "restart": restart or fault is Blame.LACK}
 
 
 if __name__ == "__main__":

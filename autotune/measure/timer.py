@@ -11,7 +11,7 @@ import functools
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -150,11 +150,15 @@ def _sample_cpu(fn: Runnable, cold: ColdCache, inner: int) -> float:
     return (time.perf_counter_ns() - begin) / 1e3 / inner
 
 
-def capture(fn: Runnable) -> Callable[[], object]:
+def capture(fn: Runnable, pool: Any = None) -> Callable[[], object]:
     """``fn`` as a CUDA graph's replay; ``fn`` itself where it cannot be captured (it synchronises, say).
 
     Call ``fn`` a few times before, so that what is made lazily exists. The process may be a user's: his other threads
     may go on using the device, and the current stream stays as it is.
+
+    Args:
+        pool: memory that graphs share (``torch.cuda.graph_pool_handle()``): those whose results nobody keeps, and of
+            which one runs at a time. None gives the graph memory of its own.
     """
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -162,7 +166,7 @@ def capture(fn: Runnable) -> Callable[[], object]:
     try:
         with (
             torch.cuda.stream(torch.cuda.current_stream()),  # where a capture is refused, torch leaves its own current
-            torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+            torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
         ):
             fn()
         graph.replay()
@@ -239,6 +243,10 @@ def _batch_cuda(run: Callable[[], object], cold: ColdCache, repeats: int) -> Sam
     return [begin.elapsed_time(end) * 1e3 for begin, end in pairs]
 
 
+def _graph_pool() -> Any:
+    return torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call, unused-ignore]
+
+
 def rounds(names: list[str], policy: Policy) -> Iterator[list[str]]:
     """The order of each round of a comparison, which rotates from round to round, until the policy ends it."""
     end = time.perf_counter() + policy.final_s
@@ -250,7 +258,13 @@ def rounds(names: list[str], policy: Policy) -> Iterator[list[str]]:
 
 
 def interleave(
-    fns: Mapping[str, Runnable], policy: Policy, device: str, before: Callable[[str], None] | None = None
+    fns: Mapping[str, Runnable],
+    policy: Policy,
+    device: str,
+    before: Callable[[str], None] | None = None,
+    *,
+    one_memory: bool = False,
+    plain: Collection[str] = (),
 ) -> dict[str, Samples]:
     """Time several contenders in rounds: each runs once a round, and the order rotates from round to round.
 
@@ -259,6 +273,9 @@ def interleave(
 
     Args:
         before: told the name of a contender ahead of its warm-up (so that a hang can be blamed).
+        one_memory: captured graphs share their memory, so that all take no more than the one that takes most. What a
+            contender returns must not be kept then.
+        plain: contenders that are called as they are, not captured: they make CUDA graphs of their own.
 
     Returns:
         ``policy.final_rounds`` samples each in microseconds, fewer (at least five) where ``policy.final_s`` ran out.
@@ -267,13 +284,19 @@ def interleave(
     runs: dict[str, Callable[[], object]] = {}
     inner = 1
     cuda = device.startswith("cuda")
+    pool = _graph_pool() if cuda and one_memory else None
     for name in names:
         if before is not None:
             before(name)
         if cuda:
             for _ in range(max(policy.warmup, 1)):
                 fns[name]()
-            runs[name] = capture(fns[name])
+            if name in plain:
+                runs[name] = fns[name]
+                continue
+            runs[name] = capture(fns[name], pool)
+            if pool is not None and runs[name] is fns[name]:
+                pool = _graph_pool()  # a refused capture may have left the other one open
         else:
             inner = max(inner, _inner(_warm_cpu(fns[name], policy), policy))
             runs[name] = fns[name]

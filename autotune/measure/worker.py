@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from autotune import task as tasks
+from autotune.measure.blame import Blame
 from autotune.measure.child import Child, ChildDied, ChildSilent
 from autotune.measure.outcome import Outcome
 from autotune.measure.policy import Policy
@@ -22,6 +23,11 @@ _GRACE_S = 5.0  # between a candidate's deadline and ours: the worker's own answ
 
 class WorkerFault(Exception):
     """The machine's fault, not a candidate's: the worker does not start, or the workload cannot be opened."""
+
+
+class MachineFault(WorkerFault):
+    """One that other workloads would meet as well, and that was met again at a second try: the disk is full, memory
+    runs out, somebody kills the processes. A search ends with it."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +105,13 @@ def without_failing(
     lost: dict[str, Outcome] = {}
     for _ in range(len(contenders) + others):
         answer, failure, who = attempt(left, without)
+        if failure is not None and failure.fault:
+            answer, failure, who = attempt(left, without)
         if failure is None:
             return answer, lost | {name: Outcome.from_json(o) for name, o in answer["outcomes"].items()}
-        if not who:
-            raise WorkerFault(f"the final comparison failed: {failure.reason}")
+        if not who or failure.fault in (Blame.MACHINE, Blame.USER):
+            kind = MachineFault if failure.fault else WorkerFault
+            raise kind(f"the final comparison failed: {failure.reason}")
         lost[who] = failure
         if any(c.name == who for c in left):
             left = [c for c in left if c.name != who]
@@ -135,6 +144,7 @@ class Worker:
         self._policy = policy
         self._child: Child | None = None
         self._opened = False
+        self._unborn = ""
         self._oracle_s: float | None = None
         self.restarts = 0
         self.restart_s = 0.0
@@ -206,7 +216,8 @@ class Worker:
         if answer["restart"]:
             self._restart()
         if "failed" in answer:
-            return {}, Outcome(Status.LAUNCH_ERROR, reason=answer["failed"]), answer.get("who", "")
+            fault = Blame(answer["fault"])
+            return {}, Outcome(Status.LAUNCH_ERROR, reason=answer["failed"], fault=fault), answer.get("who", "")
         return answer, None, ""
 
     def _call(self, message: dict[str, Any], blob: bytes) -> tuple[dict[str, Any] | None, Outcome | None, str]:
@@ -227,7 +238,7 @@ class Worker:
             reason = f"no answer after {self._deadline(phase):.0f} s in {_STEPS.get(phase, phase)}"
             failure = Outcome(Status.TIMEOUT, reason=reason)
         except ChildDied as death:
-            failure = Outcome(Status.CRASHED, reason=f"{death} in {_STEPS.get(phase, phase)}")
+            failure = Outcome(Status.CRASHED, reason=f"{death} in {_STEPS.get(phase, phase)}", fault=death.fault)
         except ValueError as nonsense:
             failure = Outcome(Status.CRASHED, reason=str(nonsense))
         self._restart()
@@ -252,8 +263,11 @@ class Worker:
         if hasattr(os, "sched_getaffinity"):
             # The worker pins itself to one thread a core; a candidate may still ask for every thread there is.
             env["NUMBA_NUM_THREADS"] = os.environ.get("NUMBA_NUM_THREADS", str(len(os.sched_getaffinity(0))))
-        self._child = Child("autotune.measure.server", env)
         self._opened = False
+        try:
+            self._child = Child("autotune.measure.server", env)
+        except OSError as error:  # told by the next job, which needs it
+            self._unborn = error.strerror or str(error)
 
     def _restart(self) -> None:
         self.close()
@@ -267,7 +281,8 @@ class Worker:
             if self._child is None or not self._child.alive:
                 self.close()
                 self._spawn()
-            assert self._child is not None
+            if self._child is None:
+                raise MachineFault(f"the measuring worker on {self._device} cannot be started: {self._unborn}")
             if self._opened:
                 return self._child
             begin = time.monotonic()
@@ -296,7 +311,8 @@ class Worker:
         frame, _ = child.receive(deadline)
         answer = frame["result"]
         if not answer["ok"]:
-            raise WorkerFault(f"the workload cannot be opened on {self._device}: {answer['reason']}")
+            kind = MachineFault if answer["fault"] else WorkerFault
+            raise kind(f"the workload cannot be opened on {self._device}: {answer['reason']}")
         self.bytes_moved = int(answer["bytes"])
         self._opened = True
 

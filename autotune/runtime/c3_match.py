@@ -23,12 +23,17 @@ from autotune.c3.strategy import (
     SEQUENTIAL,
     HostStrategy,
     Strategy,
+    improper,
     normalize,
     reject,
 )
 from autotune.device import DeviceIdentity, Environment
+from autotune.errors import UserError
+from autotune.runtime.database import warn_once
+from autotune.store.damage import BROKEN
 from autotune.store.records import Schedule
 from autotune.task import Artifact, Choice, Config
+from autotune.workload import Workload
 
 if TYPE_CHECKING:
     from autotune.store import Store
@@ -168,6 +173,12 @@ def deployable(schedule: Schedule, scenario: Scenario, side: str, *, sms: int = 
     if schedule.config is None:
         config = _BASELINES[side].get(schedule.winner)
         return (dict(config), "") if config else ({}, f"its winner {schedule.winner!r} is no strategy")
+    if why := improper(schedule.config, side):
+        # Told once: who finds a default in the place of what was searched would wonder.
+        short = schedule.key.workload[:12]
+        text = f"autotune: the stored strategy of {short} is damaged and not used: {why}; search it again"
+        warn_once(f"strategy {short}", text)
+        return {}, f"it is damaged: {why}"
     config, why = fit(schedule.config, scenario, side, sms=sms)
     if not why and needs_kernels(config, scenario) and not (schedule.artifact and schedule.artifact.kernels):
         why = "its kernels are not stored"
@@ -175,7 +186,10 @@ def deployable(schedule: Schedule, scenario: Scenario, side: str, *, sms: int = 
 
 
 def fit(config: Mapping[str, Choice], scenario: Scenario, side: str, *, sms: int = 0) -> tuple[Config, str]:
-    """A stored strategy as it would run for ``scenario``, and why it cannot ("" where it can)."""
+    """A strategy, which may come from a database, as it would run for ``scenario``, and why it cannot ("" where it
+    can)."""
+    if why := improper(config, side):
+        return {}, why
     kind = HostStrategy if side == "cpu" else Strategy
     whole = kind.of(config).config()
     if whole["engine"] not in _ENGINES[side]:
@@ -216,14 +230,26 @@ def _neighbours(
     near = []
     for nth, variant in enumerate(_layouts(scenario)):
         family = variant.workload().family
-        tuned = store.family_schedules(family, identity.fingerprint, env, match=how, artifacts=False)
+        tuned = store.family_schedules(
+            family, identity.fingerprint, env, match=how, artifacts=False,
+            extents=(scenario.nbytes / 2**NEAR, scenario.nbytes * 2**NEAR),
+        )  # fmt: skip
         wanted = {s.key.workload for s in tuned} - {scenario.workload().fingerprint}
-        for workload in store.family(family) if wanted else ():
-            if workload.fingerprint in wanted:
-                other = Scenario.from_json(workload.spec)
-                ratios = _ratios(scenario, other)
-                near.append((min(nth, 1), max(ratios), sum(ratios), other.label, other))
+        for workload in store.get_workloads(wanted).values():
+            other = _scenario(workload)
+            if other is None:
+                continue
+            ratios = _ratios(scenario, other)
+            near.append((min(nth, 1), max(ratios), sum(ratios), other.label, other))
     return [(away, other) for _, away, _, _, other in sorted(near, key=lambda n: n[:4]) if away <= NEAR]
+
+
+def _scenario(workload: Workload) -> Scenario | None:
+    """The scenario of a stored workload; None where it is damaged."""
+    try:
+        return Scenario.from_json(workload.spec)
+    except (UserError, *BROKEN):
+        return None
 
 
 def _layouts(scenario: Scenario) -> list[Scenario]:

@@ -14,11 +14,11 @@ NAMES = (
     "hits_other_rows",
     "baseline_wins",
     "misses",
+    "left",
     "unsupported",
     "fallbacks",
     "misaligned",
     "restrided",
-    "specialised",
     "overlaps",
     "overlap_hits",
     "overlap_faults",
@@ -34,11 +34,11 @@ class Counters(Mapping[str, int]):
     ``hits_other_rows`` those of them whose schedule was tuned for another number of rows
     ``baseline_wins``   those of them where the stored winner is what the user had
     ``misses``          regions that could be tuned and are not
+    ``left``            regions left to Inductor, since their whole step was measured to be faster so
     ``unsupported``     regions this version cannot express as a kernel
     ``fallbacks``       regions whose stored kernel could not be loaded or launched; they run as the user had them
     ``misaligned``      inputs copied because their address did not suit the kernel's vector loads
     ``restrided``       inputs copied because another compiler handed them over in other strides
-    ``specialised``     static versions compiled of graphs with dynamic shapes
     ``overlaps``        scenarios looked up by ``autotune.overlap``
     ``overlap_hits``    those of them that were tuned, or one near them
     ``overlap_faults``  strategies that could not be run on this machine or group; the default took their place

@@ -28,6 +28,35 @@ class LaunchError(RuntimeError):
     """The driver refused to load or to launch a kernel."""
 
 
+_RANGES = {
+    "block": (1, 1024),
+    "shared": (0, 1 << 18),
+    "grid": (1, (1 << 31) - 1),
+    "inner": (0, 1 << 62),
+    "per_block": (1, 1 << 31),
+    "blocks_per_sm": (0, 64),
+    "cap": (0, 1 << 20),
+    "cluster": (1, 16),
+    "group": (0, 1 << 20),
+}
+"""What no device has more of, or no kernel of ours has."""
+
+
+def check_rule(kernel: Kernel) -> None:
+    """Refuse launch data that no device could launch, whoever wrote them.
+
+    Raises:
+        LaunchError: a number is none, or out of range.
+    """
+    rule = kernel.launch
+    for name, (low, high) in _RANGES.items():
+        value = rule.get(name, low)
+        if type(value) is not int or not low <= value <= high:
+            raise LaunchError(f"the launch data of {kernel.entry!r} are damaged: {name} = {repr(value)[:40]}")
+    if not isinstance(rule.get("args"), list) or "block" not in rule:
+        raise LaunchError(f"the launch data of {kernel.entry!r} are damaged")
+
+
 @lru_cache(maxsize=1)
 def driver() -> ctypes.CDLL:
     """The CUDA driver's library, initialised.
@@ -188,9 +217,10 @@ def make_launch(kernel: Kernel, device: int, grid: int, extent0: int) -> Launch:
         extent0: extent of axis 0, passed after the pointers where the kernel takes it.
 
     Raises:
-        LaunchError: see :func:`load_function`.
+        LaunchError: see :func:`load_function`; or its launch data are damaged.
     """
     rule = kernel.launch
+    check_rule(kernel)
     n_pointers, dynamic = len(rule["args"]), bool(rule.get("dynamic"))
     cooperative = bool(rule.get("cooperative"))
     function = ctypes.c_void_p(load_function(kernel, device))

@@ -1,7 +1,8 @@
 """The database as deployment sees it: opened once a process, never in the way of the user's model.
 
 Whatever is wrong with it (missing, broken, of another version, locked) is told once as a warning; look-ups then find
-nothing and the model runs as it would have without autotune.
+nothing and the model runs as it would have without autotune. A server that cannot be reached, or does not answer, costs
+a few seconds once: it is not asked again for :data:`RETRY_S` seconds.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from autotune.device import environment, identify
+from autotune.fusion.precision import asked
 
 if TYPE_CHECKING:
     from autotune.device import DeviceIdentity
@@ -22,8 +25,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("autotune")
 
+RETRY_S = 300.0
+"""Seconds for which a server that was lost is left alone."""
+
 _lock = threading.RLock()
 _stores: dict[str, Store] = {}
+_lost: dict[str, float] = {}
+"""Databases whose server was lost, and when (by the monotonic clock) to try again."""
 _warned: set[str] = set()
 _recorded: set[tuple[str, str, str]] = set()
 _silent = 0
@@ -66,19 +74,47 @@ def deploy_store(url: str | None = None) -> Store | None:
     """
     where = _where(url)
     with _lock:
+        if _is_lost(where):
+            return None
         store = _stores.get(where)
         if store is not None:
             return store
-        try:
-            from autotune.store import Store
+        from autotune.store import LostConnection, Store
 
+        try:
             store = Store.attach(url)
         except Exception as e:
+            if isinstance(e, LostConnection):
+                _lost[where] = time.monotonic() + RETRY_S
             warn_once(f"open {where}", f"autotune: {e}; nothing is looked up and models run as without autotune")
             return None
         if store is not None:  # one that is not there yet may come: a search may be running
             _stores[where] = store
         return store
+
+
+def _is_lost(where: str) -> bool:
+    """Whether the server of a database was lost lately; one that a look-up has just found lost is closed."""
+    store = _stores.get(where)
+    if store is not None and store.lost:
+        del _stores[where]
+        store.close()
+        _lost[where] = time.monotonic() + RETRY_S
+    if where in _lost and time.monotonic() >= _lost[where]:
+        del _lost[where]
+    return where in _lost
+
+
+def state_of_store(url: str | None = None) -> bytes:
+    """What identifies the schedules that look-ups find now: code compiled with them is right as long as it is equal."""
+    store = deploy_store(url)
+    try:
+        return b"none" if store is None else f"{store.state()}{asked()}".encode()
+    except Exception as e:
+        warn_once(f"state {_where(url)}", f"autotune: the database does not tell what it holds: {e}")
+        if store is not None and store.lost:
+            return b"none"  # look-ups do without it, too
+        return os.urandom(16)  # nothing is found in a cache
 
 
 @contextlib.contextmanager
@@ -124,7 +160,9 @@ def record_misses(
         store.put_device(identity)
         store.put_environment(environment(device))
         for workload, reason in new:
-            written += store.add_miss(workload, identity.fingerprint, reason)
+            if not store.add_miss(workload, identity.fingerprint, reason):
+                break  # the others would wait as long for a database that is locked or gone
+            written += 1
     except Exception as e:
         warn_once(f"misses {_where(url)}", f"autotune: misses are not recorded: {e}")
     return written
@@ -133,7 +171,7 @@ def record_misses(
 def _create(url: str | None) -> Store | None:
     """A new database, if there is none; one that is there and cannot be used is left alone."""
     where = _where(url)
-    if f"open {where}" in _warned:
+    if f"open {where}" in _warned or where in _lost:
         return None
     from autotune.store import Store
 
@@ -148,5 +186,6 @@ def forget_stores() -> None:
         for store in _stores.values():
             store.close()
         _stores.clear()
+        _lost.clear()
         _warned.clear()
         _recorded.clear()

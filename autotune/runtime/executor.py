@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 from autotune.errors import BuildError, Unsupported
-from autotune.fusion.graph import Graph
+from autotune.fusion.graph import STORAGE_BYTES, Graph
+from autotune.fusion.limits import improper
 from autotune.fusion.plan import Plan, make_plan
 from autotune.runtime.counters import count
-from autotune.runtime.cuda_launch import REFUSED
+from autotune.runtime.cuda_launch import REFUSED, check_rule
 from autotune.runtime.state import state_for
 from autotune.store.records import Schedule
 from autotune.task import Kernel
@@ -79,11 +80,14 @@ def load_executor(
     config, artifact = schedule.config, schedule.artifact
     if config is None or artifact is None:
         raise BuildError("the schedule has no kernels: a baseline won")
-    plan = make_plan(graph, "cpu" if device.type == "cpu" else "cuda", str(config.get("plan", "")))
+    side = "cpu" if device.type == "cpu" else "cuda"
+    if why := improper(config, side):
+        raise BuildError(f"the configuration is damaged: {why}")
+    plan = make_plan(graph, side, str(config.get("plan", "")))
     if device.type == "cpu" and len(artifact.kernels) != len(plan.groups):
         raise BuildError(f"the artifact has {len(artifact.kernels)} kernels and the plan {len(plan.groups)} groups")
     own = artifact.scratch[len(plan.scratch) :]
-    if len(artifact.scratch) < len(plan.scratch):
+    if len(artifact.scratch) < len(plan.scratch) or not all(map(_is_scratch, own)):
         raise BuildError("the artifact is of another plan")
     _check_reach(graph, slots, results, inputs, outputs)
     scratch = [(getattr(torch, dtype), n, state) for dtype, n, state in (*plan.scratch_numel(graph), *own)]
@@ -98,6 +102,15 @@ def load_executor(
     elif any(spec.numel for spec in outputs):
         raise Unsupported("a reduction over no elements")
     return Executor(steps, slots, results, inputs, outputs, scratch, aligned, device)
+
+
+_MOST_SCRATCH = 1 << 40
+"""Elements of scratch that no kernel of ours has."""
+
+
+def _is_scratch(described: tuple[str, int, bool]) -> bool:
+    storage, elements, _ = described
+    return storage in STORAGE_BYTES and type(elements) is int and 0 <= elements < _MOST_SCRATCH
 
 
 def _check_reach(
@@ -149,9 +162,10 @@ def _cuda_steps(
     steps = []
     for kernel in kernels:
         rule = kernel.launch
+        check_rule(kernel)
         pointers = []
         for (kind, k), align in zip(rule["args"], rule["align"], strict=True):
-            if not 0 <= k < limit[kind]:
+            if not (type(k) is int and kind in limit and 0 <= k < limit[kind] and _is_alignment(align)):
                 raise BuildError("the artifact's launch data does not fit its workload")
             pointers.append(start[kind] + k)
             if kind == "input":
@@ -163,6 +177,10 @@ def _cuda_steps(
         if grid:
             steps.append((make_launch(kernel, device, grid, extent0), tuple(pointers)))
     return steps
+
+
+def _is_alignment(align: object) -> bool:
+    return type(align) is int and 0 < align <= 256 and align & (align - 1) == 0
 
 
 def grid_of(rule: Any, extent0: int) -> int:
@@ -186,8 +204,8 @@ class Executor:
     """
 
     __slots__ = (
-        "_alloc", "_device", "_empty", "_index", "_inputs", "_is_cuda", "_result_of", "_scratch", "_steps", "_stream",
-        "call",
+        "_alloc", "_device", "_empty", "_index", "_inputs", "_is_cuda", "_orders", "_result_of", "_scratch", "_steps",
+        "_stream", "_takes", "call",
     )  # fmt: skip
 
     def __init__(
@@ -215,9 +233,10 @@ class Executor:
         self._steps = tuple(
             (launch, None if order == tuple(range(n_pointers)) else _pick(order)) for launch, order in steps
         )
+        self._takes, self._orders = len(inputs), [order for _, order in steps]
         self.call: Callable[..., tuple[torch.Tensor, ...]] = self.__call__
         if steps and self._empty is not None and not scratch:
-            self.call = self._straight(len(inputs), results, [order for _, order in steps])
+            self.call = self._straight()
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if self._is_cuda and torch._C._cuda_getDevice() != self._index:
@@ -225,36 +244,97 @@ class Executor:
                 return self._run(tensors)
         return self._run(tensors)
 
-    def _straight(
-        self, n_inputs: int, results: Sequence[int], orders: Sequence[tuple[int, ...]]
-    ) -> Callable[..., tuple[torch.Tensor, ...]]:
+    def _straight(self) -> Callable[..., tuple[torch.Tensor, ...]]:
         """Python for one call without loops or tuples of unknown length: half the host time of the general form."""
-        names: dict[str, Any] = {"empty": self._empty, "stream": self._stream, "index": self._index, "slow": self}
-        takes = ", ".join(f"x{i}" for i in range(n_inputs))
-        body, unusual = [], []
+        names: dict[str, Any] = {"stream": self._stream, "index": self._index, "slow": self}
+        takes = ", ".join(f"x{i}" for i in range(self._takes))
+        unusual = []
         if self._is_cuda:
             names["device"] = torch._C._cuda_getDevice
             unusual.append(f"device() != {self._index}")
-        masks: dict[int, list[str]] = {}
-        for slot, (i, stride, mask) in enumerate(self._inputs):
-            body.append(f"p{slot} = x{i}.data_ptr()")
+        for i, stride, _ in self._inputs:
             names[f"s{i}"] = stride
             unusual.append(f"x{i}.stride() != s{i}")
+        unusual += self._misaligned()
+        body = self._addresses()
+        body += [f"if {' or '.join(dict.fromkeys(unusual))}: return slow({takes})"] if unusual else []
+        body += self._allocations("y", self._alloc, names)
+        body.append("on = stream(index)")
+        body += self._launches(names)
+        body.append(f"return ({''.join(f'y{k}, ' for k in range(len(self._alloc)))})")
+        return _function(f"call({takes})", body, names)
+
+    def writer(self, instead: Callable[[Exception], Callable[..., None]]) -> Callable[..., None]:
+        """A function of the region's inputs and outputs, which it writes; on a GPU the raw stream comes last.
+
+        It is for code that has the tensors ready: of the strides that were promised, on the current device.
+
+        Args:
+            instead: told of what a launch failed with, gives what does the same work from then on.
+        """
+        xs, ys = ([f"{c}{i}" for i in range(n)] for c, n in (("x", self._takes), ("y", len(self._alloc))))
+        takes = ", ".join([*xs, *ys])
+
+        def slow(*tensors: torch.Tensor) -> None:
+            self._run(tensors[: self._takes], tensors[self._takes :])
+
+        def give_up(error: Exception) -> Callable[..., None]:
+            names["given_up"] = made = instead(error)
+            return made
+
+        names: dict[str, Any] = {
+            "slow": slow, "give_up": give_up, "given_up": None, "no_memory": torch.OutOfMemoryError
+        }  # fmt: skip
+        if not self._steps:
+            return _function(f"call({takes}{', on' if self._is_cuda else ''})", ["return"], names)
+        misaligned = self._misaligned()
+        work = self._addresses()
+        work += [f"if {' or '.join(misaligned)}: return slow({takes})"] if misaligned else []
+        work += [] if self._is_cuda else ["on = 0"]
+        scratch = [(size, stride, dtype) for size, stride, dtype, state in self._scratch if not state]
+        work += self._allocations("z", scratch, names)
+        work += self._launches(names)
+        body = [f"if given_up: return given_up({takes})", "try:", *(f"    {line}" for line in work)]
+        body += ["except no_memory: raise", f"except Exception as error: give_up(error)({takes})"]
+        return _function(f"call({takes}{', on' if self._is_cuda else ''})", body, names)
+
+    def _addresses(self) -> list[str]:
+        return [f"p{slot} = x{i}.data_ptr()" for slot, (i, _, _) in enumerate(self._inputs)]
+
+    def _misaligned(self) -> list[str]:
+        """Conditions under which an input must be copied before vector loads read it."""
+        masks: dict[int, list[str]] = {}
+        for slot, (_, _, mask) in enumerate(self._inputs):
             if mask:
                 masks.setdefault(mask, []).append(f"p{slot}")
-        unusual += [f"({' | '.join(pointers)}) & {mask}" for mask, pointers in masks.items()]
-        body.append(f"if {' or '.join(dict.fromkeys(unusual))}: return slow({takes})")
-        for k, (size, stride, dtype) in enumerate(self._alloc):
-            names |= {f"n{k}": size, f"t{k}": stride, f"d{k}": dtype}
-            body.append(f"y{k} = empty(n{k}, t{k}, d{k})")
+        return [f"({' | '.join(pointers)}) & {mask}" for mask, pointers in masks.items()]
+
+    def _allocations(self, name: str, layouts: Sequence[Any], names: dict[str, Any]) -> list[str]:
+        if layouts:
+            names["empty"] = self._empty or self._allocate
+        lines = []
+        for k, (size, stride, dtype) in enumerate(layouts):
+            names |= {f"{name}n{k}": size, f"{name}t{k}": stride, f"{name}d{k}": dtype}
+            lines.append(f"{name}{k} = empty({name}n{k}, {name}t{k}, {name}d{k})")
+        return lines
+
+    def _launches(self, names: dict[str, Any]) -> list[str]:
+        """Code for every launch, on the stream ``on``, of inputs at ``p*`` to ``y*`` with scratch ``z*``."""
+        results = list(self._result_of) if self._result_of is not None else range(len(self._alloc))
         pointers = [f"p{slot}" for slot in range(len(self._inputs))]
-        if len(orders) > 1:
-            body += [f"q{k} = y{k}.data_ptr()" for k in range(len(self._alloc))]
-            pointers += [f"q{k}" for k in results]
-        else:
-            pointers += [f"y{k}.data_ptr()" for k in results]
-        body.append("on = stream(index)")
-        for n, ((launch, _), order) in enumerate(zip(self._steps, orders, strict=True)):
+        outs = [f"y{k}.data_ptr()" for k in results]
+        for n, (size, _, dtype, state) in enumerate(self._scratch):
+            if state:
+                names |= {"state_for": state_for, "place": self._device}
+                outs.append(f"state_for(place, on, {size[0] * dtype.itemsize}).data_ptr()")
+            else:
+                outs.append(f"z{sum(not s for *_, s in self._scratch[:n])}.data_ptr()")
+        body = []
+        if len(self._orders) > 1:
+            body += [f"q{k} = {out}" for k, out in enumerate(outs)]
+            outs = [f"q{k}" for k in range(len(outs))]
+        pointers += outs
+        for n, ((launch, _), order) in enumerate(zip(self._steps, self._orders, strict=True)):
             taken = "".join(pointers[p] + ", " for p in order)
             direct = getattr(launch, "direct", None)
             if direct is None:
@@ -270,12 +350,7 @@ class Executor:
                 f"try: launch{n}({', '.join(head)}, ({taken}{tail}), on)",
                 f"except refused: general{n}(on, ({taken}))",
             ]
-        body.append(f"return ({''.join(f'y{k}, ' for k in range(len(self._alloc)))})")
-        # The text is made of numbers counted here alone; everything else is handed over as objects.
-        source = f"def call({takes}):\n" + "".join(f"    {line}\n" for line in body)
-        exec(compile(source, "<autotune executor>", "exec"), names)
-        call: Callable[..., tuple[torch.Tensor, ...]] = names["call"]
-        return call
+        return body
 
     def run_into(self, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """Run and write to ``outputs``, made as the executor would have: for verification with poisoned ones."""
@@ -328,6 +403,14 @@ class Executor:
 
     def _allocate(self, size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty_strided(size, stride, dtype=dtype, device=self._device)
+
+
+def _function(signature: str, body: Sequence[str], names: dict[str, Any]) -> Callable[..., Any]:
+    """A function from text that is made of numbers counted here alone; everything else is handed over as objects."""
+    source = f"def {signature}:\n" + "".join(f"    {line}\n" for line in body)
+    exec(compile(source, "<autotune executor>", "exec"), names)
+    made: Callable[..., Any] = names["call"]
+    return made
 
 
 def _no_stream(index: int) -> int:

@@ -7,7 +7,6 @@ hand; that is checked here by planning both. ``none``: neither.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,14 +18,24 @@ from autotune.codegen.program import Program
 from autotune.device import DeviceIdentity, Environment
 from autotune.errors import Unsupported
 from autotune.fusion.graph import Graph
+from autotune.fusion.limits import improper
 from autotune.fusion.plan import Plan, make_plan
 from autotune.fusion.schedules import group_configs
+from autotune.runtime.database import warn_once
+from autotune.store.damage import BROKEN
 from autotune.store.records import Schedule
 from autotune.task import Config, Kernel
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
     from autotune.store import Store
+
+
+TRIED = 16
+"""Schedules for other rows that a look-up tries, from the nearest on. Planning each takes milliseconds."""
+
+_misfits: dict[Any, str] = {}
+"""Why a schedule for other rows does not fit a workload, so that a process plans that once."""
 
 
 class Level(StrEnum):
@@ -84,38 +93,63 @@ def match(
     how: Any = "strict" if strict else "loose"
     schedule = store.get_schedule(workload.fingerprint, device.fingerprint, env, match=how)
     if schedule is not None:
-        why = unusable(schedule)
+        why = unusable(schedule) or _foreign(schedule, workload, device)
         if not why:
             return Match(Level.EXACT, schedule, workload)
     else:
         why = "not tuned on this device"
-    graph = Graph.from_json(workload.spec)
-    family = store.family_schedules(workload.family, device.fingerprint, env, match=how, artifacts=False)
-    for near in sorted(family, key=lambda s: _distance(s.extent, workload.extent)):
-        if near.key.workload == workload.fingerprint:
-            continue
-        tuned = store.get_workload(near.key.workload)
-        if tuned is None:
-            continue
-        full = store.get_schedule(near.key.workload, device.fingerprint, env, match=how)
-        not_fit = "its artifact is damaged" if full is None else misfit(graph, Graph.from_json(tuned.spec), full)
-        if full is None or not_fit:
-            why += f"; the schedule for {near.extent} rows does not fit: {not_fit}"
-            continue
-        return Match(Level.OTHER_ROWS, full, tuned, f"{why}; {near.extent} rows are the nearest tuned")
-    return Match(Level.NONE, reason=why)
+    near = store.nearest(workload.family, device.fingerprint, env, workload.extent, match=how, limit=TRIED + 1)
+    refused: list[str] = []
+    graph: Graph | None = None
+    for found in [n for n in near if n.workload != workload.fingerprint][:TRIED]:
+        known = (workload.fingerprint, found, device.fingerprint, env.strict, strict)
+        not_fit = _misfits.get(known, "")
+        if not not_fit:
+            full = store.get_schedule(found.workload, device.fingerprint, env, match=how)
+            tuned = store.get_workload(found.workload) if full is not None else None
+            if full is None or tuned is None:
+                not_fit = "it is damaged"
+            else:
+                graph = graph or Graph.from_json(workload.spec)
+                not_fit = _misfit(graph, tuned, full, device)
+            if full is not None and tuned is not None and not not_fit:
+                reasons = "".join([why, *refused])
+                return Match(Level.OTHER_ROWS, full, tuned, f"{reasons}; {found.extent} rows are the nearest tuned")
+            if len(_misfits) >= 10_000:
+                _misfits.clear()
+            _misfits[known] = not_fit
+        if len(refused) < 3:
+            refused.append(f"; the schedule for {found.extent} rows does not fit: {not_fit}")
+    return Match(Level.NONE, reason="".join([why, *refused]))
 
 
-def _distance(a: int, b: int) -> float:
-    """Distance of two extents as a ratio: 512 is as far from 1024 as 2048 is."""
-    return abs(math.log(max(a, 1) / max(b, 1)))
+def deployed(fingerprint: str, store: Store, device: DeviceIdentity, env: Environment) -> Schedule:
+    """The schedule that code was compiled for, checked again, since the database may have changed meanwhile.
+
+    Args:
+        fingerprint: of the workload that it was tuned for.
+
+    Raises:
+        Unsupported: it is no longer stored, or cannot be used.
+        UserError: the database failed.
+    """
+    schedule = store.get_schedule(fingerprint, device.fingerprint, env, match="loose")
+    tuned = store.get_workload(fingerprint)
+    if schedule is None or tuned is None:
+        raise Unsupported("its schedule is no longer stored")
+    if why := unusable(schedule) or _foreign(schedule, tuned, device):
+        raise Unsupported(why)
+    return schedule
 
 
 def unusable(schedule: Schedule) -> str:
     """Why a schedule cannot be deployed even for the workload it was tuned for; "" where it can."""
-    if schedule.config is not None and schedule.artifact is None:
+    if schedule.config is None:
+        return ""
+    if schedule.artifact is None:
         return "its schedule has no artifact"
-    return ""
+    why = improper(schedule.config, "cpu" if schedule.artifact.target == "cpu" else "cuda")
+    return _damaged(schedule, why, "the stored parameters") if why else ""
 
 
 def misfit(graph: Graph, tuned: Graph, schedule: Schedule) -> str:
@@ -132,6 +166,34 @@ def misfit(graph: Graph, tuned: Graph, schedule: Schedule) -> str:
         return _differ(here, there) or _launch_misfit(graph, here, there, schedule)
     except Unsupported as e:
         return str(e)
+
+
+def _misfit(graph: Graph, tuned: Workload, schedule: Schedule, device: DeviceIdentity) -> str:
+    """As :func:`misfit`, for a workload from the database."""
+    try:
+        there = Graph.from_json(tuned.spec)
+    except BROKEN as error:
+        return f"its graph is damaged ({error})"
+    return unusable(schedule) or _foreign(schedule, tuned, device) or misfit(graph, there, schedule)
+
+
+def _foreign(schedule: Schedule, tuned: Workload, device: DeviceIdentity) -> str:
+    """Why a schedule's kernels are not those of its configuration on this device; "" where they are, or are made here
+    (on a CPU)."""
+    artifact = schedule.artifact
+    if schedule.config is None or artifact is None or artifact.target == "cpu":
+        return ""
+    from autotune.codegen.audit import foreign
+
+    why = foreign(artifact, Graph.from_json(tuned.spec), schedule.config, device.units)
+    return _damaged(schedule, why, "the stored kernels") if why else ""
+
+
+def _damaged(schedule: Schedule, why: str, what: str) -> str:
+    """Tells once that a schedule is not used."""
+    short = schedule.key.workload[:12]
+    warn_once(f"damaged {short}", f"autotune: {what} of {short} are not used: {why}; search it again")
+    return f"its schedule is damaged: {why}"
 
 
 def _differ(here: Plan, there: Plan) -> str:

@@ -8,23 +8,32 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from autotune.store.records import Calibration, Effort, Key, Measurement, Miss, Run, Schedule
+from autotune.store.records import Calibration, Effort, Key, Measurement, Miss, Run, Schedule, Verdict
 
 if TYPE_CHECKING:
     from autotune.store.claims import owner_name
-    from autotune.store.store import Overview, Store
+    from autotune.store.outage import LostConnection
+    from autotune.store.overviews import Overview
+    from autotune.store.store import Store
 
-_LAZY = {"Store": "autotune.store.store", "Overview": "autotune.store.store", "owner_name": "autotune.store.claims"}
+_LAZY = {
+    "LostConnection": "autotune.store.outage",
+    "Overview": "autotune.store.overviews",
+    "Store": "autotune.store.store",
+    "owner_name": "autotune.store.claims",
+}
 __all__ = [
     "Calibration",
     "Effort",
     "Key",
+    "LostConnection",
     "Measurement",
     "Miss",
     "Overview",
     "Run",
     "Schedule",
     "Store",
+    "Verdict",
     "owner_name",
 ]
 

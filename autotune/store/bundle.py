@@ -1,8 +1,9 @@
 """Taking schedules from one database to another, as one file.
 
 A bundle is a zip archive: ``manifest.json`` (form, version, and the SHA-256 of every other member), ``schedules.jsonl``
-with what they refer to in ``workloads.jsonl``, ``devices.jsonl``, ``environments.jsonl`` and ``artifacts.jsonl``, and
-code as ``code/<sha256>``. JSON and bytes only: reading one runs nothing. The same schedules give the same bytes.
+with what they refer to in ``workloads.jsonl``, ``devices.jsonl``, ``environments.jsonl`` and ``artifacts.jsonl``,
+``verdicts.jsonl`` on the steps of which every schedule is there, and code as ``code/<sha256>``. JSON and bytes only:
+reading one runs nothing. The same schedules give the same bytes.
 
 Checksums guard against damage, not against malice: a schedule's code runs when it is deployed, so import only what
 comes from someone you would take a program from.
@@ -11,72 +12,85 @@ comes from someone you would take a program from.
 from __future__ import annotations
 
 import hashlib
-import json
-import math
 import os
-import tempfile
 import zipfile
-import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.device import DeviceIdentity, Environment
-from autotune.errors import UserError
-from autotune.store.codec import Damaged, artifact_blobs, artifact_from, artifact_id, artifact_json, config_from
-from autotune.store.records import Key, Schedule
-from autotune.store.store import Store
-from autotune.workload import Workload, canonical_json
+import sqlalchemy as sa
 
-_FORM, _VERSION = "autotune-bundle", 1
-_LARGEST = 4 << 30  # bytes, unpacked: more is no bundle but an accident or an attack
-_NOT_OURS = (
-    zipfile.BadZipFile, zlib.error, KeyError, ValueError, TypeError, AttributeError, EOFError, NotImplementedError,
-    RuntimeError,
-)  # fmt: skip
-"""What zipfile and json raise for files that are something else, cut short or encrypted."""
-_TABLES = ("workloads", "devices", "environments", "artifacts", "schedules")
+from autotune.errors import UserError
+from autotune.outputs import check_output, whole_file
+from autotune.store.bundle_rows import (
+    TABLES,
+    VERDICT_KEY,
+    Tables,
+    schedule_from,
+    schedule_row,
+    verdict_from,
+    verdict_row,
+)
+from autotune.store.bundle_zip import FORM, VERSION, Bundle, is_bundle
+from autotune.store.codec import artifact_blobs, artifact_id, artifact_json, key_values
+from autotune.store.damage import BROKEN, Damaged, why
+from autotune.store.models import (
+    ArtifactRow,
+    Base,
+    BlobRow,
+    ConfigRow,
+    DeviceRow,
+    EnvironmentRow,
+    MissRow,
+    ScheduleRow,
+    VerdictRow,
+    WorkloadRow,
+)
+from autotune.store.records import Schedule
+from autotune.store.schedules import better
+from autotune.store.store import Store
+from autotune.store.workloads import batches
+from autotune.workload import canonical_json
+
+_BATCH = 1000
 
 
 def export_bundle(store: Store, file: str | os.PathLike[str], schedules: Iterable[Schedule] | None = None) -> int:
     """Write ``schedules`` (None: all in the store) and everything they need to ``file``; returns how many there are.
 
-    Damaged schedules are left out; ``store.problems`` says which. The file appears whole or not at all.
+    Damaged schedules, and those whose workload, device or environment is, are left out; ``store.problems`` says which.
+    The file appears whole or not at all.
 
     Raises:
-        UserError: there is nothing to export, or the file cannot be written.
+        UserError: there is nothing to export, or the file cannot be written: it is there and no bundle, say.
     """
+    path = Path(file)
+    check_output(path, f"cannot write the bundle {path}")
+    if path.exists() and not is_bundle(path):
+        raise UserError(f"{path} is there and is no bundle of autotune's: name a new file, or remove it first")
     chosen = list(store.schedules(artifacts=True) if schedules is None else schedules)
     if not chosen:
         raise UserError(f"the database {store.name} has no schedules to export: run a search first")
-    members = _members(store, chosen)
+    members, count = _members(store, chosen)
+    if not count:
+        raise UserError(f"the database {store.name} has no sound schedule: `autotune db verify` tells why")
     manifest = {
-        "form": _FORM,
-        "version": _VERSION,
+        "form": FORM,
+        "version": VERSION,
         "members": {name: hashlib.sha256(data).hexdigest() for name, data in sorted(members.items())},
     }
-    path = Path(file)
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.absolute().parent, prefix=path.name + ".")
-        try:
-            with os.fdopen(handle, "wb") as out, zipfile.ZipFile(out, "w") as archive:
-                _add(archive, "manifest.json", canonical_json(manifest).encode())
-                for name in sorted(members):
-                    _add(archive, name, members[name])
-            mask = os.umask(0)
-            os.umask(mask)
-            os.chmod(temporary, 0o666 & ~mask)  # mkstemp makes files that only their owner can read
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        with whole_file(path) as out, zipfile.ZipFile(out, "w") as archive:
+            _add(archive, "manifest.json", canonical_json(manifest).encode())
+            for name in sorted(members):
+                _add(archive, name, members[name])
     except OSError as e:
         raise UserError(f"cannot write the bundle {path}: {e.strerror}") from None
-    return len(chosen)
+    return count
 
 
 def import_bundle(store: Store, file: str | os.PathLike[str]) -> dict[str, int]:
-    """Add a bundle's schedules to ``store``. The whole bundle is checked before the first row is written.
+    """Add a bundle's schedules to ``store``: all of them in one transaction, after the whole bundle was checked.
 
     A schedule meets a stored one of its key by the rule of :meth:`Store.put_schedule`; importing twice changes nothing.
 
@@ -84,122 +98,113 @@ def import_bundle(store: Store, file: str | os.PathLike[str]) -> dict[str, int]:
         ``schedules`` in the bundle, and how many of them were ``stored`` (new, or faster than what was there).
 
     Raises:
-        UserError: the file cannot be read, is no bundle, is of a later form, or fails a checksum.
+        UserError: the file cannot be read, is no bundle, is of a later form, or is damaged anywhere.
     """
-    path = Path(file)
-    members = _read(path)
-    try:
-        tables = {name: _rows(members[f"{name}.jsonl"]) for name in _TABLES}
-        blobs = {n.removeprefix("code/"): data for n, data in members.items() if n.startswith("code/")}
-        workloads = [Workload.from_json(r) for r in tables["workloads"]]
-        devices = [DeviceIdentity.from_json(r) for r in tables["devices"]]
-        environments = [Environment.from_json(r) for r in tables["environments"]]
-        artifacts = {artifact_id(r): artifact_from(artifact_id(r), r, blobs) for r in tables["artifacts"]}
-        schedules = [_schedule(r, artifacts) for r in tables["schedules"]]
-        known = {w.fingerprint for w in workloads}, {d.fingerprint for d in devices}, {e.strict for e in environments}
-        for s in schedules:
-            if not (s.key.workload in known[0] and s.key.device in known[1] and s.key.environment in known[2]):
-                raise Damaged(f"the schedule of {s.key.workload[:12]} refers to what the bundle does not hold")
-    except (KeyError, TypeError, ValueError, AttributeError, Damaged) as e:
-        what = f"{type(e).__name__}: {e}" if not isinstance(e, Damaged) else str(e)
-        raise UserError(f"{path} is a damaged bundle ({what}): export it again") from e
-    for w in workloads:
-        if store.get_workload(w.fingerprint) is None:  # a label given here is not replaced by the sender's
-            store.put_workload(w)
-    for d in devices:
-        store.put_device(d)
-    for environment in environments:
-        store.put_environment(environment)
-    return {"schedules": len(schedules), "stored": sum(store.put_schedule(s) for s in schedules)}
+    with Bundle(Path(file)) as bundle:
+        tables = bundle.tables()
+        try:
+            stored = store.outlast(lambda: _write(store, tables, bundle))
+        except (sa.exc.DataError, sa.exc.IntegrityError, OverflowError, UnicodeError) as e:
+            first = " ".join(str(getattr(e, "orig", None) or e).split())
+            raise UserError(f"{file} does not fit into the database {store.name} ({first}): nothing was changed") from e
+    return {"schedules": len(tables.schedules), "stored": stored}
 
 
-def _members(store: Store, schedules: Iterable[Schedule]) -> dict[str, bytes]:
-    rows: dict[str, dict[str, Mapping[str, Any]]] = {name: {} for name in _TABLES}
+def _write(store: Store, tables: Tables, bundle: Bundle) -> int:
+    with store.writing() as c:
+
+        def put(model: type[Base], rows: Iterable[dict[str, Any]], key: str = "", **where: Any) -> int:
+            insert: Any = store.insert(model)
+            if key:  # storing anew mends what was damaged on disk
+                keys = key.split()
+                news = {n.name: insert.excluded[n.name] for n in model.__table__.c if n.name not in keys}
+                insert = insert.on_conflict_do_update(index_elements=keys, set_=news, **where)
+            else:
+                insert = insert.on_conflict_do_nothing()
+            changed = 0
+            for part in batches(list(rows), _BATCH):
+                done = c.execute(insert, list(part), execution_options={"preserve_rowcount": True})
+                changed += max(done.rowcount, 0)
+            return changed
+
+        put(WorkloadRow, tables.workloads)  # a label given here is not replaced by the sender's
+        put(DeviceRow, tables.devices)
+        put(EnvironmentRow, tables.environments)
+        put(ConfigRow, tables.configs)
+        for names in batches(sorted(tables.code), 32):
+            put(BlobRow, [{"sha256": sha256, "code": bundle.code(sha256)} for sha256 in names], "sha256")
+        put(ArtifactRow, tables.artifacts, "fingerprint")
+        rule = better(store.insert(ScheduleRow).excluded)
+        stored = put(ScheduleRow, tables.schedules, "workload device environment policy", where=rule)
+        newer = store.insert(VerdictRow).excluded.created > VerdictRow.created
+        put(VerdictRow, tables.verdicts, " ".join(VERDICT_KEY), where=newer)
+        misses = sa.delete(MissRow).where(
+            MissRow.workload == sa.bindparam("the_workload"), MissRow.device == sa.bindparam("the_device")
+        )
+        pairs = sorted({(s["workload"], s["device"]) for s in tables.schedules})
+        for part in batches([{"the_workload": w, "the_device": d} for w, d in pairs], _BATCH):
+            c.execute(misses, list(part))
+        return stored
+
+
+def _members(store: Store, schedules: Iterable[Schedule]) -> tuple[dict[str, bytes], int]:
+    """The members of a bundle by name, and how many schedules they hold."""
+    chosen = list(schedules)
+    workloads = store.get_workloads(s.key.workload for s in chosen)
+    devices = store.get_devices(s.key.device for s in chosen)
+    environments = store.get_environments(s.key.environment for s in chosen)
+    rows: dict[str, dict[str, Mapping[str, Any]]] = {name: {} for name in TABLES}
     code: dict[str, bytes] = {}
-    for s in schedules:
-        workload, device = store.get_workload(s.key.workload), store.get_device(s.key.device)
-        environment = store.get_environment(s.key.environment)
-        if workload is None or device is None or environment is None:
-            raise ValueError(f"{s.key} is not in the database")
-        rows["workloads"][workload.fingerprint] = workload.to_json()
-        rows["devices"][device.fingerprint] = device.to_json()
-        rows["environments"][environment.strict] = environment.to_json()
-        artifact = None
-        if s.artifact is not None:
-            data = artifact_json(s.artifact)
-            artifact = artifact_id(data)
-            rows["artifacts"][artifact] = data
+    for s in chosen:
+        key = s.key
+        try:
+            for found, name, what in (
+                (workloads, key.workload, "workload"),
+                (devices, key.device, "device"),
+                (environments, key.environment, "environment"),
+            ):
+                if name not in found:
+                    raise Damaged(f"its {what} {name[:12]} is missing or damaged")
+            artifact = None if s.artifact is None else artifact_json(s.artifact)
+            row = schedule_row(s, None if artifact is None else artifact_id(artifact))
+            schedule_from(row)
+        except BROKEN as e:
+            store.problem(f"schedule of workload {key.workload[:12]} left out: {why(e)}")
+            continue
+        rows["workloads"][key.workload] = workloads[key.workload].to_json()
+        rows["devices"][key.device] = devices[key.device].to_json()
+        rows["environments"][key.environment] = environments[key.environment].to_json()
+        if artifact is not None and s.artifact is not None:
+            rows["artifacts"][row["artifact"]] = artifact
             code.update({f"code/{sha256}": blob for sha256, blob in artifact_blobs(s.artifact).items()})
-        rows["schedules"]["/".join((s.key.workload, s.key.device, s.key.environment, s.key.policy))] = {
-            "workload": s.key.workload,
-            "device": s.key.device,
-            "environment": s.key.environment,
-            "policy": s.key.policy,
-            "config": s.config,
-            "latency_us": s.latency_us,
-            "baselines": dict(s.baselines),
-            "artifact": artifact,
-            "winner": s.winner,
-            "family": s.family,
-            "extent": s.extent,
-            "when": s.when,
-            "others": s.others,
-            "space": s.space,
-        }
+        rows["schedules"]["/".join(key_values(key).values())] = row
     tables = {
         f"{name}.jsonl": "".join(canonical_json(dict(table[k])) + "\n" for k in sorted(table)).encode()
         for name, table in rows.items()
     }
-    return {**tables, **code}
+    if verdicts := _verdicts(store, rows):
+        tables["verdicts.jsonl"] = verdicts
+    return {**tables, **code}, len(rows["schedules"])
+
+
+def _verdicts(store: Store, rows: Mapping[str, Mapping[str, Any]]) -> bytes:
+    """The verdicts on steps of which every schedule is among ``rows``, a line each."""
+    found = []
+    for v in store.verdicts():
+        row = verdict_row(v)
+        try:
+            verdict_from(row)
+            needed = {*v.left, *(str(family["workload"]) for family in v.record.get("families", ()))}
+        except BROKEN as e:
+            store.problem(f"verdict on graph {v.graph[:12]} left out: {why(e)}")
+            continue
+        known = v.device in rows["devices"] and v.environment in rows["environments"]
+        if known and needed <= rows["workloads"].keys():
+            found.append(canonical_json(row) + "\n")
+    return "".join(sorted(found)).encode()
 
 
 def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
     info = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))  # no clock: equal contents, equal bytes
     info.compress_type = zipfile.ZIP_DEFLATED
     archive.writestr(info, data)
-
-
-def _read(path: Path) -> dict[str, bytes]:
-    """The members that the manifest names, each checked. Nothing is unpacked to disk."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            if sum(i.file_size for i in archive.infolist()) > _LARGEST:
-                raise UserError(f"{path} would unpack to more than {_LARGEST >> 30} GiB: that is no bundle of ours")
-            manifest = json.loads(archive.read("manifest.json"))
-            if manifest.get("form") != _FORM:
-                raise UserError(f"{path} is not an autotune bundle: `autotune db export FILE` writes one")
-            if manifest.get("version") != _VERSION:
-                version = manifest.get("version")
-                raise UserError(f"{path} is a bundle of version {version}, this autotune reads {_VERSION}: upgrade it")
-            members = {str(name): archive.read(name) for name in manifest["members"]}
-    except OSError as e:
-        raise UserError(f"cannot read the bundle {path}: {e.strerror}") from None
-    except _NOT_OURS as e:
-        raise UserError(f"{path} is not an autotune bundle, or is damaged ({e}): export it again") from e
-    for name, data in members.items():
-        if hashlib.sha256(data).hexdigest() != manifest["members"][name]:
-            raise UserError(f"{path} is damaged: its member {name} fails its SHA-256; export it again")
-    return members
-
-
-def _rows(data: bytes) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in data.decode().splitlines()]
-
-
-def _schedule(row: Mapping[str, Any], artifacts: Mapping[str, Any]) -> Schedule:
-    latency, others = float(row["latency_us"]), row.get("others")
-    if not (math.isfinite(latency) and latency > 0):
-        raise Damaged(f"the schedule of {row['workload'][:12]} has no usable latency")
-    return Schedule(
-        key=Key(str(row["workload"]), str(row["device"]), str(row["environment"]), str(row["policy"])),
-        config=None if row["config"] is None else config_from(row["config"]),
-        latency_us=latency,
-        baselines={str(k): float(v) for k, v in row["baselines"].items()},
-        artifact=None if row["artifact"] is None else artifacts[row["artifact"]],
-        winner=str(row["winner"]),
-        family=str(row["family"]),
-        extent=int(row["extent"]),
-        when=float(row["when"]),
-        others=None if others is None else float(others),
-        space=str(row.get("space", "")),
-    )

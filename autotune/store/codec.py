@@ -7,13 +7,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.errors import printable
+from autotune.store.damage import Damaged as Damaged
+from autotune.store.damage import mapping, number, whole
 from autotune.store.records import Key, Measurement
-from autotune.task import Artifact, Config, Kernel, Status
-from autotune.workload import digest
-
-
-class Damaged(Exception):
-    """Stored data that cannot be used, mostly by its checksum; ``str`` says what and how it was found out."""
+from autotune.task import Artifact, Config, Kernel, Status, config_key
+from autotune.workload import Workload, digest
 
 
 def artifact_json(artifact: Artifact) -> dict[str, Any]:
@@ -123,33 +122,73 @@ def measurement_values(m: Measurement, config: str, now: float) -> dict[str, Any
 
 
 def measurement_from(row: Any) -> Measurement:
-    """A measurement from a row of measurements joined with its configuration (``params``)."""
+    """A measurement from a row of measurements joined with its configuration (``params``).
+
+    Raises:
+        Damaged: the configuration is not what was stored, or a value is none of its column's.
+    """
+    ok = row.status == Status.OK
+    latency = number(row.latency_us, "latency", above=0.0) if ok else None
+    if not isinstance(row.samples, list):
+        raise Damaged("its samples are unreadable")
     return Measurement(
         key=key_from(row),
-        config=config_from(row.params),
+        config=config_from(row.params, row.config),
         status=Status(row.status),
-        stage=row.stage,
-        latency_us=row.latency_us,
-        samples=tuple(row.samples),
-        noise=row.noise,
-        error=row.error,
-        reason=row.reason,
-        run=row.run,
-        compile_s=row.compile_s,
-        measure_s=row.measure_s,
-        when=row.created,
+        stage=str(row.stage),
+        latency_us=latency,
+        samples=tuple(number(s, "sample") for s in row.samples),
+        noise=row.noise if row.noise is None else number(row.noise, "noise"),
+        error=row.error if row.error is None else float(row.error),
+        reason=str(row.reason),
+        run=str(row.run),
+        compile_s=number(row.compile_s, "compile time"),
+        measure_s=number(row.measure_s, "measuring time"),
+        when=number(row.created, "time"),
     )
 
 
-def config_from(params: Mapping[str, Any]) -> Config:
+def config_from(params: Mapping[str, Any], fingerprint: str) -> Config:
     """A configuration from JSON.
 
+    Args:
+        fingerprint: what it is stored under.
+
     Raises:
-        Damaged: it is not a flat object of numbers, texts and truth values.
+        Damaged: it is not a flat object of numbers, texts and truth values, or not the one with this fingerprint.
     """
     if not isinstance(params, Mapping) or not all(isinstance(v, (int, str, bool, float)) for v in params.values()):
-        raise Damaged("a stored configuration is not a flat JSON object")
+        raise Damaged(f"configuration {fingerprint[:12]} is not a flat JSON object")
+    try:
+        same = config_key(params) == fingerprint
+    except ValueError:  # NaN, which no search stores
+        same = False
+    if not same:
+        raise Damaged(f"configuration {fingerprint[:12]} does not match its SHA-256")
     return dict(params)
+
+
+def workload_from(row: Any) -> Workload:
+    """A workload from a row that holds its columns as ``w_kind``, ``w_spec`` and so on.
+
+    Raises:
+        Damaged: it is not the workload with the fingerprint that it is stored under.
+    """
+    found = Workload(
+        kind=str(row.w_kind),
+        spec=mapping(row.w_spec, "spec"),
+        family=str(row.w_family),
+        extent=whole(row.w_extent, "number of rows"),
+        label=printable(str(row.w_label)),
+        source=mapping(row.w_source, "source"),
+    )
+    try:
+        same = found.fingerprint == row.w_fingerprint
+    except ValueError:  # NaN, which no workload has
+        same = False
+    if not same:
+        raise Damaged("the workload does not match its SHA-256")
+    return found
 
 
 def finite_json(value: Any) -> Any:

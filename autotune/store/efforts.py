@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
-from autotune.store.codec import key_values
+from autotune.store.codec import key_from, key_values
+from autotune.store.damage import mapping, number
 from autotune.store.engine import Database
 from autotune.store.models import CalibrationRow, EffortRow
 from autotune.store.records import Calibration, Effort, Key
@@ -42,10 +44,8 @@ class Efforts(Database):
         """How far a workload was searched within a scope; None if it never was."""
         where = [getattr(EffortRow, name) == value for name, value in key_values(key).items()]
         with self.reading() as c:
-            row = c.execute(sa.select(EffortRow.__table__).where(*where, EffortRow.scope == scope)).first()
-        if row is None:
-            return None
-        return Effort(key, scope, row.seconds, row.granted, bool(row.settled), row.stop, row.created)
+            rows = c.execute(sa.select(EffortRow.__table__).where(*where, EffortRow.scope == scope)).all()
+        return next(self.sound(rows, effort_from, lambda r: f"effort on workload {key.workload[:12]}"), None)
 
     def put_calibration(self, calibration: Calibration) -> None:
         """Store what a calibration found; it replaces an earlier one of the device.
@@ -65,7 +65,19 @@ class Efforts(Database):
         """The calibration of a device (fingerprint) for a domain, or None."""
         where = (CalibrationRow.device == device, CalibrationRow.kind == kind)
         with self.reading() as c:
-            row = c.execute(sa.select(CalibrationRow.__table__).where(*where)).first()
-        if row is None:
-            return None
-        return Calibration(device, kind, {str(k): float(v) for k, v in row.figures.items()}, row.created)
+            rows = c.execute(sa.select(CalibrationRow.__table__).where(*where)).all()
+        return next(self.sound(rows, calibration_from, lambda r: f"calibration of device {device[:12]}"), None)
+
+
+def effort_from(row: Any) -> Effort:
+    """An effort from its row; raises Damaged."""
+    seconds, granted = number(row.seconds, "seconds"), number(row.granted, "granted seconds")
+    return Effort(
+        key_from(row), str(row.scope), seconds, granted, bool(row.settled), str(row.stop), number(row.created, "time")
+    )
+
+
+def calibration_from(row: Any) -> Calibration:
+    """A calibration from its row; raises Damaged."""
+    figures = {str(name): number(value, str(name)) for name, value in mapping(row.figures, "figures").items()}
+    return Calibration(str(row.device), str(row.kind), figures, number(row.created, "time"))

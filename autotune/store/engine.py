@@ -2,104 +2,83 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, NoSuchModuleError, OperationalError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    InterfaceError,
+    NoSuchModuleError,
+    OperationalError,
+    ProgrammingError,
+)
 from sqlalchemy.pool import QueuePool
 
-from autotune.errors import UserError
+from autotune.errors import UserError, told
+from autotune.store.damage import BROKEN, from_json_text, why
 from autotune.store.models import VERSION_TABLE, Base
+from autotune.store.outage import LostConnection, Patience, within
+from autotune.store.urls import default_path, parse_url, server_options, show_url, without_secrets
 from autotune.workload import canonical_json
 
-DATABASE_VARIABLE = "AUTOTUNE_DB"
-_EXAMPLES = "use a file name, sqlite:///FILE or postgresql://USER@HOST/NAME"
+__all__ = ["Database", "create_engine", "default_path", "parse_url", "revision", "show_url", "user_errors"]
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+CONNECT_S = 10
+"""Seconds to wait for a server to accept a connection, unless the URL's ``connect_timeout`` says another number."""
+
+_DEAD_PEER = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000}
+"""A host that vanished without a word is noticed after a minute."""
 
 
-def default_path() -> Path:
-    """Where the database lies if the user names none: ``autotune.db`` in the user's data folder."""
-    import platformdirs
-
-    return Path(platformdirs.user_data_dir("autotune")) / "autotune.db"
-
-
-def parse_url(url: str | os.PathLike[str] | None) -> sa.URL:
-    """The database that ``url`` means: None for $AUTOTUNE_DB or the default file, a path, or an SQLAlchemy URL.
-
-    SQLite paths are made absolute, since other processes will open them too.
-
-    Raises:
-        UserError: no URL, a database that is not supported, a driver that is not installed, options on an SQLite file
-            (they would be lost on the search's other processes).
-    """
-    text = os.fspath(url) if url is not None else os.environ.get(DATABASE_VARIABLE) or str(default_path())
-    if "://" not in text:
-        if text.startswith("sqlite:") or text == ":memory:" or not text.strip():
-            raise UserError(f"{text!r} names no database: {_EXAMPLES}")
-        return _sqlite_url(text)
-    try:
-        parsed = sa.make_url(text)
-    except ArgumentError:
-        raise UserError(f"{text!r} is not a database URL: {_EXAMPLES}") from None
-    backend = parsed.get_backend_name()
-    if backend == "sqlite":
-        if parsed.query:
-            given = "&".join(f"{k}={v}" for k, v in parsed.query.items())
-            raise UserError(
-                f"{parsed.database}: an SQLite URL takes no options ({given}): give only the file; take away its"
-                " write permission where it must not be written"
-            )
-        if not parsed.database or parsed.database == ":memory:" or parsed.database.startswith("file:"):
-            raise UserError("an in-memory database cannot be shared between the search's processes: give a file name")
-        return _sqlite_url(parsed.database)
-    if backend in ("postgresql", "postgres"):
-        if parsed.drivername in ("postgres", "postgresql"):
-            parsed = parsed.set(drivername="postgresql+psycopg")
-        return parsed
-    raise UserError(f"databases of type {backend!r} are not supported: {_EXAMPLES}")
-
-
-def _sqlite_url(path: str) -> sa.URL:
-    return sa.URL.create("sqlite", database=str(Path(path).expanduser().absolute()))
-
-
-def show_url(url: sa.URL) -> str:
-    """The URL for messages: a plain path for SQLite, without the password for a server."""
-    return str(url.database) if url.get_backend_name() == "sqlite" else url.render_as_string(hide_password=True)
-
-
-def create_engine(url: sa.URL, *, readonly: bool = False, timeout_s: float = 30.0) -> sa.Engine:
+def create_engine(
+    url: sa.URL, *, readonly: bool = False, timeout_s: float = 30.0, limit_s: float | None = None
+) -> sa.Engine:
     """An engine whose transactions are what they say; see :class:`Database` for reading and writing with it.
+
+    Args:
+        limit_s: seconds that connecting to a server, and each statement there, may take; None waits for as long as it
+            takes to connect by default.
 
     Raises:
         UserError: the database cannot be reached, written (unless ``readonly``) or is not a database.
     """
     if url.get_backend_name() == "sqlite":
         return _sqlite_engine(url, readonly, timeout_s)
-    query = dict(url.query)
-    query.setdefault("connect_timeout", "10")
-    query.setdefault("application_name", "autotune")
+    given = {"connect_timeout": CONNECT_S if limit_s is None else math.ceil(limit_s), "application_name": "autotune"}
+    url = server_options(url, {**given, **_DEAD_PEER})
     options = "-c default_transaction_read_only=on" if readonly else f"-c lock_timeout={int(timeout_s * 1000)}"
+    if limit_s is not None:
+        options += f" -c statement_timeout={int(limit_s * 1000)}"
     try:
         return sa.create_engine(
-            url.set(query=query),
-            pool_pre_ping=True,
+            url,
+            pool_pre_ping=limit_s is None,  # a stopped server does not answer to it, and it knows no limit
             json_serializer=canonical_json,
-            connect_args={} if "options" in query else {"options": options},
+            json_deserializer=from_json_text,
+            connect_args={} if "options" in url.query else {"options": options},
         )
     except (NoSuchModuleError, ImportError):
         raise UserError(
             f"no driver for {url.drivername!r} is installed: pip install 'psycopg[binary]' and use postgresql://"
         ) from None
+    except (ArgumentError, ValueError, TypeError) as e:
+        raise UserError(f"the options of the database URL {show_url(url)} do not fit: {_first(e, url)}") from None
 
 
 def _sqlite_engine(url: sa.URL, readonly: bool, timeout_s: float) -> sa.Engine:
@@ -115,11 +94,18 @@ def _sqlite_engine(url: sa.URL, readonly: bool, timeout_s: float) -> sa.Engine:
     def connect() -> sqlite3.Connection:
         # isolation_level None: the driver begins nothing by itself, the "begin" event below does.
         connection = sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False)
+        connection.text_factory = _text
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA synchronous = NORMAL")
         return connection
 
-    engine = sa.create_engine(url, creator=connect, poolclass=QueuePool, json_serializer=canonical_json)
+    engine = sa.create_engine(
+        url,
+        creator=connect,
+        poolclass=QueuePool,
+        json_serializer=canonical_json,
+        json_deserializer=from_json_text,
+    )
 
     @event.listens_for(engine, "begin")
     def begin(connection: sa.Connection) -> None:
@@ -128,6 +114,11 @@ def _sqlite_engine(url: sa.URL, readonly: bool, timeout_s: float) -> sa.Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
 
     return engine
+
+
+def _text(data: bytes) -> str:
+    """A text that was damaged on disk is read all the same: its row is told apart by what it says."""
+    return data.decode(errors="replace")
 
 
 def _readonly_mode(uri: str, path: Path) -> str:
@@ -170,13 +161,17 @@ def _prepare_sqlite_file(path: Path, timeout_s: float) -> None:
         except sqlite3.DatabaseError as e:
             # Changing the mode does not always wait for other processes that do the same.
             if "locked" not in str(e) or time.monotonic() > deadline:
-                raise UserError(_reason(str(path), e)) from None
+                raise UserError(_reason(sa.URL.create("sqlite", database=str(path)), e)) from None
         time.sleep(0.02)
 
 
-def _reason(where: str, error: BaseException | None) -> str:
+def _first(error: BaseException | None, url: sa.URL) -> str:
     lines = str(error).strip().splitlines()
-    first = lines[0] if lines else type(error).__name__
+    return without_secrets(lines[0] if lines else type(error).__name__, url)
+
+
+def _reason(url: sa.URL, error: BaseException | None) -> str:
+    where, first = show_url(url), _first(error, url)
     if "not a database" in first or "malformed" in first:
         return f"{where} is not a usable SQLite database ({first}): give another with --db"
     if "locked" in first or "lock timeout" in first:
@@ -188,23 +183,50 @@ def _reason(where: str, error: BaseException | None) -> str:
     return f"cannot use the database {where}: {first}"
 
 
+_WORDS = ("not a database", "malformed", "does not exist", "read-only", "permission denied", "statement timeout")
+
+
 @contextmanager
 def user_errors(url: sa.URL) -> Iterator[None]:
-    """Turn what the database server or file does wrong into a UserError; mistakes in this package stay exceptions."""
+    """Turn what the database server or file does wrong into a UserError; mistakes in this package stay exceptions.
+
+    Raises:
+        LostConnection: a server that cannot be reached, broke off or did not answer in time.
+    """
     try:
         yield
-    except (OperationalError, InterfaceError) as e:
-        raise UserError(_reason(show_url(url), e.orig)) from e
+    except LostConnection as e:
+        raise e if e.named else LostConnection(f"the database {show_url(url)} is lost: {e}", named=True) from e
     except DBAPIError as e:
-        text = str(e.orig)
-        if any(w in text for w in ("not a database", "malformed", "does not exist", "read-only", "permission denied")):
-            raise UserError(_reason(show_url(url), e.orig)) from e
+        if _lost(url, e):
+            raise LostConnection(_reason(url, e.orig), named=True) from e
+        if isinstance(e, (OperationalError, InterfaceError)) or any(w in str(e.orig) for w in _WORDS):
+            raise UserError(_reason(url, e.orig)) from e
+        if isinstance(e, ProgrammingError) and url.get_backend_name() != "sqlite" and _state(e) is None:
+            # The driver's own, before anything was sent: an option of the URL that it does not know.
+            raise UserError(_reason(url, e.orig)) from e
         raise
 
 
-def revision(engine: sa.Engine, url: sa.URL) -> str | None:
+def _state(error: DBAPIError) -> str | None:
+    return getattr(error.orig, "sqlstate", None)
+
+
+def _lost(url: sa.URL, error: DBAPIError) -> bool:
+    """Whether a server cannot be reached, or has ended the connection."""
+    if url.get_backend_name() == "sqlite":
+        return False
+    state = _state(error)
+    if error.connection_invalidated:
+        return True
+    if not isinstance(error, OperationalError):
+        return False
+    return state is None or (state[:2] in ("08", "57") and state != "57014") or state == "53300"
+
+
+def revision(engine: sa.Engine, url: sa.URL, *, limit_s: float | None = None) -> str | None:
     """The revision in our own version table, or None without one."""
-    with user_errors(url), engine.connect() as connection:
+    with user_errors(url), engine.connect() as connection, within(connection, limit_s):
         if not sa.inspect(connection).has_table(VERSION_TABLE):
             return None
         row = connection.execute(sa.text(f"SELECT version_num FROM {VERSION_TABLE}")).first()
@@ -217,13 +239,28 @@ class Database:
     Thread-safe: every call takes its own connection from the pool. A forked child gets a pool of its own.
     """
 
-    def __init__(self, url: sa.URL, engine: sa.Engine, *, readonly: bool) -> None:
+    def __init__(
+        self,
+        url: sa.URL,
+        engine: sa.Engine,
+        *,
+        readonly: bool,
+        limit_s: float | None = None,
+        patience_s: float = 0.0,
+    ) -> None:
         self._url = url
         self._engine = engine
         self._writer = engine.execution_options(autotune_write=True)
         self._insert = sqlite.insert if url.get_backend_name() == "sqlite" else postgresql.insert
         self._pid = os.getpid()
+        self._limit_s = limit_s
+        self._patience = Patience(f"the database {show_url(url)}", patience_s)
         self.readonly = readonly
+        self.problems: deque[str] = deque(maxlen=1000)
+        """Why stored rows were passed over (damaged code and the like), newest last; each is logged as a warning."""
+        self._told: set[str] = set()
+        self.lost = ""
+        """Why the server was given up, once it was; a deployment then asks nothing more of it for a while."""
 
     @property
     def url(self) -> str:
@@ -235,12 +272,24 @@ class Database:
         """The database for messages: a path, or a URL without its password."""
         return show_url(self._url)
 
+    def outlast(self, action: Callable[[], T]) -> T:
+        """What ``action`` returns, called again while the server is away; see :class:`Patience`.
+
+        Raises:
+            LostConnection: it did not come back in time.
+        """
+        try:
+            return self._patience.call(action)
+        except LostConnection as e:
+            self.lost = str(e)
+            raise
+
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
         """A connection in one read transaction. Raises UserError when the database fails."""
         self._check_fork()
-        with user_errors(self._url), self._engine.connect() as connection:
-            yield connection
+        with user_errors(self._url), self._engine.connect() as c, within(c, self._limit_s):
+            yield c
 
     @contextmanager
     def writing(self) -> Iterator[sa.Connection]:
@@ -248,8 +297,27 @@ class Database:
         if self.readonly:
             raise UserError(f"the database {self.name} was opened for reading only")
         self._check_fork()
-        with user_errors(self._url), self._writer.begin() as connection:
-            yield connection
+        # The limit covers the commit too, which a server may not answer either.
+        with user_errors(self._url), self._writer.connect() as c, within(c, self._limit_s), c.begin():
+            yield c
+
+    def problem(self, text: str) -> None:
+        """Note, and warn of once, that a stored row was passed over."""
+        line = told(text, 500)
+        if line in self._told:
+            return
+        if len(self._told) < 10_000:
+            self._told.add(line)
+        self.problems.append(line)
+        log.warning("%s", line)
+
+    def sound(self, rows: Iterable[Any], make: Callable[[Any], T], name: Callable[[Any], str]) -> Iterator[T]:
+        """What ``make`` makes of each row, without those that are damaged, which are told by ``name``."""
+        for row in rows:
+            try:
+                yield make(row)
+            except BROKEN as e:
+                self.problem(f"{name(row)} ignored: {why(e, row)}")
 
     def insert(self, model: type[Base]) -> Any:
         """An INSERT with ``on_conflict_do_...``, which both dialects spell alike but SQLAlchemy types apart."""

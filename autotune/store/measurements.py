@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import sqlalchemy as sa
@@ -10,7 +12,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import aliased
 
 from autotune.store.claims import Claims
-from autotune.store.codec import key_values, measurement_from, measurement_values
+from autotune.store.codec import key_values, measurement_from, measurement_values, workload_from
 from autotune.store.models import ClaimRow, ConfigRow, MeasurementRow, WorkloadRow
 from autotune.store.records import Key, Measurement
 from autotune.task import Config, Status, config_key
@@ -18,6 +20,7 @@ from autotune.workload import Workload
 
 _M = MeasurementRow
 _CANDIDATE = ("workload", "device", "environment", "policy", "config", "stage")
+_SPARE = 32  # rows read beyond those asked for, in the place of damaged ones
 # A later stage is the better evidence: "final" is interleaved with the baselines, "screen" is a first glance.
 STAGE_RANK = sa.case({"final": 0, "repeat": 1}, value=_M.stage, else_=2)
 
@@ -59,8 +62,8 @@ class Measurements(Claims):
         """The measurement of one candidate at one stage, or None."""
         where = [*_key_is(key), _M.config == config_key(config), _M.stage == stage]
         with self.reading() as c:
-            row = c.execute(_joined().where(*where)).first()
-        return measurement_from(row) if row else None
+            rows = c.execute(_joined().where(*where)).all()
+        return next(self._made(rows), None)
 
     def measurements(
         self,
@@ -82,7 +85,10 @@ class Measurements(Claims):
         where = [getattr(_M, name) == value for name, value in given.items() if value is not None]
         with self.reading() as c:
             rows = c.execute(_joined().where(*where).order_by(_M.id.desc()).limit(limit)).all()
-        return [measurement_from(r) for r in reversed(rows)]
+        return list(self._made(reversed(rows)))
+
+    def _made(self, rows: Iterable[Any]) -> Iterator[Measurement]:
+        return self.sound(rows, measurement_from, _name)
 
     def best(self, key: Key, stage: str | None = None, n: int = 1) -> list[Measurement]:
         """The ``n`` fastest ok candidates, fastest first, each once. One that failed at any stage does not count.
@@ -98,8 +104,8 @@ class Measurements(Claims):
         ranked = sa.select(_M.id, rank).where(*where).subquery()
         best = _joined().join(ranked, ranked.c.id == _M.id).where(ranked.c.place == 1)
         with self.reading() as c:
-            rows = c.execute(best.order_by(_M.latency_us, _M.id).limit(n)).all()
-        return [measurement_from(r) for r in rows]
+            rows = c.execute(best.order_by(_M.latency_us, _M.id).limit(n + _SPARE)).all()
+        return list(islice(self._made(rows), n))
 
     def status_counts(self, key: Key) -> dict[str, int]:
         """Candidates by status, each counted once, with the status of its latest stage."""
@@ -142,35 +148,26 @@ class Measurements(Claims):
             .order_by(away, _M.latency_us)
         )
         with self.reading() as c:
-            found = [(workload_from(r), measurement_from(r), r.device != device) for r in c.execute(best)]
+            rows = c.execute(best).all()
+        made = self.sound(rows, lambda r: (workload_from(r), measurement_from(r), r.device != device), _name)
+        found = list(made)
         if extent is not None:
             found.sort(key=lambda f: (f[2], _distance(f[0].extent, extent)))
         return [(workload, measurement) for workload, measurement, _ in found[:limit]]
 
 
 # Labelled, since a measurement's row and a workload's are read in one select.
-WORKLOAD_COLUMNS = tuple(
-    getattr(WorkloadRow, n).label(f"w_{n}") for n in ("kind", "spec", "family", "extent", "label", "source")
-)
+_WORKLOAD = ("fingerprint", "kind", "spec", "family", "extent", "label", "source")
+WORKLOAD_COLUMNS = tuple(getattr(WorkloadRow, n).label(f"w_{n}") for n in _WORKLOAD)
 
 
-def workload_from(row: Any) -> Workload:
-    """A workload from a row that holds the columns of ``WORKLOAD_COLUMNS``."""
-    return Workload(
-        kind=row.w_kind,
-        spec=row.w_spec,
-        family=row.w_family,
-        extent=row.w_extent,
-        label=row.w_label,
-        source=row.w_source,
-    )
+def _name(row: Any) -> str:
+    return f"measurement {row.id}"
 
 
 def _joined(*more: Any) -> sa.Select[Any]:
-    columns = [c for c in _M.__table__.c if c.name != "config"]
-    return sa.select(*columns, ConfigRow.params, *more).select_from(_M).join(
-        ConfigRow, ConfigRow.fingerprint == _M.config
-    )  # fmt: skip
+    query = sa.select(_M.__table__, ConfigRow.params, *more).select_from(_M)
+    return query.join(ConfigRow, ConfigRow.fingerprint == _M.config)
 
 
 def _key_is(key: Key) -> list[Any]:

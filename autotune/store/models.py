@@ -25,7 +25,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 TABLE_PREFIX = "autotune_"
 VERSION_TABLE = "autotune_alembic_version"
-SCHEMA_REVISION = "0001"
+SCHEMA_REVISION = "0003"
 """The newest migration. Opening a database compares it without importing Alembic; a test keeps it true."""
 
 _Fingerprint = String(64)
@@ -151,7 +151,10 @@ class ScheduleRow(Base):
     """What is deployed: one row for each key. ``config`` and ``artifact`` are null where a baseline won."""
 
     __tablename__ = "autotune_schedules"
-    __table_args__ = (Index("ix_autotune_schedules_device_family", "device", "family"),)
+    __table_args__ = (
+        # All that finding the nearest rows of a family needs, so that the table is read for those alone.
+        Index("ix_autotune_schedules_nearest", "device", "family", "extent", "workload", "environment"),
+    )
 
     workload: Mapped[str] = _reference("workloads", primary_key=True)
     device: Mapped[str] = _reference("devices", primary_key=True)
@@ -209,6 +212,20 @@ class EffortRow(Base):
     granted: Mapped[float]
     settled: Mapped[bool]
     stop: Mapped[str] = mapped_column(Text)
+    created: Mapped[float]
+
+
+class VerdictRow(Base):
+    """Which regions of a graph are left to Inductor, since its step was timed with and without them."""
+
+    __tablename__ = "autotune_verdicts"
+
+    graph: Mapped[str] = mapped_column(_Fingerprint, primary_key=True)
+    device: Mapped[str] = _reference("devices", primary_key=True)
+    environment: Mapped[str] = _reference("environments", primary_key=True)
+    mode: Mapped[str] = mapped_column(String(64), primary_key=True)
+    left: Mapped[list[Any]]
+    record: Mapped[dict[str, Any]]
     created: Mapped[float]
 
 

@@ -123,6 +123,27 @@ class Effort:
 
 
 @dataclass(frozen=True)
+class Verdict:
+    """What timing a whole step came to, for one of the graphs it consists of.
+
+    Attributes:
+        graph: fingerprint, of :func:`autotune.runtime.verdict.graph_fingerprint`; ``device`` and ``environment`` too.
+        mode: of ``torch.compile``, without its own CUDA graphs.
+        left: fingerprints of the workloads whose regions are left to Inductor in that graph; mostly none.
+        record: what was measured, the same for all graphs of a step (:meth:`autotune.bench.decide.Decision.record`).
+        when: seconds since the epoch; 0 lets the store fill it in.
+    """
+
+    graph: str
+    device: str
+    environment: str
+    mode: str
+    left: tuple[str, ...] = ()
+    record: Mapping[str, Any] = field(default_factory=dict)
+    when: float = 0.0
+
+
+@dataclass(frozen=True)
 class Calibration:
     """What a short measured run found of a device: figure name to value, units in the names (``copy_gbs``, ...)."""
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from autotune.errors import UserError
+from autotune.errors import UserError, printable
 from autotune.store.claims import owner_is_dead, owner_name
 from autotune.store.codec import finite_json
+from autotune.store.damage import mapping, number, whole
 from autotune.store.models import ClaimRow, MissRow, RunRow
 from autotune.store.records import Miss, Run
 from autotune.store.workloads import Workloads
@@ -60,7 +61,7 @@ class Runs(Workloads):
         """Runs, newest first."""
         with self.reading() as c:
             rows = c.execute(sa.select(RunRow.__table__).order_by(RunRow.started.desc()).limit(limit)).all()
-        return [Run(r.id, r.command, r.state, r.started, r.finished, r.summary) for r in rows]
+        return list(self.sound(rows, run_from, lambda r: f"run {str(r.id)[:12]}"))
 
     def add_miss(self, workload: Workload, device: str, reason: str = "") -> bool:
         """Record that nothing stored fitted ``workload`` on ``device`` (a fingerprint); counts repeated misses.
@@ -91,7 +92,7 @@ class Runs(Workloads):
             rows = c.execute(
                 sa.select(MissRow.__table__, MissRow.count.label("times")).where(*where).order_by(*order)
             ).all()
-        return [Miss(r.workload, r.device, r.times, r.reason, r.created) for r in rows]
+        return list(self.sound(rows, miss_from, lambda r: f"miss of workload {str(r.workload)[:12]}"))
 
     def clear_miss(self, workload: str, device: str) -> bool:
         """Forget a miss (fingerprints); False when there was none. Storing a schedule does so by itself."""
@@ -109,7 +110,25 @@ class Runs(Workloads):
             noted = run.summary.get("capture")
             if not isinstance(noted, dict) or noted.get("signature") != signature:
                 continue
-            found = [(self.get_workload(str(fingerprint)), int(count)) for fingerprint, count in noted["workloads"]]
+            try:
+                found = [(self.get_workload(str(fingerprint)), int(count)) for fingerprint, count in noted["workloads"]]
+            except (KeyError, TypeError, ValueError):
+                return None
             known = [(workload, count) for workload, count in found if workload is not None]
             return known if len(known) == len(found) else None
         return None
+
+
+def run_from(row: Any) -> Run:
+    """A run from its row; raises Damaged."""
+    finished = None if row.finished is None else number(row.finished, "end")
+    started = number(row.started, "beginning")
+    return Run(
+        str(row.id), printable(str(row.command)), str(row.state), started, finished, mapping(row.summary, "summary")
+    )
+
+
+def miss_from(row: Any) -> Miss:
+    """A miss from its row, whose count is ``times``; raises Damaged."""
+    reason = printable(str(row.reason))
+    return Miss(str(row.workload), str(row.device), whole(row.times, "count"), reason, number(row.created, "time"))

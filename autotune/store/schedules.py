@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import logging
+import hashlib
+import math
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from autotune.device import Environment
 from autotune.store.codec import (
-    Damaged,
     artifact_blobs,
     artifact_from,
     artifact_id,
@@ -22,40 +21,52 @@ from autotune.store.codec import (
     key_from,
     key_values,
 )
+from autotune.store.damage import BROKEN, latencies, number, whole, why
 from autotune.store.engine import Database
-from autotune.store.models import ArtifactRow, BlobRow, ConfigRow, EnvironmentRow, MissRow, ScheduleRow
+from autotune.store.models import (
+    SCHEMA_REVISION,
+    ArtifactRow,
+    BlobRow,
+    ConfigRow,
+    EnvironmentRow,
+    MissRow,
+    ScheduleRow,
+    VerdictRow,
+)
 from autotune.store.records import Key, Schedule
 from autotune.task import Artifact, config_key
-
-log = logging.getLogger(__name__)
 
 Match = Literal["strict", "loose"]
 _S = ScheduleRow
 _KEY = ("workload", "device", "environment", "policy")
-_JOINED = (  # built once: a look-up spends more time on building its statement than on running it
-    sa.select(
-        *_S.__table__.c,
-        ConfigRow.params,
-        ArtifactRow.target,
-        ArtifactRow.generator,
-        ArtifactRow.kernels,
-        ArtifactRow.scratch,
-    )
-    .select_from(_S)
-    .outerjoin(ConfigRow, ConfigRow.fingerprint == _S.config)
+_ARTIFACT = (ArtifactRow.target, ArtifactRow.generator, ArtifactRow.kernels, ArtifactRow.scratch)
+# Built once: a look-up spends more time on building its statement than on running it.
+PLAIN = sa.select(*_S.__table__.c, ConfigRow.params).outerjoin_from(_S, ConfigRow, ConfigRow.fingerprint == _S.config)
+_JOINED = (
+    sa.select(*_S.__table__.c, ConfigRow.params, *_ARTIFACT)
+    .outerjoin_from(_S, ConfigRow, ConfigRow.fingerprint == _S.config)
     .outerjoin(ArtifactRow, ArtifactRow.fingerprint == _S.artifact)
 )
 _LATEST = sa.func.max(_S.created).over(partition_by=(_S.workload, _S.policy)).desc()
 """Puts first what was decided by the policy that decided last."""
 
 
+def better(new: Any) -> Any:
+    """Where a schedule (the row of an INSERT) takes the place of the stored one of its key."""
+    again = new.config.is_not_distinct_from(_S.config) & (new.winner == _S.winner) & (new.created > _S.created)
+    return (new.latency_us < _S.latency_us) | again
+
+
+class Near(NamedTuple):
+    """A workload of a family that was tuned, its rows, and when its newest schedule was decided."""
+
+    workload: str
+    extent: int
+    when: float
+
+
 class Schedules(Database):
     """The store's schedules and artifacts."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.problems: deque[str] = deque(maxlen=100)
-        """Why stored schedules were passed over (damaged code and the like), newest last; logged as warnings too."""
 
     def put_artifact(self, artifact: Artifact) -> str:
         """Store an artifact and its code; returns its id, a SHA-256 over all of it. Equal ones are kept once."""
@@ -80,9 +91,9 @@ class Schedules(Database):
             if row is None:
                 return None
             try:
-                return self._load(c, fingerprint, row.target, row.generator, row.kernels, row.scratch)
-            except Damaged as e:
-                self._problem(str(e))
+                return artifact_of(c, fingerprint, row)
+            except BROKEN as e:
+                self.problem(why(e, row))
                 return None
 
     def put_schedule(self, schedule: Schedule, *, replace: bool = False) -> bool:
@@ -122,11 +133,7 @@ class Schedules(Database):
                     "created": schedule.when or time.time(),
                 }
                 insert = self.insert(_S).values(**key_values(schedule.key), **news)
-                new = insert.excluded
-                better = (new.latency_us < _S.latency_us) | (
-                    new.config.is_not_distinct_from(_S.config) & (new.winner == _S.winner) & (new.created > _S.created)
-                )
-                where = None if replace else better
+                where = None if replace else better(insert.excluded)
                 upsert = insert.on_conflict_do_update(index_elements=list(_KEY), set_=news, where=where)
                 stored = self.changed(c, upsert)
                 key = schedule.key
@@ -169,19 +176,50 @@ class Schedules(Database):
         *,
         match: Match = "strict",
         artifacts: bool = True,
+        extents: tuple[float, float] | None = None,
     ) -> list[Schedule]:
         """The schedule of each workload of a family on a device, by row extent; arguments as in :meth:`get_schedule`.
 
         Args:
             artifacts: load them; without, ``artifact`` is None, and only :meth:`get_schedule` tells what is damaged.
+            extents: the least and the most rows.
         """
         if not family:
             return []
         where = [_S.family == family, _S.device == device]
+        if extents is not None:
+            where.append(_S.extent.between(math.ceil(extents[0]), math.floor(extents[1])))
         best: dict[str, Schedule] = {}
         for s in self._schedules(where, environment, match, artifacts=artifacts, latest=True):
             best.setdefault(s.key.workload, s)
         return sorted(best.values(), key=lambda s: s.extent)
+
+    def nearest(
+        self, family: str, device: str, environment: Environment, extent: int, *, match: Match = "strict", limit: int
+    ) -> list[Near]:
+        """The tuned workloads of a family with the nearest numbers of rows by ratio, nearest first, ``limit`` at most.
+
+        Two ranges of an index are read, however many schedules the family has. What is damaged shows only when a
+        schedule is read.
+        """
+        if not family:
+            return []
+        fits = _S.environment == environment.strict
+        if match == "loose":
+            fits = _S.environment.in_(
+                sa.select(EnvironmentRow.fingerprint).where(EnvironmentRow.loose == environment.loose)
+            )
+        own = (_S.family == family, _S.device == device)
+        query = sa.select(_S.extent, _S.workload).where(*own, fits).distinct().limit(limit)
+        up, down = (_S.extent, _S.workload), (_S.extent.desc(), _S.workload.desc())  # both as the index has it
+        with self.reading() as c:
+            above = c.execute(query.where(_S.extent >= extent).order_by(*up)).all()
+            below = c.execute(query.where(_S.extent < extent).order_by(*down)).all()
+            found = [(e, w) for e, w in (*above, *below) if isinstance(e, int)]
+            found = sorted(found, key=lambda f: abs(math.log(max(f[0], 1) / max(extent, 1))))[:limit]
+            latest = sa.select(_S.workload, sa.func.max(_S.created)).where(_S.workload.in_([w for _, w in found]))
+            when = {row[0]: row[1] for row in c.execute(latest.group_by(_S.workload))}
+        return [Near(str(w), e, when.get(w, 0.0)) for e, w in found]
 
     def schedule_of(self, key: Key) -> Schedule | None:
         """What was decided under exactly this key, without its artifact."""
@@ -189,9 +227,27 @@ class Schedules(Database):
         found = self._schedules(where, key.environment, "strict", first=True, artifacts=False)
         return found[0] if found else None
 
-    def schedules(self, device: str | None = None, *, artifacts: bool = False) -> list[Schedule]:
-        """Every stored schedule, fastest first; without their artifacts unless asked for."""
+    def state(self) -> str:
+        """A digest of what is deployed: it changes where a schedule or a verdict is added, decided anew, imported or
+        removed.
+        """
+        found: list[Any] = []
+        with self.reading() as c:
+            for row in (_S, VerdictRow):
+                times = sa.func.sum(sa.cast(row.created * 1000, sa.BigInteger))  # an imported one may be an older one
+                found += c.execute(sa.select(sa.func.count(), sa.func.max(row.created), times).select_from(row)).one()
+        return hashlib.sha256(repr([SCHEMA_REVISION, *found]).encode()).hexdigest()
+
+    def schedules(
+        self, device: str | None = None, *, workload: str | None = None, artifacts: bool = False
+    ) -> list[Schedule]:
+        """Every stored schedule of a device and a workload (fingerprints; None for all), fastest first.
+
+        Args:
+            artifacts: load them, too.
+        """
         where = [] if device is None else [_S.device == device]
+        where += [] if workload is None else [_S.workload == workload]
         return self._schedules(where, None, "strict", artifacts=artifacts)
 
     def _schedules(
@@ -204,7 +260,7 @@ class Schedules(Database):
         artifacts: bool = True,
         latest: bool = False,
     ) -> list[Schedule]:
-        query = _JOINED.where(*where)
+        query = (_JOINED if artifacts else PLAIN).where(*where)
         if environment is not None:
             strict = environment if isinstance(environment, str) else environment.strict
             equal = _S.environment == strict
@@ -219,38 +275,39 @@ class Schedules(Database):
         query = query.order_by(_S.latency_us, _S.created.desc())
         found = []
         with self.reading() as c:
-            for row in c.execute(query).all():
-                try:
-                    artifact = None
-                    if row.artifact is not None and artifacts:
-                        artifact = self._load(c, row.artifact, row.target, row.generator, row.kernels, row.scratch)
-                    found.append(_schedule(row, artifact))
-                except Damaged as e:
-                    self._problem(f"schedule of workload {row.workload[:12]} ignored: {e}; search it again")
-                    continue
+
+            def made(row: Any) -> Schedule:
+                artifact = None
+                if row.artifact is not None and artifacts:
+                    artifact = artifact_of(c, row.artifact, row)
+                return schedule_from_row(row, artifact)
+
+            for schedule in self.sound(c.execute(query).all(), made, _name):
+                found.append(schedule)
                 if first:
                     break
         return found
 
-    def _load(
-        self, c: sa.Connection, fingerprint: str, target: str, generator: str, kernels: list[Any], scratch: list[Any]
-    ) -> Artifact:
-        data = {"target": target, "generator": generator, "kernels": kernels, "scratch": scratch}
-        wanted = {k["sha256"] for k in kernels if k.get("sha256")} if isinstance(kernels, list) else set()
-        return artifact_from(fingerprint, data, _blobs(c, wanted))
 
-    def _problem(self, text: str) -> None:
-        self.problems.append(text)
-        log.warning("%s", text)
+def artifact_of(c: sa.Connection, fingerprint: str, row: Any) -> Artifact:
+    """An artifact from a row with the columns of its table, and its code. Raises Damaged, or one of ``BROKEN``."""
+    data = {"target": row.target, "generator": row.generator, "kernels": row.kernels, "scratch": row.scratch}
+    listed = row.kernels if isinstance(row.kernels, list) else []
+    wanted = {str(k["sha256"]) for k in listed if isinstance(k, dict) and k.get("sha256")}
+    return artifact_from(fingerprint, data, _blobs(c, wanted))
+
+
+def _name(row: Any) -> str:
+    return f"schedule of workload {str(row.workload)[:12]} (search it again)"
 
 
 def _blobs(c: sa.Connection, wanted: Iterable[str]) -> dict[str, bytes]:
     names = sorted(wanted)
     if not names:
         return {}
-    return {
-        r.sha256: r.code for r in c.execute(sa.select(BlobRow.sha256, BlobRow.code).where(BlobRow.sha256.in_(names)))
-    }
+    code = sa.type_coerce(BlobRow.code, sa.types.NullType()).label("code")  # a text among them is damage to be told
+    rows = c.execute(sa.select(BlobRow.sha256, code).where(BlobRow.sha256.in_(names)))
+    return {r.sha256: r.code if isinstance(r.code, bytes) else b"" for r in rows}
 
 
 def _loose(environment: Environment | str) -> Any:
@@ -259,17 +316,18 @@ def _loose(environment: Environment | str) -> Any:
     return sa.select(EnvironmentRow.loose).where(EnvironmentRow.fingerprint == environment).scalar_subquery()
 
 
-def _schedule(row: Any, artifact: Artifact | None) -> Schedule:
+def schedule_from_row(row: Any, artifact: Artifact | None) -> Schedule:
+    """A schedule from its row, joined with its configuration (``params``). Raises Damaged."""
     return Schedule(
         key=key_from(row),
-        config=None if row.config is None else config_from(row.params),
-        latency_us=row.latency_us,
-        baselines={str(name): float(us) for name, us in row.baselines.items()},
+        config=None if row.config is None else config_from(row.params, row.config),
+        latency_us=number(row.latency_us, "latency", above=0.0),
+        baselines=latencies(row.baselines),
         artifact=artifact,
-        winner=row.winner,
-        family=row.family,
-        extent=row.extent,
-        when=row.created,
-        others=row.others,
-        space=row.space,
+        winner=str(row.winner),
+        family=str(row.family),
+        extent=whole(row.extent, "number of rows"),
+        when=number(row.created, "time"),
+        others=None if row.others is None else number(row.others, "number of busy processors"),
+        space=str(row.space),
     )

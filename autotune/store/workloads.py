@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
 from autotune.device import DeviceIdentity, Environment
+from autotune.errors import printable
+from autotune.store.codec import workload_from
+from autotune.store.damage import Damaged, mapping
 from autotune.store.engine import Database
-from autotune.store.measurements import WORKLOAD_COLUMNS, workload_from
+from autotune.store.measurements import WORKLOAD_COLUMNS
 from autotune.store.models import DeviceRow, EnvironmentRow, WorkloadRow
 from autotune.workload import Workload
+
+T = TypeVar("T")
 
 
 class Workloads(Database):
@@ -32,9 +39,26 @@ class Workloads(Database):
             c.execute(insert.on_conflict_do_nothing())
 
     def get_workload(self, fingerprint: str) -> Workload | None:
-        """The workload with this (whole) fingerprint, or None."""
-        found = self._workloads(WorkloadRow.fingerprint == fingerprint)
-        return found[0] if found else None
+        """The workload with this (whole) fingerprint; None where it is not stored, or is damaged."""
+        return self.get_workloads([fingerprint]).get(fingerprint)
+
+    def get_workloads(self, fingerprints: Iterable[str]) -> dict[str, Workload]:
+        """Those of the workloads that are stored and sound, by fingerprint."""
+        rows = self._each(sa.select(*WORKLOAD_COLUMNS), WorkloadRow.fingerprint, fingerprints)
+        return {w.fingerprint: w for w in self.sound(rows, workload_from, _workload)}
+
+    def names(self, fingerprints: Iterable[str]) -> dict[str, tuple[str, str]]:
+        """Label and kind of workloads, by fingerprint."""
+        columns = (WorkloadRow.fingerprint, WorkloadRow.label, WorkloadRow.kind)
+        rows = self._each(sa.select(*columns), WorkloadRow.fingerprint, fingerprints)
+        return {r.fingerprint: (printable(str(r.label)), str(r.kind)) for r in rows}
+
+    def _each(self, query: Any, column: Any, values: Iterable[str]) -> Iterator[Any]:
+        """The rows of ``query`` where ``column`` is one of ``values``, asked for by and by."""
+        for part in batches(sorted(set(values)), 500):
+            with self.reading() as c:
+                rows = c.execute(query.where(column.in_(part))).all()
+            yield from rows
 
     def find_workloads(self, text: str = "", *, kind: str | None = None) -> list[Workload]:
         """Workloads whose fingerprint begins with ``text`` or whose label contains it, oldest first; "" finds all."""
@@ -51,7 +75,7 @@ class Workloads(Database):
         order = (WorkloadRow.created, WorkloadRow.fingerprint)
         with self.reading() as c:
             rows = c.execute(sa.select(*WORKLOAD_COLUMNS).where(*where).order_by(*order)).all()
-        return [workload_from(r) for r in rows]
+        return list(self.sound(rows, workload_from, _workload))
 
     def put_device(self, device: DeviceIdentity) -> str:
         """Store a device's identity; returns its fingerprint."""
@@ -61,10 +85,14 @@ class Workloads(Database):
         return device.fingerprint
 
     def get_device(self, fingerprint: str) -> DeviceIdentity | None:
-        """The device with this fingerprint, or None."""
-        with self.reading() as c:
-            data = c.scalar(sa.select(DeviceRow.identity).where(DeviceRow.fingerprint == fingerprint))
-        return DeviceIdentity.from_json(data) if data else None
+        """The device with this fingerprint; None where it is not stored, or is damaged."""
+        return self.get_devices([fingerprint]).get(fingerprint)
+
+    def get_devices(self, fingerprints: Iterable[str]) -> dict[str, DeviceIdentity]:
+        """Those of the devices that are stored and sound, by fingerprint."""
+        rows = self._each(sa.select(DeviceRow.fingerprint, DeviceRow.identity), DeviceRow.fingerprint, fingerprints)
+        made = self.sound(rows, lambda r: device_from(r.fingerprint, r.identity), _device)
+        return {d.fingerprint: d for d in made}
 
     def put_environment(self, environment: Environment) -> str:
         """Store an environment; returns its (strict) fingerprint."""
@@ -75,7 +103,46 @@ class Workloads(Database):
         return environment.strict
 
     def get_environment(self, fingerprint: str) -> Environment | None:
-        """The environment with this strict fingerprint, or None."""
-        with self.reading() as c:
-            data = c.scalar(sa.select(EnvironmentRow.versions).where(EnvironmentRow.fingerprint == fingerprint))
-        return Environment.from_json(data) if data else None
+        """The environment with this strict fingerprint; None where it is not stored, or is damaged."""
+        return self.get_environments([fingerprint]).get(fingerprint)
+
+    def get_environments(self, fingerprints: Iterable[str]) -> dict[str, Environment]:
+        """Those of the environments that are stored and sound, by strict fingerprint."""
+        columns = (EnvironmentRow.fingerprint, EnvironmentRow.versions)
+        rows = self._each(sa.select(*columns), EnvironmentRow.fingerprint, fingerprints)
+        made = self.sound(rows, lambda r: environment_from(r.fingerprint, r.versions), _environment)
+        return {e.strict: e for e in made}
+
+
+def device_from(fingerprint: str, data: Any) -> DeviceIdentity:
+    """A device from its JSON; raises Damaged where that is not what it was stored as."""
+    device = DeviceIdentity.from_json(mapping(data, "identity"))
+    if device.fingerprint != fingerprint:
+        raise Damaged("it does not match its SHA-256")
+    return device
+
+
+def environment_from(fingerprint: str, data: Any) -> Environment:
+    """An environment from its JSON; raises Damaged where that is not what it was stored as."""
+    environment = Environment.from_json(mapping(data, "versions"))
+    if environment.strict != fingerprint:
+        raise Damaged("it does not match its SHA-256")
+    return environment
+
+
+def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """``items`` in runs of ``size``: a statement takes only so many parameters."""
+    for at in range(0, len(items), size):
+        yield items[at : at + size]
+
+
+def _workload(row: Any) -> str:
+    return f"workload {str(row.w_fingerprint)[:12]}"
+
+
+def _device(row: Any) -> str:
+    return f"device {str(row.fingerprint)[:12]}"
+
+
+def _environment(row: Any) -> str:
+    return f"environment {str(row.fingerprint)[:12]}"

@@ -240,5 +240,9 @@ class Context:
 
 def study_name(task: Task, key: Key, space: Space) -> str:
     """The Optuna study of a search: what fixes its choices, and what its numbers depend on, is in the name."""
-    parts = (key.workload, key.device, key.environment, key.policy, space.fingerprint)
-    return f"{task.workload.kind} {task.workload.label} [{'.'.join(p[:10] for p in parts)}]"[-500:]
+    return f"{task.workload.kind} {task.workload.label} [{key_words(key)}.{space.fingerprint[:10]}]"[-500:]
+
+
+def key_words(key: Key) -> str:
+    """What the names of all studies under a key have in them."""
+    return ".".join(part[:10] for part in (key.workload, key.device, key.environment, key.policy))

@@ -312,10 +312,14 @@ class Explorer:
     def _answer(self, candidate: _Candidate, m: Measurement) -> None:
         if self.history is None:
             return
-        if not candidate.trials:
+        spared = config_key(m.config) in self.s.spared
+        if not candidate.trials and not spared:
             self.history.add([m])
         for trial in candidate.trials:
-            self.history.tell(trial, m)
+            if spared:
+                self.history.drop(trial)
+            else:
+                self.history.tell(trial, m)
 
     def _abandon(self) -> None:
         """Give back what was begun and not measured."""

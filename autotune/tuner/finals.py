@@ -6,8 +6,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from autotune.errors import UserError
+from autotune.measure.blame import Blame
 from autotune.measure.outcome import Outcome
-from autotune.measure.worker import Contender
+from autotune.measure.worker import Contender, MachineFault
 from autotune.store.records import Measurement, Schedule
 from autotune.task import REFERENCE, Config, Status, config_key
 from autotune.tuner.session import LEASE_S, Session
@@ -106,17 +108,41 @@ def _run(s: Session, finalists: Sequence[Measurement], again: bool) -> dict[str,
     for m in finalists:
         key, built = config_key(m.config), s.artifact(m.config)
         if built.artifact is None:
-            outcomes[key] = Outcome(Status.COMPILE_ERROR, reason=built.reason)
+            outcomes[key] = Outcome(Status.COMPILE_ERROR, reason=built.reason, fault=built.fault)
         else:
             contenders.append(Contender(key, m.config, built.artifact))
     if contenders:
-        outcomes |= s.worker.compare(contenders, seed=s.seed + 1)
+        outcomes |= _compared(s, contenders)
     for m in finalists:
         key = config_key(m.config)
         final = s.measurement(m.config, outcomes[key].status, "final", outcomes[key])
+        if outcomes[key].fault:
+            s.spare(final, outcomes[key].fault)
+            continue
         # Otherwise an earlier final measurement stays: the schedule has the newer number.
         s.store.add_measurement(final, replace=again)
         s.learn(final)
+    return outcomes
+
+
+def _compared(s: Session, contenders: Sequence[Contender]) -> dict[str, Outcome]:
+    """The comparison, made once more where the machine kept anybody from it.
+
+    Raises:
+        MachineFault: it did so again: without a baseline that it failed, say, the decision would be another one.
+        UserError: a setting is wrong.
+    """
+    outcomes: dict[str, Outcome] = {}
+    for last in (False, True):
+        outcomes = s.worker.compare(contenders, seed=s.seed + 1)
+        # Of one that asked for too much memory, or was killed, the worker has made sure.
+        hindered = [o for o in outcomes.values() if o.fault in (Blame.MACHINE, Blame.USER)]
+        if not hindered:
+            break
+        if last and hindered[0].fault is Blame.USER:
+            raise UserError(hindered[0].reason)
+        if last:
+            raise MachineFault(f"the final comparison failed: {hindered[0].reason}")
     return outcomes
 
 

@@ -28,6 +28,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from autotune.errors import UserError
 from autotune.store.claims import owner_is_dead
+from autotune.store.engine import parse_url, show_url
 from autotune.store.records import Measurement
 from autotune.task import Config, Status, config_key
 from autotune.tuner.samplers import make_sampler
@@ -180,7 +181,7 @@ def open_storage(url: str) -> RDBStorage:
         try:
             return RDBStorage(url, engine_kwargs=options)
         except RuntimeError as error:
-            where, why = url.rpartition("@")[2], " ".join(str(error).split())
+            where, why = show_url(parse_url(url)), " ".join(str(error).split())
             raise UserError(f"the Optuna tables in {where} do not fit: {why}") from None
 
     return _patiently(once)

@@ -194,6 +194,8 @@ class Lanes:
                 lane.turn, lane.faults = None, lane.faults + 1 if result.stop == FAULT else 0
                 lane.clock.done(result.seconds, result.search_s)
                 if not (lane.faults and self._again(lane, turn)):
+                    for other in self._lanes if result.fault else ():
+                        other.queue.clear()  # on two devices, or on the only one: it is the host's fault
                     yield replace(result, interrupted=result.interrupted or self._stopped)
             else:
                 lane.owner = message["owner"]

@@ -68,6 +68,7 @@ class Result:
         interrupted: ended by the user.
         begun: False where the run's time was up before, and this is what an earlier search came to.
         error: what kept the machine from measuring; empty if nothing did.
+        fault: that was the machine's fault and would be met by other workloads too, so that the run ended with it.
     """
 
     workload: str
@@ -97,6 +98,7 @@ class Result:
     interrupted: bool = False
     begun: bool = True
     error: str = ""
+    fault: bool = False
 
     @property
     def busy(self) -> bool:
@@ -148,6 +150,7 @@ class Result:
             "interrupted": self.interrupted,
             "begun": self.begun,
             "error": self.error,
+            "fault": self.fault,
         }
 
 

@@ -10,10 +10,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
 
+from autotune.errors import UserError
+from autotune.measure.blame import Blame
 from autotune.measure.outcome import Outcome
 from autotune.measure.policy import Policy
 from autotune.measure.pool import Built, CompilePool
-from autotune.measure.worker import Measurer, WorkerFault
+from autotune.measure.worker import MachineFault, Measurer
 from autotune.store.records import Key, Measurement
 from autotune.store.store import Store
 from autotune.task import Artifact, ComposedTask, Config, Status, Task, config_key
@@ -23,6 +25,9 @@ from autotune.tuner.space import Space, holds
 
 LEASE_S = 30.0
 """How long a claim outlives a search on another host that was killed; on this host its death is seen at once."""
+
+_SPARED = 3
+"""So many candidates in a row that memory ran out for, or that were killed, are no coincidence."""
 
 
 class Lease:
@@ -95,6 +100,10 @@ class Session:
     failed: Counter[str] = field(default_factory=Counter)
     final_us: float | None = None
     """Latency of the best candidate in the final comparison, once there was one."""
+    spared: set[str] = field(default_factory=set)
+    """Candidates (their keys) that this search leaves out as the machine failed on them: nothing of it is stored."""
+    _row: int = 0
+    """How many of them came in a row."""
     _allowed: dict[str, bool] = field(default_factory=dict)
 
     @property
@@ -177,29 +186,62 @@ class Session:
             self.known[config_key(m.config)] = m
 
     def measure(self, config: Config, built: Built, stage: str, limit_us: float | None = None) -> Measurement:
-        """Measure what was built and store what came of it.
+        """Measure what was built and store what came of it, unless the machine is to blame: then once more.
 
         Raises:
-            WorkerFault: the machine failed, not the candidate; nothing is stored.
+            MachineFault: the machine failed again, and not for this candidate alone; nothing is stored.
+            UserError: a setting is wrong.
         """
-        if built.artifact is None:
-            if built.fault:
-                raise WorkerFault(built.reason)
-            return self.keep(
-                self.measurement(config, Status.COMPILE_ERROR, stage, reason=built.reason, compile_s=built.seconds)
-            )
-        outcome = self.worker.measure(config, built.artifact, stage=stage, seed=self.seed, limit_us=limit_us)
-        m = self.keep(self.measurement(config, outcome.status, stage, outcome, compile_s=built.seconds))
-        if m.status is Status.OK:
+        built = self._once_more(config, built)
+        outcome = self._outcome(config, built, stage, limit_us)
+        if outcome.fault and built.artifact is not None:
+            outcome = self._outcome(config, built, stage, limit_us)
+        m = self.measurement(config, outcome.status, stage, outcome, compile_s=built.seconds)
+        if outcome.fault:
+            self.spare(m, outcome.fault)
+            return m
+        self._top._row = 0
+        m = self.keep(m)
+        if m.status is Status.OK and built.artifact is not None:
             self.artifacts[config_key(config)] = built.artifact
         return m
+
+    def _outcome(self, config: Config, built: Built, stage: str, limit_us: float | None) -> Outcome:
+        if built.artifact is None:
+            return Outcome(Status.COMPILE_ERROR, reason=built.reason, fault=built.fault)
+        return self.worker.measure(config, built.artifact, stage=stage, seed=self.seed, limit_us=limit_us)
+
+    def spare(self, m: Measurement, fault: Blame) -> None:
+        """Leave a candidate out of this search, storing nothing, since the machine failed on it twice.
+
+        Raises:
+            MachineFault: it would fail on others too.
+            UserError: a setting is wrong.
+        """
+        if fault is Blame.USER:
+            raise UserError(m.reason)
+        top = self._top
+        top._row += 1
+        if fault is Blame.MACHINE or top._row >= _SPARED:
+            raise MachineFault(m.reason)
+        self.spared.add(config_key(m.config))
+        self.store.release(self.key, m.config, m.stage, self.owner)
+        self.learn(m)
+
+    @property
+    def _top(self) -> Session:
+        return self.whole or self
+
+    def _once_more(self, config: Config, built: Built) -> Built:
+        """What was built, or a second try where the machine is to blame that nothing was."""
+        return self.build(config).result() if built.artifact is None and built.fault else built
 
     def artifact(self, config: Config) -> Built:
         """The artifact of a candidate, built again where an earlier search measured it."""
         have = self.artifacts.get(config_key(config))
         if have is not None:
             return Built(have)
-        built = self.build(config).result()
+        built = self._once_more(config, self.build(config).result())
         if built.artifact is not None:
             self.artifacts[config_key(config)] = built.artifact
         return built
@@ -208,7 +250,7 @@ class Session:
         """Report progress: of a part, as of the whole that it belongs to."""
         if self.report is None:
             return
-        top = self.whole or self
+        top = self._top
         sessions = (self,) if top is self else (top, self)
         self.report(
             Progress(

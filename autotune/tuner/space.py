@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import math
 import random
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,6 +18,7 @@ from typing import Any, Protocol
 from autotune.errors import UserError
 from autotune.resources import resource_dir
 from autotune.task import Choice, Config
+from autotune.toml import read_toml
 from autotune.workload import digest
 
 VERSION = 1
@@ -176,7 +176,7 @@ def load_space(domain: str, section: str, file: str | None = None) -> Space:
             parameter or value that the shipped file does not have; one line that says which, and what there is.
     """
     shipped = resource_dir("search_spaces") / f"{domain}.toml"
-    base = _read(shipped)
+    base = read_toml(shipped, "search-space file")
     sections = {name: table for name, table in base.items() if isinstance(table, dict)}
     if section not in sections:
         raise UserError(f"{shipped}: no search space for {section!r}; it has {_list(sorted(sections))}")
@@ -186,7 +186,7 @@ def load_space(domain: str, section: str, file: str | None = None) -> Space:
     }
     if file is None:
         return Space(tuple(parameters.values()), str(shipped))
-    user = _read(Path(file).expanduser())
+    user = read_toml(Path(file).expanduser(), "search-space file")
     _check_head(file, user, base, domain)
     for name, table in user.items():
         if isinstance(table, dict):
@@ -197,18 +197,6 @@ def load_space(domain: str, section: str, file: str | None = None) -> Space:
                 if name == section:
                     parameters[parameter] = replace(parameters[parameter], choices=narrowed)
     return Space(tuple(parameters.values()), file)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such search-space file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise UserError(f"{path}: cannot read the search space: {reason}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path}: not TOML: {' '.join(str(error).split())}") from None
 
 
 def _check_head(file: str, user: Mapping[str, Any], base: Mapping[str, Any], domain: str) -> None:

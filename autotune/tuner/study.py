@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autotune.errors import Unsupported, UserError
-from autotune.measure.worker import WorkerFault
+from autotune.measure.worker import MachineFault, WorkerFault
 from autotune.task import ComposedTask
 from autotune.tuner import compose, finals
 from autotune.tuner.budget import Budget
@@ -51,7 +51,7 @@ def tune(context: Context, workload: Workload, budget: Budget, granted: float | 
         return Result(key.workload, workload.label, workload.kind, context.device, key.policy, error=str(why))
     s = context.session(task, budget)
     restarts, restart_s = s.worker.restarts, s.worker.restart_s
-    stop, error, final = "", "", finals.Final()
+    stop, error, final, broken = "", "", finals.Final(), False
     try:
         if compositions:
             stop = compose.search(context, s, compositions, budget, granted)
@@ -62,7 +62,8 @@ def tune(context: Context, workload: Workload, budget: Budget, granted: float | 
         s.search_s = s.elapsed
         final = finals.compare(s, task.normalize(task.default()))
     except WorkerFault as fault:
-        stop, error = stop or FAULT, str(fault)
+        broken = isinstance(fault, MachineFault)
+        stop, error = FAULT if broken else stop or FAULT, str(fault)
     except KeyboardInterrupt:
         stop = "interrupted"
         s.interrupt.requested = True
@@ -77,4 +78,4 @@ def tune(context: Context, workload: Workload, budget: Budget, granted: float | 
         context.note(s, stop, settled(stop, budget, granted), granted)
     s.tell("done", stop)
     found = result(s, final, stop, error)
-    return replace(found, restarts=s.worker.restarts - restarts, restart_s=s.worker.restart_s - restart_s)
+    return replace(found, fault=broken, restarts=s.worker.restarts - restarts, restart_s=s.worker.restart_s - restart_s)

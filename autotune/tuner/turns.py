@@ -70,5 +70,5 @@ def alone(context: Context, turns: Turns) -> Generator[Result, None, None]:
             clock.done(result.seconds, result.search_s)
             begun = begun or result.seconds > 0
             yield result
-            if result.interrupted:
+            if result.interrupted or result.fault:
                 return

@@ -18,7 +18,7 @@ import autotune
 from autotune.bench import contender, step
 from autotune.bench.agree import difference, largest
 from autotune.bench.contender import Watched
-from autotune.bench.step import AUTOTUNE, COMPILE, EAGER, NotCompared, compare, step_of, summed, trainable
+from autotune.bench.step import AUTOTUNE, COMPILE, EAGER, NotCompared, Peer, compare, step_of, summed, trainable
 from autotune.errors import UserError
 from autotune.measure import timer
 from autotune.measure.lock import device_lock
@@ -171,7 +171,7 @@ def test_a_step_that_gives_the_same_each_time_is_not_changing(in_eager: dict[str
 
 def test_checks_draw_numbers_of_their_own() -> None:
     before = torch.get_rng_state()
-    one, same, other = (step._seeded(lambda: torch.rand(8), seed, "cpu") for seed in (3, 3, 4))
+    one, same, other = (step.seeded(lambda: torch.rand(8), seed, "cpu") for seed in (3, 3, 4))
     assert torch.equal(torch.get_rng_state(), before)
     assert difference(one, same) == 0.0 < difference(one, other)
 
@@ -195,12 +195,24 @@ def test_steps_by_contender(in_eager: dict[str, Callable[..., Any]]) -> None:
     assert found.over_compile(AUTOTUNE) == found.steps[COMPILE].us / found.steps[AUTOTUNE].us
 
 
+def test_peers_are_timed_beside_the_contenders(in_eager: dict[str, Callable[..., Any]]) -> None:
+    def fails() -> Callable[..., Any]:
+        raise ImportError("no such library")
+
+    peers = {"peer": Peer(lambda: lambda x: torch.exp(x) * (1 + 1e-3)), "missing": Peer(fails)}
+    found = compare(torch.exp, (X,), train=False, device="cpu", policy=quick(), peers=peers)
+    assert list(found.steps) == [EAGER, COMPILE, AUTOTUNE, "peer"]
+    assert found.steps["peer"].difference == pytest.approx(1e-3, rel=1e-3)
+    assert found.steps["peer"].peak_bytes is None
+    assert found.failed == {"missing": "ImportError: no such library"}
+
+
 def test_who_times_has_the_device_to_itself(
     in_eager: dict[str, Callable[..., Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = []
 
-    def interleave(fns: dict[str, Any], policy: Policy, device: str) -> dict[str, list[float]]:
+    def interleave(fns: dict[str, Any], policy: Policy, device: str, **options: Any) -> dict[str, list[float]]:
         with device_lock(device, 0.0) as free:
             alone.append(not free)
         return {name: [1.0, 2.0, 3.0] for name in fns}
@@ -356,6 +368,10 @@ def acted(monkeypatch: pytest.MonkeyPatch) -> Capturing:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(timer, "capture", acted.capture)
+    held = iter([1000])  # before the comparison; what it holds later, results of eager's, is none of a step's
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: next(held, 1200))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 1700)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
     return acted
 
 
@@ -385,10 +401,14 @@ def test_refusals_and_kernels_reach_the_comparison(
 
         return call
 
-    def interleave(fns: dict[str, Callable[[], object]], policy: Policy, device: str) -> dict[str, list[float]]:
-        for fn in fns.values():
+    def interleave(
+        fns: dict[str, Callable[[], object]], policy: Policy, device: str, *, one_memory: bool, plain: frozenset[str]
+    ) -> dict[str, list[float]]:
+        assert one_memory, "two graphs of a large model do not fit"
+        for name, fn in fns.items():
             fn()
-            acted.capture(fn)
+            if name not in plain:
+                acted.capture(fn)
         return {name: [3.0, 1.0, 2.0] for name in fns}
 
     spans = [(0.0, 2.0, True, "triton_poi_fused_add_0"), (2.0, 3.0, False, "Memset"), (3.0, 7.0, True, "nvjet_mm")]
@@ -401,12 +421,16 @@ def test_refusals_and_kernels_reach_the_comparison(
 
     monkeypatch.setattr(timer, "interleave", interleave)
     monkeypatch.setattr("autotune.bench.kernels.record", record)
-    monkeypatch.setattr(step, "_seeded", lambda call, seed, device: call())
+    monkeypatch.setattr(step, "seeded", lambda call, seed, device: call())
     in_eager[AUTOTUNE] = looks
-    found = compare(torch.exp, (X,), train=False, device="cuda:0", policy=quick())
-    assert {name: s.captured for name, s in found.steps.items()} == {EAGER: True, COMPILE: True, AUTOTUNE: False}
+    peers = {"own graphs": Peer(lambda: torch.exp, captured=False), "peer": Peer(lambda: torch.exp)}
+    found = compare(torch.exp, (X,), train=False, device="cuda:0", policy=quick(), peers=peers)
+    captured = {name: s.captured for name, s in found.steps.items()}
+    assert captured == {EAGER: True, COMPILE: True, AUTOTUNE: False, "own graphs": False, "peer": True}
     assert {s.us for s in found.steps.values()} == {2.0}
     assert set(found.seconds) == {"timing", "kernels"}
+    assert {name: s.peak_bytes for name, s in found.steps.items()} == dict.fromkeys(found.steps, 1000 + 1700 - 1200)
+    assert all(found.steps.pop(name).kernels is None for name in peers)  # type: ignore[attr-defined]
     for s in found.steps.values():
         assert s.kernels is not None
         assert (s.kernels["memory_intensive"], s.kernels["library"], s.kernels["library_us"]) == (1, 1, 4.0)

@@ -95,7 +95,7 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Stranger:
 @pytest.fixture(scope="module")
 def searched(stranger: Stranger) -> dict[str, Any]:
     target = ("strangers:block", "--inputs", "strangers:inputs", "--device", "cpu")
-    return stranger.autotune("search", "fusion", *target, "--trials", "5", "--timeout", "120")
+    return stranger.autotune("search", "fusion", *target, "--trials", "5", "--timeout", "120", "--no-step")
 
 
 def test_the_search_measures_and_compares(searched: dict[str, Any]) -> None:
@@ -150,3 +150,8 @@ def test_a_second_search_repeats_no_measurement(stranger: Stranger, searched: di
     again = stranger.autotune("search", "fusion", *target, "--trials", "1", "--timeout", "60")
     assert again["measured"] <= 1
     assert again["reused"] >= 1
+    if again["workloads"][0]["winner"] == "autotune":
+        (step,) = again["steps"]
+        assert step["compile_us"] > 0
+        left = sum(not family["kept"] for family in step["families"])
+        assert (left > 0) == (stranger.deploy("inputs")["hits"] == 0), "deployment does as the step has decided"

@@ -205,6 +205,23 @@ def test_train_plans_the_backward_pass_too() -> None:
     assert any("native_layer_norm_backward" in r.before.operators for r in trained)
 
 
+def made(width: int, *, training: bool = False) -> nn.Module:
+    """A factory, as models come from."""
+    return nn.Sequential(nn.LayerNorm(width), nn.ReLU()).train(training)
+
+
+def rows(width: int, device: str) -> torch.Tensor:
+    return torch.randn(32, width, device=device)
+
+
+def test_a_factory_is_planned_and_told_as_it_was_named(capsys: pytest.CaptureFixture[str]) -> None:
+    target = f"{HERE}:made(48, training=True)"
+    assert main(["plan", "fusion", target, "--inputs", f"{HERE}:rows(width=48)", "--train", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["target"] == target
+    assert any("32x48" in region["label"] for region in told["regions"])
+
+
 def test_what_is_in_no_region_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
     """Of the backward pass too, each pass's own; views and what reads nothing are none of it."""
 
@@ -372,6 +389,8 @@ def test_svg_is_xml_escaped_and_the_same_every_time(tmp_path: Path) -> None:
         (["layer_norm", "--db", "no_such.db"], "no database no_such.db"),
         (["no.such:f", "--inputs", "os:getcwd"], "no module 'no'"),
         ([f"{HERE}:normed"], "needs --inputs"),
+        ([f"{HERE}:made(width)", "--inputs", f"{HERE}:rows(48)"], "width is no literal"),
+        ([f"{HERE}:made()", "--inputs", f"{HERE}:rows(48)"], "made() failed: TypeError"),
         (["os:getcwd", "--inputs", f"{HERE}:normed_inputs"], "failed on its inputs"),
     ],
 )

@@ -125,16 +125,23 @@ def test_what_is_known_counts_as_not_begun_where_it_was_to_be_searched_further(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--missed", "--train"], "leave out TARGET, --inputs and --train"),
+        (["--missed", "--train"], "leave out TARGET, --inputs, --train and --precision"),
+        (["--missed", "--precision", "strict"], "leave out TARGET, --inputs, --train and --precision"),
         (["--missed", "--plans", "greedy", "--ablation", "no-grid"], "exclude each other"),
         (["c3", "--gemm", "8x8x8", "--collective", "all_gather", "--bytes", "1KiB", "--caches", "warm"], "of fusion"),
     ],
 )
 def test_what_does_not_go_together_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    words: str,
 ) -> None:
+    from autotune import task
     from autotune.cli.app import main
 
+    monkeypatch.setitem(task.DOMAINS, "toy", "toy_domain")
     missed(tmp_path / "t.db", {"rows": 64})
     assert main(["search", *arguments, "--device", "cpu", "--db", str(tmp_path / "t.db")]) == 2
     assert words in capsys.readouterr().err

@@ -19,6 +19,8 @@ STORAGE = {
     "f32": np.float32,
     "f16": np.float16,
     "bf16": np.uint16,
+    "e4m3": np.uint8,
+    "e5m2": np.uint8,
     "i64": np.int64,
     "i32": np.int32,
     "i16": np.int16,
@@ -51,7 +53,7 @@ class Pointer:
         flat = t.detach().contiguous().reshape(-1)
         if short == "bf16":
             flat = flat.view(torch.int16)
-        elif short == "b1":
+        elif short in ("b1", "e4m3", "e5m2"):
             flat = flat.view(torch.uint8)
         return cls(short, flat.numpy().view(STORAGE[short]).copy(), readonly=True)
 
@@ -75,7 +77,7 @@ class Pointer:
         if self.written is not None and self.short == "b1" and not self.written.all():
             self.data[~self.written] = 0  # torch knows no other booleans; the comparison shows what is missing
         raw = torch.from_numpy(self.data.view(np.int16) if self.short == "bf16" else self.data)
-        return raw.view(TORCH[self.short]) if self.short in ("bf16", "b1") else raw
+        return raw.view(TORCH[self.short]) if self.short in ("bf16", "b1", "e4m3", "e5m2") else raw
 
     def span(self, at: int, n: int) -> slice:
         if at < 0 or at + n > len(self.data):
@@ -106,6 +108,8 @@ def decode(short: str, raw: np.ndarray[Any, Any]) -> list[Any]:
     """Stored elements as arithmetic values."""
     if short == "bf16":
         return list((raw.astype(np.uint32) << 16).view(np.float32))
+    if short in ("e4m3", "e5m2"):
+        return list(torch.from_numpy(raw.view(np.uint8).copy()).view(TORCH[short]).float().numpy())
     if short == "f32":
         return list(raw)
     if short == "f16":
@@ -120,6 +124,8 @@ def encode(short: str, values: list[Any]) -> Any:
     if short == "bf16":
         t = torch.tensor([float(F(x)) for x in values], dtype=torch.float64).float()
         return t.bfloat16().view(torch.int16).numpy().view(np.uint16)
+    if short in ("e4m3", "e5m2"):
+        return torch.tensor([float(F(x)) for x in values]).to(TORCH[short]).view(torch.uint8).numpy()
     if short in ("f32", "f16"):
         return np.array([F(x) for x in values], STORAGE[short])
     bits = 8 * np.dtype(STORAGE[short]).itemsize
@@ -190,9 +196,17 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "urem64": lambda a, b: _divide(a, b, 64)[1],
     "tanh_": _one(np.tanh),
     "sigmoid_": lambda x: F(1) / (F(1) + np.exp(-F(x))),
+    "rcp_rn": lambda x: F(1) / F(x),
+    "sqrt_rn": _one(np.sqrt),
+    "rsqrt_rn": lambda x: F(1) / np.sqrt(F(x)),
+    "sigmoid_rn": lambda x: F(1) / (F(1) + np.exp(-F(x))),
     "erf_": lambda x: F(math.erf(float(x))),
 }
 LIBDEVICE = {
+    "expf": _one(np.exp),
+    "exp2f": _one(np.exp2),
+    "erff": lambda x: F(math.erf(float(x))),
+    "tanhf": _one(np.tanh),
     "log1pf": _one(np.log1p),
     "expm1f": _one(np.expm1),
     "sinf": _one(np.sin),

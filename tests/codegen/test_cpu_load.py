@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
 import threading
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from cpu_graphs import Build, layer_norm, own_cpu_cache, random_inputs, run, softmax  # noqa: F401
+from numba.core import caching
 
 from autotune.codegen import cpu_load
 from autotune.codegen.cpu import CpuSchedule, emit, load
@@ -171,6 +174,70 @@ def test_a_damaged_source_is_written_again(fresh_cache: Path) -> None:
     (got,) = run(graph, inputs, CpuSchedule())
     assert torch.equal(got, want)
     assert source.read_text() == whole
+
+
+@pytest.mark.parametrize(("what", "left"), [("*.nbi", 20), ("*.nbc", 0)])
+def test_a_damaged_compiled_kernel_is_compiled_again(fresh_cache: Path, what: str, left: int) -> None:
+    """Cut short, as a machine leaves it that went down: else every process would fail on it for ever."""
+    child = _child(fresh_cache)
+    assert child.wait(120) == 0
+    (file,) = (fresh_cache / "__pycache__").glob(f"k{what}")
+    file.write_bytes(file.read_bytes()[:left])
+    for hits in ("0", "1"):  # mended once, and good for the next
+        out, err = (child := _child(fresh_cache)).communicate(timeout=120)
+        assert child.returncode == 0, err
+        assert out.strip() == hits
+
+
+def test_a_full_disk_is_told_or_gone_around(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: object, *_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    graph = softmax(7, 40)
+    inputs = random_inputs(graph)
+    (want,) = run(graph, inputs, CpuSchedule())
+    cpu_load._compiled.clear()
+    monkeypatch.setenv("AUTOTUNE_CACHE_DIR", str(fresh_cache / "other"))
+    save = caching.IndexDataCacheFile.save
+    with monkeypatch.context() as patched:
+        patched.setattr(caching.IndexDataCacheFile, "save", full)
+        with pytest.raises(UserError, match=r"AUTOTUNE_CACHE_DIR: cannot write .* \(No space left on device\)"):
+            run(graph, inputs, CpuSchedule())
+    failed: list[str] = []
+
+    def full_there(self: Any, key: Any, data: Any) -> None:
+        if not failed:
+            failed.append(self._index_path)
+            full(self)
+        save(self, key, data)
+
+    monkeypatch.delenv("AUTOTUNE_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(fresh_cache / "default"))
+    monkeypatch.setattr(caching.IndexDataCacheFile, "save", full_there)
+    (got,) = run(graph, inputs, CpuSchedule())
+    assert failed[0].startswith(str(fresh_cache / "default"))
+    assert torch.equal(got, want)
+
+
+def test_the_cache_is_its_owners_alone(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds code that is run as whoever loads it."""
+    graph = softmax(5, 48)
+    inputs = random_inputs(graph)
+    (want,) = run(graph, inputs, CpuSchedule())
+    assert stat.S_IMODE(fresh_cache.stat().st_mode) == 0o700
+    fresh_cache.chmod(0o777)
+    cpu_load._compiled.clear()
+    run(graph, inputs, CpuSchedule())
+    assert stat.S_IMODE(fresh_cache.stat().st_mode) == 0o755
+    cpu_load._compiled.clear()
+    monkeypatch.setattr(os, "geteuid", lambda: fresh_cache.stat().st_uid + 1)
+    with pytest.raises(UserError, match=r"AUTOTUNE_CACHE_DIR: .* belongs to another user \(uid \d+\)"):
+        run(graph, inputs, CpuSchedule())
+    monkeypatch.delenv("AUTOTUNE_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(fresh_cache))
+    with pytest.warns(UserWarning, match="belongs to another user"):
+        (got,) = run(graph, inputs, CpuSchedule())
+    assert torch.equal(got, want)
 
 
 def test_kernels_of_another_version_are_not_taken_from_the_cache(

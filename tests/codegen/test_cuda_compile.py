@@ -145,6 +145,20 @@ def test_half_types_are_converted_in_line(name: str) -> None:
         assert "cvt.rn.bf16x2.f32" in text
 
 
+@pytest.mark.parametrize(
+    ("name", "instruction"),
+    [
+        ("float8_rows", "cvt.rn.satfinite.e4m3x2.f32"),
+        ("float8_rows_odd", "cvt.rn.satfinite.e5m2x2.f32"),
+        ("float8_read", "cvt.rn.f16x2.e4m3x2"),
+    ],
+)
+def test_float8_is_converted_in_line(name: str, instruction: str) -> None:
+    text = ptx_of(name)
+    assert instruction in text
+    assert not re.search(r"\bcall\b|\bld\.local|\bst\.local", text)
+
+
 @pytest.mark.parametrize("cap", [32, 40, 64])
 def test_register_cap_is_kept(cap: int) -> None:
     task, config = one("bgrl_bf16", max_registers=cap)

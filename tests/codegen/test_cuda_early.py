@@ -76,8 +76,8 @@ def test_weights_are_touched_before_the_first_reduction(name: str) -> None:
     for lines in (late, early):
         loads = [k for k, line in enumerate(lines) if "ld.global" in line]
         before.append(sum(k < first(lines, "shfl") for k in loads))
-    seeds = 2 if name == NAMES[1] else 0  # of the later mask, which are read where it is computed
-    assert before[1] - before[0] == 2 * 3 + seeds  # weights and biases by packs
+    seed = int(name == NAMES[1])  # of the later mask, which is read where it is computed
+    assert before[1] - before[0] == 2 * 3 + seed  # weights and biases by packs
 
 
 def test_packs_of_a_tensor_have_one_address() -> None:

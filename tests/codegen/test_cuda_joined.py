@@ -97,10 +97,10 @@ def stacked(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
     ("fn", "kinds"),
     [
         (stacked, ["ld"]),
-        (lambda x, y, z: torch.stack((x, y, z)), ["lg"]),  # as many as the kernel is told
+        (lambda x, y, z: torch.stack((x, y, z)) * 2, ["lg"]),  # as many as the kernel is told
         (lambda x, y, z: torch.stack((x, y.exp(), z), 1), ["lg", "lg", "lg"]),
         (lambda x, y, z: torch.stack((x, torch.zeros_like(x), z), 1) + 1, ["lg", "lg"]),
-        (lambda x, y, z: torch.stack((x, y, z), 1) + x[:, None], ["ld", "lg"]),
+        (lambda x, y, z: torch.stack((x, y, z), 1) + x[:, None], ["ld", "ld"]),
         (lambda x, y, z: BACK(x, [5, 3, 24], 1, 2) + BACK(y, [5, 3, 24], 1, 0), ["lg", "lg"]),
         (lambda x, y, z: BACK(x, [5, 3, 24], 1, 2) + BACK(y, [5, 3, 24], 1, 1), ["lg"]),
     ],

@@ -76,13 +76,14 @@ BY_NAME = {c.name: c for c in CASES}
 
 
 def graphs_of(fn: Callable[..., Any], inputs: tuple[Callable[[], Tensor], ...]) -> list[Graph]:
+    from torch._inductor.decomposition import select_decomp_table
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
     from autotune.fusion.regions import find_regions
 
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        regions = find_regions(make_fx(fn)(*[make() for make in inputs]))
+        regions = find_regions(make_fx(fn, select_decomp_table())(*[make() for make in inputs]))
     return [Graph.from_json(r.workload.spec) for r in regions if r.workload is not None]
 
 

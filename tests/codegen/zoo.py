@@ -23,6 +23,7 @@ from autotune.tuner.space import load_space
 from autotune.workload import Workload
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 I64, I32, I16, I8, U8, BOOL = torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool
 
 
@@ -204,10 +205,8 @@ def embedding_ln(table: Tensor, ids: Tensor, w: Tensor, b: Tensor) -> Tensor:
 
 
 def dropped(x: Tensor, p: float = 0.1) -> tuple[Tensor, Tensor]:
-    """Dropout as it is captured: a hash of each element's place, and the mask."""
-    from autotune.fusion.decompose import native_dropout
-
-    return native_dropout(x, p, True)  # type: ignore[no-any-return]
+    """Dropout, a hash of each element's place by then, and the mask."""
+    return torch.native_dropout(x, p, True)
 
 
 def dropout_residual_ln(x: Tensor, r: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, ...]:
@@ -290,6 +289,59 @@ def scaled_both_ways(x: Tensor) -> tuple[Tensor, ...]:
     v = x.view(rows // 32, 32, cols // 32, 32).float()
     across, down = v.abs().amax(3, keepdim=True) / 448, v.abs().amax(1, keepdim=True) / 448
     return (v / across).bfloat16().view(x.shape), (v / down).bfloat16().view(x.shape), across, down
+
+
+def saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
+    most = torch.finfo(dtype).max
+    return x.clamp(min=-most, max=most).to(dtype)
+
+
+def float8_tensor(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantised by one scale for all, as torchao's dynamic scaling does."""
+    scale = 448 / torch.max(torch.abs(x)).float().clamp(min=1e-12)
+    return saturated(x.float() * scale, E4M3), scale
+
+
+def rows_as(x: Tensor, d: torch.dtype) -> tuple[Tensor, Tensor]:
+    """By a scale for each row."""
+    scale = torch.finfo(d).max / torch.amax(torch.abs(x), -1, keepdim=True).float().clamp(min=1e-12)
+    return saturated(x.float() * scale, d), scale.reciprocal()
+
+
+def float8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    return rows_as(x, E4M3)
+
+
+def float8_rms(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    return float8_rows(rms_norm(x, w))
+
+
+def float8_blocks(x: Tensor) -> tuple[Tensor, Tensor]:
+    """By a scale for each 128 neighbours."""
+    v = x.view(x.shape[0], -1, 128).float()
+    top = v.abs().amax(-1, keepdim=True).clamp(min=1e-4)
+    return saturated(v * (448 / top), E4M3).view(x.shape), (top / 448).squeeze(-1)
+
+
+def float8_both_ways(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """In both layouts, as the two products of a backward read it."""
+    q, scale = float8_tensor(x)
+    return q, q.t().contiguous(), scale
+
+
+def float8_read(q: Tensor, scale: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Stored floats of eight bits, scaled back, and the same numbers in the other type's range and layout."""
+    x = q.float() * scale
+    return x + g.float(), saturated(x, E5M2).t().contiguous()
+
+
+def every_second(x: Tensor, y: Tensor) -> Tensor:
+    return torch.slice_scatter(x.exp(), y.float() * 2, 1, 1, None, 2) + 1
+
+
+def int8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    scale = torch.amax(torch.abs(x), -1, keepdim=True).float() / 127
+    return torch.clamp(torch.round(x / scale.clamp(min=1e-6)), -128, 127).to(I8), scale
 
 
 def norm_then_softmax(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -405,6 +457,16 @@ ZOO: tuple[Case, ...] = (
     Case("outer_layer_norm", layer_norm_0, (T(260, 48, d=F16), T(48, d=F16))),
     Case("tile_scaling", scaled_both_ways, (T(96, 160, d=BF16),), groups=(2,), on_cuda=(1,)),
     Case("tile_norm_softmax", norm_then_softmax, (T(77, 64),), groups=(2,), on_cuda=(1,)),
+    Case("float8_tensor", float8_tensor, (T(40, 96, d=BF16),)),
+    Case("float8_rows", float8_rows, (T(40, 1024, d=BF16),)),
+    Case("float8_rows_odd", lambda x: rows_as(x, E5M2), (T(21, 131),)),
+    Case("float8_rms", float8_rms, (T(24, 2048, d=BF16), T(2048, d=BF16))),
+    Case("float8_blocks", float8_blocks, (T(12, 640, d=BF16),)),
+    Case("float8_both_ways", float8_both_ways, (T(64, 192, d=BF16),)),
+    Case("float8_read", float8_read, (T(33, 70, d=E4M3), T(33, 1), T(33, 70, d=E5M2))),
+    Case("int8_rows", int8_rows, (T(33, 256, d=BF16),)),
+    Case("flipped", lambda x, y: torch.flip(torch.cat([x, y], 1), (0, 1)) * 2, (T(21, 40, d=BF16), T(21, 24))),
+    Case("every_second", every_second, (T(12, 64), T(12, 32, d=BF16))),
 )
 SCATTERS = (
     Case("scatter_tied", scatter_tied(50, 0), (T(5, 8, 96, d=BF16), T(5, 8, d=I64), T(50, 96, d=BF16))),
@@ -430,15 +492,23 @@ def workloads(name: str) -> tuple[Workload, ...]:
 
 def workloads_of(case: Case) -> tuple[Workload, ...]:
     """The workloads of a case's regions, as a search on any device would have them."""
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.fx_passes.replace_random import replace_random_passes
+    from torch._inductor.virtualized import V
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
+    from autotune.fusion.joint import hash_random_numbers
     from autotune.fusion.regions import find_regions
 
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode, V.set_fake_mode(mode), torch.no_grad(), torch.fx.traceback.preserve_node_meta():
         args = [make() for make in case.inputs]
-        with torch.no_grad():
-            regions = find_regions(make_fx(case.fn)(*args), "cuda")
+        gm = make_fx(case.fn, decomposition_table=select_decomp_table())(*args)
+        replace_random_passes(gm)
+        hash_random_numbers(gm.graph)
+        gm.graph.eliminate_dead_code()
+        regions = find_regions(gm, "cuda")
     for r in regions:
         if r.workload is None:
             raise AssertionError(f"{case}: {r.reason}")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch._inductor.config
 from torch import Tensor, fx
+from torch._functorch import config as aot_config
 
 from autotune.fusion.capture import capture
 from autotune.fusion.graph import Graph
@@ -25,6 +28,15 @@ class InDouble(fx.Interpreter):
             return torch.float64 if isinstance(value, torch.dtype) and value in FLOATS else value
 
         return super().call_function(target, tuple(widen(a) for a in args), {k: widen(v) for k, v in kwargs.items()})
+
+
+@contextlib.contextmanager
+def uncached() -> Iterator[None]:
+    """While open, Inductor compiles every graph anew: what comes out of a cache asks no pass."""
+    torch._dynamo.reset()
+    with torch._inductor.config.patch(fx_graph_cache=False), aot_config.patch(enable_autograd_cache=False):
+        yield
+    torch._dynamo.reset()
 
 
 def regions_of(fn: Callable[..., Any], *args: Any, grad: bool | None = None) -> list[Region]:

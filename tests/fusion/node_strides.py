@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, fx
+from torch._functorch import config as aot_config
+from torch._inductor.compile_fx import compile_fx
 from torch.utils import _pytree as pytree
+
+from autotune.fusion.hooks import Hook, hooked
 
 
 def strides_apart(a: Tensor, b: Tensor) -> bool:
@@ -27,3 +32,24 @@ class Checked(fx.Interpreter):
                 if isinstance(real, Tensor) and strides_apart(real, fake):
                     self.wrong.append(f"{n.format_node()}: {real.stride()} where the graph has {tuple(fake.stride())}")
         return value
+
+
+def checking_backend(seen: list[fx.GraphModule], wrong: list[str]) -> Callable[..., Any]:
+    """A backend for torch.compile that runs graphs as :class:`Checked` does, once Inductor's joint passes, ours among
+    them, are through; each is kept in ``seen``."""
+
+    def inner(gm: fx.GraphModule, inputs: Sequence[Any], **_: Any) -> Any:
+        seen.append(gm)
+
+        def run(given: list[Any]) -> Any:
+            return Checked(gm, wrong).run(*given)
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        patches = hooked(Hook(lambda graph: None, b"checked", None))
+        with aot_config.patch(enable_autograd_cache=False):
+            return compile_fx(gm, list(inputs), inner_compile=inner, config_patches=patches)
+
+    return backend

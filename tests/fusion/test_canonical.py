@@ -15,11 +15,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from capture_helpers import graph_of, only_region
+from plain_colours import PlainColours
 from test_translate import ONE_REGION, ints, one_region, t
 from torch import Tensor
 
-from autotune.fusion.canonical import canonicalize, row_extent, to_workload
-from autotune.fusion.graph import Graph
+from autotune.fusion import canonical
+from autotune.fusion.canonical import _Colours, canonicalize, row_extent, to_workload
+from autotune.fusion.graph import Graph, Output, Value
 from autotune.fusion.interpret import interpret, make_inputs
 from autotune.fusion.simplify import remap_output, remap_value
 from autotune.workload import Workload
@@ -59,7 +61,10 @@ def shuffled(graph: Graph, seed: int) -> tuple[Graph, list[int], list[int]]:
     return mixed, slots, outputs
 
 
-@pytest.mark.parametrize("name", sorted(ONE_REGION - {"max_values", "batch_norm_eval"}))
+NAMES = sorted(ONE_REGION - {"max_values", "batch_norm_eval"})
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_any_order_gives_the_same_form(name: str) -> None:
     graph = graph_of(one_region(name))
     assert canonicalize(graph)[0] == graph
@@ -222,6 +227,56 @@ def test_symmetric_graphs_have_one_form() -> None:
     graph = graph_of(only_region(parts, torch.tensor(2.0), *[t(4, 5) for _ in range(6)]))
     for seed in range(4):
         assert canonicalize(shuffled(graph, seed)[0])[0].to_json() == graph.to_json()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_colours_are_what_they_have_always_been(name: str) -> None:
+    """Other ones would be other fingerprints, and all that was ever stored would be lost."""
+    graph = shuffled(graph_of(one_region(name)), 5)[0]
+    for open_axis in (None, 0):
+        quick, plain = _Colours(graph, open_axis), PlainColours(graph, open_axis)
+        for _ in range(4):
+            quick._round()
+            plain._round()
+        assert not quick.discrete()
+        plain.discrete()
+        for what in ("value", "axis", "slot", "output"):
+            assert getattr(quick, what) == getattr(plain, what)
+
+
+def chain(length: int) -> Graph:
+    """Pointwise operators one after the other."""
+    values = [Value("load", axes=(0,), slot=k, strides=(1,)) for k in (0, 1)] + [Value("const", number=0.5)]
+    for i in range(length):
+        at = len(values) - 1 if i else 0
+        args = ((at,), (at, 1), (at, 2))[i % 3]
+        values.append(Value(("tanh", "maximum", "mul")[i % 3], args, (0,)))
+    out = Output(value=len(values) - 1, axes=(0,), strides=(1,), dtype="float32")
+    return Graph((4096,), tuple(values), ("float32", "float32"), (out,))
+
+
+def test_a_long_chain_is_coloured_from_end_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Round by round that takes as many rounds as the chain is long."""
+    done, whole = [0], _Colours._round
+
+    def counted(self: _Colours) -> None:
+        done[0] += len(self.value)
+        whole(self)
+
+    monkeypatch.setattr(_Colours, "_round", counted)
+    graph = chain(1500)
+    form = canonicalize(graph)[0]
+    assert done[0] < 1.2 * canonical._WORK
+    assert canonicalize(shuffled(graph, 1)[0])[0] == form
+    assert canonicalize(form)[0] == form
+    values = list(graph.values)
+    values[700] = replace(values[700], op="exp", args=(699,))
+    other = replace(graph, values=tuple(values))
+    assert canonicalize(other)[0] != form
+    monkeypatch.setattr(canonical, "_WORK", 0)  # short ones too then
+    for name in NAMES:
+        form = canonicalize(graph_of(one_region(name)))[0]
+        assert canonicalize(shuffled(form, 3)[0])[0] == form, name
 
 
 def test_integer_inputs_keep_their_width() -> None:

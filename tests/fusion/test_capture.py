@@ -8,26 +8,59 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from capture_helpers import regions_of
+from capture_helpers import regions_of, uncached
 from test_translate import FORWARD, t
 from torch import Tensor, nn
 
 from autotune.errors import Unsupported
 from autotune.fusion import aten
-from autotune.fusion.capture import aot_backend, capture
+from autotune.fusion.capture import capture
+from autotune.fusion.kernel_names import kernel_name, program_ops
 from autotune.fusion.regions import find_regions
 from autotune.fusion.translate import op_name
+from autotune.runtime import region_pass
+from autotune.runtime.backend import dynamo_backend
 
 
 def names(captured: Any) -> list[str]:
     return [op_name(n) for g in captured.graphs for n in g.module.graph.nodes if n.op == "call_function"]
 
 
-def test_composites_stay_whole() -> None:
+def test_graphs_are_as_inductor_decomposes_them_and_named_by_what_they_were() -> None:
     def f(x: Tensor) -> Tensor:
         return F.gelu(F.layer_norm(torch.softmax(x, -1), (8,)))
 
-    assert [n for n in names(capture(f, (t(4, 8),))) if n != "getitem"] == ["_softmax", "native_layer_norm", "gelu"]
+    captured = capture(f, (t(4, 8),))
+    assert {"amax", "exp", "var_mean", "rsqrt", "erf"} <= set(names(captured))
+    (region,) = find_regions(captured.graphs[0].module)
+    assert region.workload is not None
+    assert region.workload.label == "softmax+layer_norm+gelu f32 4x8"
+    assert kernel_name(program_ops(region.workload.source)) == "autotune_softmax_layer_norm_gelu"
+
+
+def test_branches_are_graphs_too() -> None:
+    def f(x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x: torch.tanh(x) * 2, lambda x: torch.exp(x) * 2, (x.relu(),))  # type: ignore[no-any-return]
+
+    x = t(4, 8)
+    captured = capture(f, (x,), grad=False)
+    assert [{*names(type("C", (), {"graphs": [g]}))} - {"getitem", ""} for g in captured.graphs] == [
+        {"tanh", "mul"}, {"exp", "mul"}, {"relu", "sum", "gt"},
+    ]  # fmt: skip
+
+
+def test_what_ran_while_capturing_is_what_eager_mode_gives() -> None:
+    """The passes of Inductor that graphs go through rewrite copies: what a program prints or keeps stays right."""
+    seen: list[Tensor] = []
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        y = torch.cond(x.sum() > 1e6, lambda x: x - 1, lambda x: torch.softmax(x, -1), (x,))
+        seen.append(torch.add(y @ w, x))
+        return seen[-1].sum()
+
+    x, w = t(4, 8), t(8, 8)
+    capture(f, (x, w), grad=False)
+    torch.testing.assert_close(seen[0], torch.softmax(x, -1) @ w + x)
 
 
 def test_gradients_are_not_accumulated() -> None:
@@ -69,19 +102,22 @@ def test_keyword_arguments() -> None:
     assert names(capture(lambda x, *, y: x + y, (t(4),), {"y": t(4)})) == ["add"]
 
 
-def test_a_backend_of_ones_own_sees_the_same_graphs() -> None:
-    seen: list[tuple[str, list[str | None]]] = []
+def test_deployment_looks_at_the_same_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str | None]] = []
 
-    def compiler(gm: torch.fx.GraphModule, example_inputs: Any, kind: str) -> Any:
-        seen.append((kind, [r.workload and r.workload.fingerprint for r in find_regions(gm)]))
-        return gm.forward
+    def looking(gm: torch.fx.GraphModule) -> Any:
+        found = find_regions(gm)
+        seen.append([r.workload and r.workload.fingerprint for r in found])
+        return found
 
-    layer, x = nn.LayerNorm(8), t(4, 8)
-    torch.compile(layer, backend=aot_backend(compiler), dynamic=False)(x).sum().backward()
-    (graphs,) = [capture(layer, (x,)).graphs]
-    ours = [(g.kind, [r.workload and r.workload.fingerprint for r in find_regions(g.module)]) for g in graphs]
-    assert seen == ours
-    assert all(found for _, found in ours)
+    monkeypatch.setattr(region_pass, "find_regions", looking)
+    layer, x = nn.Sequential(nn.LayerNorm(8), nn.Dropout(0.2), nn.Linear(8, 8), nn.Softmax(-1)), t(4, 8)
+    with uncached():
+        torch.compile(layer, backend=dynamo_backend, dynamic=False)(x).square().sum().backward()
+    graphs = capture(layer, (x,)).graphs
+    assert seen == [[r.workload and r.workload.fingerprint for r in find_regions(g.module)] for g in graphs]
+    assert len(seen) == 2
+    assert all(seen)
 
 
 @pytest.mark.parametrize("name", ["layer_norm", "lstm", "rope", "embedding", "cross_entropy", "triangle", "arange"])
@@ -102,7 +138,7 @@ def test_programs_survive_json(name: str) -> None:
 
 
 def test_devices_are_put_in_place_of_those_recorded() -> None:
-    (region,) = regions_of(lambda x: x * torch.arange(4.0), t(4))
+    (region,) = regions_of(lambda x: F.dropout(x), t(4, 8))
     assert region.workload is not None
     program = aten.from_json(region.workload.source, device="meta")
     assert {n.kwargs["device"].type for n in program.graph.nodes if "device" in n.kwargs} == {"meta"}

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from node_strides import Checked, strides_apart
+from node_strides import checking_backend, strides_apart
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from autotune.fusion import capture as capturing
-from autotune.fusion.capture import aot_backend, capture
+from autotune.fusion import joint
+from autotune.fusion.capture import capture
 from autotune.fusion.channels_last import inductor_wants, put_channels_last
 from autotune.fusion.regions import find_regions
 
@@ -32,7 +32,7 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
         return True
 
     made = functools.partial(put_channels_last, wanted=always, devices=("cpu",))
-    monkeypatch.setattr(capturing, "put_channels_last", made)
+    monkeypatch.setattr(joint, "put_channels_last", made)
     yield asked
     torch._dynamo.reset()
 
@@ -144,18 +144,15 @@ MODULES: dict[str, tuple[Callable[[], Callable[..., Any]], Callable[[], Tensor]]
 def run_graphs(fn: Callable[..., Any], seen: list[fx.GraphModule]) -> Callable[..., Any]:
     """``fn`` through the captured graphs, run node by node: each has to have the strides that the graph says."""
 
-    def compiler(gm: fx.GraphModule, example: Any, kind: str) -> Callable[..., Any]:
-        seen.append(gm)
+    wrong: list[str] = []
+    compiled = torch.compile(fn, backend=checking_backend(seen, wrong), dynamic=False)
 
-        def run(*args: Any) -> Any:
-            wrong: list[str] = []
-            results = Checked(gm, wrong).run(*args)
-            assert wrong == []
-            return results
+    def run(*args: Any) -> Any:
+        results = compiled(*args)
+        assert wrong == []
+        return results
 
-        return run
-
-    return torch.compile(fn, backend=aot_backend(compiler), dynamic=False)
+    return run
 
 
 def agree(ours: Any, eager: Any) -> None:
@@ -248,7 +245,7 @@ def test_of_one_dimension_or_symbolic_shapes_it_stays_as_it_is(forced: list[bool
     seen: list[fx.GraphModule] = []
     run = torch.compile(
         nn.Sequential(conv(4, 6), nn.ReLU()),
-        backend=aot_backend(lambda gm, example, kind: seen.append(gm) or gm.forward),
+        backend=checking_backend(seen, []),
         dynamic=True,
     )
     with torch.no_grad():

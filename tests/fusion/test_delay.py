@@ -27,7 +27,7 @@ def test_contributions_of_steps_are_collected_at_once() -> None:
     regions = regions_of(recurrence, x, w, u, grad=True)
     whole = [r for r in regions for n in r.outputs if tuple(n.meta["val"].shape) == (4, 3, 16)]
     assert len(whole) == 1  # the gradient of all projections is stored once, not after each step
-    assert "select_backward" in {op_name(n) for n in whole[0].nodes}
+    assert "select_scatter" in {op_name(n) for n in whole[0].nodes}
     for r in regions:
         check(r)
 
@@ -40,7 +40,7 @@ def test_a_cast_waits_for_its_reader_beyond_a_product() -> None:
     regions = regions_of(f, t(8, 8, dtype=torch.bfloat16), t(8, 8, dtype=torch.bfloat16))
     assert [[op_name(n) for n in r.nodes] for r in regions] == [
         ["tanh", "relu"],
-        ["_to_copy", "add", "_to_copy", "mul"],
+        ["convert_element_type", "add", "convert_element_type", "mul"],
     ]
     for r in regions:
         check(r)
@@ -60,10 +60,10 @@ def test_results_and_what_products_read_do_not_wait() -> None:
     def f(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         y = torch.relu(x)
         early = y * 2
-        return early, early + (y @ w)
+        return early, early * (y @ w)
 
     regions = regions_of(f, t(8, 8), t(8, 8))
-    assert [[op_name(n) for n in r.nodes] for r in regions] == [["relu", "mul"], ["add"]]
+    assert [[op_name(n) for n in r.nodes] for r in regions] == [["relu", "mul"], ["mul"]]
 
 
 def test_waiting_never_makes_a_cycle() -> None:

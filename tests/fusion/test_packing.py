@@ -13,6 +13,7 @@ from capture_helpers import check, graph_of, regions_of
 from test_canonical import shuffled
 from test_translate import t
 from torch import Tensor
+from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -84,7 +85,7 @@ def test_equal_updates_of_large_tensors_join_and_other_large_work_does_not() -> 
 
     with FakeTensorMode() as mode:
         made = [mode.from_tensor(torch.empty(1500, 1500)) for _ in range(4)]
-        regions = find_regions(make_fx(f, tracing_mode="fake")(*made))
+        regions = find_regions(make_fx(f, select_decomp_table(), tracing_mode="fake")(*made))
     assert [len(components(graph_of(r))) for r in regions] == [2, 1, 1]
 
 

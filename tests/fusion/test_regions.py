@@ -72,26 +72,26 @@ def test_bert_layer(train: bool, dtype: torch.dtype) -> None:
 def test_bert_inference_regions_are_the_expected_ones() -> None:
     layer, x, mask = bert(train=False)
     labels = [r.workload.label for r in regions_of(layer, x, mask, grad=False) if r.workload is not None]
-    assert labels == ["to_copy+rsub f32 20", "layer_norm f32 20x48", "gelu f32 3840", "layer_norm f32 20x48"]
+    assert labels == ["rsub f32 20", "layer_norm f32 20x48", "gelu f32 3840", "layer_norm f32 20x48"]
 
 
 def test_residual_around_a_matrix_product_makes_two_regions() -> None:
     def f(x: Tensor, w: Tensor) -> Tensor:
         h = torch.tanh(x)
-        return h + (h @ w)
+        return h * (h @ w)
 
     regions = regions_of(f, t(4, 4), t(4, 4))
-    assert [[op_name(n) for n in r.nodes] for r in regions] == [["tanh"], ["add"]]
+    assert [[op_name(n) for n in r.nodes] for r in regions] == [["tanh"], ["mul"]]
 
 
 def test_work_beside_a_matrix_product_joins_what_follows_it() -> None:
-    """tanh could run before the product or after it; only after it, it is one region with the sum."""
+    """tanh could run before the product or after it; only after it, it is one region with the multiplication."""
 
     def f(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
-        return torch.tanh(x) + (y @ w)
+        return torch.tanh(x) * (y @ w)
 
     (region,) = regions_of(f, t(4, 4), t(4, 4), t(4, 4))
-    assert [op_name(n) for n in region.nodes] == ["tanh", "add"]
+    assert [op_name(n) for n in region.nodes] == ["tanh", "mul"]
 
 
 def test_operators_without_a_rule_cost_only_themselves() -> None:
@@ -100,7 +100,10 @@ def test_operators_without_a_rule_cost_only_themselves() -> None:
         return torch.softmax(torch.cumsum(y, 1) + y, 1)
 
     regions = regions_of(f, t(4, 6))
-    assert [[op_name(n) for n in r.nodes] for r in regions] == [["relu", "mul"], ["add", "_softmax"]]
+    assert [[op_name(n) for n in r.nodes] for r in regions] == [
+        ["relu", "mul"],
+        ["add", "amax", "sub", "exp", "sum", "div"],
+    ]
     for r in regions:
         check(r)
 
@@ -123,7 +126,7 @@ def test_forms_without_a_rule_cost_only_themselves() -> None:
         return values + where.float()
 
     regions = regions_of(g, t(4, 6))
-    assert [[op_name(n) for n in r.nodes] for r in regions] == [["mul"], ["_to_copy", "add"]]
+    assert [[op_name(n) for n in r.nodes] for r in regions] == [["mul"], ["convert_element_type", "add"]]
     for r in regions:
         check(r)
 
@@ -135,12 +138,12 @@ def test_two_gathers_in_a_row_are_one_load() -> None:
         return torch.relu(torch.index_select(rows, 1, j)) * 3
 
     (region,) = regions_of(f, t(8, 6), torch.tensor([3, 1, 7, 3]), torch.tensor([0, 5, 5]))
-    assert [op_name(n) for n in region.nodes] == ["tanh", "mul", "index_select", "add", "index_select", "relu", "mul"]
+    assert [op_name(n) for n in region.nodes] == ["tanh", "mul", "index", "add", "index", "relu", "mul"]
     check(region)
 
 
-def test_of_two_gathers_through_a_reshape_one_is_left_out() -> None:
-    """What two indices choose is not taken apart. What lies between the tensor and the gathers is not to blame."""
+def test_two_gathers_through_a_reshape() -> None:
+    """What two indices choose is put together, and not taken apart."""
 
     def f(x: Tensor, i: Tensor, j: Tensor) -> Tensor:  # an input of the region, seen through a view
         rows = torch.index_select(x.view(8, 6), 0, i) + 1
@@ -149,13 +152,17 @@ def test_of_two_gathers_through_a_reshape_one_is_left_out() -> None:
     regions = regions_of(f, t(48), torch.tensor([3, 1, 7, 3]), torch.tensor([0, 5, 5]))
     for r in regions:
         check(r)
-    assert [[op_name(n) for n in r.nodes] for r in regions] == [["add", "index_select", "mul"]]
+    assert [[op_name(n) for n in r.nodes] for r in regions] == [["index", "add", "index", "mul"]]
 
     def g(x: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return F.group_norm(x, 4)[:, :, i, j] * 2
 
     regions = regions_of(g, t(2, 8, 4, 6), torch.tensor([3, 1, 0]), torch.tensor([0, 5, 5]))
-    assert [op_name(n) for r in regions for n in r.nodes] == ["native_group_norm", "getitem", "mul"]
+    for r in regions:
+        check(r)
+    (found,) = [[op_name(n) for n in r.nodes] for r in regions]
+    assert "var_mean" in found
+    assert "index" in found
 
 
 def test_a_concatenation_of_many_tensors_stays_with_torch() -> None:
@@ -163,9 +170,9 @@ def test_a_concatenation_of_many_tensors_stays_with_torch() -> None:
         return torch.stack([torch.tanh(r) for r in x.unbind(0)[:n]]) * 2
 
     (region,) = regions_of(lambda x: f(x, 16), t(20, 6))
-    assert "stack" in [op_name(n) for n in region.nodes]
+    assert "cat" in [op_name(n) for n in region.nodes]
     regions = regions_of(lambda x: f(x, 17), t(20, 6))
-    assert "stack" not in [op_name(n) for r in regions for n in r.nodes]
+    assert "cat" not in [op_name(n) for r in regions for n in r.nodes]
     for r in (region, *regions):
         check(r)
 
@@ -233,7 +240,7 @@ def test_random_numbers_and_mutation_are_opaque() -> None:
 
 
 def test_a_region_that_reads_nothing_is_not_lowered() -> None:
-    regions = regions_of(lambda x: x @ (torch.arange(4.0) + 1), t(4, 4))
+    regions = regions_of(lambda x: torch.ones_like(x).sum(-1), t(4, 4))
     assert [r.workload for r in regions] == [None]
     assert "reads no tensors" in regions[0].reason
 

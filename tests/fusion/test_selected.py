@@ -49,10 +49,10 @@ def test_each_part_of_a_packed_gradient_is_read_at_its_own_place_alone(shape: tu
     ("fn", "guarded"),
     [
         (lambda x, y, z, b: torch.stack((x, y.exp(), z)), 3),
-        (lambda x, y, z, b: torch.stack((x, y + b, z), 1), 3),  # not the bias
+        (lambda x, y, z, b: torch.stack((x, y + b, z), 1), 4),
         (lambda x, y, z, b: torch.stack((x, y, z), -1), 0),  # neighbours in memory
-        (lambda x, y, z, b: torch.stack((x, y, z)) + x, 2),  # one of them is used everywhere
-        (lambda x, y, z, b: torch.stack((x.softmax(-1), y, z)), 2),  # nor what a reduction is made of
+        (lambda x, y, z, b: torch.stack((x, y, z)) + x, 3),  # one of them is used everywhere too
+        (lambda x, y, z, b: torch.stack((x.softmax(-1), y, z)), 3),  # not what a reduction is made of
         (lambda x, y, z, b: torch.stack((x, y))[:1] * z, 0),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from capture_helpers import check, only_region, regions_of
-from torch import Tensor, fx
+from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autotune.fusion.graph import Graph
@@ -56,6 +55,15 @@ def batch_and_row_softmax(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def qkv_heads(x: Tensor) -> Tensor:
     q, k, v = x.view(2, 6, 3, 4, 5).unbind(2)
     return (q.transpose(1, 2) * k.transpose(1, 2) + v.transpose(1, 2)).contiguous()
+
+
+def assign_strided(first: int, step: int) -> Callable[..., Tensor]:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        x = x * 2
+        x[:, first::step] = y.exp()
+        return x + 1
+
+    return fn
 
 
 bf16, f16 = torch.bfloat16, torch.float16
@@ -179,6 +187,20 @@ FORWARD: dict[str, Case] = {
     "avg_pool": (lambda x: F.avg_pool2d(x, 3, 2, 1) + 1, (t(2, 3, 7, 8),)),
     "adaptive_avg_pool": (lambda x: F.adaptive_avg_pool2d(x, 1), (t(2, 3, 7, 8),)),
     "roll": (lambda x: torch.roll(x, (1, -2), (0, 1)) * 2, (t(5, 7),)),
+    "flip": (lambda x: torch.flip(x, (0, 2)) * 2, (t(5, 1, 7),)),
+    "flip_of_computed": (lambda x, y: (x + torch.flip(x * y, (1,))).softmax(-1), (t(5, 7), t(5, 7))),
+    "flip_of_parts": (lambda a, b: torch.flip(torch.cat([a, b * 2, a], 1), (1,)) + 1, (t(5, 3), t(5, 1))),
+    "flip_twice": (lambda x: torch.flip(torch.flip(x, (0,)) + 1, (0,)), (t(5, 7),)),
+    "gather_of_parts": (
+        lambda a, b, i: torch.cat([a, b.exp()], 1).gather(1, i) + 1,
+        (t(5, 3), t(5, 4), ints(5, 6, high=7)),
+    ),
+    "roll_of_both": (
+        lambda x: torch.roll(x.view(4, 6, 8, 3), (-2, 3), (1, 2)).reshape(4, 48, 3) * 2,
+        (t(4, 48, 3),),
+    ),
+    "assigned_to_every_second": (assign_strided(1, 2), (t(6, 8), t(6, 4))),
+    "assigned_to_every_third": (assign_strided(0, 3), (t(6, 9), t(6, 3))),
     "losses": (
         lambda x, y: (
             F.mse_loss(x, y)
@@ -253,6 +275,8 @@ BACKWARD: dict[str, Case] = {
     "relu_dropout": (lambda x: F.dropout(F.relu(x), 0.3) * 2, (t(4, 5, grad=True),)),
     "slices": (lambda x: x[:, 1:3] * x[:, 2:4], (t(4, 5, grad=True),)),
     "select": (lambda x: x[:, 1] * x[:, 2], (t(4, 5, grad=True),)),
+    "patches": (lambda x: torch.cat([x[:, 0::2], x[:, 1::2]], 0).softmax(-1), (t(4, 6, 3, grad=True),)),
+    "flip": (lambda x: torch.flip(x, (1,)) * x, (t(4, 5, grad=True),)),
     "chunk_cat": (lambda x: torch.cat(x.chunk(2, 1)[::-1], 1) * x, (t(4, 6, grad=True),)),
     "tanh_sigmoid": (lambda x: torch.tanh(x) * torch.sigmoid(x), (t(4, 5, grad=True),)),
     "broadcast": (lambda x, b: (x + b) * b, (t(4, 5, grad=True), t(5, grad=True))),
@@ -285,28 +309,16 @@ def test_backward(name: str) -> None:
         check(region)
 
 
-def test_fused_rms_norm_of_cuda() -> None:
-    """What F.rms_norm is on CUDA; on a CPU torch takes it apart, so the call is written here by hand."""
-    if not hasattr(torch.ops.aten, "_fused_rms_norm"):
-        pytest.skip("this torch has no such operator")
-    x, w = t(6, 24), t(24)
-    graph = fx.Graph()
-    inputs = [graph.placeholder("x"), graph.placeholder("w")]
-    fused = graph.call_function(torch.ops.aten._fused_rms_norm.default, (inputs[0], [24], inputs[1], 1e-5))
-    parts = [graph.call_function(operator.getitem, (fused, k)) for k in range(2)]
-    values = [x, w, (x, x[:, :1].contiguous()), x, x[:, :1].contiguous()]
-    for node, value in zip([*inputs, fused, *parts], values, strict=True):
-        node.meta["val"] = value
-    graph.output(tuple(parts))
-    y, rstd = interpret(translate(fx.GraphModule({}, graph)).graph, [x.reshape(-1), w])
-    deviation = (x.double().square().mean(-1) + 1e-5).rsqrt()
-    torch.testing.assert_close(rstd, deviation)
-    torch.testing.assert_close(y, x.double() * deviation[:, None] * w.double())
-
-
 def test_softmax_is_few_values() -> None:
     graph = check(only_region(lambda x: torch.softmax(x, -1), t(4, 9)))
     assert sorted(v.op for v in graph.values) == ["div", "exp", "load", "max", "sub", "sum"]
+
+
+def test_the_backward_of_a_softmax_is_one_region() -> None:
+    """Which torch writes with a multiplication and an addition in one operator."""
+    regions = regions_of(lambda x: torch.softmax(x * 0.5, -1), t(5, 7, grad=True), grad=True)
+    assert len(regions) == 2
+    check(regions[1])
 
 
 def test_layer_norm_walks_one_axis_pair() -> None:
@@ -392,15 +404,6 @@ def test_one_hot_rows_of_positions_that_wrap_around() -> None:
     graph = check(only_region(chosen, x, y))
     (got,) = interpret(graph, [x if i == torch.float32 else y for i in inputs(graph)])
     torch.testing.assert_close(got, chosen(x, y).double())
-
-
-def test_backward_of_a_cross_entropy_reduces_no_row() -> None:
-    """What is left is what a layer before it wants: the sum over the batch, for its bias."""
-    x, w, y = t(6, 4), t(9, 4, grad=True), ints(6, high=9)
-    b = t(9, grad=True)
-    regions = regions_of(lambda: F.cross_entropy(F.linear(x, w, b), y), grad=True)
-    graph = check(regions[-1])
-    assert [graph.extents[a] for v in graph.values for a in v.over] == [6]
 
 
 def test_padding_with_zero_is_a_guarded_load() -> None:

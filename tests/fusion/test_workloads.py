@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,17 @@ def nothing(): return ()
 def wrong(): return 3
 def broken(): return 1 / 0
 def mismatched(): return torch.ones(4, 17)
+
+calls = []
+def make(kind="scaled", *, width=16, layers=1):
+    calls.append((kind, width, layers))
+    if kind == "block":
+        return nn.Sequential(*[Block() for _ in range(layers)])
+    return {"scaled": scaled, "class": Block, "dict": {}}[kind]
+def rows(n, device, width=16): return torch.ones(n, width, device=device)
+class Zoo:
+    @staticmethod
+    def small(): return Block()
 """
 
 
@@ -115,7 +127,45 @@ def test_functions_and_keyword_inputs(user: str) -> None:
     assert fn(**kwargs).shape == (4, 16)
 
 
+@pytest.mark.parametrize(
+    ("target", "inputs", "modules"),
+    [
+        ("make('block', layers=2)", "rows(4)", 2),
+        ('make("block", width=-16, layers = 1)', "rows(n=2 , width=16)", 1),
+        ("make('class')", "both()", 0),
+        ("Zoo.small()", "tensor()", 0),
+        ("Block()", "positional", 0),
+    ],
+)
+def test_factories_make_targets_and_inputs(user: str, target: str, inputs: str, modules: int) -> None:
+    fn, (args, _), label = resolve(f"{user}:{target}", f"{user}:{inputs}", "cpu")
+    assert len(list(fn.children())) == (modules or 1)
+    assert fn(*args).shape == args[0].shape
+    assert label == f"{user}:{target}"
+
+
+def test_a_factory_is_given_what_its_call_says_and_called_once(user: str) -> None:
+    assert fusion_workloads(f"{user}:make()", f"{user}:keywords", "cpu")
+    assert importlib.import_module(user).calls == [("scaled", 16, 1)]
+
+
 MISTAKES = [
+    ("{user}:make('dict')", "{user}:tensor", "gave a dict, which cannot be called"),
+    ("{user}:make('none such')", "{user}:tensor", "failed: KeyError: 'none such'"),
+    ("{user}:make(wdth=3)", "{user}:tensor", "unexpected keyword argument 'wdth'"),
+    ("{user}:make(Block)", "{user}:tensor", "Block is no literal"),
+    ("{user}:make(__import__('os').getcwd())", "{user}:tensor", "is no literal"),
+    ("{user}:make(**{{'width': 3}})", "{user}:tensor", "name each argument"),
+    ("{user}:make(", "{user}:tensor", "is not a call of one name"),
+    ("{user}:make()()", "{user}:tensor", "is not a call of one name"),
+    ("{user}:make() + 1", "{user}:tensor", "is not a call of one name"),
+    ("{user}:(3)", "{user}:tensor", "is not a call of one name"),
+    ("{user}:mke()", "{user}:tensor", "did you mean 'make'"),
+    ("{user}:number()", "{user}:tensor", "cannot be called; leave out the brackets"),
+    ("{user}:make()", None, "needs --inputs"),
+    ("{user}:Block", "{user}:rows()", "missing 1 required positional argument"),
+    ("{user}:Block", "{user}:rows(n)", "n is no literal"),
+    (":make()", "{user}:tensor", "not of the form"),
     ("layernorm", None, "did you mean 'layer_norm'"),
     ("layer_norm", "a:b", "brings its own"),
     ("{user}:Block", None, "needs --inputs"),

@@ -2,9 +2,10 @@
 
     python tests/gpu/deploy_check.py [OUT.json]
 
-Times are microseconds of host time per call, on shapes so small that the GPU keeps up: the stored kernel through its
-executor, the whole ``torch.compile(backend="autotune")`` call, eager and Inductor. Then every check prints a line; the
-exit code is 1 if one fails. Needs the package, numba-cuda (to build the kernels that it stores) and one GPU; no pytest.
+Times are microseconds of host time per call, on shapes so small that the GPU keeps up: the stored kernel as Inductor's
+code calls it, the whole ``torch.compile(backend="autotune")`` call, eager and Inductor. Then every check prints a line;
+the exit code is 1 if one fails. Needs the package, numba-cuda (to build the kernels that it stores) and one GPU; no
+pytest.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from benchmarks.deploy_host import (  # noqa: E402
     COLS,
     DEVICE,
     ROWS,
-    executor_of,
     gelu_norm,
     inputs,
+    launcher_of,
     layer_norm,
     measure,
     softmax,
@@ -44,6 +45,13 @@ from benchmarks.deploy_host import (  # noqa: E402
 
 def close(a: torch.Tensor, b: torch.Tensor) -> None:
     torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+
+
+def launched(run: Any, given: list[Any]) -> torch.Tensor:
+    """The last result of a launch on the current stream, written over what it was."""
+    given[-2].fill_(float("nan"))
+    run(*given[:-1], torch.cuda.current_stream().cuda_stream)
+    return given[-2]  # type: ignore[no-any-return]
 
 
 def check_cuda_graph() -> None:
@@ -65,10 +73,10 @@ def check_cuda_graph() -> None:
 def check_first_launch_under_capture() -> None:
     """A kernel may be launched for the first time while a graph is captured: it was loaded before."""
     args = inputs(softmax)
-    run, ordered = executor_of(softmax, args)
+    run, given = launcher_of(softmax, args)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        (out,) = run(*ordered)
+        out = launched(run, given)
     graph.replay()
     close(out, softmax(*args))
     assert autotune.counters().fallbacks == 0
@@ -123,14 +131,14 @@ def check_threads() -> None:
 def check_thread_without_context() -> None:
     """A new thread has no CUDA context until a launch gives it one."""
     args = inputs(softmax)
-    run, ordered = executor_of(softmax, args)
+    run, given = launcher_of(softmax, args)
+    given[-2].fill_(float("nan"))
     torch.cuda.synchronize()
-    out: list[Any] = []
-    thread = threading.Thread(target=lambda: out.append(run(*ordered)))
+    thread = threading.Thread(target=lambda: run(*given))
     thread.start()
     thread.join()
     torch.cuda.synchronize()
-    close(out[0][0], softmax(*args))
+    close(given[-2], softmax(*args))
     assert autotune.counters().fallbacks == 0
 
 
@@ -199,10 +207,11 @@ def check_second_device() -> None:
         print("  (one device here)")
         return
     args = inputs(gelu_norm, "cuda:1")
-    run, ordered = executor_of(gelu_norm, args)
-    assert torch.cuda.current_device() == 0
-    (got,) = run(*ordered)
+    store(gelu_norm, args, "cuda:1")
+    got = torch.compile(gelu_norm, backend=dynamo_backend)(*args)
     close(got, gelu_norm(*args))
+    assert autotune.counters().hits == 1
+    assert autotune.counters().fallbacks == 0
     assert got.device.index == 1
     assert torch.cuda.current_device() == 0
 

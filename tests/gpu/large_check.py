@@ -133,13 +133,14 @@ def cases(n: int) -> dict[str, Case]:
 
 def workload_of(case: Case) -> Workload:
     """Of the case's function, traced on a fake tensor; it must be one region."""
+    from torch._inductor.decomposition import select_decomp_table
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
     from autotune.fusion.regions import find_regions
 
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        (region,) = find_regions(make_fx(case.fn)(case.make("cpu")))
+        (region,) = find_regions(make_fx(case.fn, select_decomp_table())(case.make("cpu")))
     if region.workload is None:
         raise RuntimeError(region.reason)
     return region.workload

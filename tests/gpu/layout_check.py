@@ -21,11 +21,11 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "fusion")]
 
 import torch  # noqa: E402
-from node_strides import Checked, strides_apart  # noqa: E402
+from node_strides import checking_backend, strides_apart  # noqa: E402
 from torch import Tensor, fx, nn  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
-from autotune.fusion.capture import aot_backend  # noqa: E402
+CONVOLUTION = torch.ops.aten.convolution.default
 
 
 def stack(channels: tuple[int, ...], kernel: int = 3, norm: bool = True, **options: Any) -> nn.Module:
@@ -60,13 +60,7 @@ def cases(device: str) -> dict[str, tuple[nn.Module, Tensor]]:
 def check(module: Callable[..., Any], x: Tensor, dtype: torch.dtype, train: bool) -> tuple[list[str], bool]:
     """What is wrong, and whether the channels of any convolution are last."""
     wrong: list[str] = []
-    last: list[bool] = []
-
-    def compiler(gm: fx.GraphModule, example: Any, kind: str) -> Callable[..., Any]:
-        for n in gm.graph.nodes:
-            if n.target is torch.ops.aten.convolution.default:
-                last.append(n.meta["val"].is_contiguous(memory_format=torch.channels_last))
-        return lambda *args: Checked(gm, wrong).run(*args)
+    seen: list[fx.GraphModule] = []
 
     def run(fn: Callable[..., Any]) -> list[Tensor]:
         results = pytree.tree_leaves(fn(x))
@@ -77,7 +71,7 @@ def check(module: Callable[..., Any], x: Tensor, dtype: torch.dtype, train: bool
 
     torch._dynamo.reset()
     with torch.set_grad_enabled(train):
-        ours = run(torch.compile(module, backend=aot_backend(compiler), dynamic=False))
+        ours = run(torch.compile(module, backend=checking_backend(seen, wrong), dynamic=False))
         eager = run(module)
     tolerance = 2e-2 if dtype is torch.float32 else 8e-2  # cuDNN's algorithms differ, some of them by TF32
     results = len(ours) - train * len(list(module.parameters()))  # type: ignore[attr-defined]
@@ -88,7 +82,8 @@ def check(module: Callable[..., Any], x: Tensor, dtype: torch.dtype, train: bool
             wrong.append(f"result {k} is off by {off:.2g}")
         if strides_apart(a, b):
             wrong.append(f"result {k} has strides {a.stride()}, eager mode {b.stride()}")
-    return wrong, any(last)
+    convolutions = [n for gm in seen for n in gm.graph.find_nodes(op="call_function", target=CONVOLUTION)]
+    return wrong, any(n.meta["val"].is_contiguous(memory_format=torch.channels_last) for n in convolutions)
 
 
 def main() -> int:

@@ -89,6 +89,36 @@ def test_interleave_ends_with_its_time_but_has_five_rounds(policy: Policy, clock
         assert len(interleave({"a": lambda: clock.busy(2000)}, hurried, "cpu")["a"]) == count
 
 
+def test_graphs_may_share_one_memory(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = iter(["first", "second", "third"])
+    used: list[tuple[str, object]] = []
+
+    def refused() -> None:
+        used.append(("refused, called", None))
+
+    fns = {"a": lambda: "a", "plain": lambda: "plain", "b": lambda: "b", "refused": refused, "c": lambda: "c"}
+    names = {id(fn): name for name, fn in fns.items()}
+
+    def capture(fn: Callable[[], object], pool: object = None) -> Callable[[], object]:
+        used.append((names[id(fn)], pool))
+        return fn if fn is refused else lambda: "replayed"
+
+    monkeypatch.setattr(timer, "capture", capture)
+    monkeypatch.setattr(timer, "_graph_pool", lambda: next(pools))
+    monkeypatch.setattr(timer, "_wake", lambda cold, seconds: None)
+    monkeypatch.setattr(timer, "_cold_cache", lambda policy, device: None)
+    monkeypatch.setattr(timer, "_batch_cuda", lambda run, cold, repeats: [run()])
+    hurried = replace(policy, warmup=0, final_rounds=1)
+    samples = interleave(fns, hurried, "cuda:0", one_memory=True, plain={"plain"})  # type: ignore[arg-type]
+    captured = [(name, pool) for name, pool in used if pool]
+    assert captured == [("a", "first"), ("b", "first"), ("refused", "first"), ("c", "second")]
+    assert samples["plain"] == ["plain"]
+    assert samples["a"] == samples["c"] == ["replayed"]
+    used.clear()
+    interleave({"a": fns["a"]}, hurried, "cuda:0")
+    assert used == [("a", None)]
+
+
 def test_pinning_keeps_to_the_processors_allowed() -> None:
     code = (
         "import os, torch; before = os.sched_getaffinity(0)\n"
@@ -174,8 +204,9 @@ def test_a_capture_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch, 
             now[0] = before
 
     @contextmanager
-    def graph(_: Graph, stream: str, capture_error_mode: str) -> Iterator[None]:
+    def graph(_: Graph, pool: object, stream: str, capture_error_mode: str) -> Iterator[None]:
         before, now[0] = now[0], stream
+        assert pool is None, "memory of its own, unless one is given"
         assert capture_error_mode == "thread_local", "other threads may go on"
         yield
         if refused:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.config
 from torch._dynamo.backends import registry
+from torch._functorch import config as aot_config
 
 from autotune.device import environment, identify
 from autotune.fusion.capture import capture
@@ -17,6 +19,7 @@ from autotune.fusion.regions import Region, find_regions
 from autotune.runtime.backend import dynamo_backend
 from autotune.runtime.counters import reset_counters
 from autotune.runtime.database import forget_stores
+from autotune.runtime.region_call import forget_calls
 from autotune.store import Store
 from autotune.store.records import Key, Schedule
 from autotune.task import Config, open_task
@@ -43,11 +46,14 @@ def registered() -> None:
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
+    """Every graph is compiled anew: a cached one is not looked up again, and what is counted here would not be."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     reset_counters()
-    yield
+    with torch._inductor.config.patch(fx_graph_cache=False), aot_config.patch(enable_autograd_cache=False):
+        yield
     forget_stores()
+    forget_calls()
     torch._dynamo.reset()
 
 

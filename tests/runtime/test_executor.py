@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -117,6 +118,52 @@ def test_results_can_be_written_to_given_tensors() -> None:
     run.run_into([x], out)
     for a, b in zip(out, want(x), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def never(error: Exception) -> Callable[..., None]:
+    raise error
+
+
+@pytest.mark.parametrize("results", [(0, 1), (1, 0)])
+def test_generated_code_hands_over_the_tensors_to_write(results: tuple[int, ...]) -> None:
+    write, x = make(results=results).writer(never), torch.randn(ROWS, COLS)
+    out = [torch.full(SPECS[k].size, float("nan")) for k in results]
+    assert write(x, *out) is None
+    for k, got in zip(results, out, strict=True):
+        torch.testing.assert_close(got, want(x)[k])
+
+
+def test_misaligned_tensors_are_copied_on_the_way_to_what_is_written() -> None:
+    run, x = make(), torch.randn(ROWS * COLS + 1)[1:].view(ROWS, COLS)
+    run._inputs = tuple((i, stride, 15) for i, stride, _ in run._inputs)
+    out = [torch.full(s.size, float("nan")) for s in SPECS]
+    run.writer(never)(x, *out)
+    torch.testing.assert_close(out[0], want(x)[0])
+    assert counters().misaligned == 1
+
+
+def test_what_takes_over_is_asked_for_once() -> None:
+    """The launch that failed is not tried again."""
+    run, x = make(), torch.randn(ROWS, COLS)
+    launches, told, instead = [], [], []
+
+    def broken(stream: int, pointers: object) -> None:
+        launches.append(pointers)
+        raise RuntimeError("refused")
+
+    run._steps = tuple((broken, pick) for _, pick in run._steps)
+    write = run.writer(lambda error: told.append(str(error)) or (lambda *tensors: instead.append(tensors)))
+    out = [torch.empty(s.size) for s in SPECS]
+    write(x, *out), write(x, *out)
+    assert told == ["refused"]
+    assert len(launches) == 1
+    assert len(instead) == 2
+
+
+def test_no_rows_write_nothing() -> None:
+    specs = [TensorSpec((0, COLS), (COLS, 1), torch.float32), TensorSpec((0,), (1,), torch.float32)]
+    run = load_executor(softmax_graph(0), SCHEDULE, [0], (0, 1), specs[:1], specs, CPU)
+    run.writer(never)(torch.empty(0, COLS), torch.empty(0, COLS), torch.empty(0))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,10 @@ from autotune.errors import UserError
 from autotune.fusion.graph import Graph
 from autotune.runtime.counters import NAMES, count, reset_counters
 from autotune.runtime.match import Level, match, misfit
+from autotune.runtime.region_call import forget_calls
 from autotune.store import Store
 from autotune.store.records import Schedule
+from autotune.workload import Workload
 from tests.runtime.conftest import Tune, baseline
 from tests.runtime.models import Block
 
@@ -161,3 +164,61 @@ def test_a_callable_that_fails_is_the_users_mistake_in_one_line() -> None:
 def test_a_single_input_needs_no_tuple(tune: Tune) -> None:
     tune(softmax, (torch.randn(32, 48),))
     assert autotune.lookup(softmax, torch.randn(32, 48)).level is Level.EXACT
+
+
+def test_only_the_nearest_are_tried_and_each_once(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members of a family that do not fit cost a plan each: no more than so many, and once a process."""
+    import autotune.runtime.match as module
+
+    (stored,) = tune(softmax, (torch.randn(32, 48),))
+    tried: list[int] = []
+
+    def refuse(graph: Graph, tuned: Graph, schedule: Schedule) -> str:
+        tried.append(tuned.extents[0])
+        return "no reason"
+
+    monkeypatch.setattr(module, "misfit", refuse)
+    monkeypatch.setattr(module, "TRIED", 4)
+    device, here = identify("cpu"), environment("cpu")
+
+    def of(rows: int) -> Workload:
+        spec = Graph.from_json(stored.spec)
+        spec = replace(spec, extents=(rows, *spec.extents[1:]))
+        return replace(stored, spec=spec.to_json(), extent=rows)
+
+    with Store.open() as store:
+        (first,) = store.schedules(artifacts=True)
+        for rows in (1, 2, 4, 8, 16, 64, 128):
+            w = of(rows)
+            key = replace(first.key, workload=store.put_workload(w))
+            store.put_schedule(replace(first, key=key, extent=rows))
+        found = match(of(30), store, device, here)
+        assert found.level is Level.NONE
+        assert tried == [32, 16, 64, 8]
+        assert found.reason.count("does not fit") == 3
+        assert match(of(30), store, device, here).reason == found.reason
+        assert len(tried) == 4
+        monkeypatch.setattr(module, "misfit", lambda graph, tuned, schedule: "")
+        store.put_schedule(replace(first, when=first.when + 1e9, latency_us=1.0), replace=True)
+        assert match(of(30), store, device, here).level is Level.OTHER_ROWS, "one that was decided anew is tried anew"
+
+
+def test_a_database_that_fails_while_a_model_of_symbolic_sizes_runs(
+    tune: Tune, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tune(softmax, (torch.randn(32, 48),))
+    f = torch.compile(softmax, backend="autotune")
+    x = torch.randn(32, 48)
+    torch._dynamo.mark_dynamic(x, 0)
+    forget_calls()
+    torch.testing.assert_close(f(x), softmax(x))
+    assert autotune.counters().hits
+
+    def fail(*given: object, **options: object) -> None:
+        raise UserError("the database is gone")
+
+    monkeypatch.setattr(Store, "get_schedule", fail)
+    y = torch.randn(40, 48)
+    with caplog.at_level(logging.WARNING, logger="autotune"):
+        torch.testing.assert_close(f(y), softmax(y))
+    assert "the database is gone; nothing is looked up" in caplog.text

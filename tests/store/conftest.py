@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import shutil
@@ -48,41 +49,93 @@ def _unprivileged() -> dict[str, object]:
     pytest.skip("PostgreSQL refuses to run as root, and there is neither a user postgres nor nobody")
 
 
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[str]:
-    """A PostgreSQL server of our own on a Unix socket; yields the folder of the socket. Skips where there is none."""
-    binaries = _postgres_bin()
-    if binaries is None:
-        pytest.skip("no PostgreSQL server is installed (initdb and postgres were not found)")
-    pytest.importorskip("psycopg", reason="psycopg is not installed")
-    who = _unprivileged()
-    # Not under pytest's folder: that is closed to other users, and too long a name for a socket.
-    folder = Path(tempfile.mkdtemp(prefix="autotune-pg-"))
-    server: subprocess.Popen[bytes] | None = None
-    try:
-        if who:
-            os.chown(folder, int(str(who["user"])), int(str(who["group"])))
-        data = folder / "data"
+class PostgresServer:
+    """A PostgreSQL server of our own on a Unix socket in ``folder``. Skips the test where there is none."""
+
+    def __init__(self) -> None:
+        binaries = _postgres_bin()
+        if binaries is None:
+            pytest.skip("no PostgreSQL server is installed (initdb and postgres were not found)")
+        pytest.importorskip("psycopg", reason="psycopg is not installed")
+        self._who = _unprivileged()
+        # Not under pytest's folder: that is closed to other users, and too long a name for a socket.
+        self.folder = Path(tempfile.mkdtemp(prefix="autotune-pg-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        if self._who:
+            os.chown(self.folder, int(str(self._who["user"])), int(str(self._who["group"])))
+        data = self.folder / "data"
         init = [str(binaries / "initdb"), "-D", str(data), "-U", "autotune", "-A", "trust", "-E", "UTF8", "--no-sync",
                 "--locale=C"]  # fmt: skip
-        made = subprocess.run(init, capture_output=True, text=True, check=False, cwd=folder, **who)  # type: ignore[call-overload]
+        made = subprocess.run(init, capture_output=True, text=True, check=False, cwd=self.folder, **self._who)  # type: ignore[call-overload]
         if made.returncode:
+            self.close()
             pytest.skip(f"initdb failed: {made.stderr.strip()[-300:]}")
-        run = [str(binaries / "postgres"), "-D", str(data), "-k", str(folder), "-c", "listen_addresses=",
-               "-c", "fsync=off", "-c", "max_connections=60", "-c", "shared_buffers=16MB"]  # fmt: skip
-        with (folder / "log").open("wb") as log:
-            server = subprocess.Popen(run, stdout=log, stderr=log, cwd=folder, **who)  # type: ignore[call-overload]
-        _wait_until_ready(folder, server)
-        yield str(folder)
-    finally:
-        if server is not None:
-            server.send_signal(signal.SIGINT)  # "fast": SIGTERM would wait for clients to leave
-            try:
-                server.wait(10)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
-        shutil.rmtree(folder, ignore_errors=True)
+        self._run = [str(binaries / "postgres"), "-D", str(data), "-k", str(self.folder), "-c", "listen_addresses=",
+                     "-c", "fsync=off", "-c", "max_connections=60", "-c", "shared_buffers=16MB"]  # fmt: skip
+
+    def start(self) -> None:
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(self._run, stdout=log, stderr=log, cwd=self.folder, **self._who)  # type: ignore[call-overload]
+        _wait_until_ready(self.folder, self._process)
+
+    def stop(self) -> None:
+        if self._process is None:
+            return
+        self.go_on()
+        self._process.send_signal(signal.SIGINT)  # "fast": SIGTERM would wait for clients to leave
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def freeze(self) -> None:
+        """Stop every process of the server where it is: connections are accepted by the kernel, and nobody answers."""
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        import psutil
+
+        assert self._process is not None
+        mother = psutil.Process(self._process.pid)
+        for process in (mother, *mother.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+    def database(self) -> str:
+        """The URL of a new, empty database."""
+        import psycopg
+
+        name = f"t{uuid.uuid4().hex}"
+        with psycopg.connect(host=str(self.folder), user="autotune", dbname="postgres", autocommit=True) as c:
+            c.execute(f"CREATE DATABASE {name}")
+        return f"postgresql://autotune@/{name}?host={self.folder}"
+
+    def close(self) -> None:
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """The folder of the socket of a server for the whole session; it goes at the end, and every database with it."""
+    server = PostgresServer()
+    with contextlib.closing(server):
+        server.start()
+        yield str(server.folder)
+
+
+@pytest.fixture
+def own_server() -> Iterator[PostgresServer]:
+    """A running server for one test, to be stopped and frozen."""
+    server = PostgresServer()
+    with contextlib.closing(server):
+        server.start()
+        yield server
 
 
 def _wait_until_ready(folder: Path, server: subprocess.Popen[bytes]) -> None:

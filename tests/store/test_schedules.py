@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from autotune.store import Key, Run, Schedule, Store
 from autotune.store import schedules as store_schedules
 from autotune.store.codec import Damaged, artifact_blobs, artifact_from, artifact_id, artifact_json
-from autotune.store.models import ArtifactRow, BlobRow, ConfigRow
+from autotune.store.models import ArtifactRow, BlobRow, ConfigRow, ScheduleRow
 from autotune.task import Artifact, Kernel
 
 from .conftest import ENVIRONMENT, FAR, GPU, NEAR, OTHER_GPU, put_key, workload
@@ -38,6 +38,22 @@ def schedule(key: Key, us: float = 10.0, **changes: object) -> Schedule:
         key, {"threads": 32}, us, {"eager": 40.0, "inductor": 15.0}, ARTIFACT, family="f" * 64, extent=64, when=100.0
     )
     return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+
+
+def test_every_change_of_what_is_deployed_changes_the_state(store: Store, key: Key) -> None:
+    states = [store.state()]
+    store.put_schedule(schedule(put_key(store, workload(128)), extent=128, when=1000.0))
+    states.append(store.state())
+    store.put_schedule(schedule(key))
+    states.append(store.state())
+    assert store.state() == states[-1]
+    assert store.put_schedule(schedule(key, 5.0, config={"threads": 64}, when=50.0)), "an older one, of a bundle"
+    states.append(store.state())
+    with store.writing() as c:
+        c.execute(sa.delete(ScheduleRow).where(ScheduleRow.workload == key.workload))
+    states.append(store.state())
+    assert states[4] == states[1]
+    assert len({*states}) == 4
 
 
 @pytest.mark.parametrize("artifact", [ARTIFACT, CPU_ARTIFACT, None], ids=["cubin", "cpu", "none"])
@@ -76,9 +92,11 @@ def test_the_schedule_of_a_key_is_that_of_no_other(store: Store, key: Key) -> No
     for n, one in enumerate(keys):
         store.put_schedule(schedule(one, 10.0 - n))
     rows: list[int] = []
-    decode = store_schedules._schedule
+    decode = store_schedules.schedule_from_row
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store_schedules, "_schedule", lambda row, artifact: (rows.append(1), decode(row, artifact))[1])
+        patch.setattr(
+            store_schedules, "schedule_from_row", lambda row, artifact: (rows.append(1), decode(row, artifact))[1]
+        )
         found = [store.schedule_of(one) for one in keys]
     assert found == [schedule(one, 10.0 - n, artifact=None) for n, one in enumerate(keys)]
     assert len(rows) == len(keys)

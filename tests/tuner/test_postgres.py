@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from store.conftest import postgres_server, postgres_url
+import threading
+
+import pytest
+from store.conftest import PostgresServer, own_server, postgres_server, postgres_url
 
 from autotune import api
 from autotune.measure.policy import Policy
 from autotune.store import Store
+from autotune.tuner.result import Progress
 
 from .toy_domain import workload
 
-__all__ = ["postgres_server", "postgres_url"]
+__all__ = ["own_server", "postgres_server", "postgres_url"]
 
 
 def test_search_and_resume_on_postgresql(postgres_url: str, policy: Policy) -> None:
@@ -20,3 +24,29 @@ def test_search_and_resume_on_postgresql(postgres_url: str, policy: Policy) -> N
         assert (first.measured, again.measured, again.reused) == (3, 2, 3)
         assert len(store.measurements(stage="screen")) == 5
         assert len(store.schedules()) == 1
+
+
+@pytest.mark.parametrize(("after", "when"), [(1, ""), (99, "done")])
+def test_a_search_outlasts_its_server(
+    own_server: PostgresServer, policy: Policy, after: int, when: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The server goes away while candidates are measured, for longer than any single call would try."""
+    later: list[threading.Timer] = []
+
+    def progress(state: Progress) -> None:
+        if not later and (state.measured >= after or state.phase == when):
+            own_server.stop()
+            later.append(threading.Timer(4, own_server.start))
+            later[0].start()
+
+    with Store.open(own_server.database()) as store:
+        both = [workload(), workload(32)]
+        first, second = api.tune_workloads(both, "cpu", store, trials=6, policy=policy, progress=progress)
+        later[0].join()
+        assert first.ok
+        assert second.ok
+        assert (first.measured, second.measured) == (6, 6)
+        assert len(store.schedules()) == 2
+    err = capfd.readouterr().err
+    assert "waiting for it" in err
+    assert "answers again" in err

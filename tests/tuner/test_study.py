@@ -106,7 +106,6 @@ def test_every_bad_candidate_is_survived_and_named(tune: Search, store: Store) -
         "segfault": "crashed",
         "exit": "crashed",
         "wrong": "wrong_result",
-        "memory": "launch_error",
         "raise": "launch_error",
         "build_error": "compile_error",
         "build_crash": "compile_error",

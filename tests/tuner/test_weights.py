@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ import torch
 
 from autotune import api
 from autotune.cli import search
+from autotune.cli.app import build_parser
 from autotune.fusion.graph import Graph
 from autotune.fusion.target import workloads_of
 from autotune.store import Store
@@ -42,22 +42,7 @@ def test_both_ways_to_start_a_search_share_so(monkeypatch: pytest.MonkeyPatch, u
     api.search([large, tiny], device="cpu", db=url)
     api.search(lambda x: torch.softmax(x, -1), torch.zeros(8192, 1024), device="cpu", db=url)
     api.search([large], device="cpu", db=url, weights={"mine": 2.0})
-    args = argparse.Namespace(
-        domain=None,
-        target=None,
-        trials=1,
-        timeout=None,
-        sampler="tpe",
-        seed=0,
-        space=None,
-        missed=True,
-        inputs=None,
-        device="cpu",
-        train=False,
-        plans="measured",
-        ablation="full",
-        caches="cold",
-    )
+    args = build_parser().parse_args(["search", "--missed", "--device", "cpu", "--trials", "1"])
     with Store.open(url) as store:
         search._search(args, ["cpu"], store, "missed workloads", [(large, 2), (tiny, 1)], None)
     assert [options["weights"] for options in seen] == [

@@ -2,22 +2,25 @@
 
 ``how`` picks the program; ``block`` is the rows a step takes. Candidates really run, and the bad ones are really bad.
 The workload's spec may hold ``slow_us`` (added to good candidates, least at block 8), ``bad`` (are the bad ones in the
-space), ``eager_us`` (added to the baseline), ``reference`` (is one timed beside the baselines) and ``log`` (a file
-that gets a line for every candidate loaded).
+space), ``broken`` (a candidate's ``how`` to what the machine does to it, see ``FAULTS``), ``once`` (a folder where that
+is noted, so that it happens to each candidate once), ``eager_us`` (added to the baseline), ``reference`` (is one timed
+beside the baselines) and ``log`` (a file that gets a line for every candidate loaded).
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import resource
+import signal
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import BuildError
+from autotune.errors import BuildError, UserError
 from autotune.task import Artifact, Config, Kernel, Runnable, Verdict
 from autotune.tuner.space import Parameter, Space
 from autotune.workload import Workload, digest
@@ -26,12 +29,26 @@ KIND = "toy"
 GOOD = ("vector", "rows")
 BAD = ("hang", "segfault", "exit", "wrong", "memory", "raise", "build_error", "build_crash", "build_hang")
 BLOCKS = (1, 2, 4, 8, 16, 32)
+FAULTS = ("build_disk", "build_killed", "build_setting", "load_disk", "run_killed", "run_memory", "run_stopped")
 
 
 def workload(rows: int = 64, columns: int = 256, **more: Any) -> Workload:
     spec = {"rows": rows, "columns": columns, "bad": False, "slow_us": 0, **more}
     family = digest({k: v for k, v in spec.items() if k != "rows"})
     return Workload(KIND, spec, family=family, extent=rows, label=f"toy {rows}x{columns}")
+
+
+def due(spec: Mapping[str, Any], config: Config, step: str) -> str:
+    """What the machine does to a candidate in this step."""
+    fault: str = spec.get("broken", {}).get(config["how"], "")
+    if not fault.startswith(step):
+        return ""
+    if spec.get("once"):
+        try:
+            Path(spec["once"], digest(config)).touch(exist_ok=False)
+        except FileExistsError:
+            return ""
+    return fault
 
 
 class ToyTask:
@@ -55,6 +72,16 @@ class ToyTask:
         return "a block has more rows than the matrix" if config["block"] > self.workload.spec["rows"] else None
 
     def build(self, config: Config) -> Artifact:
+        fault = due(self.workload.spec, config, "build")
+        if fault == "build_disk":
+            try:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError as error:
+                raise BuildError("it does not compile") from error
+        if fault == "build_killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "build_setting":
+            raise UserError("TOY_DIR: cannot write /nowhere; point it elsewhere")
         if config["how"] == "build_error":
             raise BuildError("needs 512 KiB of shared memory, the device has 227")
         if config["how"] == "build_crash":
@@ -83,7 +110,16 @@ class ToyBench:
         if self.spec.get("log"):
             with open(self.spec["log"], "a") as f:
                 f.write(digest(config) + "\n")
-        return getattr(self, "_" + str(config["how"]))(int(config["block"]))
+        if due(self.spec, config, "load"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        run: Runnable = getattr(self, "_" + str(config["how"]))(int(config["block"]))
+        fault = due(self.spec, config, "run")
+        if fault == "run_memory":
+            return lambda: bytearray(1 << 62)
+        if fault:
+            number = signal.SIGKILL if fault == "run_killed" else signal.SIGSTOP
+            return lambda: os.kill(os.getpid(), number)
+        return run
 
     def _pause(self, block: int) -> None:
         """A cost that is known and larger than any noise: the best block is 8.

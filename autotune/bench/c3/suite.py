@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from autotune.c3.scenario import COLLECTIVES, Compute, Gemm, Program, Scenario, parse_bytes, parse_gemm
 from autotune.errors import UserError
 from autotune.resources import resource_dir
+from autotune.toml import read_toml
 
 CLASSES = ("compute", "equal", "communication")
 """Which side was expected to take longer when a list was made."""
@@ -69,7 +68,7 @@ def load(file: str | Path | None = None) -> dict[str, Entry]:
         UserError: the file cannot be read, or is not of the form; one line that says where.
     """
     path = default_file() if file is None else Path(file).expanduser()
-    data = _read(path)
+    data = read_toml(path, "file of scenarios")
     if data.pop("version", VERSION) != VERSION:
         raise UserError(f"{path}: this autotune reads version {VERSION}")
     dtype = data.pop("dtype", "")
@@ -143,15 +142,3 @@ def _entry(where: str, name: str, collective: str, expected: str, entry: object,
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     return found
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file of scenarios") from None
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise UserError(f"{path}: cannot read the scenarios: {reason}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path}: not TOML: {' '.join(str(error).split())}") from None

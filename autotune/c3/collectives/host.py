@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -55,6 +56,7 @@ class GlooCollective:
         self.spec, self.group, self.chunks = spec, group, strategy.chunks
         self._free: list[dist.ProcessGroup] = group.keep("gloo", list)
         self._comm: dist.ProcessGroup | None = self._free.pop() if self._free else _new_group(group)
+        group.keep("gloo open", WeakSet[GlooCollective]).add(self)
         self._pieces = pieces(n if spec.op == "all_reduce" else part, self.chunks)
 
         def buffer(numel: int) -> Tensor:
@@ -72,6 +74,8 @@ class GlooCollective:
         begin, end = self._pieces[chunk]
         if begin == end:
             return
+        if self._comm is None:
+            raise RuntimeError("the collective was closed")
         if self.spec.op == "all_reduce":
             target = self.output[begin:end]
             target.copy_(self.input[begin:end])
@@ -98,6 +102,17 @@ class GlooCollective:
         if self._comm is not None:
             self._free.append(self._comm)
             self._comm = None
+
+
+def open_groups(group: Group) -> list[dist.ProcessGroup]:
+    """Take away the process groups that collectives of ``group`` have, or have left; they work no more."""
+    free: list[dist.ProcessGroup] = group.kept.pop("gloo", [])
+    found, free[:] = free[:], []
+    for collective in group.kept.pop("gloo open", ()):
+        if collective._comm is not None:
+            found.append(collective._comm)
+            collective._comm = None
+    return found
 
 
 def _new_group(group: Group) -> dist.ProcessGroup:

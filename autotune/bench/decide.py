@@ -1,0 +1,365 @@
+"""The step decides: all that a search has found, beside ``torch.compile``, in the program it was found for.
+
+A kernel that is faster alone need not make its step faster. Where the step is not, families of regions are left to
+Inductor, the least gain first, and what is left out is measured each time. The best is stored as a verdict on the
+step's graphs, which deployment obeys.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autotune.bench.contender import templates_in_threads
+from autotune.bench.step import COMPILE, kernels_of, room_for, seeded, spread, step_of, timed, trainable
+from autotune.bench.turns import Turns, inductor_takes_turns
+from autotune.errors import UserError, first_line
+from autotune.measure.policy import Policy, default_policy
+from autotune.runtime.backend import trial_backend
+from autotune.runtime.database import deploying_from, unrecorded
+from autotune.runtime.verdict import Family, Trial, base_mode
+from autotune.store.records import Verdict
+
+if TYPE_CHECKING:
+    from autotune.store import Store
+
+SMALL = 0.05
+"""A gain, alone, that a step may not see: families below it are the first to be left out."""
+
+MARGIN = 0.002
+"""What leaving a family out must gain of the step to be more than noise."""
+
+_CONTENDERS = 64
+_ALL, _BEST, _TRY = "autotune", "best", "try"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What timing a step came to. Times are medians in microseconds.
+
+    Attributes:
+        mode: of :func:`autotune.runtime.verdict.base_mode`.
+        compile_us: of ``torch.compile``; ``all_us`` with every stored kernel; ``autotune_us`` with those that are kept,
+            None where everything is left to Inductor.
+        ratio: median over rounds of ``torch.compile``'s time over autotune's, of what was measured best.
+        noise: interquartile range over median, the larger of both.
+        tries: sets of families that were left out and measured; ``seconds`` all of it took.
+        cut: whether the time was up before all tries.
+        left: workloads left to Inductor.
+        families: all that stored kernels run, by workload; ``counts`` how often each occurs in the step; ``gains``
+            what each brings the step in microseconds, None where that is not known.
+        in_step: families whose kernels' time in the step is known, from the profiler; of the others it is that alone.
+        graphs: as :class:`autotune.runtime.verdict.Trial`'s.
+    """
+
+    mode: str
+    compile_us: float
+    all_us: float
+    autotune_us: float | None
+    ratio: float
+    noise: float
+    tries: int
+    seconds: float
+    cut: bool
+    left: frozenset[str]
+    families: Mapping[str, Family]
+    counts: Mapping[str, int]
+    gains: Mapping[str, float | None]
+    in_step: frozenset[str]
+    graphs: Mapping[tuple[str, str], Mapping[str, int]]
+
+    def record(self) -> dict[str, Any]:
+        """What is stored with the verdict, and printed by ``--json``."""
+        return {
+            "mode": self.mode,
+            "compile_us": round(self.compile_us, 3),
+            "all_us": round(self.all_us, 3),
+            "autotune_us": None if self.autotune_us is None else round(self.autotune_us, 3),
+            "ratio": round(self.ratio, 4),
+            "noise": round(self.noise, 4),
+            "tries": self.tries,
+            "seconds": round(self.seconds, 1),
+            "cut": self.cut,
+            "graphs": len(self.graphs),
+            "families": [
+                {
+                    "workload": f.workload,
+                    "label": f.label,
+                    "count": self.counts[f.workload],
+                    "gain_us": None if (gain := self.gains[f.workload]) is None else round(gain, 3),
+                    "gain_of": "step" if f.workload in self.in_step else "alone",
+                    "kept": f.workload not in self.left,
+                }
+                for f in sorted(self.families.values(), key=lambda f: -(self.gains[f.workload] or 0.0))
+            ],
+        }
+
+    @property
+    def text(self) -> str:
+        """What was decided, in one line."""
+        line = f"step, mode {self.mode}: torch.compile {self.compile_us:.1f} us, autotune {self.all_us:.1f} us"
+        if not self.left:
+            return f"{line} ({self.ratio:.3f}x): every stored kernel is used"
+        many, of = len(self.left), len(self.families)
+        tried = f"{self.tries} {'try' if self.tries == 1 else 'tries'}{' before the time was up' if self.cut else ''}"
+        if self.autotune_us is None:
+            all_left = f"all {of} families are left to Inductor"
+            return f"{line} with every stored kernel, and not faster in {tried}: {all_left}"
+        without = f"{self.autotune_us:.1f} us ({self.ratio:.3f}x) without {many} of {of} families"
+        return f"{line} with every stored kernel, {without}, found in {tried}: those are left to Inductor"
+
+
+def decide_and_store(
+    store: Store,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    train: bool,
+    device: str,
+    modes: Sequence[str],
+    limit_s: float,
+    note: Mapping[str, Any],
+    say: Callable[[str], None],
+) -> list[Decision]:
+    """Decide a step in each mode and store the verdicts. What goes wrong is said, and leaves what was stored before.
+
+    A training step takes what :func:`autotune.fusion.target.training` makes of the arguments.
+
+    Args:
+        store: that the schedules are in.
+        fn, args, kwargs, train: as of :func:`autotune.bench.step.compare`.
+        limit_s: seconds for each mode.
+        note: to be stored with the verdicts: "target" and "command".
+        say: told in one line what was decided, or why nothing was.
+    """
+    from autotune.device import environment, identify
+    from autotune.fusion.target import training
+
+    found = []
+    for mode in dict.fromkeys(map(base_mode, modes)):
+        try:
+            made = training(fn, args, kwargs) if train else contextlib.nullcontext((args, kwargs))
+            with deploying_from(store.url), made as (given, named):
+                decision = decide(fn, given, named, train=train, device=device, mode=mode, limit_s=limit_s)
+            if decision is None:
+                say(f"step, mode {mode}: no stored kernel is used in it, so there is nothing to decide")
+                continue
+            record = {**decision.record(), **note, "train": train}
+            strict = store.put_environment(environment(device))
+            verdicts = [
+                Verdict(graph, store.put_device(identify(where)), strict, mode,
+                        tuple(sorted(decision.left & workloads.keys())), record, time.time())
+                for (graph, where), workloads in decision.graphs.items()
+            ]  # fmt: skip
+            store.put_verdicts(verdicts)
+        except Exception as error:
+            why = str(error) if isinstance(error, UserError) else first_line(error)
+            say(f"WARNING: step, mode {mode}: nothing was decided, {why}")
+            continue
+        say(decision.text)
+        found.append(decision)
+    return found
+
+
+def decide(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    train: bool,
+    device: str,
+    mode: str = "default",
+    limit_s: float = 120.0,
+    policy: Policy | None = None,
+) -> Decision | None:
+    """Find by timing the whole step which families of regions are to be left to Inductor; nothing is stored.
+
+    All that Dynamo has compiled in this process is forgotten.
+
+    Args:
+        fn, args, kwargs, train: as of :func:`autotune.bench.step.compare`.
+        mode: of ``torch.compile``.
+        limit_s: no further try is begun that would likely end later.
+        policy: of the comparisons; None leaves the caches as the step before leaves them.
+
+    Returns:
+        None where no stored kernel is used.
+
+    Raises:
+        UserError: there is nothing to train, or the step fails under a compiler.
+    """
+    begin = time.monotonic()
+    policy = policy or default_policy(device, "warm")
+    policy = replace(policy, final_s=min(policy.final_s, limit_s / 10), quiet_s=min(policy.quiet_s, limit_s / 20))
+    if device.startswith("cuda"):
+        torch.cuda.set_device(device)
+    turns = Turns(device, policy.lock_s)
+    torch._dynamo.reset()
+    try:
+        with (
+            room_for(_CONTENDERS),
+            inductor_takes_turns(turns),
+            templates_in_threads(device.startswith("cuda") and "max-autotune" in mode),
+            unrecorded(),
+        ):
+            steps = _Steps(fn, args, kwargs or {}, train, device, base_mode(mode), policy, turns)
+            return _decided(steps, begin, limit_s)
+    finally:
+        torch._dynamo.reset()
+
+
+class _Steps:
+    """The step under ``torch.compile``, and with sets of families left out."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        train: bool,
+        device: str,
+        mode: str,
+        policy: Policy,
+        turns: Turns,
+    ) -> None:
+        self.fn, self.args, self.kwargs, self.mode = fn, args, kwargs, mode
+        self.device, self.policy, self.turns = device, policy, turns
+        self.wanted = trainable(fn, args, kwargs) if train else []
+
+    def compiled(self, **options: Any) -> Callable[[], object]:
+        """A step, compiled and called once."""
+        if self.mode != "default":
+            options["mode"] = self.mode
+        compiled: Callable[..., Any] = torch.compile(self.fn, dynamic=False, **options)
+        step = step_of(compiled, self.args, self.kwargs, self.wanted)
+        seeded(step, 0, self.device)
+        if self.device.startswith("cuda"):
+            torch.cuda.synchronize()
+        return step
+
+    def times(self, steps: Mapping[str, Callable[[], object]]) -> Mapping[str, Sequence[float]]:
+        """Samples in microseconds, one of each step a round. Raises UserError where one cannot be timed."""
+        with self.turns.mine():
+            found = timed(steps, self.policy, self.device)
+        for name, why in found.failed.items():
+            raise UserError(f"{name} failed: {why}")
+        return found.samples
+
+
+def _decided(steps: _Steps, begin: float, limit_s: float) -> Decision | None:
+    peer = steps.compiled()
+    trial = Trial()
+    first = time.monotonic()
+    best = steps.compiled(backend=trial_backend(trial))
+    if not trial.families:
+        return None
+    samples = steps.times({COMPILE: peer, _ALL: best})
+    cost = time.monotonic() - first  # of a try, which compiles and times alike
+    all_us, ratio = statistics.median(samples[_ALL]), _over(samples[COMPILE], samples[_ALL])
+    ours, counts = samples[_ALL], _counts(trial)
+    gains, in_step = _gains(trial, counts, best, steps.device)
+    left: frozenset[str] = frozenset()
+    queue, tries, cut = _groups(trial.families) if ratio < 1 else [], 0, False
+    while queue:
+        group = queue.pop(0)
+        if ratio >= 1 and not group <= left:
+            continue  # fast enough: only what was left out needlessly is put back
+        if time.monotonic() - begin + cost > limit_s:
+            cut = True
+            break
+        again, tries = time.monotonic(), tries + 1
+        changed = left ^ group
+        step = steps.compiled(backend=trial_backend(Trial(changed)))
+        found = steps.times({COMPILE: peer, _BEST: best, _TRY: step})
+        halves = [frozenset(h) for h in _halves(group, trial.families)]
+        if _over(found[_BEST], found[_TRY]) > 1 + MARGIN:
+            left, best, samples, ours = changed, step, found, found[_TRY]
+            ratio = _over(found[COMPILE], ours)
+            queue[:0] = halves
+        else:
+            queue += halves
+        cost = max(cost / 2, time.monotonic() - again)
+    kept_us: float | None = statistics.median(ours)
+    if ratio < 1:
+        left, kept_us = frozenset(trial.families), None
+    return Decision(
+        mode=steps.mode,
+        compile_us=statistics.median(samples[COMPILE]),
+        all_us=all_us,
+        autotune_us=kept_us,
+        ratio=ratio,
+        noise=max(spread(samples[COMPILE]), spread(ours)),
+        tries=tries,
+        seconds=time.monotonic() - begin,
+        cut=cut,
+        left=left,
+        families=trial.families,
+        counts=counts,
+        gains=gains,
+        in_step=in_step,
+        graphs=trial.graphs,
+    )
+
+
+def _over(theirs: Sequence[float], ours: Sequence[float]) -> float:
+    """The median over rounds of how many times as fast as theirs ours is."""
+    return statistics.median(a / b for a, b in zip(theirs, ours, strict=True))
+
+
+def _gain(family: Family) -> float:
+    """What a kernel gains over Inductor's, alone, as a fraction of its own time."""
+    return 0.0 if family.inductor_us is None else family.inductor_us / family.latency_us - 1
+
+
+def _groups(families: Mapping[str, Family]) -> list[frozenset[str]]:
+    """The first sets to leave out: those of small gain, then each half of the others, the lower gain first."""
+    small = frozenset(name for name, f in families.items() if _gain(f) < SMALL)
+    others = frozenset(families) - small
+    found = [small, *(_halves(others, families) if len(others) > 1 else [others])]
+    return [group for group in found if group]
+
+
+def _halves(group: frozenset[str], families: Mapping[str, Family]) -> list[frozenset[str]]:
+    """A group's halves, that of lower gain first; none of a single family."""
+    ordered = sorted(group, key=lambda name: (_gain(families[name]), name))
+    middle = (len(ordered) + 1) // 2
+    return [frozenset(ordered[:middle]), frozenset(ordered[middle:])] if len(ordered) > 1 else []
+
+
+def _counts(trial: Trial) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for workloads in trial.graphs.values():
+        counts.update(workloads)
+    return counts
+
+
+def _gains(
+    trial: Trial, counts: Mapping[str, int], step: Callable[[], object], device: str
+) -> tuple[dict[str, float | None], frozenset[str]]:
+    """What each family brings in microseconds, and of which the kernels' time in the step was seen.
+
+    That is what Inductor takes for the regions, alone, less what the kernels take: in the step, where the profiler sees
+    them and no other family has kernels of those names, else alone.
+    """
+    seen = kernels_of({_ALL: step}).get(_ALL, {}) if device.startswith("cuda") else {}
+    us: Mapping[str, float] = seen.get("names_us", {})
+    shared = Counter(entry for f in trial.families.values() for entry in set(f.entries))
+    gains, in_step = dict[str, float | None](), set[str]()
+    for name, f in trial.families.items():
+        taken = counts[name] * f.latency_us
+        if f.entries and all(shared[entry] == 1 and entry in us for entry in f.entries):
+            in_step.add(name)
+            taken = sum(us[entry] for entry in set(f.entries))
+        gains[name] = None if f.inductor_us is None else counts[name] * f.inductor_us - taken
+    return gains, frozenset(in_step)
+
+
+__all__ = ["Decision", "decide", "decide_and_store"]

@@ -1,0 +1,163 @@
+"""What is said of verdicts on whole steps: how a search finds them, and how they are shown."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from autotune.cli.options import modes, seconds
+from autotune.cli.output import microseconds, ratio
+from autotune.errors import UserError, printable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from autotune.cli.searched import Searched
+    from autotune.store import Store, Verdict
+
+LIMIT_S = 120.0
+
+
+def add_step(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``autotune search`` that say whether and how a program's step decides."""
+    about = (
+        "do not time the whole step of a program (package.module:callable) at the end, which finds what is faster left"
+        " to Inductor; an earlier verdict stays"
+    )
+    parser.add_argument("--no-step", action="store_true", help=about)
+    about = "modes of torch.compile, by comma, for which the step is timed (default: default)"
+    parser.add_argument("--mode", default=["default"], type=modes, metavar="M,...", help=about)
+    about = f"seconds for timing the step in each mode, compiling included (default: {LIMIT_S:.0f})"
+    parser.add_argument("--step-timeout", type=seconds, default=LIMIT_S, metavar="S", help=about)
+
+
+def is_decided(args: argparse.Namespace) -> bool:
+    """Whether the command ends with its target's step: a program of the user's, which a built-in function is not."""
+    return not args.no_step and not args.missed and ":" in args.target
+
+
+def decide_step(
+    args: argparse.Namespace, device: str, store: Store, searched: Searched, command: str
+) -> list[dict[str, Any]]:
+    """Time the step of what was searched and store the verdicts; says on stderr in a line what was decided.
+
+    Returns:
+        What was found, for ``--json``; nothing where the search was cut short or came to nothing.
+    """
+    if searched.interrupted or any(r.fault for r in searched.results) or not any(r.winner for r in searched.results):
+        return []
+    from autotune.bench.decide import decide_and_store
+    from autotune.fusion.target import resolve
+
+    def say(line: str) -> None:
+        print(f"autotune: {line}", file=sys.stderr, flush=True)
+
+    try:
+        fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device)
+    except UserError as error:  # what was searched is stored and is to be told
+        say(f"WARNING: the step was not timed: {error}")
+        return []
+    found = decide_and_store(
+        store,
+        fn,
+        inputs,
+        kwargs,
+        train=args.train,
+        device=device,
+        modes=args.mode,
+        limit_s=args.step_timeout,
+        note={"target": label, "inputs": args.inputs or "", "command": command},
+        say=say,
+    )
+    return [decision.record() for decision in found]
+
+
+def steps(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """One verdict for each step, newest first: those on its graphs have one record."""
+    found: dict[str, Verdict] = {}
+    for verdict in verdicts:
+        key = [verdict.device, verdict.environment, verdict.mode, verdict.record]
+        found.setdefault(json.dumps(key, sort_keys=True, default=str), verdict)
+    return list(found.values())
+
+
+def used(store: Store, label: str, inputs: str, train: bool, device: str, names: Sequence[str]) -> list[Verdict]:
+    """The verdicts on a target's step in these modes, the newest of each.
+
+    Args:
+        device: "cpu" or "cuda:N".
+    """
+    from autotune.device import environment, identify
+
+    identity, loose = identify(device).fingerprint, environment(device).loose
+    every = steps(store.verdicts())
+    known = store.get_environments(v.environment for v in every)
+    found: dict[str, Verdict] = {}
+    for v in every:
+        wanted = (v.record.get("target"), v.record.get("inputs"), v.record.get("train")) == (label, inputs, train)
+        fits = v.environment in known and known[v.environment].loose == loose
+        if wanted and fits and v.device == identity and v.mode in names:
+            found.setdefault(v.mode, v)
+    return list(found.values())
+
+
+def to_json(verdict: Verdict) -> dict[str, Any]:
+    """A step's verdict for ``--json``."""
+    return {**verdict.record, "mode": verdict.mode, "device": verdict.device, "created": verdict.when}
+
+
+def families(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The families in a record that may have come from elsewhere, without what is none."""
+    listed = record.get("families")
+    return [f for f in listed if isinstance(f, Mapping)] if isinstance(listed, list) else []
+
+
+def lines(verdict: Verdict, most: int = 8) -> list[str]:
+    """A verdict in words: what the step took, and what each family brings it, ``most`` families at most."""
+    record, every = verdict.record, families(verdict.record)
+    left = [f for f in every if not f.get("kept")]
+    kept = len(every) - len(left)
+    said = f"{kept} of {len(every)} families of regions kept" + (f", {len(left)} left to Inductor" if left else "")
+    took = f"torch.compile {_us(record.get('compile_us'))}, autotune {_us(record.get('autotune_us'))}"
+    found = [f"verdict of the search, mode {printable(verdict.mode)}: {took}; {said}"]
+    shown = sorted(every, key=lambda f: bool(f.get("kept")))[:most]
+    for f in shown:
+        gain = f.get("gain_us")
+        brings = f"{gain:+.1f} us {'in the step' if f.get('gain_of') == 'step' else 'alone'}" if _is_time(gain) else "–"
+        fate = "kept" if f.get("kept") else "left"
+        found.append(f"  {fate}  {brings}  {printable(str(f.get('count', '')))} x {printable(str(f.get('label', '')))}")
+    if len(every) > len(shown):
+        found.append(f"  and {len(every) - len(shown)} more: --json lists them")
+    return found
+
+
+def table(verdicts: Sequence[Verdict]) -> Table:
+    """The steps that were decided, one in a line."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    made = Table(title="steps", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    made.add_column("target", overflow="fold", min_width=12)
+    for column in ("mode", "torch.compile", "autotune", "speedup", "kept", "left"):
+        made.add_column(column, justify="left" if column == "mode" else "right", no_wrap=True)
+    for v in verdicts:
+        record, every = v.record, families(v.record)
+        kept = sum(bool(f.get("kept")) for f in every)
+        theirs, ours = record.get("compile_us"), record.get("autotune_us")
+        speedup = ratio(theirs / ours) if _is_time(theirs) and _is_time(ours) and ours else "–"
+        target = str(record.get("target", "")) + (" (training)" if record.get("train") else "")
+        cells = (_us(theirs), _us(ours), speedup, str(kept), str(len(every) - kept))
+        made.add_row(escape(printable(target)), escape(printable(v.mode)), *cells)
+    return made
+
+
+def _us(value: Any) -> str:
+    return microseconds(value if _is_time(value) else None)
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,0 +1,234 @@
+"""One region inside Inductor's generated code: what is written there, and what it becomes when that code is loaded.
+
+The text of a call holds all that a process needs to run the region but the kernels, which it takes from the database:
+the region's graph, the layouts of its tensors, and the operators it stands for, which run where the kernels cannot.
+Inductor keeps the text with its code in its caches, so that a warm start looks up no regions and plans none.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import threading
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from autotune.device import environment, identify
+from autotune.errors import UserError
+from autotune.fusion import aten
+from autotune.fusion.graph import Graph
+from autotune.fusion.regions import workload_of
+from autotune.fusion.symbols import at_sizes, traced
+from autotune.runtime.counters import count
+from autotune.runtime.database import deploy_store, record_misses, warn_once
+from autotune.runtime.executor import TensorSpec, load_executor
+from autotune.runtime.match import Level, Match, deployed, match
+from autotune.store.records import Schedule
+from autotune.workload import Workload
+
+log = logging.getLogger("autotune")
+
+Call = Callable[..., None]
+"""Takes the region's inputs, then its outputs, which it writes; on a GPU the raw stream last."""
+
+_calls: dict[str, Call] = {}
+_known: dict[tuple[str, str], Schedule] = {}
+_lock = threading.RLock()
+
+
+@dataclass(frozen=True)
+class RegionCall:
+    """A region and the schedule that runs it.
+
+    Attributes:
+        label: for messages.
+        spec: the region's canonical graph as JSON.
+        tuned: fingerprint of the workload that the schedule was tuned for.
+        slots, results: as in :class:`autotune.fusion.regions.Binding`.
+        inputs, outputs: layouts of the region's tensors.
+        device: "cpu" or "cuda:N".
+        source: the region's operators (:mod:`autotune.fusion.aten`).
+        symbols: where sizes are symbols, the tensor (inputs, then outputs) and dimension that tell each. ``spec`` and
+            what follows from it then are those of the sizes that the graph was traced with.
+    """
+
+    label: str
+    spec: Mapping[str, Any]
+    tuned: str
+    slots: tuple[int, ...]
+    results: tuple[int, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    device: str
+    source: Mapping[str, Any]
+    symbols: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """The call as one word of ASCII."""
+        fields = {**vars(self), "inputs": _layouts(self.inputs), "outputs": _layouts(self.outputs)}
+        data = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+        return base64.b85encode(zlib.compress(data.encode(), 9)).decode()
+
+    @classmethod
+    def of(cls, text: str) -> RegionCall:
+        """What :meth:`text` made."""
+        fields = json.loads(zlib.decompress(base64.b85decode(text)))
+        fields |= {k: tuple(fields[k]) for k in ("slots", "results")}
+        fields |= {k: tuple(_specs(fields[k])) for k in ("inputs", "outputs")}
+        fields["symbols"] = {name: tuple(place) for name, place in fields["symbols"].items()}
+        return cls(**fields)
+
+
+def _layouts(specs: Sequence[TensorSpec]) -> list[Any]:
+    return [[s.size, s.stride, str(s.dtype).removeprefix("torch.")] for s in specs]
+
+
+def _specs(layouts: Sequence[Any]) -> list[TensorSpec]:
+    return [TensorSpec(tuple(size), tuple(stride), getattr(torch, dtype)) for size, stride, dtype in layouts]
+
+
+def remember(tuned: str, device: str, schedule: Schedule) -> None:
+    """Keep a schedule that was just looked up for the code that is about to be loaded in this process."""
+    with _lock:
+        if _known.get((tuned, device), schedule) != schedule:
+            _calls.clear()  # some run what was stored before
+        _known[tuned, device] = schedule
+
+
+def forget_calls() -> None:
+    """Forget all calls that were loaded, and the schedules kept for some."""
+    with _lock:
+        _calls.clear()
+        _known.clear()
+
+
+def load_call(text: str) -> Call:
+    """The function that Inductor's code calls in a region's place; equal regions share one.
+
+    Args:
+        text: of a :class:`RegionCall`.
+    """
+    count("hits")
+    with _lock:
+        found = _calls.get(text)
+        if found is None:
+            call = RegionCall.of(text)
+            found = _calls[text] = _BySizes(call) if call.symbols else _ready(call)
+        return found
+
+
+class _BySizes:
+    """A region of symbolic sizes: the function for each set of sizes met, made when they are first met."""
+
+    def __init__(self, call: RegionCall) -> None:
+        self._call, self._made = call, dict[tuple[int, ...], Call]()
+        self._places = [(name, k, dim) for name, (k, dim) in call.symbols.items()]
+
+    def __call__(self, *tensors: Any) -> None:
+        key = tuple([tensors[k].shape[dim] for _, k, dim in self._places])
+        run = self._made.get(key)
+        if run is None:
+            run = self._make(key, tensors)
+        run(*tensors)
+
+    def _make(self, key: tuple[int, ...], tensors: Sequence[Any]) -> Call:
+        with _lock:
+            if key not in self._made:
+                n, m = len(self._call.inputs), len(self._call.outputs)
+                call = at_these(self._call, {name: size for (name, _, _), size in zip(self._places, key, strict=True)})
+                inputs, outputs = (tuple(map(TensorSpec.of, t)) for t in (tensors[:n], tensors[n : n + m]))
+                self._made[key] = _ready(replace(call, inputs=inputs, outputs=outputs))
+            return self._made[key]
+
+
+def look_up(workload: Workload, device: str) -> Match:
+    """What is stored for a workload on "cpu" or "cuda:N". Never fails: what goes wrong is told once."""
+    try:
+        return match(workload, deploy_store(), identify(device), environment(device))
+    except UserError as e:
+        warn_once("match", f"autotune: {e}; nothing is looked up")
+    except Exception as e:
+        warn_once(f"match {workload.fingerprint}", f"autotune: looking up {workload.label} failed: {e!r}")
+    return Match(Level.NONE, reason="the look-up failed")
+
+
+def at_these(call: RegionCall, sizes: Mapping[str, int], *, tell: bool = True) -> RegionCall:
+    """A call of symbolic sizes as one of numbers. Where no stored kernel takes them, ``tuned`` is empty.
+
+    Args:
+        sizes: by symbol.
+        tell: count what was found, and record what was missed.
+    """
+    program = at_sizes(call.source, sizes)
+    workload, binding = workload_of(traced(program, call.device), str(call.spec.get("precision", "")))
+    found = look_up(workload, call.device)
+    tuned = ""
+    if found.schedule is not None and found.schedule.config is not None and found.tuned is not None:
+        tuned = found.tuned.fingerprint
+        remember(tuned, call.device, found.schedule)
+        count("hits_other_rows", int(tell and found.level is Level.OTHER_ROWS))
+    elif found.schedule is None and tell:
+        record_misses([(workload, found.reason)], call.device)
+    return replace(
+        call, spec=workload.spec, tuned=tuned, slots=binding.inputs, results=binding.outputs, source=program, symbols={}
+    )
+
+
+def _ready(call: RegionCall) -> Call:
+    operators = _Operators(call)
+    if not call.tuned:  # these sizes are not tuned
+        count("misses")
+        return operators
+    try:
+        schedule = _known.get((call.tuned, call.device)) or _stored(call)
+        executor = load_executor(
+            Graph.from_json(call.spec), schedule, call.slots, call.results, call.inputs, call.outputs,
+            torch.device(call.device),
+        )  # fmt: skip
+        return executor.writer(operators.instead)
+    except Exception as e:
+        log.debug("a stored kernel that was not loaded", exc_info=True)
+        operators.warn(f"is not used: {e}")
+        return operators
+
+
+def _stored(call: RegionCall) -> Schedule:
+    store = deploy_store()
+    if store is None:
+        raise RuntimeError("there is no database")
+    return deployed(call.tuned, store, identify(call.device), environment(call.device))
+
+
+class _Operators:
+    """A region's operators one by one, writing what its kernels would have written."""
+
+    def __init__(self, call: RegionCall) -> None:
+        self._call = call
+        self._module: fx.GraphModule | None = None
+
+    def __call__(self, *tensors: Any) -> None:
+        n, m = len(self._call.inputs), len(self._call.outputs)
+        if self._module is None:
+            self._module = aten.from_json(self._call.source, self._call.device)
+        with torch.no_grad(), torch._C._DisableAutocast():
+            made = self._module.forward(*tensors[:n])
+        for out, value in zip(tensors[n : n + m], made, strict=True):
+            out.copy_(value)
+
+    def instead(self, error: BaseException) -> Call:
+        """What runs from now on, where the kernels failed with ``error``."""
+        self.warn(f"failed and is given up: {error}")
+        return self
+
+    def warn(self, what: str) -> None:
+        count("fallbacks")
+        warn_once(f"region {self._call.tuned}", f"autotune: the stored kernel of {self._call.label} {what}")
+
+
+__all__ = ["RegionCall", "at_these", "forget_calls", "load_call", "look_up", "remember"]

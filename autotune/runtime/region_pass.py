@@ -1,0 +1,205 @@
+"""The pass that puts stored kernels into Inductor's post-grad graphs: a region with a winner becomes one node.
+
+Everything else is left to Inductor, which then fuses, allocates and generates code as for any other graph.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from autotune.codegen.cuda_source import PREFIX
+from autotune.errors import Unsupported
+from autotune.fusion import aten
+from autotune.fusion.joint import takes_bias_apart
+from autotune.fusion.kernel_names import kernel_name, program_ops
+from autotune.fusion.regions import Region, find_regions
+from autotune.fusion.symbols import concrete, is_symbolic, places_of, symbolic_program, symbols_of
+from autotune.runtime.counters import count
+from autotune.runtime.database import record_misses, warn_once
+from autotune.runtime.executor import TensorSpec
+from autotune.runtime.match import Level, Match
+from autotune.runtime.region_call import RegionCall, at_these, look_up, remember
+from autotune.runtime.region_op import region_node
+from autotune.runtime.verdict import Trial, graph_fingerprint, stored_left
+
+log = logging.getLogger("autotune")
+
+DEVICES = ("cpu", "cuda")
+
+
+def replace_regions(graph: fx.Graph, mode: str = "default", trial: Trial | None = None) -> None:
+    """Replace the regions of a post-grad graph that stored kernels run. Never fails: what goes wrong is told once.
+
+    Args:
+        graph: with fake tensors in ``meta["val"]``, changed in place.
+        mode: whose verdict is obeyed, of :func:`autotune.runtime.verdict.base_mode`.
+        trial: says what is left to Inductor in place of a verdict.
+    """
+    gm = graph.owning_module
+    assert gm is not None
+    from torch._inductor.pattern_matcher import stable_topological_sort
+
+    count("graphs")
+    try:
+        takes_bias_apart(graph)
+        # Regions are found by numbers; a graph of symbols has those of its first inputs.
+        numbers, origin = concrete(gm) if is_symbolic(graph) else (gm, {})
+        every = find_regions(numbers)
+        name = graph_fingerprint(numbers.graph, every)
+    except Exception as e:
+        warn_once(f"regions {type(e).__name__}", f"autotune: a graph was not looked up: {type(e).__name__}: {e}")
+        log.debug("the graph that was not looked up: %s", graph, exc_info=True)
+        return
+    devices = [device for device in map(device_of, every) if device is not None]
+    left = stored_left(name, devices, mode) if trial is None else trial.left
+    regions = [region for region in every if region.workload is None or region.workload.fingerprint not in left]
+    count("left", len(every) - len(regions))
+    matches = [_match(region) for region in regions]
+    _tell(regions, matches)
+    # All calls are made before the graph is changed: they tell what it says.
+    calls = [_call_of(region, found, origin) for region, found in zip(regions, matches, strict=True)]
+    if trial is not None:
+        for region, found, call in zip(regions, matches, calls, strict=True):
+            if call is not None and region.workload is not None and found.schedule is not None:
+                trial.met(name, call.device, region.workload, found.schedule)
+    made: dict[fx.Node, fx.Node] = {}
+    for region, call in zip(regions, calls, strict=True):
+        if call is not None:
+            made |= _replace(graph, region, call, origin, made)
+    stable_topological_sort(graph)  # what reads a result may have come before the last of the region's nodes
+    graph.eliminate_dead_code()
+
+
+def device_of(region: Region) -> str | None:
+    """ "cpu" or "cuda:N" where the region lies, or None where autotune has nothing for such a device."""
+    value = next((v for v in (n.meta.get("val") for n in region.outputs) if isinstance(v, torch.Tensor)), None)
+    if value is None or value.device.type not in DEVICES:
+        return None
+    return "cpu" if value.device.type == "cpu" else f"cuda:{value.device.index or 0}"
+
+
+def _match(region: Region) -> Match:
+    device = device_of(region)
+    if region.workload is None or device is None:
+        return Match(Level.NONE, reason=region.reason or "not on a device autotune knows")
+    return look_up(region.workload, device)
+
+
+def _tell(regions: Sequence[Region], matches: Sequence[Match]) -> None:
+    """Count what was found, and record what was missed. (A kernel's hit counts where code that calls it is loaded.)"""
+    missed: dict[str, list[Any]] = {}
+    for region, found in zip(regions, matches, strict=True):
+        device = device_of(region)
+        if found.level is not Level.NONE:
+            assert found.schedule is not None
+            count("hits_other_rows", int(found.level is Level.OTHER_ROWS))
+            baseline = int(found.schedule.config is None)
+            count("baseline_wins", baseline)
+            count("hits", baseline)
+        elif region.workload is None or device is None:
+            count("unsupported")
+        else:
+            count("misses")
+            missed.setdefault(device, []).append((region.workload, found.reason))
+        log.debug("%s: %s %s", region.workload.label if region.workload else "region", found.level, found.reason)
+    for device, entries in missed.items():
+        record_misses(entries, device)
+
+
+def _call_of(region: Region, found: Match, origin: Mapping[fx.Node, fx.Node]) -> RegionCall | None:
+    """What is to stand in a region's place; None where it is left to Inductor.
+
+    Args:
+        origin: from the nodes of the graph that the region was found in to those of Inductor's, where they are others.
+    """
+    if region.workload is None or found.schedule is None or found.schedule.config is None:
+        return None
+    label = region.workload.label or region.workload.fingerprint[:12]
+    try:
+        call = _with_numbers(region, label, found)
+        return _with_symbols(call, region, origin) if origin else call
+    except Unsupported as e:
+        log.debug("%s is left to Inductor: %s", label, e)
+    except Exception as e:
+        warn_once(f"replace {label}", f"autotune: {label} runs as without autotune: {type(e).__name__}: {e}")
+        log.debug("the region that is not replaced", exc_info=True)
+    return None
+
+
+def _with_numbers(region: Region, label: str, found: Match) -> RegionCall:
+    workload, schedule, device = region.workload, found.schedule, device_of(region)
+    assert workload is not None
+    assert schedule is not None
+    assert device is not None
+    assert found.tuned is not None
+    remember(found.tuned.fingerprint, device, schedule)
+    return RegionCall(
+        label=label,
+        spec=workload.spec,
+        tuned=found.tuned.fingerprint,
+        slots=region.binding.inputs,
+        results=region.binding.outputs,
+        inputs=tuple(TensorSpec.of(n.meta["val"]) for n in region.inputs),
+        outputs=tuple(TensorSpec.of(n.meta["val"]) for n in region.outputs),
+        device=device,
+        source=aten.to_json(region.submodule),
+    )
+
+
+def _replace(
+    graph: fx.Graph,
+    region: Region,
+    call: RegionCall,
+    origin: Mapping[fx.Node, fx.Node],
+    made: Mapping[fx.Node, fx.Node],
+) -> dict[fx.Node, fx.Node]:
+    """Put a call in a region's place; gives what stands for each of its results.
+
+    Args:
+        origin: as of :func:`_call_of`.
+        made: what stands for the results of regions that were replaced before.
+    """
+    inputs, outputs = ([origin.get(n, n) for n in nodes] for nodes in (region.inputs, region.outputs))
+    # All inputs are computed before the last of the region's nodes.
+    last = origin.get(region.nodes[-1], region.nodes[-1])
+    name = kernel_name(program_ops(call.source)).removeprefix(PREFIX)
+    with graph.inserting_before(last):
+        node = region_node(graph, call.text(), name, [made.get(n, n) for n in inputs], outputs)
+        results = [graph.call_function(operator.getitem, (node, k)) for k in range(len(outputs))]
+    for old, new in zip(outputs, results, strict=True):
+        new.meta = {k: v for k, v in old.meta.items() if k != "tensor_meta"}
+        old.replace_all_uses_with(new)
+    node.meta |= {k: v for k, v in last.meta.items() if k in ("stack_trace", "original_aten", "from_node")}
+    return dict(zip(outputs, results, strict=True))
+
+
+def _with_symbols(call: RegionCall, region: Region, origin: Mapping[fx.Node, fx.Node]) -> RegionCall:
+    """A call with its sizes as symbols, where it has any.
+
+    Raises:
+        Unsupported: the symbols cannot be read off its tensors, or its kernels take the traced sizes only.
+    """
+    source = aten.to_json(symbolic_program(region, origin))
+    symbols = symbols_of(source)
+    if not symbols:
+        return call
+    places = places_of(symbols, [origin[n].meta["val"] for n in (*region.inputs, *region.outputs)])
+    if places is None:
+        raise Unsupported("sizes that none of its tensors has")
+    layouts = (*call.inputs, *call.outputs)
+    general = replace(call, source=source, symbols=places)
+    sizes = {name: 2 * layouts[k].size[dim] + 16 for name, (k, dim) in places.items()}
+    try:
+        other = at_these(general, sizes, tell=False)
+    except (RuntimeError, ValueError) as e:  # the program has relations among its sizes that these do not keep
+        raise Unsupported(f"its operators at other sizes: {e}") from e
+    if not other.tuned:
+        raise Unsupported("kernels for one size only")
+    return general

@@ -1,0 +1,162 @@
+"""Servers that go away: how long a transaction may take, and who waits for how long until they are back."""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from autotune.errors import UserError
+
+T = TypeVar("T")
+
+OUTAGE_S = 300.0
+"""Seconds that a search waits for its database's server to come back."""
+
+_FIRST_S, _LONGEST_S = 0.5, 10.0  # between two attempts
+_QUICK_S = 1.0
+
+
+class LostConnection(UserError):
+    """The server cannot be reached, broke off, or did not answer in time: the same call may well succeed later."""
+
+    def __init__(self, text: str, *, named: bool = False) -> None:
+        super().__init__(text)
+        self.named = named  # the text says which database
+        self.waited = False  # for it to come back, already
+
+
+@contextmanager
+def within(connection: sa.Connection, limit_s: float | None) -> Iterator[None]:
+    """Break ``connection`` off where what is done meanwhile takes longer than ``limit_s`` seconds.
+
+    A server's own timeouts are of no use where the server is stopped, and its kernel still answers for it. Cutting the
+    socket makes the driver return at once.
+
+    Raises:
+        LostConnection: the time was up.
+    """
+    raw = connection.connection.driver_connection
+    if limit_s is None or raw is None or connection.dialect.name != "postgresql":
+        yield
+        return
+    cut = _Cut(raw.fileno())
+    timer = threading.Timer(limit_s, cut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except BaseException as e:
+        if cut.end():
+            raise LostConnection(f"the server did not answer within {limit_s:g} s") from e
+        raise
+    finally:
+        timer.cancel()
+        cut.end()
+
+
+class _Cut:
+    """Shuts a socket down when called, unless :meth:`end` came first."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+        self._over = False
+        self._done = False
+
+    def __call__(self) -> None:
+        with self._lock:
+            if self._over:  # by now the number may be another file's
+                return
+            self._done = True
+            with suppress(OSError), socket.socket(fileno=os.dup(self._descriptor)) as own:
+                own.shutdown(socket.SHUT_RDWR)
+
+    def end(self) -> bool:
+        """Do nothing from now on; returns whether the socket was shut down before."""
+        with self._lock:
+            self._over = True
+            return self._done
+
+
+class Patience:
+    """Repeats calls that lost their connection, for as long as ``seconds`` (0: once more, where the loss was quick, as
+    of a connection that lay idle). Whoever waits says so on stderr, once for all threads."""
+
+    def __init__(self, name: str, seconds: float) -> None:
+        self._name = name
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._since: float | None = None
+
+    def call(self, action: Callable[[], T]) -> T:
+        """What ``action`` returns. Raises LostConnection when the time is up."""
+        begin, wait, again = time.monotonic(), _FIRST_S, True
+        while True:
+            try:
+                result = action()
+            except LostConnection as e:
+                now = time.monotonic()
+                if again and not e.waited and now - begin < _QUICK_S:
+                    again = False
+                    continue
+                left = begin + self._seconds - now
+                if e.waited or left <= 0:
+                    e.waited = True
+                    raise
+                self._tell(e, left)
+                time.sleep(min(wait, left))
+                wait = min(2 * wait, _LONGEST_S)
+                continue
+            self._is_back()
+            return result
+
+    def _tell(self, error: LostConnection, left: float) -> None:
+        with self._lock:
+            if self._since is None:
+                self._since = time.monotonic()
+                print(f"autotune: {error}; waiting for it, {left:.0f} s at most", file=sys.stderr, flush=True)
+
+    def _is_back(self) -> None:
+        if self._since is None:
+            return
+        with self._lock:
+            if self._since is not None:
+                away = time.monotonic() - self._since
+                self._since = None
+                print(f"autotune: {self._name} answers again, after {away:.0f} s", file=sys.stderr, flush=True)
+
+
+def patient(cls: type[T]) -> type[T]:
+    """Make every public method of a store, its own and inherited, go through its :class:`Patience`.
+
+    Each is one transaction, or several that may be done again: a repeated one finds what an earlier attempt stored.
+    """
+    from autotune.store.engine import Database
+
+    for base in cls.__mro__:
+        if base is object or base is Database:
+            continue
+        for name, method in vars(base).items():
+            if callable(method) and not name.startswith("_") and not isinstance(method, (type, staticmethod)):
+                setattr(cls, name, _repeated(getattr(cls, name)))
+    return cls
+
+
+def _repeated(method: Callable[..., Any]) -> Callable[..., Any]:
+    if hasattr(method, "__wrapped__"):
+        return method
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.outlast(lambda: method(self, *args, **kwargs))
+
+    return call

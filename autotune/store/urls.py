@@ -1,0 +1,143 @@
+"""What the user wrote for a database, as an SQLAlchemy URL and back as words that hold no credential."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+import sqlalchemy as sa
+from sqlalchemy.exc import ArgumentError
+
+from autotune.errors import UserError, veil
+
+DATABASE_VARIABLE = "AUTOTUNE_DB"
+EXAMPLES = "use a file name, sqlite:///FILE or postgresql://USER@HOST/NAME"
+
+_SERVERS = re.compile(r"(?i)^(sqlite|postgres(ql)?|mysql|mariadb|oracle|mssql|cockroachdb|https?)(\+\w+)?[:;]")
+_CREDENTIAL = re.compile(r"(?i):.*@|pass(word|wd)?\s*=")
+_HARMLESS = {
+    "host", "hostaddr", "port", "dbname", "user", "sslmode", "application_name", "connect_timeout",
+    "target_session_attrs", "mode", "uri", "cache", "immutable", "client_encoding", "gssencmode", "channel_binding",
+}  # fmt: skip
+"""Options of a URL whose values may be shown."""
+
+
+def default_path() -> Path:
+    """Where the database lies if the user names none: ``autotune.db`` in the user's data folder."""
+    import platformdirs
+
+    return Path(platformdirs.user_data_dir("autotune")) / "autotune.db"
+
+
+def parse_url(url: str | os.PathLike[str] | None) -> sa.URL:
+    """The database that ``url`` means: None for $AUTOTUNE_DB or the default file, a path, or an SQLAlchemy URL.
+
+    SQLite paths are made absolute, since other processes will open them too.
+
+    Raises:
+        UserError: no URL, a database that is not supported, a driver that is not installed, options on an SQLite file
+            (they would be lost on the search's other processes). A text that may hold a password is not repeated.
+    """
+    text = os.fspath(url) if url is not None else os.environ.get(DATABASE_VARIABLE) or str(default_path())
+    if "://" not in text:
+        if text.startswith("sqlite:") or text == ":memory:" or not text.strip():
+            raise UserError(f"{veil(text)!r} names no database: {EXAMPLES}")
+        if (_SERVERS.match(text) or _CREDENTIAL.search(text)) and not _is_there(text):
+            raise UserError(f"what is given for the database looks like a URL, but is none: {EXAMPLES}")
+        return _sqlite_url(text)
+    try:
+        parsed = sa.make_url(text)
+    except ArgumentError:
+        raise UserError(f"what is given for the database is not a database URL: {EXAMPLES}") from None
+    except ValueError:
+        raise UserError(f"the port in the database URL is not a number: {EXAMPLES}") from None
+    backend = parsed.get_backend_name()
+    if backend == "sqlite":
+        if parsed.query:
+            raise UserError(
+                f"{veil(str(parsed.database))}: an SQLite URL takes no options ({'&'.join(_options(parsed))}): give"
+                " only the file; take away its write permission where it must not be written"
+            )
+        if not parsed.database or parsed.database == ":memory:" or parsed.database.startswith("file:"):
+            raise UserError("an in-memory database cannot be shared between the search's processes: give a file name")
+        if parsed.host or parsed.username or parsed.password:
+            raise UserError("an SQLite URL names no host and no user: sqlite:///FILE, or sqlite:////FILE from the root")
+        return _sqlite_url(parsed.database)
+    if backend in ("postgresql", "postgres"):
+        if parsed.drivername in ("postgres", "postgresql"):
+            parsed = parsed.set(drivername="postgresql+psycopg")
+        return parsed
+    raise UserError(f"databases of type {backend!r} are not supported: {EXAMPLES}")
+
+
+def _is_there(path: str) -> bool:
+    try:
+        return os.path.lexists(path)
+    except ValueError:
+        return False
+
+
+def _sqlite_url(path: str) -> sa.URL:
+    if "\0" in path:
+        raise UserError("the path of the database holds a zero byte, which no file's name does")
+    try:
+        path.encode()
+        file = Path(path).expanduser().absolute()
+        os.stat(file)
+    except UnicodeEncodeError:
+        raise UserError(f"the path of the database is not UTF-8 ({os.fsencode(path)!r}): rename it") from None
+    except RuntimeError:
+        raise UserError(f"{path}: there is no such user's home folder") from None
+    except OSError as e:
+        if e.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            raise UserError(f"cannot use {path} as a database: {e.strerror}") from None
+    return sa.URL.create("sqlite", database=str(file))
+
+
+def _options(url: sa.URL) -> Iterator[str]:
+    for name, value in url.query.items():
+        values = (value,) if isinstance(value, str) else value
+        for one in values:
+            shown = name in _HARMLESS and not _CREDENTIAL.search(one) and "=" not in one
+            yield f"{name}={quote(one, safe='/:,._-') if shown else '***'}"
+
+
+def show_url(url: sa.URL) -> str:
+    """The URL for messages: a plain path for SQLite, without password and unknown options' values for a server."""
+    if url.get_backend_name() == "sqlite":
+        return str(url.database)
+    options = "&".join(_options(url))
+    plain = url.set(query={}).render_as_string(hide_password=True)
+    return veil(plain) + (f"?{options}" if options else "")
+
+
+def for_command(db: str | os.PathLike[str]) -> str:
+    """What to write after ``--db`` in a command for the user to copy: a file's name, or "URL" for a server's."""
+    try:
+        parsed = parse_url(db)
+    except UserError:
+        return "URL"
+    return os.fspath(db) if parsed.get_backend_name() == "sqlite" else "URL"
+
+
+def without_secrets(text: str, url: sa.URL) -> str:
+    """``text``, as a driver worded it, without what of ``url`` is not for showing."""
+    secrets: set[str] = {str(url.password)} if url.password else set()
+    for name, value in url.query.items():
+        if name not in _HARMLESS:
+            secrets.update((value,) if isinstance(value, str) else value)
+    for secret in sorted(secrets, key=len, reverse=True):
+        for form in {secret, quote(secret, safe=""), quote_plus(secret)}:
+            if len(form) > 2:
+                text = text.replace(form, "***")
+    return veil(text)
+
+
+def server_options(url: sa.URL, defaults: dict[str, Any]) -> sa.URL:
+    """``url`` with the options among ``defaults`` that the user did not give."""
+    return url.set(query={**{name: str(value) for name, value in defaults.items()}, **url.query})

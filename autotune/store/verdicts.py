@@ -1,0 +1,76 @@
+"""Verdicts: which regions of a graph are left to Inductor, found by timing its whole step."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
+
+from autotune.device import Environment
+from autotune.store.damage import Damaged, mapping, number
+from autotune.store.engine import Database
+from autotune.store.models import EnvironmentRow, VerdictRow
+from autotune.store.records import Verdict
+
+KEY = ("graph", "device", "environment", "mode")
+_V = VerdictRow
+
+
+class Verdicts(Database):
+    """The store's verdicts."""
+
+    def put_verdicts(self, verdicts: list[Verdict]) -> None:
+        """Store the verdicts of a step's graphs, all or none; each replaces an earlier one of its key.
+
+        Raises:
+            ValueError: a device or an environment was not put before.
+        """
+        try:
+            with self.writing() as c:
+                for v in verdicts:
+                    key = {name: getattr(v, name) for name in KEY}
+                    news = {"left": list(v.left), "record": dict(v.record), "created": v.when or time.time()}
+                    insert = self.insert(_V).values(**key, **news)
+                    c.execute(insert.on_conflict_do_update(index_elements=list(KEY), set_=news))
+        except IntegrityError as e:
+            raise ValueError("put the device and the environment of a verdict before it") from e
+
+    def get_verdict(self, graph: str, device: str, environment: Environment, mode: str) -> Verdict | None:
+        """The verdict to obey, or None. It is good for equal minor versions of torch and CUDA, as a schedule is.
+
+        Equal software is preferred, then what was decided last. A damaged one is passed over with a warning.
+
+        Args:
+            graph, device: fingerprints.
+        """
+        equal = sa.case((_V.environment == environment.strict, 0), else_=1)
+        query = sa.select(*_V.__table__.c).join(EnvironmentRow, EnvironmentRow.fingerprint == _V.environment)
+        query = query.where(_V.graph == graph, _V.device == device, _V.mode == mode)
+        query = query.where(EnvironmentRow.loose == environment.loose).order_by(equal, _V.created.desc())
+        with self.reading() as c:
+            rows = c.execute(query).all()
+        return next(self.sound(rows, verdict_from, _name), None)
+
+    def verdicts(self) -> list[Verdict]:
+        """All that is stored, newest first; those of one step after each other."""
+        with self.reading() as c:
+            rows = c.execute(sa.select(*_V.__table__.c).order_by(_V.created.desc(), _V.mode, _V.graph)).all()
+        return list(self.sound(rows, verdict_from, _name))
+
+
+def _name(row: Any) -> str:
+    return f"verdict on graph {str(row.graph)[:12]} (search its program again)"
+
+
+def verdict_from(row: Any) -> Verdict:
+    """A verdict from its row; raises Damaged."""
+    left = row.left
+    if not isinstance(left, list) or not all(isinstance(name, str) for name in left):
+        raise Damaged("what it leaves to Inductor is no list of fingerprints")
+    record = mapping(row.record, "record")
+    return Verdict(
+        str(row.graph), str(row.device), str(row.environment), str(row.mode), tuple(left), record,
+        number(row.created, "time"),
+    )  # fmt: skip

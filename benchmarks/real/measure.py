@@ -1,0 +1,254 @@
+"""One model measured whole: a search, then its step under every compiler in turn, in one process.
+
+Times are microseconds of a step, medians of interleaved samples: on a GPU of the replay of one CUDA graph, where the
+step can be captured, else of launches from Python. Kernels are counted and timed by the profiler in a replay.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.bench import step
+from autotune.bench.step import AUTOTUNE, COMPILE, EAGER, Comparison, Peer, Step
+from benchmarks.real.models import Made, make
+
+MODES = ("default", "reduce-overhead", "max-autotune")
+"""Of ``torch.compile``. A captured step is one CUDA graph in any mode, so that "reduce-overhead" is a peer of its own:
+launched from Python, with the graphs it makes itself."""
+COMPARED = ("default", "max-autotune")
+LIGER, OVERHEAD = "liger", f"{COMPILE} reduce-overhead"
+_GRAPHLESS = "-no-cudagraphs"
+Say = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a model is measured.
+
+    Attributes:
+        device: "cpu" or "cuda:N"; ``db``: database to search into and deploy from.
+        tiny, layers, batch: as of :func:`benchmarks.real.models.make`.
+        search: seconds to search; 0 deploys what is there.
+        modes: of :data:`MODES`.
+        rounds, seconds: of interleaved timing, at most.
+    """
+
+    device: str
+    db: str
+    tiny: bool = False
+    layers: int | None = None
+    batch: int | None = None
+    search: float = 60.0
+    modes: Sequence[str] = COMPARED
+    rounds: int = 40
+    seconds: float = 10.0
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Options:
+        return cls(**json.loads(text))
+
+
+def measure(name: str, options: Options, say: Say = lambda stage, seconds: None) -> dict[str, Any]:
+    """The case of a model for the result file.
+
+    Raises:
+        Exception: whatever makes the model fail as it is, or keeps one of the compilers from a single figure.
+    """
+    begin = time.monotonic()
+
+    def stage(what: str, since: float) -> float:
+        took = round(time.monotonic() - since, 1)
+        say(what, took)
+        return took
+
+    made = make(name, options.device, tiny=options.tiny, layers=options.layers, batch=options.batch)
+    seconds = {"make": stage("make", begin)}
+    found, searched = _search(made, options, seconds, stage)
+    compared = _compare(made, options, say)
+    case = {**described(made), **found, **times(compared, options.modes, _floor(found["bytes"], options))}
+    seconds |= {f"first_call {who}": s.prepare_s for who, s in compared.steps.items()} | dict(compared.seconds)
+    seconds["all"] = round(time.monotonic() - begin, 1)
+    return {**case, "searched": searched, "seconds": seconds}
+
+
+def described(made: Made) -> dict[str, Any]:
+    """What was measured."""
+    family = made.family
+    cut = made.layers < family.layers
+    return {
+        "name": made.name,
+        "model": family.about,
+        "train": made.train,
+        "kind": made.kind,
+        "library": family.library,
+        "layers": made.layers,
+        "published_layers": family.layers,
+        "cut": (family.why if made.layers == family.cut else "asked for") if cut else None,
+        "batch": made.shape.batch,
+        "shape": str(made.shape),
+        "dtype": str(made.dtype).removeprefix("torch."),
+        "parameters": made.parameters,
+    }
+
+
+def _search(
+    made: Made, options: Options, seconds: dict[str, float], stage: Callable[[str, float], float]
+) -> tuple[dict[str, int], dict[str, int | bool]]:
+    """Regions of a step and the bytes that they must move; what the search came to, and whether others disturbed it."""
+    import autotune
+    from autotune.api import time_weights
+    from autotune.fusion.graph import Graph
+    from autotune.fusion.target import workloads_of
+    from autotune.tuner.result import BusyMachine
+
+    begin = time.monotonic()
+    counted = workloads_of(made.module, (), made.inputs, made.name, train=made.train)
+    found = {
+        "regions": sum(count for _, count in counted),
+        "different_regions": len(counted),
+        "bytes": sum(count * Graph.from_json(w.spec).bytes_moved for w, count in counted),
+    }
+    seconds["capture"] = stage("capture", begin)
+    results: Sequence[Any] = []
+    busy = False
+    if options.search > 0 and counted:
+        _drop_cached(options.device)  # the search measures in a process of its own, on the same device
+        begin = time.monotonic()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", BusyMachine)
+            results = autotune.search(
+                [w for w, _ in counted],
+                device=options.device,
+                db=options.db,
+                timeout=options.search,
+                weights=time_weights(counted),
+            )
+        seconds["search"] = stage("search", begin)
+        busy = any(issubclass(w.category, BusyMachine) for w in told)
+    decided = [r for r in results if r.winner]
+    won = sum(r.winner == "autotune" for r in decided)
+    return found, {"decided": len(decided), "autotune": won, "busy": busy}
+
+
+def _drop_cached(device: str) -> None:
+    import torch
+
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()
+
+
+def _policy(options: Options) -> Any:
+    from autotune.measure.policy import default_policy
+
+    return dataclasses.replace(default_policy(options.device), final_rounds=options.rounds, final_s=options.seconds)
+
+
+def _compare(made: Made, options: Options, say: Say) -> Comparison:
+    import torch
+
+    from autotune.runtime.database import deploying_from
+    from benchmarks.real.liger import compiled
+
+    peers = {}
+    if options.device.startswith("cuda"):
+        peers[LIGER] = Peer(functools.partial(compiled, made.module))
+        if "reduce-overhead" in options.modes:
+            peers[OVERHEAD] = Peer(lambda: _own_graphs(torch, made.module), captured=False)
+    with deploying_from(options.db):
+        compared = step.compare(
+            made.module,
+            (),
+            made.inputs,
+            train=made.train,
+            device=options.device,
+            mode=[m for m in options.modes if m in COMPARED],
+            policy=_policy(options),
+            say=say,
+            peers=peers,
+        )
+    for kind in (COMPILE, AUTOTUNE):
+        best = compared.fastest(kind)
+        if best is None:
+            raise RuntimeError("; ".join(f"{who}: {why}" for who, why in compared.failed.items()))
+        if compared.steps[best].disagrees:
+            raise RuntimeError(f"{best}: results of other shapes than eager's, or finite in other places")
+    return compared
+
+
+def _own_graphs(torch: Any, module: Any) -> Callable[..., Any]:
+    run = torch.compile(module, mode="reduce-overhead", dynamic=False)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        torch.compiler.cudagraph_mark_step_begin()
+        return run(*args, **kwargs)
+
+    return call
+
+
+def _floor(moved: int, options: Options) -> float:
+    """What moving so many bytes takes at the copy bandwidth of now."""
+    from autotune.bench.floor import copy_bandwidth
+    from autotune.bench.turns import Turns
+
+    policy = dataclasses.replace(_policy(options), final_rounds=10, final_s=5.0)
+    with Turns(options.device, policy.lock_s).mine():
+        return round(moved / copy_bandwidth(policy, options.device), 3)
+
+
+def times(compared: Comparison, modes: Sequence[str], floor_us: float) -> dict[str, Any]:
+    """What a comparison found, as the result file has it; null where a contender was not run or could not be."""
+    run = {m.removesuffix(_GRAPHLESS): k for k, m in enumerate(compared.modes)}
+    found: dict[str, Any] = {
+        **_of(compared, EAGER, "eager"),
+        "liger_us": _us(compared, LIGER),
+        "reduce_overhead_us": _us(compared, OVERHEAD),
+    }
+    for mode in COMPARED:
+        if mode not in run or mode not in modes:
+            found[mode] = None
+            continue
+        theirs, ours = (compared.of(kind)[run[mode]] for kind in (COMPILE, AUTOTUNE))
+        found[mode] = {**_of(compared, theirs, "compile"), **_of(compared, ours, "autotune"), "floor_us": floor_us}
+    checks = {who: _finite(s.difference) for who, s in compared.steps.items()}
+    return {
+        **found,
+        "captured": {who: s.captured for who, s in compared.steps.items()},
+        "differences": checks,
+        "noise": {who: s.noise for who, s in compared.steps.items()},
+        "random": compared.random,
+        "missing": dict(compared.failed),
+        "others_busy": round(compared.others, 2),
+        "counters": dict(compared.counters),
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and value < float("inf") else None
+
+
+def _us(compared: Comparison, who: str) -> float | None:
+    return compared.steps[who].us if who in compared.steps else None
+
+
+def _of(compared: Comparison, who: str, name: str) -> dict[str, Any]:
+    found: Step | None = compared.steps.get(who)
+    kernels: Mapping[str, Any] = (found.kernels if found else None) or {}
+    return {
+        f"{name}_us": found.us if found else None,
+        # A step without kernels of a kind takes no time for them, which is no time above 0.
+        f"{name}_library_us": kernels.get("library_us") or None,
+        f"{name}_memory_us": kernels.get("memory_intensive_us") or None,
+        f"{name}_library_kernels": kernels.get("library"),
+        f"{name}_memory_kernels": kernels.get("memory_intensive"),
+        f"{name}_peak_bytes": found.peak_bytes if found else None,
+    }

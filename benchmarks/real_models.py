@@ -1,0 +1,233 @@
+"""Models that people use, whole: torch.compile in each of its modes, Liger Kernel, and the same with tuned regions.
+
+    python -m benchmarks.real_models --device cuda:0 --db real.db --out benchmarks/results/h200/real_models.json
+
+The models are those of transformers and timm, made from the libraries' own configurations with random weights; --list
+shows them. They come with the extra ``bench``, and nothing else is downloaded. For each, in a process of its own: a
+search of --search seconds into --db, then a step of eager mode, of torch.compile and of
+torch.compile(backend="autotune") in the same --modes, and of Liger Kernel with torch.compile where it has the model;
+interleaved, medians, on a GPU each as the replay of one CUDA graph where it can be captured. Weights and arithmetic are
+bf16 on a GPU, without autocast.
+
+--out is written after every model. A model that is in it already is skipped, so that the same command goes on where an
+earlier one ended; one that failed is noted there, and tried again with --retry. Depth is the published one but where
+memory asks for less (then "layers" is below "published_layers" and "cut" says why), or --layers does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from autotune.bench.form import finished
+from autotune.cli.options import positive_int, seconds
+from autotune.errors import UserError, first_line
+from benchmarks import form
+from benchmarks.real import table
+from benchmarks.real.measure import COMPARED, MODES, Options, measure
+from benchmarks.real.models import DEFAULT, FAMILIES, NAMES
+
+SUITE = "real_models"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 0; 1 where a model failed; 2 for a mistake in the arguments; 130 where interrupted."""
+    args = parse(argv)
+    if args.measure:
+        return measured_here(args.measure, Options.from_json(args.options))
+    if args.list:
+        print(listing())
+        return 0
+    try:
+        with tempfile.TemporaryDirectory(prefix="autotune-real-") as folder:
+            db = args.db or os.path.join(folder, "real.db")
+            return measure_all(args, db if "://" in db else os.path.abspath(db))
+    except UserError as error:
+        print(f"real_models: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        more = "; the same command goes on with the rest" if args.out else ""
+        print(f"real_models: interrupted{more}", file=sys.stderr)
+        return 130
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.real_models",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--list", action="store_true", help="show the models and end")
+    parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: the first GPU, else the CPU)")
+    about = "by comma: names as of --list, or a family's name for what is measured of it (default: those marked)"
+    parser.add_argument("--models", type=lambda text: text.split(","), default=list(DEFAULT), metavar="A,B", help=about)
+    parser.add_argument("--tiny", action="store_true", help="small versions, to try the benchmark itself on a CPU")
+    parser.add_argument("--layers", type=positive_int, metavar="N", help="at most so many layers (of each stage)")
+    parser.add_argument("--batch", type=positive_int, metavar="N", help="sequences or images (default: the model's)")
+    about = "seconds to search for each model; 0 deploys what --db holds (default: 120; 5 with --tiny)"
+    parser.add_argument("--search", type=float, metavar="S", help=about)
+    about = f"of torch.compile, by comma: {', '.join(MODES)} (default: all on a GPU, default on a CPU)"
+    parser.add_argument("--modes", type=lambda text: text.split(","), metavar="M,...", help=about)
+    parser.add_argument("--rounds", type=positive_int, default=40, help="of interleaved timing at most (default: 40)")
+    parser.add_argument("--seconds", type=seconds, default=20.0, help="of interleaved timing at most (default: 20)")
+    parser.add_argument("--timeout", type=seconds, default=3600.0, help="for a model, search included (default: 3600)")
+    parser.add_argument("--until", type=seconds, metavar="S", help="begin no model after so many seconds")
+    parser.add_argument("--db", help="database (default: a new one, thrown away)")
+    parser.add_argument("--out", type=Path, help="result file; what is in it is kept")
+    parser.add_argument("--retry", action="store_true", help="measure again what failed")
+    parser.add_argument("--measure", choices=NAMES, help=argparse.SUPPRESS)
+    parser.add_argument("--options", help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    args.models = list(dict.fromkeys(name for given in args.models for name in _names(given, parser)))
+    if args.search is None:
+        args.search = 5.0 if args.tiny else 120.0
+    if not 0 <= args.search < float("inf"):
+        parser.error("--search is a number of seconds, or 0")
+    if unknown := [m for m in args.modes or () if m not in MODES]:
+        parser.error(f"unknown mode {', '.join(unknown)}; there are {', '.join(MODES)}")
+    if args.modes and not set(args.modes) & set(COMPARED):
+        parser.error(f"--modes needs one of {', '.join(COMPARED)}")
+    return args
+
+
+def _names(given: str, parser: argparse.ArgumentParser) -> list[str]:
+    if given in NAMES:
+        return [given]
+    if given not in FAMILIES:
+        parser.error(f"unknown model {given!r}; --list shows them")
+    return [name for name in DEFAULT if name.rpartition("_")[0] == given]
+
+
+def listing() -> str:
+    """All models, a line each."""
+    rows = [("", "name", "layers", "batch x length", "library", "what it is")]
+    for name in NAMES:
+        known, _, kind = name.rpartition("_")
+        f = FAMILIES[known]
+        layers = f"{f.cut} of {f.layers}" if f.cut else str(f.layers)
+        rows.append(("*" if name in DEFAULT else "", name, layers, str(f.shapes[kind]), f.library, f.about))
+    widths = [max(len(row[k]) for row in rows) for k in range(6)]
+    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    notes = ["* measured where no --models is given"]
+    notes += [f"{f.about}: {f.cut} of {f.layers} layers, since {f.why}" for f in FAMILIES.values() if f.cut]
+    for library in ("transformers", "timm", "liger_kernel"):
+        if importlib.util.find_spec(library) is None:
+            notes.append(f"{library.replace('_', '-')} is not installed here: pip install 'autotune[bench]'")
+    return "\n".join([*lines, "", *notes])
+
+
+def measure_all(args: argparse.Namespace, db: str) -> int:
+    """Measure what --out does not hold yet, a process a model, and print the table of all of it."""
+    from autotune.device import environment, identify, resolve_device
+
+    device = resolve_device(args.device)
+    label, env = identify(device).label, environment(device)
+    extra: dict[str, Any] = {"suite": SUITE, "tiny": args.tiny}
+    cases = finished(args.out, device=label, **extra) if args.out else {}
+    failed: dict[str, str] = json.loads(args.out.read_text()).get("failed", {}) if cases or _there(args.out) else {}
+    done = {*cases, *(() if args.retry else failed)}
+    for name in (name for name in args.models if name in done):
+        _say(f"{name}: {'failed before, --retry measures it again' if name in failed else 'is there already, skipped'}")
+    modes = args.modes or (list(MODES) if device.startswith("cuda") else ["default"])
+    options = Options(device, db, args.tiny, args.layers, args.batch, args.search, modes, args.rounds, args.seconds)
+    versions = {k: str(v) for k, v in (("cuda", env.cuda), ("driver", env.driver)) if v}
+    begin, fresh = time.monotonic(), dict[str, str]()
+    left = [name for name in args.models if name not in done]
+    for k, name in enumerate(left):
+        if args.until and time.monotonic() - begin > args.until:
+            _say(f"left for another call: {', '.join(left[k:])}")
+            break
+        case, why = measured(name, options, args.timeout)
+        if case is None:
+            failed[name] = fresh[name] = why
+            _say(f"{name}: failed: {why}")
+        else:
+            failed.pop(name, None)
+            cases[name] = case
+            _say(f"{name}: {told(case)}")
+        if args.out:
+            form.write(args.out, label, list(cases.values()), versions, extra={**extra, "failed": failed})
+    print(table.text(list(cases.values()), failed))
+    return 1 if fresh else 0
+
+
+def _there(out: Path | None) -> bool:
+    return out is not None and out.exists()
+
+
+def told(case: dict[str, Any]) -> str:
+    """One line of a model that has been measured."""
+    over = table.over_best(case)
+    ours, theirs = table.fastest(case, "autotune"), table.fastest(case, "compile")
+    times = f"{(theirs or 0) / 1e3:.2f} ms with torch.compile, {(ours or 0) / 1e3:.2f} ms with autotune"
+    regions = f"{case['counters'].get('hits', 0)} of {case['regions']} regions deployed"
+    return f"{times}, {over or 0:.3f}x; {regions}; {case['seconds']['all']:.0f} s"
+
+
+def measured(name: str, options: Options, limit: float) -> tuple[dict[str, Any] | None, str]:
+    """A model's case, or None and the reason, from a process of its own: it leaves no memory and no compiled code."""
+    command = [sys.executable, "-m", "benchmarks.real_models", "--measure", name, "--options", options.to_json()]
+    process = subprocess.Popen(command, cwd=form.ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        out, _ = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        return None, f"took more than {limit:g} s"
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.communicate(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+    try:
+        answer = json.loads(out.splitlines()[-1])
+    except (IndexError, ValueError):
+        return None, f"the process ended with {process.returncode}"
+    return (None, answer["failed"]) if "failed" in answer else (answer, "")
+
+
+def measured_here(name: str, options: Options) -> int:
+    """Measure in this process; the answer is the last line of stdout."""
+    from autotune.bench.step import NotCompared
+
+    _quiet()
+    try:
+        answer = measure(name, options, lambda stage, took: _say(f"  {name}: {stage} {took:.1f} s"))
+    except NotCompared as error:
+        answer = {"failed": f"it fails as it is: {error}"}
+    except Exception as error:
+        answer = {"failed": first_line(error)}
+    print(json.dumps({**answer, **({} if "failed" in answer else _when())}), flush=True)
+    return 1 if "failed" in answer else 0
+
+
+def _when() -> dict[str, str]:
+    from datetime import UTC, datetime
+
+    return {"commit": form.commit(), "when": datetime.now(UTC).isoformat(timespec="seconds")}
+
+
+def _quiet() -> None:
+    """What transformers has to say of random weights and of token numbers beyond a tiny vocabulary helps nobody."""
+    if importlib.util.find_spec("transformers") is not None:
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,97 @@
+"""A training step that normalisations, activations and the loss take most of, in plain PyTorch: residual layers as in
+tabular and recommender models, and a cross entropy over many classes.
+
+autotune search fusion examples.residual_mlp:Training --inputs examples.residual_mlp:inputs --train --db mlp.db
+autotune compare fusion examples.residual_mlp:Training --inputs examples.residual_mlp:inputs --train --db mlp.db
+python examples/residual_mlp.py --db mlp.db
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+ROWS, WIDTH, DEPTH, CLASSES = 2048, 64, 6, 4096
+
+
+STEPS, RATE = 20, 1e-3
+
+
+class Layer(nn.Module):
+    """``layer_norm(x + gelu(linear(x)))``."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(width, width), nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x + F.gelu(self.linear(x)))
+
+
+class Training(nn.Module):
+    """From features ``[rows, width]`` and classes ``[rows]`` to the loss."""
+
+    def __init__(self, width: int = WIDTH, depth: int = DEPTH, classes: int = CLASSES) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(Layer(width) for _ in range(depth)))
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, features: Tensor, wanted: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(self.layers(features)), wanted, label_smoothing=0.1)
+
+
+def inputs(device: str) -> tuple[Tensor, Tensor]:
+    """Random features and classes of one step."""
+    made = torch.Generator().manual_seed(0)
+    features = torch.randn(ROWS, WIDTH, generator=made)
+    return features.to(device), torch.randint(0, CLASSES, (ROWS,), generator=made).to(device)
+
+
+def train(model: nn.Module, step: Callable[..., Tensor], given: Sequence[Tensor]) -> list[float]:
+    """The losses of a few steps; ``step`` is the model, compiled or not."""
+    optimizer = torch.optim.AdamW(model.parameters(), RATE)
+    losses = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = step(*given)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Train with the kernels that a search has stored, beside eager.")
+    parser.add_argument("--db", help="database URL or SQLite file (default: $AUTOTUNE_DB, else the user's own)")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda:N")
+    args = parser.parse_args(argv)
+    if args.db:
+        os.environ["AUTOTUNE_DB"] = args.db  # where the backend looks
+
+    import autotune
+    from autotune.device import resolve_device
+
+    device = resolve_device(args.device)
+    torch.manual_seed(0)
+    model, given = Training().to(device), inputs(device)
+    twin = deepcopy(model)
+    losses = train(model, torch.compile(model, backend="autotune"), given)
+    eager = train(twin, twin, given)
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(eager), rtol=1e-3, atol=0.0)
+    print(f"{STEPS} steps: loss {losses[0]:.4f} to {losses[-1]:.4f}, in eager {eager[0]:.4f} to {eager[-1]:.4f}")
+    print(f"counters: {autotune.counters()}")
+    if not autotune.counters().hits:
+        print("nothing was found in the database: search it first, as this file's first lines say", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,198 @@
+"""What users give that cannot be: one line, without passwords and terminal commands, and nothing is changed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.cli import app
+from autotune.device import DeviceIdentity, Environment
+from autotune.errors import LONGEST, UserError, told, veil
+from autotune.store import Key, Schedule, Store
+from autotune.store.urls import for_command, parse_url, show_url
+from autotune.workload import Workload
+
+SECRET = "hunter2x"
+
+
+def autotune(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "autotune", *args]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, timeout=120)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"postgresql://u:{SECRET}@127.0.0.1:1/x",
+        f"postgresql://u@127.0.0.1:1/x?password={SECRET}",
+        f"postgresql://127.0.0.1:1/x?user=u&sslpassword={SECRET}",
+        f"postgresql://127.0.0.1:1/x?no_such_option={SECRET}",
+        "postgresql://127.0.0.1:1/x?connect_timeout=soon",
+        f"postgresql://u:{SECRET}@127.0.0.1:port/x",
+        f"postgresql://u:{SECRET}@127.0.0.1:99999999/x",
+        f"postgresql://u:{SECRET}/@127.0.0.1/x",
+        f"postgresql:/u:{SECRET}@h/db",
+        f"postgresql:u:{SECRET}@h/db",
+        f"postgres//u:{SECRET}@h/db",
+        f"u:{SECRET}@h/db",
+        f"host=127.0.0.1 user=u password={SECRET} dbname=x",
+        f"mysql://u:{SECRET}@h/db",
+        f"sqlite://u:{SECRET}@h/db",
+        f"sqlite:///x.db?password={SECRET}",
+        f"://u:{SECRET}@h",
+        f"postgresql://u:{SECRET}@127.0.0.1:1/x?host=a&port=1,2,3",
+    ],
+)
+def test_no_password_is_ever_told(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for command in (["show"], ["show", "--json"], ["db", "current"], ["db", "upgrade"], ["db", "import", "x.zip"]):
+        assert app.main([*command, "--db", url]) == 2
+        out, err = capfd.readouterr()
+        assert SECRET not in out + err
+        assert err.count("\n") == 1
+        assert err.startswith("autotune: ")
+    if "no_such_option" not in url:
+        with pytest.raises(SystemExit):
+            app.main(["show", url])
+        assert SECRET not in capfd.readouterr().err
+    assert list(tmp_path.iterdir()) == [], "no folder of that name was made"
+
+
+def test_what_is_shown_of_a_url() -> None:
+    url = parse_url(
+        f"postgresql://u:{SECRET}@h:1/db?host=/run&sslmode=require&password={SECRET}&options=-c%20x={SECRET}"
+    )
+    shown = show_url(url)
+    assert SECRET not in shown
+    assert "host=/run" in shown
+    assert "sslmode=require" in shown
+    assert "password=***" in shown
+    for text in (f"postgresql://h/x?password={SECRET}", f"postgresql:/u:{SECRET}@h/db"):
+        assert for_command(text) == "URL"
+    assert for_command("a b.db") == "a b.db"
+    assert veil(f'cannot connect to postgresql://u:{SECRET}@h/x: password = "{SECRET}"').count("***") == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [("x" * 5000, "File name too long"), ("caf\udce9.db", "not UTF-8"), ("~no_such_user_at_all/x.db", "home folder")],
+)
+def test_paths_that_cannot_be(path: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=words):
+        Store.open(path)
+    with pytest.raises(UserError, match="zero byte"):
+        Store.open("a\0b")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_errors_line_is_of_a_sane_length() -> None:
+    line = told("begin\n" + "x" * 100_000 + "\x1b[31m end")
+    assert len(line) <= LONGEST
+    assert line.startswith("begin x")
+    assert line.endswith("\\x1b[31m end")
+
+
+def test_a_terminal_is_not_commanded_by_a_database(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "\x1b]0;owned\x07\x1b[2J\u202elabel"
+    with Store.open(tmp_path / "x.db") as store:
+        w = Workload("fusion", {"a": 1}, label=evil)
+        device = DeviceIdentity("cuda", evil, 1, 1024)
+        key = Key(
+            store.put_workload(w), store.put_device(device), store.put_environment(Environment("cuda", "2", "0")), "p"
+        )
+        store.put_schedule(Schedule(key, None, 1.0, {evil: 2.0}, winner=evil[:32]))
+        store.add_miss(w, device.fingerprint, evil)
+        assert "\x1b" not in device.label
+        found = store.get_workload(w.fingerprint)
+        assert found is not None
+        assert "\x1b" not in found.label
+    for command in (["show"], ["show", "--json"], ["db", "stats"]):
+        assert app.main([*command, "--db", str(tmp_path / "x.db")]) == 0
+        out, err = capsys.readouterr()
+        assert not set("\x1b\x07\u202e") & set(out + err)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
+@pytest.mark.parametrize("args", [["workloads"], ["workloads", "--json"], ["bench", "fusion", "--list"]])
+def test_a_full_output(args: list[str], tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "autotune", *args], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr == "autotune: cannot write the output: No space left on device\n"
+
+
+@pytest.mark.parametrize("suite", ["fusion", "c3"])
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        ("/proc/nowhere/x.json", "No such file"),
+        ("file/x.json", "File exists|Not a directory"),
+        ("link.json", "is a link"),
+        ("folder.json", "is a folder"),
+        ("table.json", "the table beside it, table.md: is a folder"),
+        ("fifo.json", "a device or a pipe"),
+    ],
+)
+def test_a_result_file_is_refused_before_measuring(
+    suite: str,
+    out: str,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import re
+
+    import autotune.bench.c3.run
+    import autotune.bench.run
+
+    monkeypatch.chdir(tmp_path)
+    for module in (autotune.bench.run, autotune.bench.c3.run):
+        monkeypatch.setattr(module, "run", lambda settings: pytest.fail("it was measured"))
+    Path("file").touch()
+    Path("target").write_text("mine")
+    Path("link.json").symlink_to("target")
+    for name in ("folder.json", "table.md"):
+        Path(name).mkdir()
+    os.mkfifo("fifo.json")
+    assert app.main(["bench", suite, "--device", "cpu", "--out", out]) == 2
+    err = capsys.readouterr().err
+    assert re.search(words, err), err
+    assert err.count("\n") == 1
+    assert Path("target").read_text() == "mine"
+
+
+@pytest.mark.parametrize("text", ["a = " + "[" * 20_000, f"a = {'9' * 5000}", "x" * 5_000_000])
+def test_toml_that_cannot_be_held(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "x.toml"
+    file.write_text(text)
+    for args in (
+        ["search", "fusion", "softmax", "--device", "cpu", "--space", str(file)],
+        ["bench", "c3", "--list", "--scenarios", str(file)],
+    ):
+        assert app.main(args) == 2
+        err = capsys.readouterr().err
+        assert str(file) in err
+        assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("size", ["9" * 400, "9" * 5000, "0." + "1" * 400 + "GiB", "9" * 18 + "GiB"])
+def test_bytes_of_many_digits(size: str, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["lookup", "c3", "--gemm", "64x64x64", "--collective", "all_gather", "--device", "cpu", "--bytes", size]
+    assert app.main(args) == 2
+    err = capsys.readouterr().err
+    assert "--bytes" in err
+    assert err.count("\n") == 1
+    assert len(err) < 3000
+    args[args.index("64x64x64")] = f"{'9' * 5000}x1x1"
+    assert app.main(args) == 2
+    assert "--gemm" in capsys.readouterr().err
