@@ -15,7 +15,7 @@ _API = {
     "lookup": "autotune.runtime.lookup",
     "compile": "autotune.runtime.backend",
     "counters": "autotune.runtime.counters",
-    "overlap": "autotune.runtime.overlap",
+    "overlap": "autotune.domains.c3.deploy.api",
 }
 __all__ = ["__version__", *sorted(_API)]
 

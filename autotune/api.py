@@ -64,7 +64,7 @@ def search(
         UserError: a mistake in the arguments.
     """
     from autotune.device import resolve_devices
-    from autotune.fusion.precision import asking
+    from autotune.ir.precision import asking
     from autotune.store import Store
 
     given = isinstance(target, Workload) or (isinstance(target, Sequence) and not isinstance(target, str))
@@ -78,7 +78,7 @@ def search(
         elif isinstance(target, Sequence) and not isinstance(target, str):
             counted = [(workload, 1) for workload in target]
         else:
-            from autotune.fusion.target import captured, workloads_of
+            from autotune.domains.fusion.program_spec import captured, workloads_of
 
             if isinstance(target, str):
                 if kwargs:
@@ -110,7 +110,7 @@ def _decide(
     import logging
 
     from autotune.bench.decide import decide_and_store
-    from autotune.fusion.target import resolve
+    from autotune.domains.fusion.program_spec import resolve
 
     log = logging.getLogger("autotune")
     target, inputs, kwargs = call
@@ -158,7 +158,7 @@ def time_weights(counted: Sequence[tuple[Workload, int]]) -> dict[str, float]:
 def _bytes(workload: Workload) -> int:
     if workload.kind != "fusion":
         return 0
-    from autotune.fusion.graph import Graph
+    from autotune.ir.graph import Graph
 
     return Graph.from_json(workload.spec).bytes_moved
 
@@ -213,7 +213,7 @@ def tune_workloads(
         weights: fingerprint to share of the time; 1 where it is missing.
         plans: which ways to cut a region into kernels are searched: "measured" (the most promising, chosen by what
             they take), "model" (the one that the cost model likes best) or "greedy" (the largest groups).
-        ablation: a search without one of its parts, for comparison; see :mod:`autotune.fusion.ablation`.
+        ablation: a search without one of its parts, for comparison; see :mod:`autotune.compiler.planner.ablation`.
         command: noted with the run in the database; ``notes``, as JSON, in its summary.
         seeds: fingerprint to configurations that are measured before the sampler is asked; they count as ``trials``.
         every: begin every workload, the last ones for a moment each, also where the time is up.
@@ -322,7 +322,7 @@ def _method(plans: str, ablation: str, sampler: str) -> tuple[str, str]:
     """The domain's method and the sampler that the user's words stand for."""
     if (plans, ablation) == ("measured", "full"):
         return "", sampler
-    from autotune.fusion.ablation import choose
+    from autotune.compiler.planner.ablation import choose
 
     return choose(plans, ablation, sampler)
 

@@ -19,7 +19,7 @@ from autotune.workload import Workload, digest
 if TYPE_CHECKING:
     from autotune.device import DeviceIdentity
     from autotune.measure.policy import Policy
-    from autotune.tuner.space import Space
+    from autotune.space import Space
 
 Choice = int | str | bool | float
 Config = dict[str, Choice]
@@ -232,7 +232,7 @@ class CalibratedTask(Protocol):
         ...
 
 
-DOMAINS: dict[str, str] = {"fusion": "autotune.fusion.task", "c3": "autotune.c3.task"}
+DOMAINS: dict[str, str] = {"fusion": "autotune.domains.fusion.task", "c3": "autotune.domains.c3.task"}
 """Domain name to the module that defines ``open_task(workload, device)`` and ``open_bench(workload, device)``.
 
 The module may also define, where its domain differs from one process on one device:

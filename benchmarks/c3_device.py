@@ -24,10 +24,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from autotune.c3.calibrate import Caller
-from autotune.c3.probe import Probe, Run
-from autotune.c3.scenario import COLLECTIVES, ITEMSIZE, REDUCING, Gemm, Scenario, format_bytes
-from autotune.c3.strategy import HostStrategy, Strategy, normalize, reject
+from autotune.domains.c3.calibration.calibrate import Caller
+from autotune.domains.c3.calibration.probe import Probe, Run
+from autotune.domains.c3.scenario import COLLECTIVES, ITEMSIZE, REDUCING, Gemm, Scenario, format_bytes
+from autotune.domains.c3.strategy import HostStrategy, Strategy, normalize, reject
 from autotune.errors import BuildError, Unsupported, UserError
 from autotune.measure.worker import WorkerFault
 from benchmarks import c3_device_table, form
@@ -58,7 +58,7 @@ class Measure:
     """
 
     def __init__(self, ranks: Caller, device: str) -> None:
-        from autotune.c3.task import policy
+        from autotune.domains.c3.task import policy
 
         self.ranks, self.device = ranks, device
         self.side = device.partition(":")[0]
@@ -82,7 +82,7 @@ class Measure:
     def times(self, probe: Probe) -> dict[str, float]:
         """Microseconds of a probe's runs, those that could be run, timed in turn."""
         arguments = {"probe": asdict(probe), "policy": self.policy, "rounds": ROUNDS}
-        answers = self.ask(probe.name, "autotune.c3.probe:measure", arguments)
+        answers = self.ask(probe.name, "autotune.domains.c3.calibration.probe:measure", arguments)
         if answers is None:
             return {}
         for name, why in answers[0]["skipped"].items():
@@ -132,7 +132,7 @@ def bandwidth(m: Measure) -> Iterator[Case]:
 
 @lru_cache(maxsize=64)
 def _built(op: str, engine: str, dtype: str, ranks: int, device: str) -> dict[str, Any] | None:
-    from autotune.c3.task import build
+    from autotune.domains.c3.task import build
     from autotune.measure.wire import artifact_to_wire
 
     scenario = Scenario(Gemm(64, 64, 64), op, 4096 * ranks, ranks, dtype)
@@ -167,7 +167,7 @@ def power(m: Measure) -> Iterator[Case]:
             name = f"{gemm.label} beside all_gather {format_bytes(nbytes)}, {operands}"
             arguments = {"probe": asdict(Probe(name, asdict(gemm), spec, runs)), "policy": m.policy, "zeros": zeros,
                          "seconds": SECONDS}  # fmt: skip
-            answers = m.ask(name, "autotune.c3.figures:back_to_back", arguments)
+            answers = m.ask(name, "autotune.domains.c3.checks.figures:back_to_back", arguments)
             if answers is None:
                 continue
             if answers[0]["skipped"]:
@@ -183,7 +183,7 @@ def power(m: Measure) -> Iterator[Case]:
 
 def partition(m: Measure) -> Iterator[Case]:
     """GEMMs with SMs kept from them."""
-    answers = m.ask("SMs left", "autotune.c3.figures:sms_left", {"reserves": list(RESERVES)})
+    answers = m.ask("SMs left", "autotune.domains.c3.checks.figures:sms_left", {"reserves": list(RESERVES)})
     if answers is None:
         return
     for gemm in PARTED:
@@ -248,10 +248,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="result file to write")
     args = parser.parse_args(argv)
     from autotune.bench.form import check_commit
-    from autotune.c3.ranks import Ranks
-    from autotune.c3.task import check_devices, policy
-    from autotune.cli.c3_scenario import ranks_of, serves
     from autotune.device import resolve_device
+    from autotune.domains.c3.cli.scenario import ranks_of, serves
+    from autotune.domains.c3.measuring.ranks import Ranks
+    from autotune.domains.c3.task import check_devices, policy
 
     try:
         check_commit()

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from autotune.c3.scenario import COLLECTIVES, Gemm, Scenario, format_bytes
+from autotune.domains.c3.scenario import COLLECTIVES, Gemm, Scenario, format_bytes
 
 LARGE, ENOUGH = 64 << 20, 0.9
 """From this size on copies should have so much of NCCL's bandwidth."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from autotune.c3.scenario import format_bytes
+from autotune.domains.c3.scenario import format_bytes
 
 SLOW = 1.02
 """What is below this is no slowdown."""

@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autotune.c3.heuristics import choose
-from autotune.c3.model import Model
-from autotune.c3.scenario import Gemm, Scenario, parse_gemm
-from autotune.c3.strategy import HostStrategy, Strategy, normalize
-from autotune.c3.tables import gemm_name, parse_strategy, strategy_name
+from autotune.domains.c3.calibration.heuristics import choose
+from autotune.domains.c3.calibration.model import Model
+from autotune.domains.c3.calibration.tables import gemm_name, parse_strategy, strategy_name
+from autotune.domains.c3.scenario import Gemm, Scenario, parse_gemm
+from autotune.domains.c3.strategy import HostStrategy, Strategy, normalize
 from autotune.task import Config
 
 WITHIN = 1.1

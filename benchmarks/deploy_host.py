@@ -24,9 +24,9 @@ import torch._inductor.config
 from torch.nn import functional as F
 
 from autotune.bench.floor import copy_bandwidth
+from autotune.compiler.capture.recording import capture
+from autotune.compiler.regions.find import find_regions
 from autotune.device import environment, identify
-from autotune.fusion.capture import capture
-from autotune.fusion.regions import find_regions
 from autotune.runtime import region_call
 from autotune.runtime.backend import dynamo_backend
 from autotune.store import Store

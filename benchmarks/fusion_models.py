@@ -52,10 +52,10 @@ def regions_of(example: Example) -> dict[str, Any]:
     """Regions of a step: how many, how many different ones, the bytes that perfect kernels for them move, and what is
     in no region: operators with how often each occurs.
     """
-    from autotune.fusion.capture import capture
-    from autotune.fusion.graph import Graph
-    from autotune.fusion.planning import outside
-    from autotune.fusion.regions import find_regions
+    from autotune.compiler.capture.recording import capture
+    from autotune.compiler.regions.find import find_regions
+    from autotune.domains.fusion.planning import outside
+    from autotune.ir.graph import Graph
 
     captured = capture(example.module, example.inputs, grad=example.train)
     found, left = [], Counter[str]()

@@ -109,11 +109,11 @@ def region_times(target: str, policy: Any, device: str) -> tuple[dict[str, float
     """Sum over a target's regions of what each contender takes, bytes they move, and the regions themselves."""
     import torch
 
-    from autotune.fusion import aten
-    from autotune.fusion.graph import Graph
-    from autotune.fusion.interpret import make_inputs
-    from autotune.fusion.target import fusion_workloads
-    from autotune.fusion.task import source_inputs
+    from autotune.compiler.regions import aten
+    from autotune.domains.fusion.program_spec import fusion_workloads
+    from autotune.domains.fusion.task import source_inputs
+    from autotune.ir.graph import Graph
+    from autotune.ir.interpret import make_inputs
 
     total: dict[str, float] = {}
     moved, regions = 0, []
@@ -148,7 +148,7 @@ def main() -> int:
     import torch
 
     from autotune.device import environment, identify
-    from autotune.fusion.target import resolve
+    from autotune.domains.fusion.program_spec import resolve
     from autotune.measure.policy import default_policy
 
     db = args.db or os.path.join(tempfile.mkdtemp(prefix="autotune-"), "slice.db")

@@ -29,10 +29,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotune.bench.case import Case
 from autotune.bench.suite import choose
+from autotune.compiler.regions.find import Region, find_regions
 from autotune.device import environment, identify, resolve_device
-from autotune.fusion.graph import Graph
-from autotune.fusion.precision import DEFAULT, STRICT, asking
-from autotune.fusion.regions import Region, find_regions
+from autotune.ir.graph import Graph
+from autotune.ir.precision import DEFAULT, STRICT, asking
 from autotune.runtime.executor import TensorSpec, load_executor
 from autotune.store.records import Key, Schedule
 from autotune.task import Artifact, Config, open_task

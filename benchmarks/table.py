@@ -23,8 +23,8 @@ from typing import Any
 
 from autotune.bench import report
 from autotune.bench.ablation import ABLATIONS
-from autotune.bench.c3 import report as c3_report
 from autotune.bench.report import geometric_mean
+from autotune.domains.c3.suite import report as c3_report
 from benchmarks import c3_device_table, precision_table
 from benchmarks.form import RESULTS, read
 from benchmarks.real import table as real_table

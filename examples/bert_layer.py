@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     import autotune
     from autotune.device import resolve_device
-    from autotune.fusion.target import resolve
+    from autotune.domains.fusion.program_spec import resolve
 
     device = resolve_device(args.device)
     model, (inputs, _), _ = resolve("bert_layer", None, device)

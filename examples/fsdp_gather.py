@@ -16,9 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather  # torch names it nowhere else
 
-from autotune.c3.collectives.base import Collective, Spec
-from autotune.c3.collectives.open import open_collective
-from autotune.c3.group import Group
+from autotune.domains.c3.collectives.base import Collective, Spec
+from autotune.domains.c3.collectives.open import open_collective
+from autotune.domains.c3.group import Group
 from autotune.task import Artifact, Choice
 
 SHORT = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}

@@ -21,20 +21,20 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
-from autotune.c3 import heuristics
-from autotune.c3.collectives.base import Spec
-from autotune.c3.collectives.open import open_collective
-from autotune.c3.deploy_group import deploy_group
-from autotune.c3.group import Group
-from autotune.c3.scenario import ITEMSIZE, Gemm, Scenario
-from autotune.c3.strategy import HostStrategy, Strategy, normalize
-from autotune.c3.task import build
 from autotune.device import environment
+from autotune.domains.c3.calibration import heuristics
+from autotune.domains.c3.collectives.base import Spec
+from autotune.domains.c3.collectives.open import open_collective
+from autotune.domains.c3.deploy.group import deploy_group
+from autotune.domains.c3.deploy.match import match_scenario
+from autotune.domains.c3.group import Group
+from autotune.domains.c3.scenario import ITEMSIZE, Gemm, Scenario
+from autotune.domains.c3.strategy import HostStrategy, Strategy, normalize
+from autotune.domains.c3.task import build
 from autotune.errors import Unsupported, UserError
-from autotune.runtime.c3_match import match_scenario
 from autotune.runtime.database import deploy_store
+from autotune.space import load_space
 from autotune.task import Artifact, Config, place
-from autotune.tuner.space import load_space
 from examples.fsdp_gather import TunedAllGather
 from examples.models.llama import Block, RMSNorm
 from examples.models.llama import Config as Sizes

@@ -24,7 +24,7 @@ def rank_main(rank: int, ranks: int, args: argparse.Namespace, init_method: str)
     import torch.distributed as dist
 
     import autotune
-    from autotune.c3.scenario import parse_bytes, parse_gemm
+    from autotune.domains.c3.scenario import parse_bytes, parse_gemm
 
     cuda = args.device == "cuda"
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank))) if cuda else torch.device("cpu")

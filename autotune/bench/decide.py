@@ -131,7 +131,7 @@ def decide_and_store(
 ) -> list[Decision]:
     """Decide a step in each mode and store the verdicts. What goes wrong is said, and leaves what was stored before.
 
-    A training step takes what :func:`autotune.fusion.target.training` makes of the arguments.
+    A training step takes what :func:`autotune.domains.fusion.program_spec.training` makes of the arguments.
 
     Args:
         store: that the schedules are in.
@@ -141,7 +141,7 @@ def decide_and_store(
         say: told in one line what was decided, or why nothing was.
     """
     from autotune.device import environment, identify
-    from autotune.fusion.target import training
+    from autotune.domains.fusion.program_spec import training
 
     found = []
     for mode in dict.fromkeys(map(base_mode, modes)):

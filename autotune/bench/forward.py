@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from autotune.bench.case import Arguments, Case, Draw, Shape
-from autotune.fusion.workloads import (
+from autotune.domains.fusion.builtin import (
     bias_gelu_residual_layer_norm,
     cross_entropy,
     layer_norm,

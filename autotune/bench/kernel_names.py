@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 
-from autotune.codegen.cuda_source import PREFIX
-from autotune.fusion.op_names import PRODUCTS
+from autotune.compiler.lower.op_names import PRODUCTS
+from autotune.compiler.targets.cuda.source import PREFIX
 
 _TRITON = re.compile(r"triton_(tem|mm|bmm|convolution|flex|flash)")
 """Inductor's templates, whatever is fused into them. Its other kernels are named for all that they fuse or follow."""

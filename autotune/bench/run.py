@@ -162,7 +162,7 @@ def search(cases: Sequence[Case], settings: Settings, name: str, db: str | None)
         For each case, by name, the seconds its regions took and a line of JSON for each region.
     """
     from autotune.api import time_weights, tune_workloads
-    from autotune.fusion.target import workloads_of
+    from autotune.domains.fusion.program_spec import workloads_of
     from autotune.store import Store
     from autotune.tuner.result import BusyMachine
 

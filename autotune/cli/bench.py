@@ -72,7 +72,7 @@ def _names(text: str) -> list[str]:
 def run(args: argparse.Namespace) -> int:
     """Run the suite; returns 0, or 1 if a case could not be measured."""
     if args.suite == "c3":
-        from autotune.cli import c3_bench
+        from autotune.domains.c3.cli import bench as c3_bench
 
         return c3_bench.run(args)
     only_of("c3", args, ("scenarios", "ranks", "no_heuristics", "fixed", "timeline"))

@@ -34,7 +34,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Calibrate or report; returns 0, or 1 if nothing could be measured."""
     if args.domain == "c3":
-        from autotune.cli import c3_calibrate
+        from autotune.domains.c3.cli import calibrate as c3_calibrate
 
         return c3_calibrate.run(args)
     if args.ranks is not None:
@@ -57,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _measure(store: Any, device: str, fingerprint: str) -> Mapping[str, float]:
-    from autotune.fusion.calibrate import calibrate
-    from autotune.fusion.task import FusionTask
+    from autotune.domains.fusion.calibrate import calibrate
+    from autotune.domains.fusion.task import FusionTask
     from autotune.measure.policy import default_policy
     from autotune.measure.worker import Measurer, Worker
     from autotune.store import Calibration
@@ -86,7 +86,7 @@ def _measure(store: Any, device: str, fingerprint: str) -> Mapping[str, float]:
 
 
 def _report(store: Any, fingerprint: str) -> dict[str, Any]:
-    from autotune.fusion.correlation import report
+    from autotune.domains.fusion.correlation import report
 
     found = report(store, fingerprint)
     if not found.workloads and not found.compared:

@@ -75,8 +75,8 @@ def run(args: argparse.Namespace) -> int:
         Store.open(args.db, migrate=False, readonly=True).close()  # one that cannot be used is told before all else
         from autotune.bench.step import AUTOTUNE, NotCompared, compare
         from autotune.device import identify, resolve_device
-        from autotune.fusion.precision import asking
-        from autotune.fusion.target import resolve, training
+        from autotune.domains.fusion.program_spec import resolve, training
+        from autotune.ir.precision import asking
         from autotune.runtime.database import deploying_from
 
         device = resolve_device(args.device)

@@ -50,7 +50,7 @@ def decide_step(
     if searched.interrupted or any(r.fault for r in searched.results) or not any(r.winner for r in searched.results):
         return []
     from autotune.bench.decide import decide_and_store
-    from autotune.fusion.target import resolve
+    from autotune.domains.fusion.program_spec import resolve
 
     def say(line: str) -> None:
         print(f"autotune: {line}", file=sys.stderr, flush=True)

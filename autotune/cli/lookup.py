@@ -6,9 +6,9 @@ import argparse
 import sys
 from typing import Any
 
-from autotune.cli.c3_scenario import refuse_scenario
 from autotune.cli.options import add_db, add_device, add_json, add_precision, add_scenario, add_target
 from autotune.cli.output import TUNABLE, machine_output
+from autotune.domains.c3.cli.scenario import refuse_scenario
 from autotune.errors import UserError
 
 
@@ -35,7 +35,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Look up; returns 0 whatever the match."""
     if args.domain == "c3":
-        from autotune.cli import c3_lookup
+        from autotune.domains.c3.cli import lookup as c3_lookup
 
         return c3_lookup.run(args)
     refuse_scenario(args)
@@ -44,8 +44,8 @@ def run(args: argparse.Namespace) -> int:
     with machine_output(args.json) as emit:
         from autotune.cli.report import print_table, total
         from autotune.device import resolve_device
-        from autotune.fusion.precision import asking
-        from autotune.fusion.target import resolve
+        from autotune.domains.fusion.program_spec import resolve
+        from autotune.ir.precision import asking
         from autotune.runtime.lookup import lookup
 
         device = resolve_device(args.device)

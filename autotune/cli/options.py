@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from autotune.errors import UserError
-from autotune.fusion.precision import PRECISIONS
+from autotune.ir.precision import PRECISIONS
 from autotune.task import DOMAINS
 
 JSON_HELP = "print one JSON object on stdout, and nothing else there"
@@ -86,7 +86,7 @@ SCENARIO = ("gemm", "compute", "collective", "bytes", "dtype", "layout")
 
 
 def add_scenario(parser: argparse.ArgumentParser) -> None:
-    """What describes a C3 scenario in the place of ``TARGET``; read by :mod:`autotune.cli.c3_scenario`."""
+    """What describes a C3 scenario in the place of ``TARGET``; read by :mod:`autotune.domains.c3.cli.scenario`."""
     group = parser.add_argument_group("c3", "a scenario without a name: a computation beside a collective")
     group.add_argument("--gemm", metavar="MxNxK", help="the computation: a matrix product, such as 8192x28672x8192")
     about = "another computation: a built-in fusion workload or package.module:callable, the latter with --inputs"

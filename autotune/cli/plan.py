@@ -15,8 +15,8 @@ from autotune.errors import UserError
 from autotune.outputs import check_output, whole_file
 
 if TYPE_CHECKING:
-    from autotune.fusion.anatomy import Anatomy, GroupAnatomy, Operator
-    from autotune.fusion.eager import EagerCost
+    from autotune.compiler.lower.eager import EagerCost
+    from autotune.domains.fusion.drawing.anatomy import Anatomy, GroupAnatomy, Operator
     from autotune.store import Store
     from autotune.task import Config
     from autotune.workload import Workload
@@ -89,7 +89,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Plan; returns 0."""
     with machine_output(args.json) as emit:
-        from autotune.fusion.planning import side_of
+        from autotune.domains.fusion.planning import side_of
         from autotune.store import Store
 
         side = side_of(args.device)
@@ -136,11 +136,11 @@ def plan_target(
     Raises:
         UserError: what is wrong with the target or its inputs.
     """
+    from autotune.compiler.lower.eager import eager_cost
+    from autotune.domains.fusion.drawing.anatomy import dissect
+    from autotune.domains.fusion.planning import planned, side_of
+    from autotune.domains.fusion.task import FusionTask
     from autotune.errors import Unsupported
-    from autotune.fusion.anatomy import dissect
-    from autotune.fusion.eager import eager_cost
-    from autotune.fusion.planning import planned, side_of
-    from autotune.fusion.task import FusionTask
 
     side = side_of(device)
     found = planned(target, inputs, device, train=train)
@@ -172,7 +172,7 @@ def _stored(store: Store | None, workload: Workload, side: str, device: str) -> 
     if store is None:
         return None
     from autotune.device import identify
-    from autotune.fusion.planning import here
+    from autotune.domains.fusion.planning import here
 
     own = identify(device).fingerprint if here(device) else ""
     found = [s for s in store.schedules(own or None, workload=workload.fingerprint) if s.config]
@@ -206,7 +206,7 @@ def _writable(name: str) -> Path:
 
 
 def _draw(file: Path, target: str, device: str, regions: Sequence[RegionPlan]) -> None:
-    from autotune.fusion.picture import Drawing, draw
+    from autotune.domains.fusion.drawing.picture import Drawing, draw
 
     drawings = [
         Drawing(_title(r), _before(r), _after(r.after), r.after) for r in regions if r.after is not None
@@ -262,7 +262,7 @@ def _counts(operators: Any) -> str:
 
 
 def _launch(number: int, phases: Sequence[Sequence[GroupAnatomy]]) -> Iterator[str]:
-    from autotune.fusion.picture import folded
+    from autotune.domains.fusion.drawing.picture import folded
 
     groups = sum(len(phase) for phase in phases)
     extra = f", {groups} groups" if groups > 1 else ""
@@ -274,7 +274,7 @@ def _launch(number: int, phases: Sequence[Sequence[GroupAnatomy]]) -> Iterator[s
 
 
 def _group(group: GroupAnatomy, many: int) -> Iterator[str]:
-    from autotune.fusion.anatomy import operator_counts
+    from autotune.domains.fusion.drawing.anatomy import operator_counts
 
     kernels = f", {group.kernels} kernels" if group.kernels > 1 else ""
     times = f"{many} groups of this form, the first of " if many > 1 else ""

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.c3_scenario import refuse_scenario
 from autotune.cli.decided import add_step, decide_step, is_decided
 from autotune.cli.options import (
     add_db,
@@ -27,12 +26,13 @@ from autotune.cli.options import (
 from autotune.cli.output import TUNABLE, machine_output
 from autotune.cli.report import print_table, total
 from autotune.cli.searched import Searched, conclude, not_begun, reason, tune
+from autotune.compiler.planner.ablation import ABLATIONS, PLANS
+from autotune.domains.c3.cli.scenario import refuse_scenario
 from autotune.errors import UserError, told
-from autotune.fusion.ablation import ABLATIONS, PLANS
 from autotune.measure.policy import CACHES, default_policy
 
 if TYPE_CHECKING:
-    from autotune.fusion.target import Captured
+    from autotune.domains.fusion.program_spec import Captured
     from autotune.store import Store
     from autotune.tuner.result import Result
     from autotune.workload import Workload
@@ -93,7 +93,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Search; returns 0, 1 if nothing could be measured, or 130 if it was interrupted."""
     if args.domain == "c3":
-        from autotune.cli import c3_search
+        from autotune.domains.c3.cli import search as c3_search
 
         return c3_search.run(args)
     refuse_scenario(args)
@@ -104,10 +104,10 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("name what to search: autotune search DOMAIN TARGET (`autotune workloads` lists built-in ones)")
     domain = args.domain or _only_domain(args)
     with machine_output(args.json) as emit:
-        from autotune.cli.c3_scenario import serves
         from autotune.device import resolve_devices
+        from autotune.domains.c3.cli.scenario import serves
+        from autotune.space import load_space
         from autotune.store import Store
-        from autotune.tuner.space import load_space
 
         devices = resolve_devices(args.device)
         if args.mode != ["default"]:
@@ -142,7 +142,7 @@ def _search_missed(
     args: argparse.Namespace, devices: Sequence[str], store: Store, domain: str | None
 ) -> list[Searched]:
     """Search what deployments missed: of ``domain``, or all of it, one domain after the other."""
-    from autotune.cli import c3_search
+    from autotune.domains.c3.cli import search as c3_search
 
     begin, device = time.monotonic(), devices[0]
     counted = _missed(store, device, args.domain)
@@ -213,9 +213,9 @@ def _search(
 
 
 def _captured(args: argparse.Namespace, device: str, store: Store) -> Captured:
-    from autotune.fusion.precision import asking
-    from autotune.fusion.rederive import check_graph, check_source
-    from autotune.fusion.target import captured
+    from autotune.domains.fusion.program_spec import captured
+    from autotune.domains.fusion.rederive import check_graph, check_source
+    from autotune.ir.precision import asking
 
     def known(signature: str) -> list[tuple[Workload, int]] | None:
         """What an earlier run captured, if it is in the database as it was: else the target is captured again."""
@@ -253,7 +253,7 @@ def _is_intact(workload: Workload) -> bool:
     """Whether a stored workload may be searched; tells why not."""
     if workload.kind != "fusion":
         return True
-    from autotune.fusion.rederive import check_graph, check_source
+    from autotune.domains.fusion.rederive import check_graph, check_source
 
     why = check_graph(workload) or check_source(workload)
     if why:

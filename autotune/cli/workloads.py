@@ -21,8 +21,8 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print names and what they compute."""
     with machine_output(args.json) as emit:
-        from autotune.bench.c3.suite import load
-        from autotune.fusion.workloads import BUILTIN
+        from autotune.domains.c3.suite.suite import load
+        from autotune.domains.fusion.builtin import BUILTIN
 
         rows = [{"domain": "fusion", "name": name, "about": target.about} for name, target in BUILTIN.items()]
         rows += [{"domain": "c3", "name": name, "about": entry.label} for name, entry in load().items()]

@@ -1,7 +1,7 @@
 """The torch.compile backend: Inductor's own compilation, with stored kernels in its graphs.
 
 Dynamo, AOTAutograd, the joint-graph and post-grad passes, code generation, caches and CUDA graphs are Inductor's, with
-all that the user asked for. autotune adds two passes: :mod:`autotune.fusion.joint` and
+all that the user asked for. autotune adds two passes: :mod:`autotune.compiler.capture.joint` and
 :mod:`autotune.runtime.region_pass`.
 """
 
@@ -94,7 +94,7 @@ def inductor_settings(options: Mapping[str, Any]) -> dict[str, Any]:
 def _passes(patches: Mapping[str, Any], mode: str, trial: Trial | None) -> dict[str, Any]:
     from torch._inductor import config
 
-    from autotune.fusion.hooks import Hook, hooked
+    from autotune.compiler.capture.hooks import Hook, hooked
     from autotune.runtime.database import state_of_store
     from autotune.runtime.region_pass import replace_regions
 

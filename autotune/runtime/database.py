@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from autotune.device import environment, identify
-from autotune.fusion.precision import asked
+from autotune.ir.precision import asked
 
 if TYPE_CHECKING:
     from autotune.device import DeviceIdentity

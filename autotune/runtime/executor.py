@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from autotune.compiler.planner.plan import Plan, make_plan
+from autotune.compiler.schedules.limits import improper
 from autotune.errors import BuildError, Unsupported
-from autotune.fusion.graph import STORAGE_BYTES, Graph
-from autotune.fusion.limits import improper
-from autotune.fusion.plan import Plan, make_plan
+from autotune.ir.graph import STORAGE_BYTES, Graph
 from autotune.runtime.counters import count
 from autotune.runtime.cuda_launch import REFUSED, check_rule
 from autotune.runtime.state import state_for

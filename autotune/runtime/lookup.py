@@ -148,8 +148,8 @@ def lookup(
     Raises:
         UserError: a device that is not there, a database that cannot be used, a callable that cannot be captured.
     """
-    from autotune.fusion.capture import capture_for_user
-    from autotune.fusion.regions import find_regions
+    from autotune.compiler.capture.recording import capture_for_user
+    from autotune.compiler.regions.find import find_regions
     from autotune.store import Store
 
     args = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)

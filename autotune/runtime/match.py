@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from autotune.codegen import cpu_columns
-from autotune.codegen.counts import check_launch
-from autotune.codegen.program import Program
+from autotune.compiler.planner.plan import Plan, make_plan
+from autotune.compiler.program.program import Program
+from autotune.compiler.schedules.configurations import group_configs
+from autotune.compiler.schedules.limits import improper
+from autotune.compiler.targets.cpu import columns as cpu_columns
+from autotune.compiler.targets.cuda.counts import check_launch
 from autotune.device import DeviceIdentity, Environment
 from autotune.errors import Unsupported
-from autotune.fusion.graph import Graph
-from autotune.fusion.limits import improper
-from autotune.fusion.plan import Plan, make_plan
-from autotune.fusion.schedules import group_configs
+from autotune.ir.graph import Graph
 from autotune.runtime.database import warn_once
 from autotune.store.damage import BROKEN
 from autotune.store.records import Schedule
@@ -183,7 +183,7 @@ def _foreign(schedule: Schedule, tuned: Workload, device: DeviceIdentity) -> str
     artifact = schedule.artifact
     if schedule.config is None or artifact is None or artifact.target == "cpu":
         return ""
-    from autotune.codegen.audit import foreign
+    from autotune.compiler.audit import foreign
 
     why = foreign(artifact, Graph.from_json(tuned.spec), schedule.config, device.units)
     return _damaged(schedule, why, "the stored kernels") if why else ""

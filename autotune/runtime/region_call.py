@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from autotune.compiler.regions import aten
+from autotune.compiler.regions.find import workload_of
+from autotune.compiler.regions.symbols import at_sizes, traced
 from autotune.device import environment, identify
 from autotune.errors import UserError
-from autotune.fusion import aten
-from autotune.fusion.graph import Graph
-from autotune.fusion.regions import workload_of
-from autotune.fusion.symbols import at_sizes, traced
+from autotune.ir.graph import Graph
 from autotune.runtime.counters import count
 from autotune.runtime.database import deploy_store, record_misses, warn_once
 from autotune.runtime.executor import TensorSpec, load_executor
@@ -50,10 +50,10 @@ class RegionCall:
         label: for messages.
         spec: the region's canonical graph as JSON.
         tuned: fingerprint of the workload that the schedule was tuned for.
-        slots, results: as in :class:`autotune.fusion.regions.Binding`.
+        slots, results: as in :class:`autotune.compiler.regions.find.Binding`.
         inputs, outputs: layouts of the region's tensors.
         device: "cpu" or "cuda:N".
-        source: the region's operators (:mod:`autotune.fusion.aten`).
+        source: the region's operators (:mod:`autotune.compiler.regions.aten`).
         symbols: where sizes are symbols, the tensor (inputs, then outputs) and dimension that tell each. ``spec`` and
             what follows from it then are those of the sizes that the graph was traced with.
     """

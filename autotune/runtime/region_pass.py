@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from autotune.codegen.cuda_source import PREFIX
+from autotune.compiler.capture.joint import takes_bias_apart
+from autotune.compiler.planner.kernel_names import kernel_name, program_ops
+from autotune.compiler.regions import aten
+from autotune.compiler.regions.find import Region, find_regions
+from autotune.compiler.regions.symbols import concrete, is_symbolic, places_of, symbolic_program, symbols_of
+from autotune.compiler.targets.cuda.source import PREFIX
 from autotune.errors import Unsupported
-from autotune.fusion import aten
-from autotune.fusion.joint import takes_bias_apart
-from autotune.fusion.kernel_names import kernel_name, program_ops
-from autotune.fusion.regions import Region, find_regions
-from autotune.fusion.symbols import concrete, is_symbolic, places_of, symbolic_program, symbols_of
 from autotune.runtime.counters import count
 from autotune.runtime.database import record_misses, warn_once
 from autotune.runtime.executor import TensorSpec

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from autotune.compiler.regions.find import Region
 from autotune.device import environment, identify
-from autotune.fusion.regions import Region
 from autotune.runtime.database import deploy_store, warn_once
 from autotune.store.records import Schedule
 from autotune.workload import Workload, digest

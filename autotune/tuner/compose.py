@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autotune.errors import Unsupported
+from autotune.space import holds
 from autotune.store.records import Key
 from autotune.task import ComposedTask, Composition, Config, Ranked, config_key
 from autotune.tuner import finals
@@ -23,7 +24,6 @@ from autotune.tuner.parts import LEAST_S, Means, Parts
 from autotune.tuner.screen import explore, learn_stored, settled
 from autotune.tuner.seeds import Seed
 from autotune.tuner.session import Session
-from autotune.tuner.space import holds
 from autotune.workload import Workload
 
 WHOLES = 4

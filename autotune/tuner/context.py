@@ -19,6 +19,7 @@ from autotune.measure.policy import Policy
 from autotune.measure.pool import CompilePool
 from autotune.measure.worker import Measurer, Worker
 from autotune.resources import resource_dir
+from autotune.space import Space
 from autotune.store.claims import owner_name
 from autotune.store.records import Effort, Key
 from autotune.store.store import Store
@@ -28,7 +29,6 @@ from autotune.tuner.history import History, open_storage
 from autotune.tuner.interrupt import Interrupt
 from autotune.tuner.result import Progress
 from autotune.tuner.session import Session
-from autotune.tuner.space import Space
 from autotune.workload import Workload, digest
 
 _PLANNED = 8  # workloads whose compositions are remembered

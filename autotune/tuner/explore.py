@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from optuna.trial import Trial
 
 from autotune.measure.pool import Built
+from autotune.space import Space
 from autotune.store.records import Measurement
 from autotune.task import Config, Status, config_key
 from autotune.tuner.history import History
 from autotune.tuner.pruning import Pruning
 from autotune.tuner.seeds import Seed
 from autotune.tuner.session import LEASE_S, Session
-from autotune.tuner.space import Space
 
 _ASKS = 24  # proposals of the sampler in a row that may come to nothing before we look for one ourselves
 _LISTABLE = 20_000  # a space of up to so many candidates is gone through as a whole then

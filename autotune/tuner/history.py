@@ -27,12 +27,12 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from autotune.errors import UserError
+from autotune.space import Space
 from autotune.store.claims import owner_is_dead
 from autotune.store.engine import parse_url, show_url
 from autotune.store.records import Measurement
 from autotune.task import Config, Status, config_key
 from autotune.tuner.samplers import make_sampler
-from autotune.tuner.space import Space
 
 _CONSTRAINT = "failed"
 _PENALTY = 2.0  # failures count as this many times the slowest latency seen

@@ -8,8 +8,8 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from autotune.space import Space
 from autotune.task import ComposedTask, Config, Task, config_key
-from autotune.tuner.space import Space
 
 PICKS = 6
 """Candidates that the cost model may suggest."""

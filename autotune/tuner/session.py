@@ -16,12 +16,12 @@ from autotune.measure.outcome import Outcome
 from autotune.measure.policy import Policy
 from autotune.measure.pool import Built, CompilePool
 from autotune.measure.worker import MachineFault, Measurer
+from autotune.space import Space, holds
 from autotune.store.records import Key, Measurement
 from autotune.store.store import Store
 from autotune.task import Artifact, ComposedTask, Config, Status, Task, config_key
 from autotune.tuner.interrupt import Interrupt
 from autotune.tuner.result import Progress
-from autotune.tuner.space import Space, holds
 
 LEASE_S = 30.0
 """How long a claim outlives a search on another host that was killed; on this host its death is seen at once."""

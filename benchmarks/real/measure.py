@@ -107,8 +107,8 @@ def _search(
     """Regions of a step and the bytes that they must move; what the search came to, and whether others disturbed it."""
     import autotune
     from autotune.api import time_weights
-    from autotune.fusion.graph import Graph
-    from autotune.fusion.target import workloads_of
+    from autotune.domains.fusion.program_spec import workloads_of
+    from autotune.ir.graph import Graph
     from autotune.tuner.result import BusyMachine
 
     begin = time.monotonic()

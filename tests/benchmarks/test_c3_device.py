@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autotune.c3.scenario import COLLECTIVES, REDUCING
+from autotune.domains.c3.scenario import COLLECTIVES, REDUCING
 from autotune.errors import UserError
 from autotune.measure.worker import WorkerFault
 from benchmarks import c3_device, form, table

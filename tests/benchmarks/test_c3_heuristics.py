@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from autotune.c3.heuristics import default
-from autotune.c3.scenario import Gemm, Scenario
-from autotune.c3.strategy import Strategy
+from autotune.domains.c3.calibration.heuristics import default
+from autotune.domains.c3.scenario import Gemm, Scenario
+from autotune.domains.c3.strategy import Strategy
 from benchmarks.c3_heuristics import held_out, left_out, share
 
 SCENARIO = Scenario(Gemm(8192, 8192, 8192), "all_gather", 512 << 20, 4)

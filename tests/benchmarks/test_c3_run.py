@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from autotune.bench import form
-from autotune.bench.c3.families import NAMES
 from autotune.cli.app import main
+from autotune.domains.c3.suite.families import NAMES
 
 pytestmark = pytest.mark.slow
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from autotune.bench.c3 import families, figure, report, suite
-from autotune.bench.c3.form import c3_problems
-from autotune.bench.c3.metrics import Isolated
-from autotune.c3.scenario import COLLECTIVES, Gemm, Program
+from autotune.domains.c3.scenario import COLLECTIVES, Gemm, Program
+from autotune.domains.c3.suite import families, figure, report, suite
+from autotune.domains.c3.suite.form import c3_problems
+from autotune.domains.c3.suite.metrics import Isolated
 from autotune.errors import UserError
 from autotune.task import config_key
 

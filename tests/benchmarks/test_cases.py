@@ -15,10 +15,10 @@ from autotune.bench.case import Case, Draw, bytes_moved
 from autotune.bench.mixed import ODD_SIZES
 from autotune.bench.suite import CASES, choose
 from autotune.bench.xla import xla
+from autotune.compiler.capture.recording import capture
+from autotune.compiler.regions.find import Finder, find_regions
+from autotune.domains.fusion.program_spec import fusion_workloads
 from autotune.errors import UserError
-from autotune.fusion.capture import capture
-from autotune.fusion.regions import Finder, find_regions
-from autotune.fusion.target import fusion_workloads
 
 LISTED = {
     "layer_norm f32 16384x1024", "layer_norm bf16 8192x4096", "rms_norm bf16 8192x8192",
@@ -54,7 +54,7 @@ def test_all_of_a_case_is_captured_as_regions(case: Case) -> None:
         assert [n for n in graph.module.graph.nodes if n.op == "call_function" and finder.sort(n) == "opaque"] == []
     # One region moves what the function moves, except a bias that layer_norm's backward is given and does not read.
     if len(regions) == 1 and case.name not in ("lstm_cell", "attention_gru"):
-        from autotune.fusion.graph import Graph
+        from autotune.ir.graph import Graph
 
         assert regions[0].workload is not None
         moved = Graph.from_json(regions[0].workload.spec).bytes_moved

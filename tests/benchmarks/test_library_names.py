@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from autotune.bench.kernel_names import has_product, is_library
-from autotune.fusion.kernel_names import kernel_name
-from autotune.fusion.op_names import PRODUCTS
+from autotune.compiler.lower.op_names import PRODUCTS
+from autotune.compiler.planner.kernel_names import kernel_name
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from autotune.api import tune_workloads
 from autotune.bench import ablation, peers
 from autotune.bench.instrument import Instrument
 from autotune.errors import UserError
-from autotune.tuner.space import load_space
+from autotune.space import load_space
 
 
 def test_option_sets_hold_what_this_torch_has_and_differ(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from autotune.bench.case import Case, Draw, Shape
-from autotune.fusion.precision import DEFAULT, STRICT
+from autotune.ir.precision import DEFAULT, STRICT
 from benchmarks import precision, precision_table
 from benchmarks.precision import Prepared, Wide, errors
 

@@ -6,10 +6,10 @@ import os
 import signal
 from typing import Any
 
-from autotune.c3 import bench
-from autotune.c3.check import strategies
-from autotune.c3.check_deploy import deployed
-from autotune.c3.group import Group
+from autotune.domains.c3.checks.check import strategies
+from autotune.domains.c3.checks.check_deploy import deployed
+from autotune.domains.c3.group import Group
+from autotune.domains.c3.measuring import bench
 from autotune.errors import Unsupported
 from autotune.runtime import c3_ready
 from c3.host_jobs import one_element

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from autotune.c3.collectives.base import Collective, Spec
-from autotune.c3.collectives.buffers import dtype_of
-from autotune.c3.collectives.dma import _DONE, _READY, CopyCollective
-from autotune.c3.collectives.sm import SmCollective
-from autotune.c3.strategy import Strategy
+from autotune.domains.c3.collectives.base import Collective, Spec
+from autotune.domains.c3.collectives.buffers import dtype_of
+from autotune.domains.c3.collectives.dma import _DONE, _READY, CopyCollective
+from autotune.domains.c3.collectives.sm import SmCollective
+from autotune.domains.c3.strategy import Strategy
 from tests.c3.fake_device import BIASES, Fault, World
 from tests.c3.fake_driver import Device, kernels
 from tests.c3.fake_streams import CaptureFault, Graph, Stream

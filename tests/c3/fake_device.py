@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from autotune.c3.group import Group
+from autotune.domains.c3.group import Group
 from tests.c3.fake_streams import Graph, Queue, Stream
 
 POISON = 0xFF  # bytes of memory that nobody has written: NaN in every dtype

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.c3.collectives import driver as driver_module
-from autotune.c3.collectives import launch as launch_module
-from autotune.c3.collectives import symmetric as symmetric_module
-from autotune.codegen.comm import emit_comm
+from autotune.domains.c3.collectives import driver as driver_module
+from autotune.domains.c3.collectives import launch as launch_module
+from autotune.domains.c3.collectives import symmetric as symmetric_module
+from autotune.domains.c3.collectives.kernels import emit_comm
 from autotune.task import Artifact, Kernel
 from tests.c3.fake_device import World
 from tests.c3.fake_streams import Event, Graph, Stream

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from autotune.c3.bench import open_bench
-from autotune.c3.collectives.base import Collective, Spec
-from autotune.c3.collectives.host import open_host
-from autotune.c3.collectives.host_copy import HostCopy
-from autotune.c3.group import Group
-from autotune.c3.scenario import Gemm, Scenario
-from autotune.c3.strategy import HostStrategy
-from autotune.c3.verify import Call, poison
+from autotune.domains.c3.collectives.base import Collective, Spec
+from autotune.domains.c3.collectives.host import open_host
+from autotune.domains.c3.collectives.host_copy import HostCopy
+from autotune.domains.c3.group import Group
+from autotune.domains.c3.measuring.bench import open_bench
+from autotune.domains.c3.measuring.verify import Call, poison
+from autotune.domains.c3.scenario import Gemm, Scenario
+from autotune.domains.c3.strategy import HostStrategy
 from autotune.task import Artifact
 
 NOTHING = Artifact("cpu", ())

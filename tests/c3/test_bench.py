@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from autotune.api import tune_workloads
-from autotune.c3 import task
-from autotune.c3.ranks import Ranks
-from autotune.c3.scenario import COLLECTIVES, Gemm, Program, Scenario
-from autotune.c3.strategy import HostStrategy
+from autotune.domains.c3 import task
+from autotune.domains.c3.measuring.ranks import Ranks
+from autotune.domains.c3.scenario import COLLECTIVES, Gemm, Program, Scenario
+from autotune.domains.c3.strategy import HostStrategy
 from autotune.store import Store
 
 RANKS = 2

@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.c3 import task
-from autotune.c3.calibrate import calibrate
-from autotune.c3.grids import CPU, CUDA, KIB
-from autotune.c3.heuristics import choose
-from autotune.c3.model import Model
-from autotune.c3.probe import COMPUTE, Opened
-from autotune.c3.ranks import Ranks
-from autotune.c3.scenario import REDUCING, Gemm, Scenario, parse_bytes, parse_gemm
-from autotune.c3.strategy import Strategy
+from autotune.domains.c3 import task
+from autotune.domains.c3.calibration.calibrate import calibrate
+from autotune.domains.c3.calibration.grids import CPU, CUDA, KIB
+from autotune.domains.c3.calibration.heuristics import choose
+from autotune.domains.c3.calibration.model import Model
+from autotune.domains.c3.calibration.probe import COMPUTE, Opened
+from autotune.domains.c3.measuring.ranks import Ranks
+from autotune.domains.c3.scenario import REDUCING, Gemm, Scenario, parse_bytes, parse_gemm
+from autotune.domains.c3.strategy import Strategy
 from autotune.measure.worker import WorkerFault
 from autotune.task import Artifact, Config
 
@@ -182,7 +182,7 @@ def test_a_collective_is_shared_by_strategies_that_it_cannot_tell_apart(monkeypa
         made.append(config)
         return SimpleNamespace(close=lambda: None, input=torch.zeros(1))
 
-    monkeypatch.setattr("autotune.c3.collectives.open.open_collective", open_collective)
+    monkeypatch.setattr("autotune.domains.c3.collectives.open.open_collective", open_collective)
     probe = {"collective": {"op": "all_to_all", "numel": 64, "dtype": "bf16"}}
     with ExitStack() as stack:
         opened = Opened(SimpleNamespace(), probe, stack)  # type: ignore[arg-type]

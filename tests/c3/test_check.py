@@ -10,11 +10,11 @@ from types import ModuleType
 
 import pytest
 
-from autotune.c3 import task
-from autotune.c3.check import Batch, batches
-from autotune.c3.ranks import Ranks
-from autotune.c3.scenario import COLLECTIVES, Gemm, Scenario
-from autotune.c3.strategy import HostStrategy, Strategy
+from autotune.domains.c3 import task
+from autotune.domains.c3.checks.check import Batch, batches
+from autotune.domains.c3.measuring.ranks import Ranks
+from autotune.domains.c3.scenario import COLLECTIVES, Gemm, Scenario
+from autotune.domains.c3.strategy import HostStrategy, Strategy
 
 GPU = Path(__file__).resolve().parent.parent / "gpu"
 

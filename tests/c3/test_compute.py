@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autotune.c3.compute import open_compute
-from autotune.c3.scenario import LAYOUTS, Gemm, Program
+from autotune.domains.c3.run.compute import open_compute
+from autotune.domains.c3.scenario import LAYOUTS, Gemm, Program
 from autotune.errors import UserError
 
 
@@ -35,7 +35,7 @@ def test_a_gemm_in_panels(layout: str, dtype: str) -> None:
 def test_a_gemms_reference_is_made_in_blocks_of_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
     gemm = Gemm(33, 35, 17, "f32", "nt")
     whole = open_compute(gemm, "cpu", seed=2).reference()
-    monkeypatch.setattr("autotune.c3.compute._BLOCK", 17 * 4)
+    monkeypatch.setattr("autotune.domains.c3.run.compute._BLOCK", 17 * 4)
     torch.testing.assert_close(open_compute(gemm, "cpu", seed=2).reference(), whole)
     assert whole.dtype is torch.float64
     assert open_compute(Gemm(4, 4, 4, "bf16"), "cpu").reference().dtype is torch.float32

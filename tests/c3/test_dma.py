@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from autotune.c3.collectives import symmetric
-from autotune.c3.collectives.dma import _DONE
-from autotune.c3.collectives.driver import MemOps
-from autotune.c3.scenario import COLLECTIVES, REDUCING
+from autotune.domains.c3.collectives import symmetric
+from autotune.domains.c3.collectives.dma import _DONE
+from autotune.domains.c3.collectives.driver import MemOps
+from autotune.domains.c3.scenario import COLLECTIVES, REDUCING
 from autotune.errors import Unsupported
 from tests.c3.fake_calls import SIZES, Party, fault, found_where_spoilt, no_done, no_ready, nothing, play, play_two
 from tests.c3.fake_device import BIASES, QUEUES, Fault, World

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from autotune.c3.figures import settled
-from autotune.c3.nvml import Reading, Sensor, summary
+from autotune.domains.c3.checks.figures import settled
+from autotune.domains.c3.checks.nvml import Reading, Sensor, summary
 from autotune.errors import Unsupported
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.c3.heuristics import MOST, choose, default, predict
-from autotune.c3.model import Model
-from autotune.c3.scenario import COLLECTIVES, Gemm, Program, Scenario
-from autotune.c3.strategy import HostStrategy, Strategy, normalize, reject
-from autotune.c3.tables import parse_strategy, strategy_name
+from autotune.domains.c3.calibration.heuristics import MOST, choose, default, predict
+from autotune.domains.c3.calibration.model import Model
+from autotune.domains.c3.calibration.tables import parse_strategy, strategy_name
+from autotune.domains.c3.scenario import COLLECTIVES, Gemm, Program, Scenario
+from autotune.domains.c3.strategy import HostStrategy, Strategy, normalize, reject
 from autotune.task import Config
 
 MIB = 1 << 20

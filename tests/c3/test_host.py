@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from autotune.c3 import task
-from autotune.c3.collectives import host_copy
-from autotune.c3.collectives.host import pieces
-from autotune.c3.ranks import Ranks
-from autotune.c3.scenario import COLLECTIVES
+from autotune.domains.c3 import task
+from autotune.domains.c3.collectives import host_copy
+from autotune.domains.c3.collectives.host import pieces
+from autotune.domains.c3.measuring.ranks import Ranks
+from autotune.domains.c3.scenario import COLLECTIVES
 from autotune.errors import Unsupported
 
 RANKS = 3  # no power of two

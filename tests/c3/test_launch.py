@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from autotune.c3.collectives import launch as module
-from autotune.codegen.comm import emit_comm
+from autotune.domains.c3.collectives import launch as module
+from autotune.domains.c3.collectives.kernels import emit_comm
 from autotune.task import Kernel
 
 

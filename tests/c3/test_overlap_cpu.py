@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.c3.overlap import Overlap, open_overlap
-from autotune.c3.strategy import HostStrategy
+from autotune.domains.c3.run.base import Overlap, open_overlap
+from autotune.domains.c3.strategy import HostStrategy
 
 CPU = torch.device("cpu")
 

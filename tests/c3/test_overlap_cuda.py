@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.c3 import overlap_cuda
-from autotune.c3.overlap_cuda import CudaOverlap
-from autotune.c3.strategy import Strategy
+from autotune.domains.c3.run import cuda as overlap_cuda
+from autotune.domains.c3.run.cuda import CudaOverlap
+from autotune.domains.c3.strategy import Strategy
 from tests.c3.fake_calls import Party
 from tests.c3.fake_device import BIASES, QUEUES, World
 from tests.c3.fake_driver import Device

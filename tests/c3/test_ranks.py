@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from autotune.c3.crew import merge
-from autotune.c3.ranks import Ranks
+from autotune.domains.c3.measuring.crew import merge
+from autotune.domains.c3.measuring.ranks import Ranks
 from autotune.measure.policy import Policy
 from autotune.measure.worker import Contender, Measurer, WorkerFault
 from autotune.task import Artifact, Config, Kernel, Status
@@ -114,7 +114,7 @@ def test_a_bad_candidate_is_named_and_the_next_is_measured(
 def test_a_rank_that_fails_alone_does_not_wait_for_the_others_deadline(
     shared: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autotune.c3.crew._PEERS_S", 0.3)
+    monkeypatch.setattr("autotune.domains.c3.measuring.crew._PEERS_S", 0.3)
     monkeypatch.setattr(shared, "_policy", replace(QUICK, timeout_s=100.0))
     assert measure(shared, how="good").ok
     begin = time.monotonic()
@@ -153,8 +153,8 @@ def test_a_rank_killed_between_two_candidates_costs_none(shared: Ranks) -> None:
 
 
 def test_comparison_goes_on_without_those_that_fail(shared: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.c3.crew._PEERS_S", 0.5)
-    monkeypatch.setattr("autotune.c3.ranks._GRACE_S", 0.5)
+    monkeypatch.setattr("autotune.domains.c3.measuring.crew._PEERS_S", 0.5)
+    monkeypatch.setattr("autotune.domains.c3.measuring.ranks._GRACE_S", 0.5)
     contenders = [
         Contender("good", GOOD, ARTIFACT),
         Contender("wrong", {"how": "wrong", "rank": 1}, ARTIFACT),
@@ -240,8 +240,8 @@ _SEARCH = """
 import json, sys
 from c3.test_ranks import ARTIFACT, BENCH, QUICK
 from c3.toy_ranks import workload
-from autotune.c3.agents import serve_agent
-from autotune.c3.ranks import Ranks
+from autotune.domains.c3.measuring.agents import serve_agent
+from autotune.domains.c3.measuring.ranks import Ranks
 
 if not serve_agent():
     with Ranks(workload(2), "cpu", QUICK, bench=BENCH) as ranks:

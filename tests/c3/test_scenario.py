@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.c3.scenario import (
+from autotune.domains.c3.scenario import (
     COLLECTIVES,
     Gemm,
     Program,

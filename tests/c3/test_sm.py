@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from autotune.c3.collectives.base import Spec
-from autotune.c3.collectives.sm import _DONE, _READY, SmCollective
-from autotune.c3.scenario import COLLECTIVES, REDUCING
-from autotune.c3.strategy import Strategy
+from autotune.domains.c3.collectives.base import Spec
+from autotune.domains.c3.collectives.sm import _DONE, _READY, SmCollective
+from autotune.domains.c3.scenario import COLLECTIVES, REDUCING
+from autotune.domains.c3.strategy import Strategy
 from autotune.errors import Unsupported
 from autotune.task import Artifact
 from tests.c3.fake_calls import SIZES, Party, found_where_spoilt, no_done, no_ready, nothing, play, play_two

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from autotune.c3.scenario import COLLECTIVES, REDUCING, Gemm, Program, Scenario
-from autotune.c3.strategy import (
+from autotune.domains.c3.scenario import COLLECTIVES, REDUCING, Gemm, Program, Scenario
+from autotune.domains.c3.strategy import (
     HOST_NAIVE,
     HOST_SEQUENTIAL,
     NAIVE,
@@ -18,7 +18,7 @@ from autotune.c3.strategy import (
     normalize,
     reject,
 )
-from autotune.tuner.space import load_space
+from autotune.space import load_space
 
 SIDES = ("cuda", "cpu")
 SQUARE = Gemm(4096, 4096, 4096)

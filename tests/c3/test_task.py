@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from autotune import task as tasks
-from autotune.c3 import links as linking
-from autotune.c3 import task
-from autotune.c3.links import links, parse_topology, visible
-from autotune.c3.scenario import COLLECTIVES, Gemm, Program, Scenario
-from autotune.c3.strategy import HOST_NAIVE, HOST_SEQUENTIAL, NAIVE, SEQUENTIAL, Strategy
 from autotune.device import identify
+from autotune.domains.c3 import links as linking
+from autotune.domains.c3 import task
+from autotune.domains.c3.links import links, parse_topology, visible
+from autotune.domains.c3.scenario import COLLECTIVES, Gemm, Program, Scenario
+from autotune.domains.c3.strategy import HOST_NAIVE, HOST_SEQUENTIAL, NAIVE, SEQUENTIAL, Strategy
 from autotune.errors import BuildError, Unsupported, UserError
+from autotune.space import load_space
 from autotune.task import CalibratedTask, ComposedTask, open_task
 from autotune.tuner.seeds import plan
-from autotune.tuner.space import load_space
 
 BIG = Scenario(Gemm(4096, 4096, 4096), "all_gather", 1 << 26, 4)
 
@@ -130,7 +130,7 @@ def test_strategies_have_the_kernels_they_need(
         assert (ranks, dtype, target) == (4, "bf16", "sm_90")
         return tasks.Kernel(op, launch={"op": op})
 
-    monkeypatch.setattr("autotune.codegen.comm.build_comm", build_comm)
+    monkeypatch.setattr("autotune.domains.c3.collectives.kernels.build_comm", build_comm)
     made = opened(Scenario(Gemm(64, 64, 64), op, 1 << 20, 4), "cuda:0")
     artifact = made.build(made.normalize(Strategy(engine=engine).config()))
     assert artifact.target == "sm_90"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.c3 import timeline
+from autotune.domains.c3.measuring import timeline
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.c3.ranks import Ranks
+from autotune.domains.c3.measuring.ranks import Ranks
 from c3 import toy_ranks
 from c3.test_ranks import QUICK
 

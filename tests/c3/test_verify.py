@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autotune.c3 import verify
-from autotune.c3.collectives.base import Spec
-from autotune.c3.scenario import COLLECTIVES, REDUCING
-from autotune.c3.verify import Call, ordinary, poison
+from autotune.domains.c3.collectives.base import Spec
+from autotune.domains.c3.measuring import verify
+from autotune.domains.c3.measuring.verify import Call, ordinary, poison
+from autotune.domains.c3.scenario import COLLECTIVES, REDUCING
 
 CPU = torch.device("cpu")
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}

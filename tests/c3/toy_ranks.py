@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autotune.c3.group import Group
-from autotune.c3.scenario import Gemm, Scenario
+from autotune.domains.c3.group import Group
+from autotune.domains.c3.scenario import Gemm, Scenario
 from autotune.errors import Unsupported
 from autotune.task import Artifact, Config, Verdict
 from autotune.workload import Workload
@@ -133,7 +133,7 @@ def fail(group: Group, rank: int) -> None:
 
 def timed(group: Group, **options: Any) -> dict[str, list[float]]:
     """For :meth:`Ranks.call`: what timing makes of a rank that takes 20 ms and others that take none."""
-    from autotune.c3.timing import time_ranks
+    from autotune.domains.c3.measuring.timing import time_ranks
     from autotune.measure.policy import Policy
 
     told: list[str] = []

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune.c3.scenario import Gemm, Program
 from autotune.cli.app import build_parser, main
-from autotune.cli.c3_scenario import ranks_of, scenario_of
+from autotune.domains.c3.cli.scenario import ranks_of, scenario_of
+from autotune.domains.c3.scenario import Gemm, Program
 from autotune.errors import UserError
 from autotune.runtime.database import deploying_from
 from autotune.store import Store

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune.c3 import calibrate, ranks
 from autotune.cli.app import main
+from autotune.domains.c3.calibration import calibrate
+from autotune.domains.c3.measuring import ranks
 from autotune.measure.worker import WorkerFault
 
 LOOKUP = ["lookup", "c3", "--gemm", "64x64x64", "--collective", "all_gather", "--bytes", "48KiB", "--device", "cpu"]

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from autotune.c3.scenario import Gemm, Scenario
 from autotune.cli import c3_search
 from autotune.cli.app import main
 from autotune.device import DeviceIdentity, identify
+from autotune.domains.c3.scenario import Gemm, Scenario
 from autotune.errors import UserError
 from autotune.store import Store
 from autotune.task import place
@@ -97,7 +97,7 @@ def test_scenarios_of_other_devices_or_more_of_them_are_left_out(
         if ranks > 2:
             raise UserError(f"{ranks} ranks need {ranks} GPUs, but there are 2")
 
-    monkeypatch.setattr("autotune.c3.task.check_devices", check_devices)
+    monkeypatch.setattr("autotune.domains.c3.task.check_devices", check_devices)
     missed(tmp_path / "t.db", scenario(), scenario(4))
     with Store.open(tmp_path / "t.db") as store:
         elsewhere = DeviceIdentity("cuda", "NVIDIA H200", 132, 144384, "9.0", count=2, links="NV18")

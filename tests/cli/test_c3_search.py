@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autotune.c3.scenario import Gemm, Scenario
+from autotune.domains.c3.scenario import Gemm, Scenario
 from autotune.store import Store
 from autotune.task import place
 

@@ -14,12 +14,12 @@ from torch import nn
 
 from autotune.cli import plan
 from autotune.cli.app import main
-from autotune.fusion.anatomy import Anatomy, dissect
-from autotune.fusion.graph import Graph
-from autotune.fusion.layout import Box, Drawing, Page, lay_out
-from autotune.fusion.picture import draw
-from autotune.fusion.planning import planned
-from autotune.fusion.task import FusionTask
+from autotune.domains.fusion.drawing.anatomy import Anatomy, dissect
+from autotune.domains.fusion.drawing.picture import draw
+from autotune.domains.fusion.drawing.svg_layout import Box, Drawing, Page, lay_out
+from autotune.domains.fusion.planning import planned
+from autotune.domains.fusion.task import FusionTask
+from autotune.ir.graph import Graph
 
 SVG = "{http://www.w3.org/2000/svg}"
 HERE = "tests.cli.test_plan_command"
@@ -244,7 +244,7 @@ def counted(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def test_regions_are_those_that_a_search_finds() -> None:
-    from autotune.fusion.target import fusion_workloads
+    from autotune.domains.fusion.program_spec import fusion_workloads
 
     for train in (False, True):
         names = (f"{HERE}:Block", f"{HERE}:normed_inputs", "cpu")

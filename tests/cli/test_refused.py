@@ -152,11 +152,11 @@ def test_a_result_file_is_refused_before_measuring(
 ) -> None:
     import re
 
-    import autotune.bench.c3.run
     import autotune.bench.run
+    import autotune.domains.c3.suite.run
 
     monkeypatch.chdir(tmp_path)
-    for module in (autotune.bench.run, autotune.bench.c3.run):
+    for module in (autotune.bench.run, autotune.domains.c3.suite.run):
         monkeypatch.setattr(module, "run", lambda settings: pytest.fail("it was measured"))
     Path("file").touch()
     Path("target").write_text("mine")

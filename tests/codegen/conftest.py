@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from autotune.codegen import compile as compiling
+from autotune.compiler.targets.cuda import compile as compiling
 
 _numba_ptx = compiling._numba_ptx
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from autotune.codegen.cpu import CpuSchedule, load
-from autotune.codegen.program import build_program
-from autotune.fusion.graph import Graph, Output, Value, compute_type
-from autotune.fusion.interpret import interpret
-from autotune.fusion.ops import POINTWISE
+from autotune.compiler.program.program import build_program
+from autotune.compiler.targets.cpu.kernel import CpuSchedule, load
+from autotune.ir.graph import Graph, Output, Value, compute_type
+from autotune.ir.interpret import interpret
+from autotune.ir.ops import POINTWISE
 
 TORCH = {
     "float32": torch.float32,

@@ -31,11 +31,11 @@ from fake_async import Copies
 from fake_intrinsics import Pointer
 from torch import Tensor
 
-from autotune.codegen.cuda_source import CudaSource
-from autotune.codegen.kernels import GroupKernels
-from autotune.fusion.graph import REDUCTIONS, Graph
-from autotune.fusion.interpret import interpret, make_inputs
-from autotune.fusion.task import _from_float
+from autotune.compiler.targets.cuda.kernels import GroupKernels
+from autotune.compiler.targets.cuda.source import CudaSource
+from autotune.domains.fusion.task import _from_float
+from autotune.ir.graph import REDUCTIONS, Graph
+from autotune.ir.interpret import interpret, make_inputs
 from autotune.measure.verify import compare
 
 WARP = 32

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from autotune.codegen.cuda_names import NAMES
+from autotune.compiler.targets.cuda.names import NAMES
 
 F = np.float32
 STORAGE = {

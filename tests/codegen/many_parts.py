@@ -10,12 +10,12 @@ from fake_cuda import KernelError, Machine
 from fake_intrinsics import Pointer
 from torch import Tensor
 
-from autotune.codegen.assemble import packed
-from autotune.fusion.canonical import canonicalize, to_workload
-from autotune.fusion.graph import REDUCTIONS, Graph, Output, Value
-from autotune.fusion.interpret import interpret, make_inputs
-from autotune.fusion.simplify import remap_output, remap_value, simplify
-from autotune.fusion.task import FusionTask
+from autotune.compiler.assemble import packed
+from autotune.domains.fusion.task import FusionTask
+from autotune.ir.canonical import canonicalize, to_workload
+from autotune.ir.graph import REDUCTIONS, Graph, Output, Value
+from autotune.ir.interpret import interpret, make_inputs
+from autotune.ir.simplify import remap_output, remap_value, simplify
 from autotune.measure.verify import compare
 from autotune.task import Config
 

@@ -13,9 +13,9 @@ import torch
 from fake_cuda import KernelError, Machine
 from fake_intrinsics import STORAGE, F, decode, encode
 
-from autotune.codegen.comm import MOST, build_comm, emit_comm
-from autotune.codegen.compile import compile_ptx
-from autotune.codegen.cuda_source import CudaSource
+from autotune.compiler.targets.cuda.compile import compile_ptx
+from autotune.compiler.targets.cuda.source import CudaSource
+from autotune.domains.c3.collectives.kernels import MOST, build_comm, emit_comm
 from autotune.errors import Unsupported
 
 TORCH = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}

@@ -18,16 +18,16 @@ from test_cuda_outer import Case, graphs_of
 from torch import Tensor
 from zoo import BF16, T, layer_norm_backward, norm_then_softmax
 
-from autotune.codegen import counts
-from autotune.codegen.compile import build, compile_ptx
-from autotune.codegen.cpu import CpuSchedule
-from autotune.codegen.cuda_source import CudaSource
-from autotune.codegen.kernels import GroupKernels
+from autotune.compiler.schedules.cuda import Scheme, scheme_of
+from autotune.compiler.targets.cpu.kernel import CpuSchedule
+from autotune.compiler.targets.cuda import counts
+from autotune.compiler.targets.cuda.compile import build, compile_ptx
+from autotune.compiler.targets.cuda.kernels import GroupKernels
+from autotune.compiler.targets.cuda.source import CudaSource
 from autotune.errors import Unsupported
-from autotune.fusion.graph import Graph
-from autotune.fusion.schemes import Scheme, scheme_of
+from autotune.ir.graph import Graph
+from autotune.space import load_space
 from autotune.task import Config
-from autotune.tuner.space import load_space
 
 MOST = 300
 """The numbers that the fake's int32 holds in these tests: those of threads, not those of rows, columns or packs."""

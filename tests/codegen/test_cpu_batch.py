@@ -10,11 +10,12 @@ import torch
 from cpu_graphs import Build, own_cpu_cache, softmax  # noqa: F401
 from many_parts import beside, update
 
-from autotune.codegen import cpu_batch, cpu_load
-from autotune.codegen.cpu import CpuSchedule, load
-from autotune.codegen.cpu_batch import batch
-from autotune.codegen.program import build_program
-from autotune.fusion.plan import make_plan
+from autotune.compiler.planner.plan import make_plan
+from autotune.compiler.program.program import build_program
+from autotune.compiler.targets.cpu import batch as cpu_batch
+from autotune.compiler.targets.cpu import launcher as cpu_load
+from autotune.compiler.targets.cpu.batch import batch
+from autotune.compiler.targets.cpu.kernel import CpuSchedule, load
 from autotune.runtime.cpu_launch import make_launches
 
 

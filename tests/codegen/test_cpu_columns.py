@@ -7,17 +7,17 @@ import torch
 from cpu_graphs import MARGIN, POISON, TORCH, Build, own_cpu_cache, random_inputs, softmax  # noqa: F401
 from torch import Tensor
 
-from autotune.codegen.cpu import CpuSchedule, load_group
-from autotune.codegen.cpu_columns import column_split, parts_of
-from autotune.codegen.everything import cut_everything
+from autotune.compiler.program.full_reduction import cut_everything
+from autotune.compiler.schedules import cpu as target_cpu
+from autotune.compiler.schedules.cuda import legal
+from autotune.compiler.targets.cpu.columns import column_split, parts_of
+from autotune.compiler.targets.cpu.kernel import CpuSchedule, load_group
 from autotune.device import usable_processors
 from autotune.errors import Unsupported
-from autotune.fusion import target_cpu
-from autotune.fusion.graph import Graph
-from autotune.fusion.interpret import interpret
-from autotune.fusion.schemes import legal
+from autotune.ir.graph import Graph
+from autotune.ir.interpret import interpret
 from autotune.measure.verify import compare
-from autotune.tuner.space import load_space
+from autotune.space import load_space
 
 PARTS = CpuSchedule(parts=4, threads=2)
 

@@ -21,10 +21,10 @@ from cpu_graphs import (
     softmax,
 )
 
-from autotune.codegen.cpu import CpuSchedule, load_group
-from autotune.codegen.program import build_program
-from autotune.fusion.graph import Graph, compute_type
-from autotune.fusion.interpret import interpret
+from autotune.compiler.program.program import build_program
+from autotune.compiler.targets.cpu.kernel import CpuSchedule, load_group
+from autotune.ir.graph import Graph, compute_type
+from autotune.ir.interpret import interpret
 
 INF, NAN = math.inf, math.nan
 

@@ -19,11 +19,11 @@ import torch
 from cpu_graphs import Build, layer_norm, own_cpu_cache, random_inputs, run, softmax  # noqa: F401
 from numba.core import caching
 
-from autotune.codegen import cpu_load
-from autotune.codegen.cpu import CpuSchedule, emit, load
-from autotune.codegen.program import build_program
+from autotune.compiler.program.program import build_program
+from autotune.compiler.targets.cpu import launcher as cpu_load
+from autotune.compiler.targets.cpu.kernel import CpuSchedule, emit, load
 from autotune.errors import UserError
-from autotune.fusion.graph import Graph
+from autotune.ir.graph import Graph
 
 ROOT = Path(__file__).parents[2]
 
@@ -130,9 +130,9 @@ def test_one_thread_never_enters_a_parallel_region(monkeypatch: pytest.MonkeyPat
 _CHILD = """
 import json, sys, time
 import torch
-from autotune.codegen.cpu import CpuSchedule, load
-from autotune.codegen.program import build_program
-from autotune.fusion.graph import Graph
+from autotune.compiler.targets.cpu.kernel import CpuSchedule, load
+from autotune.compiler.program.program import build_program
+from autotune.ir.graph import Graph
 graph = Graph.from_json(json.loads(sys.argv[1]))
 x = torch.randn(32 * 80); y = torch.empty(32, 80)
 kernel = load(build_program(graph), CpuSchedule())

@@ -8,10 +8,10 @@ import pytest
 import torch
 from cpu_graphs import TORCH, Build, own_cpu_cache, run  # noqa: F401
 
-from autotune.codegen.cpu import CpuSchedule
-from autotune.codegen.cpu_passes import shared_exponentials
-from autotune.fusion.graph import compute_type
-from autotune.fusion.ops import POINTWISE
+from autotune.compiler.targets.cpu.kernel import CpuSchedule
+from autotune.compiler.targets.cpu.passes import shared_exponentials
+from autotune.ir.graph import compute_type
+from autotune.ir.ops import POINTWISE
 
 INF, NAN = math.inf, math.nan
 _POSITIVE = [0.0, INF, 0.5, 1.0, 1.5, 2.5, 3.0, 10.0, 17.0, 1e-30, 1e-7, 1e-3, 1e10, 3e38, 0.9999999, 1.0000001, 88.5]

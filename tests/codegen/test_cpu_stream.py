@@ -25,16 +25,16 @@ from cpu_graphs import (
 )
 from torch import Tensor
 
-from autotune.codegen.cpu import CpuSchedule, emit, load, load_group
-from autotune.codegen.cpu_columns import group_program
-from autotune.codegen.cpu_moves import LINE, STRETCH, fetched, fetched_bytes, streamed, streamed_bytes
-from autotune.codegen.cpu_passes import flatten
-from autotune.codegen.program import build_program
-from autotune.fusion import target_cpu
-from autotune.fusion.graph import Graph
-from autotune.fusion.interpret import interpret
+from autotune.compiler.program.program import build_program
+from autotune.compiler.schedules import cpu as target_cpu
+from autotune.compiler.targets.cpu.columns import group_program
+from autotune.compiler.targets.cpu.kernel import CpuSchedule, emit, load, load_group
+from autotune.compiler.targets.cpu.moves import LINE, STRETCH, fetched, fetched_bytes, streamed, streamed_bytes
+from autotune.compiler.targets.cpu.passes import flatten
+from autotune.ir.graph import Graph
+from autotune.ir.interpret import interpret
 from autotune.measure.verify import compare
-from autotune.tuner.space import load_space
+from autotune.space import load_space
 
 X86 = platform.machine() in ("x86_64", "AMD64")
 

@@ -15,14 +15,14 @@ from cpu_graphs import (
 )
 from torch import Tensor
 
-from autotune.codegen.cpu import CpuSchedule, emit, load, load_group
-from autotune.codegen.program import build_program
+from autotune.compiler.program.program import build_program
+from autotune.compiler.schedules import cpu as target_cpu
+from autotune.compiler.targets.cpu.kernel import CpuSchedule, emit, load, load_group
 from autotune.device import cpu_isa
-from autotune.fusion import target_cpu
-from autotune.fusion.graph import Graph
-from autotune.fusion.interpret import interpret
+from autotune.ir.graph import Graph
+from autotune.ir.interpret import interpret
 from autotune.measure.verify import compare
-from autotune.tuner.space import load_space
+from autotune.space import load_space
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from autotune.codegen.compile import build
-from autotune.codegen.cubin import LIMITS, blocks_per_sm, limits, resources
-from autotune.codegen.cuda_source import CudaSource
+from autotune.compiler.targets.cuda.compile import build
+from autotune.compiler.targets.cuda.cubin import LIMITS, blocks_per_sm, limits, resources
+from autotune.compiler.targets.cuda.source import CudaSource
 from autotune.errors import BuildError
 from autotune.task import Kernel
 

@@ -7,11 +7,11 @@ import torch
 from fake_cuda import check_group
 from torch import Tensor
 
-from autotune.codegen.compile import build, compile_ptx
+from autotune.compiler.schedules.cuda import scheme_of
+from autotune.compiler.targets.cuda.compile import build, compile_ptx
+from autotune.domains.fusion.program_spec import workloads_of
+from autotune.domains.fusion.task import FusionTask
 from autotune.errors import Unsupported
-from autotune.fusion.schemes import scheme_of
-from autotune.fusion.target import workloads_of
-from autotune.fusion.task import FusionTask
 
 PLAIN = {"keep": "registers", "unroll": 1, "online": False, "blocks_per_sm": 0, "vector_bytes": 4}
 
@@ -90,7 +90,7 @@ def test_partials_joined_in_clusters(fn: object, cluster: int, threads: int, row
 
 
 def test_partials_that_do_not_fit_go_in_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.codegen.cuda_joint.MOST_SHARED", 64 * 4 * 5)
+    monkeypatch.setattr("autotune.compiler.targets.cuda.rows.cluster_partials.MOST_SHARED", 64 * 4 * 5)
     task = task_of(layer_norm_backward, torch.randn(64, 256), torch.randn(64, 256), torch.randn(256))
     (group,) = task.plan.groups
     scheme = scheme_of(group.graph)
@@ -99,7 +99,7 @@ def test_partials_that_do_not_fit_go_in_rounds(monkeypatch: pytest.MonkeyPatch) 
     made = scheme.emit(group.graph, config, 3)
     assert made.sources[0].body.count("cluster_sync()") > 2
     check_group(group.graph, made, special=True)
-    monkeypatch.setattr("autotune.codegen.cuda_joint.MOST_SHARED", 768)
+    monkeypatch.setattr("autotune.compiler.targets.cuda.rows.cluster_partials.MOST_SHARED", 768)
     assert "bytes of partials" in (scheme.reject(group.graph, config) or "")
 
 

@@ -14,13 +14,13 @@ from dataclasses import replace
 import pytest
 from zoo import ZOO, candidates, random_configs, workload, workloads
 
-from autotune.codegen.compile import build, capability, compile_ptx
-from autotune.codegen.cubin import resources
-from autotune.codegen.cuda import emit
-from autotune.codegen.cuda_source import CudaSchedule, CudaSource
-from autotune.codegen.program import build_program
+from autotune.compiler.program.program import build_program
+from autotune.compiler.targets.cuda.compile import build, capability, compile_ptx
+from autotune.compiler.targets.cuda.cubin import resources
+from autotune.compiler.targets.cuda.rows.emitter import emit
+from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
+from autotune.domains.fusion.task import FusionTask
 from autotune.errors import BuildError, Unsupported
-from autotune.fusion.task import FusionTask
 from autotune.task import Artifact, Config
 from autotune.workload import Workload
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from zoo import BF16, BOOL, I64, Case, T, dropout_residual_ln, embeddings_ln_dropout, workloads, workloads_of
 
-from autotune.codegen.compile import compile_ptx
-from autotune.codegen.cuda_access import vector_length
-from autotune.codegen.program import build_program
-from autotune.fusion.schemes import scheme_of
-from autotune.fusion.task import FusionTask
-from autotune.tuner.space import load_space
+from autotune.compiler.program.program import build_program
+from autotune.compiler.schedules.cuda import scheme_of
+from autotune.compiler.targets.cuda.access import vector_length
+from autotune.compiler.targets.cuda.compile import compile_ptx
+from autotune.domains.fusion.task import FusionTask
+from autotune.space import load_space
 
 NAMES = ("dropout_residual_ln", "embeddings_ln_dropout")
 COLUMN = T(768, d=BF16)

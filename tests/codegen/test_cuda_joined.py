@@ -13,15 +13,15 @@ from test_ptx_walk import Made, configured, made, walk
 from torch import Tensor
 from zoo import workloads
 
-from autotune.codegen.columns import split_columns
-from autotune.codegen.compile import compile_ptx
-from autotune.codegen.cuda_joined import find_joins
-from autotune.codegen.program import build_program
-from autotune.fusion.schemes import scheme_of
-from autotune.fusion.schemes.columns import main_program
-from autotune.fusion.target import workloads_of
-from autotune.fusion.task import FusionTask
-from autotune.tuner.space import load_space
+from autotune.compiler.program.columns import split_columns
+from autotune.compiler.program.program import build_program
+from autotune.compiler.schedules.cuda import scheme_of
+from autotune.compiler.schedules.cuda.columns import main_program
+from autotune.compiler.targets.cuda.compile import compile_ptx
+from autotune.compiler.targets.cuda.select_load import find_joins
+from autotune.domains.fusion.program_spec import workloads_of
+from autotune.domains.fusion.task import FusionTask
+from autotune.space import load_space
 
 __all__ = ["made"]
 BACK = torch.ops.aten.select_backward

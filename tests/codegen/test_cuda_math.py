@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from autotune.codegen import intrinsics
+from autotune.compiler.targets.cuda.intrinsics import base as intrinsics
 
 F = np.float32
 Numbers = Any

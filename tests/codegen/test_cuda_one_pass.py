@@ -11,12 +11,12 @@ import torch
 from fake_cuda import check_group, check_inputs
 from zoo import workloads
 
-from autotune.codegen.compile import compile_ptx
-from autotune.codegen.cuda_source import CudaSource
-from autotune.fusion.interpret import make_inputs
-from autotune.fusion.schemes import scheme_of
-from autotune.fusion.target import workloads_of
-from autotune.fusion.task import FusionTask
+from autotune.compiler.schedules.cuda import scheme_of
+from autotune.compiler.targets.cuda.compile import compile_ptx
+from autotune.compiler.targets.cuda.source import CudaSource
+from autotune.domains.fusion.program_spec import workloads_of
+from autotune.domains.fusion.task import FusionTask
+from autotune.ir.interpret import make_inputs
 
 SHAPES = [
     {"threads_per_row": 8, "rows_per_block": 8},

@@ -14,13 +14,13 @@ from fake_cuda import KernelError, check_group
 from torch import Tensor
 from zoo import BF16, BOOL, F16, I64, T, drawn
 
-from autotune.codegen.compile import build, compile_ptx
-from autotune.codegen.cuda_source import CudaSource
-from autotune.codegen.kernels import GroupKernels
+from autotune.compiler.schedules.cuda import scheme_of
+from autotune.compiler.schedules.cuda.outer import SCHEME
+from autotune.compiler.targets.cuda.compile import build, compile_ptx
+from autotune.compiler.targets.cuda.kernels import GroupKernels
+from autotune.compiler.targets.cuda.source import CudaSource
 from autotune.errors import Unsupported
-from autotune.fusion.graph import Graph
-from autotune.fusion.schemes import scheme_of
-from autotune.fusion.schemes.outer import SCHEME
+from autotune.ir.graph import Graph
 
 
 def layer_norm_0(x: Tensor, w: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ def graphs_of(fn: Callable[..., Any], inputs: tuple[Callable[[], Tensor], ...]) 
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    from autotune.fusion.regions import find_regions
+    from autotune.compiler.regions.find import find_regions
 
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         regions = find_regions(make_fx(fn, select_decomp_table())(*[make() for make in inputs]))

@@ -15,17 +15,17 @@ from test_fake_cuda import run
 from test_fake_cuda import source as one_kernel
 from zoo import BF16, F16, F32, T
 
-from autotune.codegen.compile import build, compile_ptx
-from autotune.codegen.cuda_pack import Body, Run, pack_bodies
-from autotune.codegen.cuda_source import CudaSource
-from autotune.codegen.kernels import GroupKernels
+from autotune.compiler.schedules.cuda.outer import SCHEME
+from autotune.compiler.targets.cuda.compile import build, compile_ptx
+from autotune.compiler.targets.cuda.kernels import GroupKernels
+from autotune.compiler.targets.cuda.pack import Body, Run, pack_bodies
+from autotune.compiler.targets.cuda.source import CudaSource
 from autotune.errors import Unsupported
-from autotune.fusion.graph import Graph
-from autotune.fusion.interpret import interpret, make_inputs
-from autotune.fusion.schemes.outer import SCHEME
+from autotune.ir.graph import Graph
+from autotune.ir.interpret import interpret, make_inputs
 from autotune.measure.verify import compare
+from autotune.space import load_space
 from autotune.task import Config, Kernel
-from autotune.tuner.space import load_space
 
 COPIED: Config = {"keep": "shared", "prefetch": True, "unroll": 2, "cluster": 1, "vector_bytes": 8}
 

@@ -11,15 +11,15 @@ from fake_cuda import Machine
 from fake_intrinsics import Pointer
 from many_parts import beside, row_sums, run_packed, task_of, update
 
-from autotune.codegen.assemble import packed
-from autotune.codegen.compile import build, compile_ptx
-from autotune.codegen.cuda_pack import Body, Run, deal, pack_bodies
-from autotune.codegen.cuda_source import CudaSource
-from autotune.codegen.kernels import Ref
+from autotune.compiler.assemble import packed
+from autotune.compiler.planner.plan import build_plan, read_text
+from autotune.compiler.targets.cuda.compile import build, compile_ptx
+from autotune.compiler.targets.cuda.kernels import Ref
+from autotune.compiler.targets.cuda.pack import Body, Run, deal, pack_bodies
+from autotune.compiler.targets.cuda.source import CudaSource
+from autotune.domains.fusion.task import FusionTask
 from autotune.errors import Unsupported
-from autotune.fusion.graph import Graph
-from autotune.fusion.plan import build_plan, read_text
-from autotune.fusion.task import FusionTask
+from autotune.ir.graph import Graph
 
 ODD = (1, 3, 5, 37, 129, 1023, 2050)
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from test_cuda_phases import EVERYTHING, schedule, softmax_of_everything, task_of
 
-from autotune.codegen.assemble import phased
-from autotune.codegen.compile import compile_ptx
-from autotune.codegen.cuda_compose import STEPS, Phase, in_phases
-from autotune.codegen.cuda_source import CudaSource
+from autotune.compiler.assemble import phased
+from autotune.compiler.planner.plan import make_plan
+from autotune.compiler.targets.cuda.compile import compile_ptx
+from autotune.compiler.targets.cuda.phases import STEPS, Phase, in_phases
+from autotune.compiler.targets.cuda.source import CudaSource
 from autotune.errors import Unsupported
-from autotune.fusion.plan import make_plan
 
 
 def test_blocks_are_shared_out_without_dividing_numbers_of_64_bits() -> None:

@@ -20,21 +20,21 @@ from many_parts import beside, check_outputs, row_sums, task_of, update
 from torch import Tensor
 from zoo import workloads
 
-from autotune.codegen import intrinsics_cluster
-from autotune.codegen.assemble import build_artifact, compile_source, packed, phased
-from autotune.codegen.compile import build, compile_ptx
-from autotune.codegen.cuda_compose import Phase, coherent, in_phases
-from autotune.codegen.cuda_source import CudaSource
-from autotune.codegen.intrinsics_cluster import STATE_WORDS
-from autotune.codegen.kernels import Ref
+from autotune.compiler.assemble import build_artifact, compile_source, packed, phased
+from autotune.compiler.planner.packing import pack
+from autotune.compiler.planner.plan import Shape, greedy, make_plan, read_text, write_text
+from autotune.compiler.schedules.cuda import scheme_of
+from autotune.compiler.targets.cuda.compile import build, compile_ptx
+from autotune.compiler.targets.cuda.intrinsics import cluster as intrinsics_cluster
+from autotune.compiler.targets.cuda.intrinsics.cluster import STATE_WORDS
+from autotune.compiler.targets.cuda.kernels import Ref
+from autotune.compiler.targets.cuda.phases import Phase, coherent, in_phases
+from autotune.compiler.targets.cuda.source import CudaSource
+from autotune.domains.fusion.program_spec import workloads_of
+from autotune.domains.fusion.task import FusionTask
 from autotune.errors import BuildError, Unsupported
-from autotune.fusion.graph import Graph
-from autotune.fusion.interpret import make_inputs
-from autotune.fusion.packing import pack
-from autotune.fusion.plan import Shape, greedy, make_plan, read_text, write_text
-from autotune.fusion.schemes import scheme_of
-from autotune.fusion.target import workloads_of
-from autotune.fusion.task import FusionTask
+from autotune.ir.graph import Graph
+from autotune.ir.interpret import make_inputs
 from autotune.task import Config
 
 
@@ -160,7 +160,7 @@ def test_statistics_of_columns_beside_a_softmax_of_rows(blocks: int) -> None:
 
 def test_a_group_of_two_kernels_is_two_phases(monkeypatch: pytest.MonkeyPatch) -> None:
     """The partial sums of a columns group and its finish, then the rows."""
-    monkeypatch.setattr("autotune.fusion.schemes.columns.MOST_ROWS_AT_ONCE", 64)
+    monkeypatch.setattr("autotune.compiler.schedules.cuda.columns.MOST_ROWS_AT_ONCE", 64)
     task = task_of(layer_norm_backward(96, 64))
     text = one(apart(task, (0,), (1,)))
     plan = make_plan(task.graph, "cuda", text)
@@ -240,7 +240,7 @@ def test_what_goes_on_without_the_barrier_is_wrong() -> None:
         return replace(source, body=tuple(x for x in source.body if "grid_barrier" not in x)), refs
 
     with pytest.MonkeyPatch.context() as m:
-        m.setattr("autotune.codegen.assemble.in_phases", without)
+        m.setattr("autotune.compiler.assemble.in_phases", without)
         with pytest.raises(KernelError, match="output 0"):
             run(task, THREE, 4)
 

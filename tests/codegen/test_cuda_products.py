@@ -12,8 +12,8 @@ from fake_cuda import check_group
 from torch import Tensor
 from zoo import BF16, F16, F32, I8, Case, T, random_configs, workloads_of
 
-from autotune.fusion.schemes import scheme_of
-from autotune.fusion.task import FusionTask
+from autotune.compiler.schedules.cuda import scheme_of
+from autotune.domains.fusion.task import FusionTask
 
 Fn = Callable[..., Tensor]
 

@@ -28,17 +28,17 @@ from zoo import (
     workloads_of,
 )
 
-from autotune.codegen import cuda_scatter
-from autotune.codegen.kernels import GroupKernels
-from autotune.codegen.scattered import scattered
-from autotune.fusion.cost import Figures
-from autotune.fusion.graph import Graph
-from autotune.fusion.interpret import make_inputs
-from autotune.fusion.latency import predict_cuda
-from autotune.fusion.schemes import scheme_of
-from autotune.fusion.task import FusionTask
+from autotune.compiler.planner.cost import Figures
+from autotune.compiler.planner.latency import predict_cuda
+from autotune.compiler.program.scattered import scattered
+from autotune.compiler.schedules.cuda import scheme_of
+from autotune.compiler.targets.cuda import scatter as cuda_scatter
+from autotune.compiler.targets.cuda.kernels import GroupKernels
+from autotune.domains.fusion.task import FusionTask
+from autotune.ir.graph import Graph
+from autotune.ir.interpret import make_inputs
+from autotune.space import load_space
 from autotune.task import Config
-from autotune.tuner.space import load_space
 
 
 def graph_of(case: Case) -> Graph:

@@ -13,13 +13,13 @@ from test_cuda_outer import Case, graphs_of
 from torch import Tensor
 from zoo import BF16, BOOL, I32, T, drawn
 
-from autotune.codegen.compile import build, compile_ptx
-from autotune.codegen.lane_axis import ACROSS, lower, unit_axis
+from autotune.compiler.planner.plan import make_plan
+from autotune.compiler.program.lane_axis import ACROSS, lower, unit_axis
+from autotune.compiler.schedules.cuda.tile import SCHEME
+from autotune.compiler.targets.cuda.compile import build, compile_ptx
 from autotune.errors import Unsupported
-from autotune.fusion.graph import REDUCTIONS, Graph
-from autotune.fusion.plan import make_plan
-from autotune.fusion.schemes.tile import SCHEME
-from autotune.tuner.space import load_space
+from autotune.ir.graph import REDUCTIONS, Graph
+from autotune.space import load_space
 
 
 def scaled_both_ways(x: Tensor, block: int) -> tuple[Tensor, ...]:

@@ -18,17 +18,17 @@ from test_cuda_outer import Case, graphs_of
 from torch import Tensor
 from zoo import BF16, BOOL, F16, I8, I64, T, drawn, nhwc
 
-from autotune.codegen.compile import build, compile_ptx
-from autotune.codegen.counts import Counts
-from autotune.codegen.cuda_source import CudaSource
-from autotune.codegen.cuda_transpose import _Kernel
+from autotune.compiler.schedules.cuda import scheme_of
+from autotune.compiler.schedules.cuda.transpose import LEAST_BYTES, SCHEME
+from autotune.compiler.targets.cuda.compile import build, compile_ptx
+from autotune.compiler.targets.cuda.counts import Counts
+from autotune.compiler.targets.cuda.source import CudaSource
+from autotune.compiler.targets.cuda.transpose import _Kernel
 from autotune.errors import Unsupported
-from autotune.fusion.graph import Graph
-from autotune.fusion.interpret import make_inputs
-from autotune.fusion.schemes import scheme_of
-from autotune.fusion.schemes.transpose import LEAST_BYTES, SCHEME
+from autotune.ir.graph import Graph
+from autotune.ir.interpret import make_inputs
+from autotune.space import load_space
 from autotune.task import Config
-from autotune.tuner.space import load_space
 
 
 def with_transposed(x: Tensor) -> Tensor:

@@ -10,9 +10,9 @@ from fake_cuda import KernelError, Machine, check_group
 from fake_intrinsics import Pointer
 from zoo import BY_NAME, random_configs, workloads
 
-from autotune.codegen.cuda_source import CudaSource
-from autotune.fusion.schemes import scheme_of
-from autotune.fusion.task import FusionTask
+from autotune.compiler.schedules.cuda import scheme_of
+from autotune.compiler.targets.cuda.source import CudaSource
+from autotune.domains.fusion.task import FusionTask
 
 SMALL = [
     "ln_3", "ln_17", "ln_1001", "ln_1", "softmax_mask", "cross_entropy_f32", "lstm", "gelu_13",

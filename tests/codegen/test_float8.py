@@ -8,8 +8,8 @@ import pytest
 import torch
 from cpu_graphs import TORCH, Build, own_cpu_cache, run  # noqa: F401
 
-from autotune.codegen.cpu import CpuSchedule
-from autotune.fusion.interpret import interpret
+from autotune.compiler.targets.cpu.kernel import CpuSchedule
+from autotune.ir.interpret import interpret
 from autotune.measure.verify import compare
 
 TYPES = ["float8_e4m3fn", "float8_e5m2"]

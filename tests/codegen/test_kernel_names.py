@@ -12,14 +12,14 @@ from types import SimpleNamespace
 import pytest
 from zoo import Case, T, momentum, random_configs, workload, workloads_of
 
-from autotune.codegen.compile import build
-from autotune.codegen.cubin import resources
-from autotune.codegen.cuda_source import CudaSource
+from autotune.compiler.planner.kernel_names import LONGEST, graph_ops, kernel_name, launch_names, program_ops
+from autotune.compiler.planner.plan import make_plan
+from autotune.compiler.targets.cuda.compile import build
+from autotune.compiler.targets.cuda.cubin import resources
+from autotune.compiler.targets.cuda.source import CudaSource
 from autotune.device import DeviceIdentity, Environment
-from autotune.fusion.graph import Graph, Output, Value
-from autotune.fusion.kernel_names import LONGEST, graph_ops, kernel_name, launch_names, program_ops
-from autotune.fusion.plan import make_plan
-from autotune.fusion.task import FusionTask
+from autotune.domains.fusion.task import FusionTask
+from autotune.ir.graph import Graph, Output, Value
 from autotune.measure.wire import artifact_from_wire, artifact_to_wire
 from autotune.runtime import cuda_launch
 from autotune.store import Key, Schedule, Store
@@ -144,7 +144,8 @@ def test_a_program_that_is_not_ours_names_what_it_can() -> None:
 
 
 def test_compiling_needs_no_torch_for_a_name() -> None:
-    code = "import sys, autotune.codegen.assemble, autotune.fusion.kernel_names; sys.exit('torch' in sys.modules)"
+    modules = "autotune.compiler.assemble, autotune.compiler.planner.kernel_names"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
 
 

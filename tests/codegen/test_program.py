@@ -8,13 +8,13 @@ import pytest
 from cpu_graphs import Build, cross_entropy, gelu_layer_norm, layer_norm, logsumexp, softmax
 from zoo import ZOO, workloads
 
-from autotune.codegen.cpu_columns import column_split, finish_graph, main_program, row_wise
-from autotune.codegen.one_pass import find_online
-from autotune.codegen.program import Program, build_program, split_axes
+from autotune.compiler.planner.plan import make_plan
+from autotune.compiler.program.one_pass import find_online
+from autotune.compiler.program.program import Program, build_program, split_axes
+from autotune.compiler.targets.cpu.columns import column_split, finish_graph, main_program, row_wise
 from autotune.errors import Unsupported
-from autotune.fusion.graph import REDUCTIONS, Graph
-from autotune.fusion.ops import POINTWISE
-from autotune.fusion.plan import make_plan
+from autotune.ir.graph import REDUCTIONS, Graph
+from autotune.ir.ops import POINTWISE
 
 
 def ops(program: Program, ids: tuple[int, ...]) -> list[str]:

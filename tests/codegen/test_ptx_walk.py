@@ -15,14 +15,15 @@ from many_parts import task_of
 from ptx_walk import Outside, Tensor, Walk
 from zoo import workloads
 
-from autotune.codegen import assemble, compile
-from autotune.codegen.comm import emit_comm
-from autotune.codegen.compile import compile_ptx
-from autotune.codegen.cuda_source import CudaSource
-from autotune.codegen.kernels import Ref
-from autotune.fusion.graph import STORAGE_BYTES, Graph
-from autotune.fusion.plan import make_plan
-from autotune.fusion.task import FusionTask
+from autotune.compiler import assemble
+from autotune.compiler.planner.plan import make_plan
+from autotune.compiler.targets.cuda import compile
+from autotune.compiler.targets.cuda.compile import compile_ptx
+from autotune.compiler.targets.cuda.kernels import Ref
+from autotune.compiler.targets.cuda.source import CudaSource
+from autotune.domains.c3.collectives.kernels import emit_comm
+from autotune.domains.fusion.task import FusionTask
+from autotune.ir.graph import STORAGE_BYTES, Graph
 from autotune.runtime.executor import grid_of
 from autotune.task import Config, Kernel
 

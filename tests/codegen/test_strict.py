@@ -13,17 +13,17 @@ from fake_cuda import check_group
 from torch import Tensor
 from zoo import ZOO, workloads
 
-from autotune.codegen.assemble import draft
-from autotune.codegen.compile import compile_ptx
-from autotune.codegen.expr import LOG2E
-from autotune.codegen.kernels import GroupKernels
-from autotune.codegen.strict import _NAMES, accurate, strictly
+from autotune.compiler.assemble import draft
+from autotune.compiler.schedules.cuda import scheme_of
+from autotune.compiler.targets.cuda.compile import compile_ptx
+from autotune.compiler.targets.cuda.kernels import GroupKernels
+from autotune.compiler.targets.cuda.operators import LOG2E
+from autotune.compiler.targets.cuda.strict import _NAMES, accurate, strictly
+from autotune.domains.fusion.program_spec import workloads_of
+from autotune.domains.fusion.task import FusionBench, FusionTask
 from autotune.errors import BuildError
-from autotune.fusion.graph import Graph
-from autotune.fusion.precision import asking
-from autotune.fusion.schemes import scheme_of
-from autotune.fusion.target import workloads_of
-from autotune.fusion.task import FusionBench, FusionTask
+from autotune.ir.graph import Graph
+from autotune.ir.precision import asking
 from autotune.workload import Workload
 
 APPROXIMATE = re.compile(r"\.approx|\.ftz|div\.full|\bfma\.rn\.ftz")
@@ -164,7 +164,7 @@ def test_division_by_a_row_s_value_is_division() -> None:
 def test_gelu_s_derivative_near_zero() -> None:
     """erf(x) from exp(-x^2) is right to 4e-7 absolute; strictly it is right relative to its own size."""
     task = {p: FusionTask(_gelu_backward(p), "cpu") for p in (None, "strict")}
-    from autotune.codegen.cpu_passes import shared_exponentials
+    from autotune.compiler.targets.cpu.passes import shared_exponentials
 
     assert shared_exponentials(task[None].graph)
     assert not shared_exponentials(task["strict"].graph)

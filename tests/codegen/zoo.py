@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autotune.fusion.graph import Graph
-from autotune.fusion.schemes import Scheme
+from autotune.compiler.schedules.cuda import Scheme
+from autotune.ir.graph import Graph
+from autotune.space import load_space
 from autotune.task import Config, Task, config_key
-from autotune.tuner.space import load_space
 from autotune.workload import Workload
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -498,8 +498,8 @@ def workloads_of(case: Case) -> tuple[Workload, ...]:
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    from autotune.fusion.joint import hash_random_numbers
-    from autotune.fusion.regions import find_regions
+    from autotune.compiler.capture.joint import hash_random_numbers
+    from autotune.compiler.regions.find import find_regions
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode, V.set_fake_mode(mode), torch.no_grad(), torch.fx.traceback.preserve_node_meta():

@@ -15,13 +15,13 @@ sys.path.append(str(Path(__file__).parents[1] / "fusion"))
 from capture_helpers import check
 
 import autotune
+from autotune.compiler.capture.joint import is_written_back
+from autotune.compiler.capture.recording import capture
+from autotune.compiler.lower.op_names import GENERATORS, PRODUCTS, VIEWS
+from autotune.compiler.lower.translate import op_name
+from autotune.compiler.regions.find import Region, find_regions
+from autotune.domains.fusion.program_spec import resolve
 from autotune.errors import UserError
-from autotune.fusion.capture import capture
-from autotune.fusion.joint import is_written_back
-from autotune.fusion.op_names import GENERATORS, PRODUCTS, VIEWS
-from autotune.fusion.regions import Region, find_regions
-from autotune.fusion.target import resolve
-from autotune.fusion.translate import op_name
 from examples.decode import Block
 from examples.models import NAMES, Example, make
 from tests.runtime.conftest import Tune, db, fresh, kernel_cache, registered, tune  # noqa: F401

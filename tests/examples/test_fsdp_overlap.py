@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from autotune.bench import form
-from autotune.c3.collectives.base import Spec
-from autotune.c3.strategy import HostStrategy
 from autotune.device import environment
+from autotune.domains.c3.collectives.base import Spec
+from autotune.domains.c3.strategy import HostStrategy
 from autotune.store import Store
 from autotune.store.records import Key, Schedule
 from autotune.task import Artifact, place

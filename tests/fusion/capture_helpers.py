@@ -12,10 +12,10 @@ import torch._inductor.config
 from torch import Tensor, fx
 from torch._functorch import config as aot_config
 
-from autotune.fusion.capture import capture
-from autotune.fusion.graph import Graph
-from autotune.fusion.interpret import interpret, make_inputs
-from autotune.fusion.regions import Region, find_regions
+from autotune.compiler.capture.recording import capture
+from autotune.compiler.regions.find import Region, find_regions
+from autotune.ir.graph import Graph
+from autotune.ir.interpret import interpret, make_inputs
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -10,7 +10,7 @@ from torch._functorch import config as aot_config
 from torch._inductor.compile_fx import compile_fx
 from torch.utils import _pytree as pytree
 
-from autotune.fusion.hooks import Hook, hooked
+from autotune.compiler.capture.hooks import Hook, hooked
 
 
 def strides_apart(a: Tensor, b: Tensor) -> bool:

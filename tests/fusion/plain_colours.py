@@ -1,12 +1,12 @@
-"""A round of the colouring as it is meant. ``autotune.fusion.canonical`` does it in less time, to the letter: what is
+"""A round of the colouring as it is meant. ``autotune.ir.canonical`` does it in less time, to the letter: what is
 hashed is in every fingerprint that is stored."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.fusion.canonical import Colour, _Colours, _commutes, _mix, _positions
-from autotune.fusion.graph import Value
+from autotune.ir.canonical import Colour, _Colours, _commutes, _mix, _positions
+from autotune.ir.graph import Value
 
 
 class PlainColours(_Colours):

@@ -15,14 +15,14 @@ from cpu_graphs import Build, layer_norm_backward
 from test_plan import graph_of, normalized_by_columns_then_rows, run_groups
 from zoo import ZOO
 
+from autotune.compiler.planner.ablation import METHODS, choose, method
+from autotune.compiler.planner.beam import beam, confined, shape_us, shapes
+from autotune.compiler.planner.cost import Costs, Figures, unfused
+from autotune.compiler.planner.patterns import Vertices, bits, candidates
+from autotune.compiler.planner.plan import build_plan, make_plan, read_text, write_text
 from autotune.errors import UserError
-from autotune.fusion.ablation import METHODS, choose, method
-from autotune.fusion.beam import beam, confined, shape_us, shapes
-from autotune.fusion.cost import Costs, Figures, unfused
-from autotune.fusion.graph import Graph
-from autotune.fusion.interpret import interpret, make_inputs
-from autotune.fusion.patterns import Vertices, bits, candidates
-from autotune.fusion.plan import build_plan, make_plan, read_text, write_text
+from autotune.ir.graph import Graph
+from autotune.ir.interpret import interpret, make_inputs
 
 FULL = METHODS["full"]
 F = Figures()

@@ -14,16 +14,16 @@ from test_beam import FULL, F, layer_norm_backward
 from test_latency import softmax
 
 from autotune.cli.app import main
+from autotune.compiler.planner.beam import shapes
+from autotune.compiler.planner.plan import make_plan, write_text
 from autotune.device import DeviceIdentity, Environment, identify
-from autotune.fusion import calibrate as module
-from autotune.fusion.beam import shapes
-from autotune.fusion.calibrate import _renamed, _time, figures, probes
-from autotune.fusion.canonical import canonicalize, to_workload
-from autotune.fusion.correlation import report, spearman
-from autotune.fusion.interpret import interpret, make_inputs
-from autotune.fusion.plan import make_plan, write_text
-from autotune.fusion.simplify import simplify
-from autotune.fusion.task import FusionTask
+from autotune.domains.fusion import calibrate as module
+from autotune.domains.fusion.calibrate import _renamed, _time, figures, probes
+from autotune.domains.fusion.correlation import report, spearman
+from autotune.domains.fusion.task import FusionTask
+from autotune.ir.canonical import canonicalize, to_workload
+from autotune.ir.interpret import interpret, make_inputs
+from autotune.ir.simplify import simplify
 from autotune.measure.policy import Policy
 from autotune.measure.worker import Measurer, Worker
 from autotune.store import Calibration, Key, Measurement, Store

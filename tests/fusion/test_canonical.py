@@ -19,11 +19,11 @@ from plain_colours import PlainColours
 from test_translate import ONE_REGION, ints, one_region, t
 from torch import Tensor
 
-from autotune.fusion import canonical
-from autotune.fusion.canonical import _Colours, canonicalize, row_extent, to_workload
-from autotune.fusion.graph import Graph, Output, Value
-from autotune.fusion.interpret import interpret, make_inputs
-from autotune.fusion.simplify import remap_output, remap_value
+from autotune.ir import canonical
+from autotune.ir.canonical import _Colours, canonicalize, row_extent, to_workload
+from autotune.ir.graph import Graph, Output, Value
+from autotune.ir.interpret import interpret, make_inputs
+from autotune.ir.simplify import remap_output, remap_value
 from autotune.workload import Workload
 
 

@@ -12,12 +12,12 @@ from capture_helpers import regions_of, uncached
 from test_translate import FORWARD, t
 from torch import Tensor, nn
 
+from autotune.compiler.capture.recording import capture
+from autotune.compiler.lower.translate import op_name
+from autotune.compiler.planner.kernel_names import kernel_name, program_ops
+from autotune.compiler.regions import aten
+from autotune.compiler.regions.find import find_regions
 from autotune.errors import Unsupported
-from autotune.fusion import aten
-from autotune.fusion.capture import capture
-from autotune.fusion.kernel_names import kernel_name, program_ops
-from autotune.fusion.regions import find_regions
-from autotune.fusion.translate import op_name
 from autotune.runtime import region_pass
 from autotune.runtime.backend import dynamo_backend
 

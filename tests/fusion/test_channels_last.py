@@ -13,10 +13,10 @@ from node_strides import checking_backend, strides_apart
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from autotune.fusion import joint
-from autotune.fusion.capture import capture
-from autotune.fusion.channels_last import inductor_wants, put_channels_last
-from autotune.fusion.regions import find_regions
+from autotune.compiler.capture import joint
+from autotune.compiler.capture.channels_last import inductor_wants, put_channels_last
+from autotune.compiler.capture.recording import capture
+from autotune.compiler.regions.find import find_regions
 
 aten = torch.ops.aten
 LAST = torch.channels_last

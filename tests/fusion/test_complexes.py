@@ -11,8 +11,8 @@ from capture_helpers import check, only_region, regions_of, uncached
 from test_translate import t
 from torch import Tensor
 
-from autotune.fusion.capture import capture
-from autotune.fusion.regions import Region, find_regions
+from autotune.compiler.capture.recording import capture
+from autotune.compiler.regions.find import Region, find_regions
 from autotune.runtime import region_pass
 from autotune.runtime.backend import dynamo_backend
 

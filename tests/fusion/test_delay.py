@@ -9,9 +9,9 @@ from capture_helpers import check, regions_of
 from test_translate import t
 from torch import Tensor
 
-from autotune.fusion.contraction import levels, merge_groups
-from autotune.fusion.delay import delays
-from autotune.fusion.translate import op_name
+from autotune.compiler.lower.translate import op_name
+from autotune.compiler.regions.contraction import levels, merge_groups
+from autotune.compiler.regions.delay import delays
 
 
 def recurrence(x: Tensor, w: Tensor, u: Tensor) -> Tensor:

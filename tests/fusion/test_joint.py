@@ -17,10 +17,10 @@ from torch._inductor.utils import run_and_get_code
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from autotune.fusion.capture import capture
-from autotune.fusion.joint import takes_bias_apart
-from autotune.fusion.regions import find_regions
-from autotune.fusion.translate import op_name
+from autotune.compiler.capture.joint import takes_bias_apart
+from autotune.compiler.capture.recording import capture
+from autotune.compiler.lower.translate import op_name
+from autotune.compiler.regions.find import find_regions
 from autotune.runtime.backend import dynamo_backend
 
 aten = torch.ops.aten

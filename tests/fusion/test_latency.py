@@ -15,12 +15,12 @@ sys.path.append(str(Path(__file__).parents[1] / "codegen"))
 from cpu_graphs import Build
 from zoo import ZOO, workloads
 
-from autotune.fusion.canonical import canonicalize, to_workload
-from autotune.fusion.compositions import compositions
-from autotune.fusion.cost import Figures
-from autotune.fusion.graph import Graph
-from autotune.fusion.simplify import simplify
-from autotune.fusion.task import FusionTask
+from autotune.compiler.planner.cost import Figures
+from autotune.domains.fusion.compositions import compositions
+from autotune.domains.fusion.task import FusionTask
+from autotune.ir.canonical import canonicalize, to_workload
+from autotune.ir.graph import Graph
+from autotune.ir.simplify import simplify
 from autotune.task import ComposedTask
 from autotune.tuner import seeds
 from autotune.workload import Workload

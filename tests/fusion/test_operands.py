@@ -11,8 +11,8 @@ from capture_helpers import graph_of, only_region
 from test_products import regions_of
 from test_translate import t
 
-from autotune.fusion.interpret import interpret, make_inputs
-from autotune.fusion.operands import operands
+from autotune.ir.interpret import interpret, make_inputs
+from autotune.ir.operands import operands
 from autotune.measure.verify import compare
 
 

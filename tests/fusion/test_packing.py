@@ -22,18 +22,18 @@ sys.path.append(str(Path(__file__).parents[1] / "codegen"))
 from cpu_graphs import Build, layer_norm, softmax
 from many_parts import beside, row_sums, task_of, update
 
-from autotune.fusion.canonical import canonicalize, row_extent, to_workload
-from autotune.fusion.components import components, part
-from autotune.fusion.contraction import bundle_groups
-from autotune.fusion.families import family_of, single
-from autotune.fusion.graph import Graph
-from autotune.fusion.interpret import interpret, make_inputs
-from autotune.fusion.packing import MOST_POINTERS, pack, unpack
-from autotune.fusion.plan import build_plan, greedy, make_plan, read_text, write_text
-from autotune.fusion.regions import find_regions
-from autotune.fusion.remote import Candidate, may_join
-from autotune.fusion.simplify import simplify
-from autotune.fusion.task import FusionBench
+from autotune.compiler.planner.packing import MOST_POINTERS, pack, unpack
+from autotune.compiler.planner.plan import build_plan, greedy, make_plan, read_text, write_text
+from autotune.compiler.regions.contraction import bundle_groups
+from autotune.compiler.regions.find import find_regions
+from autotune.compiler.regions.remote import Candidate, may_join
+from autotune.domains.fusion.task import FusionBench
+from autotune.ir.canonical import canonicalize, row_extent, to_workload
+from autotune.ir.components import components, part
+from autotune.ir.families import family_of, single
+from autotune.ir.graph import Graph
+from autotune.ir.interpret import interpret, make_inputs
+from autotune.ir.simplify import simplify
 from autotune.task import Config
 
 Lists = list[Tensor]

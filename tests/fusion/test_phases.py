@@ -15,18 +15,18 @@ from many_parts import beside, task_of, update
 from test_cuda_phases import EVERYTHING, columns_then_rows, softmax_of_everything
 from test_plan import graph_of
 
-from autotune.codegen.assemble import build_artifact
-from autotune.fusion import beam as search
-from autotune.fusion.ablation import METHODS
-from autotune.fusion.anatomy import dissect
-from autotune.fusion.beam import confined, shape_us, shapes
-from autotune.fusion.compositions import Combined
-from autotune.fusion.cost import Costs, Figures, plan_us
-from autotune.fusion.graph import Graph
-from autotune.fusion.layout import Drawing, lay_out
-from autotune.fusion.packing import may_be_phases, pack
-from autotune.fusion.plan import build_plan, make_plan, read_text, write_text
-from autotune.fusion.task import FusionTask
+from autotune.compiler.assemble import build_artifact
+from autotune.compiler.planner import beam as search
+from autotune.compiler.planner.ablation import METHODS
+from autotune.compiler.planner.beam import confined, shape_us, shapes
+from autotune.compiler.planner.cost import Costs, Figures, plan_us
+from autotune.compiler.planner.packing import may_be_phases, pack
+from autotune.compiler.planner.plan import build_plan, make_plan, read_text, write_text
+from autotune.domains.fusion.compositions import Combined
+from autotune.domains.fusion.drawing.anatomy import dissect
+from autotune.domains.fusion.drawing.svg_layout import Drawing, lay_out
+from autotune.domains.fusion.task import FusionTask
+from autotune.ir.graph import Graph
 from autotune.runtime.executor import grid_of
 from autotune.runtime.match import _one_each
 from autotune.task import Ranked
@@ -60,7 +60,7 @@ def test_no_phases_where_they_cannot_gain(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(search, "MOST_GRID_BYTES", 4 * (4096 + 1024 + 1024) - 1)
     assert search._behind_barriers(LARGE, shape) is None
     monkeypatch.undo()
-    monkeypatch.setattr("autotune.fusion.packing.MOST_POINTERS", 5)
+    monkeypatch.setattr("autotune.compiler.planner.packing.MOST_POINTERS", 5)
     assert not may_be_phases(build_plan(LARGE, shape))
 
 

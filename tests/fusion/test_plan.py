@@ -14,10 +14,10 @@ sys.path.append(str(Path(__file__).parents[1] / "codegen"))
 from cpu_graphs import TORCH, Build, layer_norm
 from zoo import ZOO, workload, workloads
 
-from autotune.fusion.graph import REDUCTIONS, Graph
-from autotune.fusion.interpret import interpret, make_inputs
-from autotune.fusion.plan import Plan, all_roots, build_plan, make_plan, read_text, root_value
-from autotune.fusion.schemes import legal
+from autotune.compiler.planner.plan import Plan, all_roots, build_plan, make_plan, read_text, root_value
+from autotune.compiler.schedules.cuda import legal
+from autotune.ir.graph import REDUCTIONS, Graph
+from autotune.ir.interpret import interpret, make_inputs
 
 REGIONS = [(c, k) for c in ZOO for k in range(len(c.groups))]
 

@@ -14,13 +14,13 @@ from test_regions import acyclic, assert_no_cycle
 from test_translate import t
 from torch import Tensor
 
-from autotune.fusion import regions
-from autotune.fusion.capture import capture
-from autotune.fusion.contraction import merge_groups
-from autotune.fusion.op_names import PRODUCTS
-from autotune.fusion.regions import Region, factors, find_regions
-from autotune.fusion.rules_product import is_memory_intensive
-from autotune.fusion.translate import op_name
+from autotune.compiler.capture.recording import capture
+from autotune.compiler.lower.op_names import PRODUCTS
+from autotune.compiler.lower.rules.product import is_memory_intensive
+from autotune.compiler.lower.translate import op_name
+from autotune.compiler.regions import find as regions
+from autotune.compiler.regions.contraction import merge_groups
+from autotune.compiler.regions.find import Region, factors, find_regions
 
 
 def regions_of(fn: Callable[..., Any], *args: Tensor, side: str = "cuda", grad: bool = False) -> list[Region]:

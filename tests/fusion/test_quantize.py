@@ -10,10 +10,10 @@ import torch
 from capture_helpers import regions_of
 from torch import Tensor
 
-from autotune.fusion.capture import capture
-from autotune.fusion.graph import Graph
-from autotune.fusion.interpret import interpret
-from autotune.fusion.regions import Region, find_regions
+from autotune.compiler.capture.recording import capture
+from autotune.compiler.regions.find import Region, find_regions
+from autotune.ir.graph import Graph
+from autotune.ir.interpret import interpret
 from autotune.measure.verify import compare
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2

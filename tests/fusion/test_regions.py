@@ -11,11 +11,11 @@ from capture_helpers import check, regions_of
 from test_translate import t
 from torch import Tensor, fx
 
-from autotune.fusion.capture import capture
-from autotune.fusion.contraction import merge_groups
-from autotune.fusion.regions import Region, find_regions
-from autotune.fusion.translate import op_name
-from autotune.fusion.workloads import BertLayer
+from autotune.compiler.capture.recording import capture
+from autotune.compiler.lower.translate import op_name
+from autotune.compiler.regions.contraction import merge_groups
+from autotune.compiler.regions.find import Region, find_regions
+from autotune.domains.fusion.builtin import BertLayer
 
 
 def bert(train: bool, dtype: torch.dtype = torch.float32) -> tuple[BertLayer, Tensor, Tensor]:

@@ -15,16 +15,16 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from autotune.compiler.lower.op_names import SCATTERS
+from autotune.compiler.lower.translate import op_name
+from autotune.compiler.planner.plan import make_plan
+from autotune.compiler.regions.find import Region, find_regions
+from autotune.compiler.schedules.cuda import legal, scheme_of
 from autotune.errors import Unsupported
-from autotune.fusion.canonical import canonicalize
-from autotune.fusion.conditioning import slack
-from autotune.fusion.graph import Graph, at_axis
-from autotune.fusion.interpret import index_bounds, interpret, make_inputs
-from autotune.fusion.op_names import SCATTERS
-from autotune.fusion.plan import make_plan
-from autotune.fusion.regions import Region, find_regions
-from autotune.fusion.schemes import legal, scheme_of
-from autotune.fusion.translate import op_name
+from autotune.ir.canonical import canonicalize
+from autotune.ir.conditioning import slack
+from autotune.ir.graph import Graph, at_axis
+from autotune.ir.interpret import index_bounds, interpret, make_inputs
 
 BACKWARD = "embedding_dense_backward"
 backward = torch.ops.aten.embedding_dense_backward
@@ -107,7 +107,7 @@ def test_places_outside_are_left_out() -> None:
 
 
 def test_the_oracle_takes_a_large_table_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    from autotune.fusion import interpret as module
+    from autotune.ir import interpret as module
 
     (region,) = regions_of(lambda g, i, t: backward(g, i, 64, 3, False) + t, *arguments(64, 8, 100))
     graph = graph_of(region)

@@ -10,9 +10,9 @@ import torch
 from capture_helpers import check, only_region
 from torch import Tensor
 
-from autotune.fusion.graph import Graph, Output, Value
-from autotune.fusion.interpret import interpret, make_inputs
-from autotune.fusion.selected import guard_selected
+from autotune.ir.graph import Graph, Output, Value
+from autotune.ir.interpret import interpret, make_inputs
+from autotune.ir.selected import guard_selected
 
 BACK = torch.ops.aten.select_backward
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from autotune.fusion import signature as signatures
-from autotune.fusion import target as targets
-from autotune.fusion.signature import signature
+from autotune.compiler.capture import signature as signatures
+from autotune.compiler.capture.signature import signature
+from autotune.domains.fusion import program_spec as targets
 from autotune.store import Store
 
 X = torch.zeros(4, 16)

@@ -16,10 +16,10 @@ sys.path.append(str(Path(__file__).parents[1] / "codegen"))
 
 from fake_cuda import check_group
 
-from autotune.fusion.schedules import group_configs
-from autotune.fusion.schemes import scheme_of
-from autotune.fusion.target import workloads_of
-from autotune.fusion.task import FusionBench, FusionTask
+from autotune.compiler.schedules.configurations import group_configs
+from autotune.compiler.schedules.cuda import scheme_of
+from autotune.domains.fusion.program_spec import workloads_of
+from autotune.domains.fusion.task import FusionBench, FusionTask
 from autotune.workload import Workload
 
 

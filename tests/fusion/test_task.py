@@ -21,11 +21,11 @@ sys.path.append(str(Path(__file__).parents[1] / "codegen"))
 
 from zoo import ZOO, candidates, random_configs, workload, workloads
 
+from autotune.compiler.schedules.configurations import group_configs
+from autotune.compiler.schedules.cuda import scheme_of
 from autotune.device import describe_cuda
+from autotune.domains.fusion.task import FusionBench, FusionTask, open_bench, open_task
 from autotune.errors import BuildError, UserError
-from autotune.fusion.schedules import group_configs
-from autotune.fusion.schemes import scheme_of
-from autotune.fusion.task import FusionBench, FusionTask, open_bench, open_task
 from autotune.task import Config
 from autotune.tuner import seeds
 from autotune.workload import Workload

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from autotune.domains.fusion.program_spec import workloads_of
 from autotune.errors import UserError
-from autotune.fusion.target import workloads_of
 from autotune.workload import Workload
 
 

@@ -14,10 +14,10 @@ from capture_helpers import check, only_region, regions_of
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from autotune.fusion.graph import Graph
-from autotune.fusion.interpret import interpret
-from autotune.fusion.regions import Region
-from autotune.fusion.translate import translate
+from autotune.compiler.lower.translate import translate
+from autotune.compiler.regions.find import Region
+from autotune.ir.graph import Graph
+from autotune.ir.interpret import interpret
 
 Case = tuple[Callable[..., Any], tuple[Any, ...]]
 

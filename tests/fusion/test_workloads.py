@@ -9,9 +9,9 @@ import pytest
 import torch
 from capture_helpers import check, regions_of
 
+from autotune.domains.fusion.builtin import BUILTIN, Size
+from autotune.domains.fusion.program_spec import fusion_workloads, resolve
 from autotune.errors import UserError
-from autotune.fusion.target import fusion_workloads, resolve
-from autotune.fusion.workloads import BUILTIN, Size
 
 SMALL = {
     "layer_norm": (6, 32),

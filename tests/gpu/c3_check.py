@@ -24,14 +24,14 @@ from typing import Any
 
 from c3_host import open_ranks, parser, write
 
-from autotune.c3.check import ENGINES, Batch, batches
-from autotune.c3.check_deploy import CHECKS
-from autotune.c3.ranks import Ranks
-from autotune.c3.scenario import COLLECTIVES
+from autotune.domains.c3.checks.check import ENGINES, Batch, batches
+from autotune.domains.c3.checks.check_deploy import CHECKS
+from autotune.domains.c3.measuring.ranks import Ranks
+from autotune.domains.c3.scenario import COLLECTIVES
 from autotune.errors import UserError
 from autotune.measure.worker import WorkerFault
 
-STRATEGIES, DEPLOYED = "autotune.c3.check:strategies", "autotune.c3.check_deploy:deployed"
+STRATEGIES, DEPLOYED = "autotune.domains.c3.checks.check:strategies", "autotune.domains.c3.checks.check_deploy:deployed"
 NAMES = (*dict.fromkeys(engine for side in ENGINES.values() for engine in side), *COLLECTIVES, *CHECKS)
 FAULTS = 3  # in one batch of strategies, after which the rest of it is left
 MOST_FAULTS = 12  # in all: each costs new processes, and a hang its time limit

@@ -11,10 +11,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from autotune.bench import form
-from autotune.c3 import task
-from autotune.c3.ranks import Ranks
-from autotune.c3.scenario import Gemm, Scenario
 from autotune.device import environment, resolve_device
+from autotune.domains.c3 import task
+from autotune.domains.c3.measuring.ranks import Ranks
+from autotune.domains.c3.scenario import Gemm, Scenario
 from autotune.errors import UserError
 
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from autotune.codegen.compile import build
-from autotune.codegen.cuda_source import CudaSource
+from autotune.compiler.targets.cuda.compile import build
+from autotune.compiler.targets.cuda.source import CudaSource
+from autotune.space import Parameter, Space
 from autotune.task import Artifact, Config, Runnable, Verdict
-from autotune.tuner.space import Parameter, Space
 from autotune.workload import Workload
 
 KIND = "faulty"

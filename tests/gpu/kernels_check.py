@@ -25,9 +25,9 @@ import torch  # noqa: E402
 from zoo import BY_NAME, candidates, workloads  # noqa: E402
 
 from autotune.device import environment  # noqa: E402
+from autotune.domains.fusion.task import FusionBench, FusionTask  # noqa: E402
 from autotune.errors import BuildError  # noqa: E402
-from autotune.fusion.interpret import make_inputs  # noqa: E402
-from autotune.fusion.task import FusionBench, FusionTask  # noqa: E402
+from autotune.ir.interpret import make_inputs  # noqa: E402
 from autotune.task import Artifact, Config  # noqa: E402
 from autotune.workload import Workload  # noqa: E402
 

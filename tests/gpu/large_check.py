@@ -25,7 +25,7 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 from zoo import random_configs  # noqa: E402
 
-from autotune.fusion.task import FusionTask  # noqa: E402
+from autotune.domains.fusion.task import FusionTask  # noqa: E402
 from autotune.runtime.executor import TensorSpec, load_executor  # noqa: E402
 from autotune.store.records import Key, Schedule  # noqa: E402
 from autotune.task import Config  # noqa: E402
@@ -137,7 +137,7 @@ def workload_of(case: Case) -> Workload:
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    from autotune.fusion.regions import find_regions
+    from autotune.compiler.regions.find import find_regions
 
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         (region,) = find_regions(make_fx(case.fn, select_decomp_table())(case.make("cpu")))

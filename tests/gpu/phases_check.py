@@ -29,10 +29,10 @@ from timed import timed  # noqa: E402
 from torch import Tensor  # noqa: E402
 from zoo import BF16, Case, T, relu_statistics, workloads_of  # noqa: E402
 
+from autotune.compiler.planner.beam import shapes  # noqa: E402
+from autotune.compiler.planner.plan import make_plan, write_text  # noqa: E402
+from autotune.domains.fusion.task import FusionBench, FusionTask  # noqa: E402
 from autotune.errors import BuildError, Unsupported  # noqa: E402
-from autotune.fusion.beam import shapes  # noqa: E402
-from autotune.fusion.plan import make_plan, write_text  # noqa: E402
-from autotune.fusion.task import FusionBench, FusionTask  # noqa: E402
 from autotune.measure.policy import default_policy  # noqa: E402
 from autotune.measure.timer import interleave  # noqa: E402
 from autotune.task import Artifact, Config  # noqa: E402

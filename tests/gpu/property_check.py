@@ -37,7 +37,7 @@ sys.path[:0] = [str(HERE.parents[1]), str(HERE), str(HERE.parent / "codegen"), s
 import torch  # noqa: E402
 from families import program  # noqa: E402
 
-from autotune.codegen import counts  # noqa: E402
+from autotune.compiler.targets.cuda import counts  # noqa: E402
 from autotune.errors import BuildError, Unsupported  # noqa: E402
 from autotune.task import Artifact, Config  # noqa: E402
 from autotune.workload import Workload  # noqa: E402
@@ -83,7 +83,7 @@ def prepare(seed: int, configs: int, device: str, target: str | None, sms: int |
     from checks import parts_of
     from zoo import random_configs
 
-    from autotune.fusion.task import FusionTask
+    from autotune.domains.fusion.task import FusionTask
 
     begin, out = time.perf_counter(), Prepared(seed)
     try:

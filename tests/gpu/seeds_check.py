@@ -44,8 +44,8 @@ from zoo import (  # noqa: E402
 
 from autotune.bench.backward import layer_norm_backward  # noqa: E402
 from autotune.bench.mixed import mixed_axes  # noqa: E402
+from autotune.domains.fusion.task import FusionBench, FusionTask  # noqa: E402
 from autotune.errors import BuildError  # noqa: E402
-from autotune.fusion.task import FusionBench, FusionTask  # noqa: E402
 from autotune.task import Artifact, Config  # noqa: E402
 
 GN = torch.nn.functional.group_norm

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 
+from autotune.domains.fusion.task import FusionBench
 from autotune.errors import first_line
-from autotune.fusion.task import FusionBench
 from autotune.measure.policy import default_policy
 from autotune.measure.timer import time_cuda
 from autotune.task import Artifact, Config, Runnable

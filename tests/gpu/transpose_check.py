@@ -22,8 +22,8 @@ import command  # noqa: E402
 import torch  # noqa: E402
 from zoo import BF16, F16, Case, T, candidates, nhwc, workloads_of  # noqa: E402
 
+from autotune.domains.fusion.task import FusionBench, FusionTask  # noqa: E402
 from autotune.errors import BuildError  # noqa: E402
-from autotune.fusion.task import FusionBench, FusionTask  # noqa: E402
 from autotune.task import Artifact, Config  # noqa: E402
 
 ROUNDS = 40

@@ -12,12 +12,12 @@ import torch
 from programs import Program
 from torch import Tensor, fx
 
-from autotune.fusion.capture import capture
-from autotune.fusion.graph import Graph
-from autotune.fusion.interpret import interpret, make_inputs
-from autotune.fusion.regions import Region, find_regions
-from autotune.fusion.rules import GENERATORS, VIEWS
-from autotune.fusion.translate import op_name
+from autotune.compiler.capture.recording import capture
+from autotune.compiler.lower.rules.table import GENERATORS, VIEWS
+from autotune.compiler.lower.translate import op_name
+from autotune.compiler.regions.find import Region, find_regions
+from autotune.ir.graph import Graph
+from autotune.ir.interpret import interpret, make_inputs
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 

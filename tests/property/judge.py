@@ -1,6 +1,6 @@
 """Is a candidate wrong, or could nobody tell?
 
-Verification allows for what a program does to rounding, element by element (``autotune.fusion.conditioning``). What it
+Verification allows for what a program does to rounding, element by element (``autotune.ir.conditioning``). What it
 cannot allow for are jumps: an integer or a boolean made of floats near a boundary, an infinity near the end of the
 range. Where the oracle's own results jump under rounding noise, a random program says nothing about a candidate.
 """
@@ -11,9 +11,9 @@ import math
 
 import torch
 
-from autotune.fusion.conditioning import DRAWS, noise
-from autotune.fusion.interpret import interpret, make_inputs
-from autotune.fusion.task import FusionBench
+from autotune.domains.fusion.task import FusionBench
+from autotune.ir.conditioning import DRAWS, noise
+from autotune.ir.interpret import interpret, make_inputs
 from autotune.task import Runnable
 
 

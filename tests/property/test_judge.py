@@ -9,8 +9,8 @@ import torch
 from judge import jumps, verify
 from torch import Tensor
 
-from autotune.fusion.target import workloads_of
-from autotune.fusion.task import FusionBench, FusionTask
+from autotune.domains.fusion.program_spec import workloads_of
+from autotune.domains.fusion.task import FusionBench, FusionTask
 
 
 def loaded(fn: Callable[..., Any], *args: Tensor) -> tuple[FusionBench, Any]:

@@ -7,7 +7,7 @@ from checks import regions_of
 from families import program
 from zoo import random_configs
 
-from autotune.fusion.task import FusionBench, FusionTask
+from autotune.domains.fusion.task import FusionBench, FusionTask
 
 
 def test_kernels_agree_with_the_oracle(seed: int) -> None:

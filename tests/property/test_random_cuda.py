@@ -8,8 +8,8 @@ from checks import regions_of
 from families import program
 from zoo import random_configs
 
+from autotune.domains.fusion.task import FusionTask
 from autotune.errors import BuildError
-from autotune.fusion.task import FusionTask
 from autotune.task import Artifact, Config
 
 NO_KERNEL = (

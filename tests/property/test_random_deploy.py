@@ -13,7 +13,7 @@ from programs import Program
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autotune.device import environment, identify
-from autotune.fusion.task import FusionTask
+from autotune.domains.fusion.task import FusionTask
 from autotune.measure.verify import compare
 from autotune.runtime.backend import dynamo_backend
 from autotune.runtime.counters import counters, reset_counters

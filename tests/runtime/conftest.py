@@ -13,9 +13,9 @@ import torch._inductor.config
 from torch._dynamo.backends import registry
 from torch._functorch import config as aot_config
 
+from autotune.compiler.capture.recording import capture
+from autotune.compiler.regions.find import Region, find_regions
 from autotune.device import environment, identify
-from autotune.fusion.capture import capture
-from autotune.fusion.regions import Region, find_regions
 from autotune.runtime.backend import dynamo_backend
 from autotune.runtime.counters import reset_counters
 from autotune.runtime.database import forget_stores

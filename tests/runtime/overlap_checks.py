@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import autotune
-from autotune.c3.scenario import Gemm
+from autotune.domains.c3.deploy.api import Overlapped
+from autotune.domains.c3.scenario import Gemm
 from autotune.errors import UserError
 from autotune.runtime import c3_ready
 from autotune.runtime.counters import reset_counters
 from autotune.runtime.database import forget_stores
-from autotune.runtime.overlap import Overlapped
 
 RANKS = 2
 ROWS = 6

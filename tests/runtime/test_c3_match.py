@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from autotune.c3.scenario import COLLECTIVES, Gemm, Program, Scenario
-from autotune.c3.strategy import HOST_NAIVE, NAIVE, SEQUENTIAL, HostStrategy, Strategy
 from autotune.device import DeviceIdentity, environment
-from autotune.runtime.c3_agree import match_from_wire, match_to_wire, searchable
-from autotune.runtime.c3_match import C3Level, C3Match, distance, match_scenario, needs_kernels, without_search
+from autotune.domains.c3.deploy.agree import match_from_wire, match_to_wire, searchable
+from autotune.domains.c3.deploy.match import C3Level, C3Match, distance, match_scenario, needs_kernels, without_search
+from autotune.domains.c3.scenario import COLLECTIVES, Gemm, Program, Scenario
+from autotune.domains.c3.strategy import HOST_NAIVE, NAIVE, SEQUENTIAL, HostStrategy, Strategy
 from autotune.store import Store
 from autotune.store.records import Calibration, Key, Schedule
 from autotune.task import Artifact, Config, Kernel

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import autotune
+from autotune.compiler.regions.symbols import at_sizes, evaluate, expression_of, symbols_of
 from autotune.errors import Unsupported
-from autotune.fusion.symbols import at_sizes, evaluate, expression_of, symbols_of
 from autotune.runtime.region_call import RegionCall
 from autotune.store import Store
 from tests.runtime.conftest import Tune

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from autotune.errors import BuildError
-from autotune.fusion.graph import Graph, Output, Value
+from autotune.ir.graph import Graph, Output, Value
 from autotune.runtime.counters import counters
 from autotune.runtime.executor import Executor, TensorSpec, grid_of, load_executor
 from autotune.store.records import Key, Schedule

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import autotune
 from autotune.device import environment, identify
 from autotune.errors import UserError
-from autotune.fusion.graph import Graph
+from autotune.ir.graph import Graph
 from autotune.runtime.counters import NAMES, count, reset_counters
 from autotune.runtime.match import Level, match, misfit
 from autotune.runtime.region_call import forget_calls

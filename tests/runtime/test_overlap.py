@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from autotune.c3.scenario import Gemm, Scenario
-from autotune.c3.strategy import HostStrategy
-from autotune.c3.task import place
 from autotune.device import environment
+from autotune.domains.c3.scenario import Gemm, Scenario
+from autotune.domains.c3.strategy import HostStrategy
+from autotune.domains.c3.task import place
 from autotune.store import Store
 from autotune.store.records import Calibration, Key, Schedule
 from autotune.task import Artifact, Config
@@ -181,7 +181,7 @@ def count():
     print(before, sum("gloo_runloop" in name for name in names))
 
 import torch, torch.distributed as dist
-from autotune.c3.deploy_group import deploy_group
+from autotune.domains.c3.deploy.group import deploy_group
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 deploy_group(None, torch.device("cpu")).barrier()
 before = sum("gloo_runloop" in (t / "comm").read_text() for t in pathlib.Path("/proc/self/task").iterdir())

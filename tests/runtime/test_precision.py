@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import autotune
+from autotune.domains.fusion.program_spec import captured, workloads_of
+from autotune.domains.fusion.rederive import check_source
 from autotune.errors import UserError
-from autotune.fusion.precision import VARIABLE, asked, asking
-from autotune.fusion.rederive import check_source
-from autotune.fusion.target import captured, workloads_of
+from autotune.ir.precision import VARIABLE, asked, asking
 from autotune.runtime.counters import reset_counters
 from autotune.runtime.database import state_of_store
 from autotune.runtime.lookup import lookup

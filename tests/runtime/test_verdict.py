@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 import autotune
+from autotune.compiler.capture.recording import capture
+from autotune.compiler.regions.find import find_regions
 from autotune.device import environment, identify
-from autotune.fusion.capture import capture
-from autotune.fusion.regions import find_regions
 from autotune.runtime.backend import trial_backend
 from autotune.runtime.verdict import Trial, base_mode, graph_fingerprint
 from autotune.store import Store, Verdict

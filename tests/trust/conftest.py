@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from autotune.compiler.capture.recording import capture
+from autotune.compiler.regions.find import find_regions
 from autotune.device import environment, identify
-from autotune.fusion.capture import capture
-from autotune.fusion.regions import find_regions
 from autotune.runtime.database import forget_stores
 from autotune.store import Key, Schedule, Store
 from autotune.task import Config, config_key, open_task

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.codegen.audit import BOUND, foreign
-from autotune.codegen.cuda_source import GENERATOR
+from autotune.compiler.audit import BOUND, foreign
+from autotune.compiler.targets.cuda.source import GENERATOR
 from autotune.device import DeviceIdentity, Environment
+from autotune.domains.fusion.compositions import compositions
+from autotune.domains.fusion.task import FusionTask
 from autotune.errors import Unsupported
-from autotune.fusion.compositions import compositions
-from autotune.fusion.task import FusionTask
 from autotune.runtime.cuda_launch import LaunchError, check_rule
 from autotune.runtime.executor import TensorSpec, load_executor
 from autotune.runtime.match import Level, Match, deployed, match

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.codegen.cpu import CpuSchedule, load_group
-from autotune.fusion.graph import Graph
-from autotune.fusion.interpret import make_inputs
+from autotune.compiler.targets.cpu.kernel import CpuSchedule, load_group
+from autotune.ir.graph import Graph
+from autotune.ir.interpret import make_inputs
 
 from .conftest import softmax, workload_of
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from autotune.cli.app import main
+from autotune.compiler.lower.rules.table import RULES
+from autotune.compiler.regions import aten
+from autotune.domains.fusion.rederive import check_source
+from autotune.domains.fusion.task import FusionBench
 from autotune.errors import BuildError
-from autotune.fusion import aten
-from autotune.fusion.rederive import check_source
-from autotune.fusion.rules import RULES
-from autotune.fusion.task import FusionBench
 from autotune.store import Store
 from autotune.workload import Workload
 

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.codegen.cpu import CpuSchedule
+from autotune.compiler.schedules.limits import LIMITS, improper
+from autotune.compiler.targets.cpu.kernel import CpuSchedule
 from autotune.device import environment, identify
 from autotune.errors import BuildError, Unsupported, UserError
-from autotune.fusion.graph import Graph
-from autotune.fusion.limits import LIMITS, improper
+from autotune.ir.graph import Graph
 from autotune.runtime.executor import TensorSpec, load_executor
 from autotune.runtime.lookup import lookup
 from autotune.runtime.match import Level, match
+from autotune.space import load_space
 from autotune.store import Key, Schedule, Store
 from autotune.task import Artifact, Kernel, config_key
-from autotune.tuner.space import load_space
 from autotune.workload import Workload
 
 from .conftest import execute, normalised, put_config, softmax, tuned

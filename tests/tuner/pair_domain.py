@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.errors import UserError
+from autotune.space import Parameter, Space
 from autotune.task import Artifact, Composition, Config, Kernel, Ranked, Runnable, Verdict
-from autotune.tuner.space import Parameter, Space
 from autotune.workload import Workload
 
 from .toy_domain import BLOCKS, ToyBench, ToyTask

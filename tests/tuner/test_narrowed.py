@@ -11,12 +11,12 @@ import torch
 
 from autotune import api
 from autotune.device import usable_processors
-from autotune.fusion.target import workloads_of
+from autotune.domains.fusion.program_spec import workloads_of
 from autotune.measure.policy import Policy
+from autotune.space import Parameter, Space, holds
 from autotune.store import Store
 from autotune.task import Config, config_key
 from autotune.tuner.result import Result
-from autotune.tuner.space import Parameter, Space, holds
 
 from .toy_domain import workload
 

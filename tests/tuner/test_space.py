@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import UserError
-from autotune.tuner.space import Parameter, Space, load_space
+from autotune.space import Parameter, Space, load_space
 
 SPACE = Space(
     (Parameter("threads", (1, 2, 4, 8)), Parameter("keep", ("a", "b")), Parameter("flag", (False, True))), "x"
@@ -143,6 +143,6 @@ def test_fingerprint_is_that_of_the_choices() -> None:
 
 
 def test_importing_spaces_is_cheap() -> None:
-    code = "import sys, autotune.tuner.space; print(sorted({'torch','optuna','sqlalchemy','numba'} & set(sys.modules)))"
+    code = "import sys, autotune.space; print(sorted({'torch','optuna','sqlalchemy','numba'} & set(sys.modules)))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

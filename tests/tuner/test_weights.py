@@ -10,8 +10,8 @@ import torch
 from autotune import api
 from autotune.cli import search
 from autotune.cli.app import build_parser
-from autotune.fusion.graph import Graph
-from autotune.fusion.target import workloads_of
+from autotune.domains.fusion.program_spec import workloads_of
+from autotune.ir.graph import Graph
 from autotune.store import Store
 from autotune.workload import Workload
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import BuildError, UserError
+from autotune.space import Parameter, Space
 from autotune.task import Artifact, Config, Kernel, Runnable, Verdict
-from autotune.tuner.space import Parameter, Space
 from autotune.workload import Workload, digest
 
 KIND = "toy"

@@ -1,0 +1,53 @@
+"""The hooks by which autotune takes part in Inductor's compilation, beside those that the user has set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+from torch._inductor import custom_graph_pass
+
+from autotune.compiler.capture.joint import rewrite_joint
+
+# A user's pass may ask whether a graph is of inference; older torch has no such passes.
+_Base: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", custom_graph_pass.CustomGraphPass)
+
+
+class Hook(_Base):  # type: ignore[misc]
+    """A pass of autotune's after those of the user in the same place.
+
+    Args:
+        run: changes a graph in place.
+        identity: names all that ``run`` depends on; a part of the key of Inductor's caches. None keeps it from them.
+        before: what the user has set: a pass, a list of passes, or None.
+    """
+
+    def __init__(self, run: Callable[[fx.Graph], None], identity: bytes | None, before: Any) -> None:
+        self._run, self._identity = run, identity
+        self._before = list(before) if isinstance(before, (list, tuple)) else [] if before is None else [before]
+
+    def __call__(self, graph: fx.Graph, is_inference: bool = False) -> None:
+        for theirs in self._before:
+            if _Base is not custom_graph_pass.CustomGraphPass and isinstance(theirs, _Base):
+                theirs(graph, is_inference)
+            else:
+                theirs(graph)
+        self._run(graph)
+
+    def uuid(self) -> Any:
+        """None, which keeps Inductor from caching, where this pass or one of the user's has no identity."""
+        theirs = [p.uuid() if isinstance(p, custom_graph_pass.CustomGraphPass) else None for p in self._before]
+        known = (self._identity, *theirs)
+        return None if any(one is None for one in known) else known
+
+
+def hooked(post_grad: Hook) -> dict[str, Any]:
+    """Inductor's settings with which ``post_grad`` runs, after the rewriting of joint graphs that it relies on."""
+    from torch._inductor import config
+
+    joint = Hook(rewrite_joint, b"autotune joint 1", config.joint_custom_post_pass)
+    return {"joint_custom_post_pass": joint, "post_grad_custom_post_pass": post_grad}
+
+
+__all__ = ["Hook", "hooked"]

@@ -1,0 +1,131 @@
+"""What is rewritten in Inductor's joint graphs, before forward and backward are split.
+
+Inductor calls :func:`rewrite_joint` as its ``joint_custom_post_pass``, on the joint graph in training and on the graph
+itself in inference. Search and deployment run the same pass, so both see the same graphs. Three things are said here
+because no later hook can say them: how random numbers are made, that complex arithmetic is arithmetic of parts, and how
+the tensors between convolutions lie.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from autotune.compiler.capture.calls import Calls
+from autotune.compiler.capture.channels_last import put_channels_last
+from autotune.compiler.capture.complexes import split_parts
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+_MULTIPLIERS = (-1640531535, -2048144789, -1028477387)  # 2**32 / the golden ratio, and murmur3's two, as int32
+_SHIFTS = (16, 13, 16)
+_MANTISSA = 24
+"""Bits of a uniform number: as many as float32 holds exactly."""
+
+
+def rewrite_joint(graph: fx.Graph) -> None:
+    """Rewrite a graph of Inductor's joint passes in place.
+
+    Args:
+        graph: functional aten and prims calls, with fake tensors in ``meta["val"]``.
+    """
+    gm = graph.owning_module
+    assert gm is not None
+    split_parts(gm)
+    hash_random_numbers(graph)
+    put_channels_last(gm, inference=not _is_joint(graph))
+
+
+def _is_joint(graph: fx.Graph) -> bool:
+    """Whether a graph is forward and backward together: AOTAutograd calls what flows back into it tangents."""
+    return any(str(n.target).startswith("tangents") for n in graph.find_nodes(op="placeholder"))
+
+
+def hash_random_numbers(graph: fx.Graph) -> None:
+    """Write uniform random numbers as a hash of an element's place and its operator's seed.
+
+    Inductor draws one seed an operator and calls Philox for every element. The hash is plain integer arithmetic: it may
+    run in any kernel, ours or Inductor's, and again in the backward, where all of them agree on the numbers. The hash
+    is murmur3's finaliser (Appleby, 2011) on the place, with half of the seed mixed in before it and half on the way.
+    """
+    for node in list(graph.nodes):
+        if node.target is prims.inductor_random.default and _is_uniform(node):
+            with graph.inserting_before(node):
+                _compared_as_drawn(node, made := _uniform(Calls(graph, node), node))
+            node.replace_all_uses_with(made)
+            graph.erase_node(node)
+
+
+def _is_uniform(node: fx.Node) -> bool:
+    size, _, mode = node.args
+    count = node.meta["val"].numel()
+    plain = type(count) is int and all(type(extent) is int for extent in size)  # type: ignore[union-attr]
+    return mode == "rand" and not any(node.kwargs.values()) and plain and 0 < count < 2**31
+
+
+def _uniform(call: Calls, node: fx.Node) -> fx.Node:
+    size, seed = node.args[0], node.args[1]
+    like = node.meta["val"]
+    options = {"start": 0, "step": 1, "dtype": torch.int32, "device": like.device, "requires_grad": False}
+    place = call(aten.reshape.default, call(prims.iota.default, like.numel(), **options), list(size))  # type: ignore[arg-type]
+
+    def half(shift: int) -> fx.Node:
+        shifted = call(aten.bitwise_right_shift.Tensor_Scalar, seed, shift) if shift else seed
+        return call.to(call(aten.bitwise_and.Scalar, shifted, 2**31 - 1), torch.int32)
+
+    def fold(h: fx.Node, shift: int) -> fx.Node:
+        """``h ^ (h >> shift)`` with zeros shifted in; torch's shift of a signed number repeats the sign."""
+        low = call(
+            aten.bitwise_and.Scalar, call(aten.bitwise_right_shift.Tensor_Scalar, h, shift), 2 ** (32 - shift) - 1
+        )
+        return call(aten.bitwise_xor.Tensor, h, low)
+
+    # The seed comes first: whatever does not depend on it would be computed once for all masks, and stored.
+    h = call(aten.bitwise_xor.Tensor, place, half(0))
+    h = call(aten.mul.Tensor, fold(call(aten.mul.Tensor, h, _MULTIPLIERS[0]), _SHIFTS[0]), _MULTIPLIERS[1])
+    h = call(aten.add.Tensor, h, half(32))
+    h = fold(call(aten.mul.Tensor, fold(h, _SHIFTS[1]), _MULTIPLIERS[2]), _SHIFTS[2])
+    bits = call(aten.bitwise_and.Scalar, h, 2**_MANTISSA - 1)
+    return call(aten.mul.Tensor, call.to(bits, torch.float32), 2.0**-_MANTISSA)
+
+
+_COMPARISONS = (aten.gt.Scalar, aten.ge.Scalar, aten.lt.Scalar, aten.le.Scalar)
+
+
+def _compared_as_drawn(node: fx.Node, made: fx.Node) -> None:
+    """Compare the numbers as they are where a program rounds them first, as dropout in half precision does.
+
+    Which elements fall on the other side by rounding would depend on who computes the comparison.
+    """
+    for user in list(node.users):
+        rounds = user.target in (prims.convert_element_type.default, aten._to_copy.default)
+        if rounds and user.users and all(u.target in _COMPARISONS for u in user.users):
+            user.replace_all_uses_with(made)
+
+
+def takes_bias_apart(graph: fx.Graph) -> None:
+    """Write the bias of convolutions on CUDA as an addition: it belongs to what follows.
+
+    Inductor's lowering does the same, later than regions are looked for. (CPU kernels add it themselves.)
+    """
+    for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
+        bias, made = node.args[2], node.meta["val"]
+        if bias is None or made.device.type != "cuda":
+            continue
+        with graph.inserting_before(node):
+            call = Calls(graph, node)
+            alone = call(aten.convolution.default, *node.args[:2], None, *node.args[3:])
+            added = call(aten.add.Tensor, alone, call(aten.reshape.default, bias, [-1] + [1] * (made.ndim - 2)))
+        node.replace_all_uses_with(added)
+        graph.erase_node(node)
+
+
+def is_written_back(node: fx.Node) -> bool:
+    """Whether a node's result is copied into an input of its graph, as the new value of a buffer or parameter is.
+
+    Inductor writes such results in place; a kernel that gave a tensor of its own would cost a copy.
+    """
+    return any(u.target is aten.copy_.default and u.args[1] is node for u in node.users)
+
+
+__all__ = ["hash_random_numbers", "is_written_back", "rewrite_joint", "takes_bias_apart"]

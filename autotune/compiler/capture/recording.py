@@ -1,0 +1,203 @@
+"""Capture: the graphs of a callable at the point where the deploying backend looks for regions.
+
+Both go through Inductor: Dynamo, AOTAutograd with Inductor's decompositions and partitioner, its joint-graph passes and
+its post-grad passes up to ``post_grad_custom_post_pass``. There the graph is kept, or, in deployment, its regions are
+replaced (:mod:`autotune.runtime.region_pass`). Capturing generates no code: the graphs run eagerly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from autotune.compiler.capture.hooks import Hook, hooked
+from autotune.errors import UserError, first_line
+
+Compiled = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class CapturedGraph:
+    """One graph, with fake tensors in ``meta["val"]``; ``kind`` is "forward", "backward" or "inference"."""
+
+    kind: str
+    module: fx.GraphModule
+
+
+@dataclass(frozen=True)
+class Capture:
+    """The graphs of one callable on one set of inputs, in the order they were compiled."""
+
+    graphs: tuple[CapturedGraph, ...] = field(default_factory=tuple)
+
+
+class _Recorded(Exception):
+    """Inductor's passes have come to the one that records; the rest of them has nothing to tell."""
+
+
+def recording_backend(record: Callable[[CapturedGraph], None]) -> Callable[..., Compiled]:
+    """A backend for torch.compile that hands every graph to ``record`` and runs it eagerly."""
+    from torch._functorch import config as aot_config
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx
+
+    kept: list[fx.GraphModule] = []
+    whole: list[fx.GraphModule] = []
+
+    def keep(graph: fx.Graph) -> None:
+        kept.append(fx.GraphModule(graph.owning_module or torch.nn.Module(), _copied(graph)))
+        if graph.owning_module is whole[0]:  # after those that it calls: the branches of conditions, repeated blocks
+            raise _Recorded
+
+    def inner(gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Compiled:
+        kind = "inference" if kwargs.get("is_inference") else "backward" if kwargs.get("is_backward") else "forward"
+        eager = _copy(gm)
+        whole[:] = [gm]
+        kept.clear()
+        _post_grad(gm, inputs, is_inference=kind == "inference")
+        for module in kept:
+            record(CapturedGraph(kind, module))
+        return _boxed(eager)
+
+    def backend(gm: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Compiled:
+        patches = hooked(Hook(keep, b"autotune capture", config.post_grad_custom_post_pass))
+        # A cached graph would come back without asking for the code inside.
+        with aot_config.patch(enable_autograd_cache=False):
+            run: Any = inner
+            compiled: Any = compile_fx(gm, list(inputs), inner_compile=run, config_patches=patches)
+            return compiled  # type: ignore[no-any-return]
+
+    return backend
+
+
+def _post_grad(gm: fx.GraphModule, inputs: Sequence[Any], *, is_inference: bool) -> None:
+    """What Inductor does to a graph between AOTAutograd and its own code generation, up to the pass that records."""
+    from torch._inductor import compile_fx
+    from torch._inductor.fx_passes.post_grad import view_to_reshape
+    from torch._inductor.virtualized import V
+
+    view_to_reshape(gm)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        fake_mode = compile_fx.fake_tensor_prop(gm, inputs)
+    with V.set_fake_mode(fake_mode), contextlib.suppress(_Recorded):
+        compile_fx._recursive_post_grad_passes(gm, is_inference=is_inference)
+
+
+def _copy(gm: fx.GraphModule) -> fx.GraphModule:
+    """A graph and those that it calls, which passes over the original leave alone."""
+    copy = fx.GraphModule(gm, _copied(gm.graph))
+    for name, inner in copy.named_children():
+        if isinstance(inner, fx.GraphModule):
+            setattr(copy, name, _copy(inner))
+    return copy
+
+
+def _copied(graph: fx.Graph) -> fx.Graph:
+    copy = fx.Graph()
+    copy.output(copy.graph_copy(graph, {}))
+    return copy
+
+
+def _boxed(gm: fx.GraphModule) -> Compiled:
+    """The graph as what Inductor would have made of it: it takes its inputs in a list, which it empties."""
+    from torch.fx.graph import _BoxedCodeGen
+
+    gm.graph.set_codegen(_BoxedCodeGen())
+    gm.recompile()
+
+    def run(inputs: list[Any]) -> Any:
+        return gm.forward(inputs)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def capture(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    grad: bool | None = None,
+    dynamic: bool | None = False,
+) -> Capture:
+    """Run ``fn`` once (and its backward, where results require grad) and keep the graphs.
+
+    Graph breaks give several graphs. Gradients of parameters and inputs are left as they were; what ``fn`` itself
+    mutates is mutated.
+
+    Args:
+        fn: a function or module.
+        args, kwargs: example inputs, on the device to capture for.
+        grad: True or False to set grad mode; None leaves it.
+        dynamic: as torch.compile takes it.
+    """
+    graphs: list[CapturedGraph] = []
+    mode = contextlib.nullcontext() if grad is None else torch.set_grad_enabled(grad)
+    # Every capture is a new code object: it neither finds nor evicts what the caller has compiled.
+    compiled = torch.compile(_fresh(fn), backend=recording_backend(graphs.append), dynamic=dynamic)
+    with mode, torch._dynamo.config.patch(recompile_limit=256):
+        results = compiled(*args, **dict(kwargs or {}))
+        _run_backward(results)
+    return Capture(tuple(graphs))
+
+
+def capture_for_user(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    label: str = "the callable",
+    grad: bool | None = None,
+) -> Capture:
+    """As :func:`capture`, for a callable and inputs that a user gave.
+
+    Raises:
+        UserError: the callable fails on the inputs; ``label`` names it.
+    """
+    if not callable(fn):
+        raise UserError(f"{label} is of type {type(fn).__name__}, which cannot be called")
+    try:
+        return capture(fn, args, kwargs, grad=grad)
+    except Exception as error:
+        raise UserError(f"{label} failed on its inputs: {first_line(error)}") from error
+
+
+def _fresh(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return fn(*args, **kwargs)
+
+    return types.FunctionType(call.__code__.replace(), call.__globals__, "call", None, call.__closure__)
+
+
+def _run_backward(results: Any) -> None:
+    outs = [t for t in pytree.tree_leaves(results) if isinstance(t, torch.Tensor) and t.requires_grad]
+    if not outs or not torch.is_grad_enabled():
+        return
+    leaves = _leaves(outs)
+    if leaves:
+        # grad, not backward: nothing is accumulated into the user's parameters.
+        torch.autograd.grad(outs, leaves, [torch.ones_like(t) for t in outs], allow_unused=True)
+
+
+def _leaves(outs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors that gradients of ``outs`` accumulate in."""
+    found: dict[int, torch.Tensor] = {}
+    stack = [t.grad_fn for t in outs if t.grad_fn is not None]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, torch.Tensor):
+            found[id(leaf)] = leaf
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                stack.append(following)
+    return list(found.values())

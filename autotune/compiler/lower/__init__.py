@@ -1,0 +1,1 @@
+"""Aten calls become values of a region graph."""

@@ -1,0 +1,432 @@
+"""Lazy tensors over the region graph: a tensor is a function from an index to a value.
+
+A :class:`Lazy` has a shape, a storage type and one operation, :meth:`Lazy.at`: given one affine :class:`Index` per
+dimension, emit (or find again) the graph value that is the tensor's element there. Views then cost nothing: a transpose
+permutes the indices it passes on, a slice shifts them, a reshape takes them apart, and at the bottom a load turns them
+into strides. The graph is built by asking each output for its element at plain axes
+(:mod:`autotune.compiler.lower.translate`).
+
+Which axis a dimension or a reduction runs over is decided by :class:`Names`: dimensions that meet in an operator share
+a name, and what runs over a name uses that name's axis. Names are hints only. They make the mean in a layer norm and
+the elements it is subtracted from walk the same axis; a wrong hint costs a value that is computed twice, never a wrong
+result. ``x + x.T`` is right although its two dimensions share a name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from autotune.errors import Unreachable, Unsupported
+from autotune.ir.bounds import in_memory, within
+from autotune.ir.build import Builder, position_type
+from autotune.ir.graph import EIGHT_BIT_FLOATS, STORAGE_BYTES, compute_type
+
+Dims = tuple[int, ...]
+Guards = tuple[tuple[int, int, int], ...]
+
+
+def storage_name(dtype: torch.dtype) -> str:
+    """The graph's name of a torch type. Raises Unsupported for types that a region cannot hold."""
+    name = str(dtype).removeprefix("torch.")
+    if name not in STORAGE_BYTES:
+        raise Unsupported(f"tensors of type {name} are not supported")
+    return name
+
+
+def kind(dtype: torch.dtype) -> str:
+    """The arithmetic type in which elements of ``dtype`` are computed."""
+    return compute_type(storage_name(dtype))
+
+
+@dataclass(frozen=True)
+class Index:
+    """``offset + sum(coefficient * axis) + coefficient * value``: where along one dimension.
+
+    ``terms`` are (axis, coefficient), sorted, coefficients not 0. ``pick`` is at most one (value, coefficient, bound):
+    an integer value of the graph in ``[0, bound)``, which is what makes a load under it a gather.
+    """
+
+    terms: tuple[tuple[int, int], ...] = ()
+    offset: int = 0
+    pick: tuple[int, int, int] | None = None
+
+    def scaled(self, step: int, shift: int = 0) -> Index:
+        if step == 0:
+            return Index((), shift)
+        pick = self.pick and (self.pick[0], self.pick[1] * step, self.pick[2])
+        return Index(tuple((a, c * step) for a, c in self.terms), self.offset * step + shift, pick)
+
+    def plus(self, other: Index) -> Index:
+        terms = dict(self.terms)
+        for a, c in other.terms:
+            terms[a] = terms.get(a, 0) + c
+        if self.pick and other.pick:
+            raise Unreachable("a tensor indexed by two tensors is not supported")
+        kept = tuple(sorted((a, c) for a, c in terms.items() if c))
+        return Index(kept, self.offset + other.offset, self.pick or other.pick)
+
+
+class Names:
+    """Union-find over the dimensions of a region, with splits: a name of extent 768 may become names of 12 and 64."""
+
+    def __init__(self) -> None:
+        self.extent: list[int] = []
+        self._parent: list[int] = []
+        self._parts: dict[int, tuple[int, int]] = {}
+
+    def new(self, extent: int) -> Dims:
+        """A fresh name; none for extent 1, which is no axis."""
+        if extent == 1:
+            return ()
+        self.extent.append(extent)
+        self._parent.append(len(self._parent))
+        return (len(self._parent) - 1,)
+
+    def leaves(self, dims: Iterable[int]) -> Dims:
+        """The names as they are now: representatives, split ones replaced by their parts (outer first)."""
+        out: list[int] = []
+        for n in dims:
+            while self._parent[n] != n:
+                n = self._parent[n]
+            out.extend(self.leaves(self._parts[n]) if n in self._parts else (n,))
+        return tuple(out)
+
+    def unify(self, left: Iterable[int], right: Iterable[int]) -> bool:
+        """Make two rows of names of equal total extent one, splitting where they align; False where they do not."""
+        a, b = list(self.leaves(left)), list(self.leaves(right))
+        while a and b:
+            x, y = a.pop(), b.pop()
+            ex, ey = self.extent[x], self.extent[y]
+            if ex == ey:
+                if x != y:
+                    self._parent[max(x, y)] = min(x, y)
+            elif ex > ey and ex % ey == 0:
+                outer, inner = self._split(x, ey)
+                a, b = [*a, outer, inner], [*b, y]
+            elif ey > ex and ey % ex == 0:
+                outer, inner = self._split(y, ex)
+                a, b = [*a, x], [*b, outer, inner]
+            else:
+                return False
+            # A split or a union may have changed what the rest stands for.
+            a, b = list(self.leaves(a)), list(self.leaves(b))
+        return True
+
+    def _split(self, name: int, inner: int) -> tuple[int, int]:
+        parts = (self.new(self.extent[name] // inner)[0], self.new(inner)[0])
+        self._parts[name] = parts
+        return parts
+
+
+class Region:
+    """What the lazy tensors of one translation share: the graph under construction, names, and the axes they became."""
+
+    def __init__(self) -> None:
+        self.build = Builder()
+        self.names = Names()
+        self._axes: dict[tuple[int, int], int] = {}
+        self.origin: object = None
+        """What is being translated now (an fx node); stamped on the tensors made, so that a failure can be blamed."""
+        self.out: list[tuple[tuple[int, ...], torch.dtype]] = []
+        """Shape and storage type of each result of what is being translated now."""
+        self.work: dict[object, tuple[int, dict[tuple[tuple[Index, ...], Guards], int]]] = {}
+        """Of each matrix product, by origin, the multiplications it is worth, and those of each way it is read in."""
+
+    def elements(self, index: tuple[Index, ...], guards: Guards) -> int:
+        """How many places an index goes to, inside its guards."""
+        picked = [a for i in index if i.pick for a in self.build.values[i.pick[0]].axes]
+        axes = {a: self.build.extents[a] for a in (*picked, *(a for i in index for a, _ in i.terms))}
+        for a, lo, hi in guards:
+            if a in axes:
+                axes[a] = min(axes[a], hi - lo)
+        return math.prod(axes.values())
+
+    def run_over(self, dims: Dims, used: set[int]) -> Index:
+        """An index that runs over a dimension named ``dims``, by axes not in ``used`` (which grows by them)."""
+        terms: list[tuple[int, int]] = []
+        step = 1
+        for name in reversed(self.names.leaves(dims)):
+            turn = 0
+            while (axis := self._axis(name, turn)) in used:
+                turn += 1
+            used.add(axis)
+            terms.append((axis, step))
+            step *= self.names.extent[name]
+        return Index(tuple(sorted(terms)))
+
+    def _axis(self, name: int, turn: int) -> int:
+        key = (name, turn)
+        if key not in self._axes:
+            self._axes[key] = self.build.axis(self.names.extent[name])
+        return self._axes[key]
+
+    def join(self, a: Index, b: Index) -> Index:
+        """The sum of two indices; of two that are values in part, with one value for both."""
+        if a.pick is None or b.pick is None:
+            return a.plus(b)
+        (_, c, m), (_, d, n) = a.pick, b.pick
+        step = math.gcd(c, d)
+        if c <= 0 or d <= 0:
+            raise Unreachable("a gather with a stride that is not positive")
+        bound = c // step * (m - 1) + d // step * (n - 1) + 1
+        whole, build = position_type(bound), self.build
+        parts = []
+        for value, k, n in (a.pick, b.pick):  # the bound of each is part of the graph: the sum's does not tell it
+            limited = build.pointwise("minimum", [value, build.const(n - 1, build.values[value].dtype)])
+            parts.append(build.pointwise("mul", [build.cast(limited, whole), build.const(k // step, whole)]))
+        rest = replace(a, pick=None).plus(replace(b, pick=None))
+        return replace(rest, pick=(build.pointwise("add", parts), step, bound))
+
+    def split_index(self, index: Index, inner: int) -> tuple[Index, Index]:
+        """``(index // inner, index % inner)``. Raises Unsupported where these are not affine."""
+        extents = self.build.extents
+        high = tuple((a, c // inner) for a, c in index.terms if c % inner == 0)
+        low = tuple((a, c) for a, c in index.terms if c % inner)
+        quotient, remainder = divmod(index.offset, inner)
+        top = remainder + sum(c * (extents[a] - 1) for a, c in low)
+        pick_high = pick_low = None
+        if index.pick is not None:
+            value, c, bound = index.pick
+            if c % inner == 0:
+                pick_high = (value, c // inner, bound)
+            else:
+                pick_low = index.pick
+                top += c * (bound - 1)
+        if top >= inner or any(c < 0 for _, c in low):
+            raise Unsupported("a reshape that is not aligned with the dimensions it takes apart")
+        return Index(high, quotient, pick_high), Index(low, remainder, pick_low)
+
+
+At = Callable[[tuple[Index, ...], Guards], int]
+
+
+def _beyond(index: tuple[Index, ...]) -> bool:
+    """Whether an index is one that a load may not be able to follow, wherever in the tensor it points."""
+    picks = [i.pick for i in index if i.pick is not None]
+    steps = [c for i in index for _, c in i.terms] + [c for _, c, _ in picks]
+    return len(picks) > 1 or any(c < 0 for c in steps)
+
+
+class Lazy:
+    """A tensor of a region, not yet indexed.
+
+    Attributes:
+        shape: extents, all positive.
+        dtype: what torch stores it as; values are computed in ``kind(dtype)``.
+        names: for each dimension the names whose row-major product it is.
+    """
+
+    def __init__(self, region: Region, shape: Sequence[int], dtype: torch.dtype, names: Sequence[Dims], at: At) -> None:
+        self.region = region
+        self.shape = tuple(shape)
+        self.dtype = dtype
+        self.names = tuple(names)
+        self.origin = region.origin
+        self._at = at
+        self._memo: dict[tuple[tuple[Index, ...], Guards], int] = {}
+        storage_name(dtype)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def kind(self) -> str:
+        return kind(self.dtype)
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    def at(self, index: tuple[Index, ...], guards: Guards = ()) -> int:
+        """The value of the element at ``index``.
+
+        ``guards`` are (axis, lo, hi) bounds outside which the caller ignores the value, and the index may point outside
+        the tensor. Raises Unsupported, with the responsible ``origin`` as attribute ``node``: what an index leads to is
+        the doing of the operator that made it such, not of those that only hand it on.
+        """
+        key = (index, guards)
+        found = self._memo.get(key)
+        if found is None:
+            try:
+                found = self._at(index, guards)
+            except Unsupported as error:
+                handed_on = isinstance(error, Unreachable) and _beyond(index)
+                if getattr(error, "node", None) is None and not handed_on:
+                    error.node = self.origin  # type: ignore[attr-defined]
+                raise
+            self._memo[key] = found
+        return found
+
+    def dim(self, d: int) -> int:
+        """A dimension counted from the front. Raises Unsupported where there is none."""
+        if not -max(self.ndim, 1) <= d < max(self.ndim, 1):
+            raise Unsupported(f"dimension {d} of a tensor with {self.ndim}")
+        return d % max(self.ndim, 1)
+
+    # Sugar for the composites; floats only, scalars welcome.
+    def __add__(self, other: Operand) -> Lazy:
+        return pointwise("add", self, other)
+
+    def __radd__(self, other: Operand) -> Lazy:
+        return pointwise("add", self, other)
+
+    def __sub__(self, other: Operand) -> Lazy:
+        return pointwise("sub", self, other)
+
+    def __rsub__(self, other: Operand) -> Lazy:
+        return pointwise("sub", other, self)
+
+    def __mul__(self, other: Operand) -> Lazy:
+        return pointwise("mul", self, other)
+
+    def __rmul__(self, other: Operand) -> Lazy:
+        return pointwise("mul", self, other)
+
+    def __truediv__(self, other: Operand) -> Lazy:
+        return pointwise("div", self, other)
+
+    def __neg__(self) -> Lazy:
+        return pointwise("neg", self)
+
+
+Number = int | float | bool
+Operand = Lazy | Number
+
+
+def source(region: Region, slot: int, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Lazy:
+    """Input ``slot`` as a tensor of ``shape`` with ``strides`` in elements."""
+    if any(s < 0 for s in strides):
+        raise Unsupported("an input with negative strides")
+
+    def at(index: tuple[Index, ...], guards: Guards) -> int:
+        where = Index()
+        for i, s in zip(index, strides, strict=True):
+            where = region.join(where, i.scaled(s))
+        return region.build.load(slot, kind(dtype), where.terms, where.offset, where.pick, guards)
+
+    made = Lazy(region, shape, dtype, [region.names.new(e) for e in shape], at)
+    made.origin = None  # what reads an input amiss is to blame, not the input
+    return made
+
+
+def scalar(region: Region, number: Number, dtype: torch.dtype) -> Lazy:
+    """A constant as a tensor without dimensions."""
+    return Lazy(region, (), dtype, (), lambda _i, _g: region.build.const(number, kind(dtype)))
+
+
+def iota(region: Region, extent: int, dtype: torch.dtype, step: int = 1, start: int = 0) -> Lazy:
+    """``start + step * i`` as a tensor [extent]."""
+
+    def at(index: tuple[Index, ...], guards: Guards) -> int:
+        i = index[0].scaled(step, start)
+        if kind(dtype) == "float32":
+            whole = position_type(start, start + step * extent)
+            return region.build.cast(region.build.index(i.terms, i.offset, i.pick, whole), "float32")
+        return region.build.index(i.terms, i.offset, i.pick, kind(dtype))
+
+    return Lazy(region, (extent,), dtype, [region.names.new(extent)], at)
+
+
+def cast(x: Lazy, dtype: torch.dtype) -> Lazy:
+    """``x`` stored as ``dtype``.
+
+    Raises Unsupported where torch might wrap into a narrow integer type, and where a float of eight bits is not read
+    from memory: its rounding is what it is for, and values in registers have none.
+    """
+    if dtype == torch.float64:  # between two casts, where regions have it (autotune.compiler.regions.wide)
+        dtype = torch.float32
+    if x.dtype == dtype:
+        return x
+    target = kind(dtype)
+    narrow = dtype in (torch.uint8, torch.int8, torch.int16)
+    fits = x.dtype == torch.bool or (x.dtype in (torch.uint8, torch.int8) and dtype == torch.int16)
+
+    def at(index: tuple[Index, ...], guards: Guards) -> int:
+        value = x.at(index, guards)
+        if narrow and not fits and not within(x.region.build.values, value, dtype):
+            raise Unsupported(f"conversion from {storage_name(x.dtype)} to {storage_name(dtype)} (it may wrap)")
+        if storage_name(x.dtype) in EIGHT_BIT_FLOATS and not in_memory(x.region.build.values, value):
+            raise Unsupported("a float of eight bits that is read again where it is made")
+        return x.region.build.cast(value, target)
+
+    return Lazy(x.region, x.shape, dtype, x.names, at)
+
+
+_ZERO = Index()
+
+
+def broadcast_index(index: tuple[Index, ...], shape: Sequence[int]) -> tuple[Index, ...]:
+    """The index into a tensor of ``shape`` under broadcasting: trailing dimensions align, extent 1 is index 0."""
+    tail = index[len(index) - len(shape) :]
+    return tuple([_ZERO if e == 1 else i for i, e in zip(tail, shape, strict=True)])
+
+
+def broadcast_names(region: Region, shape: Sequence[int], operands: Sequence[Lazy]) -> list[Dims]:
+    """Unify the names of the operands' dimensions that meet; the result's names."""
+    out: list[Dims] = []
+    for d, extent in enumerate(shape):
+        found: Dims | None = None
+        for x in operands:
+            k = d - (len(shape) - x.ndim)
+            if extent == 1 or k < 0 or x.shape[k] == 1:
+                continue
+            if found is None:
+                found = x.names[k]
+            else:
+                region.names.unify(found, x.names[k])
+        out.append(found if found is not None else region.names.new(extent))
+    return out
+
+
+def pointwise(op: str, *operands: Operand, dtype: torch.dtype | None = None) -> Lazy:
+    """An operator of :data:`autotune.ir.ops.POINTWISE` with broadcasting.
+
+    Numbers become constants of the first tensor's type. The caller has cast the tensors to one arithmetic type;
+    ``dtype`` is the result's storage type, by default that of the first tensor.
+    """
+    first = next(x for x in operands if isinstance(x, Lazy))
+    region = first.region
+    like = torch.float32 if first.kind == "float32" else first.dtype
+    tensors = [x if isinstance(x, Lazy) else scalar(region, x, like) for x in operands]
+    try:
+        shape = torch.broadcast_shapes(*[x.shape for x in tensors])  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        raise Unsupported(str(error)) from None
+
+    def at(index: tuple[Index, ...], guards: Guards) -> int:
+        args = [x.at(broadcast_index(index, x.shape), guards) for x in tensors]
+        return region.build.pointwise(op, args)
+
+    return Lazy(region, shape, dtype or first.dtype, broadcast_names(region, shape, tensors), at)
+
+
+def reduce(op: str, x: Lazy, dims: Iterable[int], keepdim: bool = False, dtype: torch.dtype | None = None) -> Lazy:
+    """``sum``, ``max``, ``min`` or ``prod`` over ``dims``."""
+    region = x.region
+    over = sorted({x.dim(d) for d in dims}) if x.ndim else []
+    kept = [d for d in range(x.ndim) if d not in over]
+    shape = [1 if d in over else x.shape[d] for d in range(x.ndim) if keepdim or d not in over]
+    names = [() if d in over else x.names[d] for d in range(x.ndim) if keepdim or d not in over]
+
+    def at(index: tuple[Index, ...], guards: Guards) -> int:
+        full: list[Index] = [_ZERO] * x.ndim
+        used: set[int] = {a for a, _, _ in guards}
+        for d, i in zip(range(x.ndim) if keepdim else kept, index, strict=True):
+            if d in over:
+                continue
+            full[d] = i
+            used.update(a for a, _ in i.terms)
+            if i.pick is not None:
+                used.update(region.build.values[i.pick[0]].axes)
+        axes: list[int] = []
+        for d in over:
+            full[d] = region.run_over(x.names[d], used)
+            axes.extend(a for a, _ in full[d].terms)
+        return region.build.reduce(op, x.at(tuple(full), guards), axes)
+
+    return Lazy(region, shape, dtype or x.dtype, names, at)

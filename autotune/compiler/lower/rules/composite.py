@@ -1,0 +1,160 @@
+"""Rules of reductions, softmaxes and losses, each written out in few values, the same for every torch release.
+
+Statistics are two-pass (mean, then mean of centred squares), which is what the row-in-registers kernels want and loses
+no digits. Means multiply by the reciprocal of the count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from autotune.compiler.lower import views
+from autotune.compiler.lower.lazy import Lazy, Number, Region, cast, pointwise, reduce
+from autotune.compiler.lower.rules.pointwise import compare
+from autotune.compiler.lower.rules.table import numbers, rule
+from autotune.errors import Unsupported
+
+F32 = torch.float32
+Dim = int | Sequence[int] | None
+
+
+def _dims(x: Lazy, dim: Dim) -> list[int]:
+    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
+        return list(range(x.ndim))
+    return numbers(dim)
+
+
+def _count(x: Lazy, dims: Sequence[int]) -> int:
+    return math.prod(x.shape[x.dim(d)] for d in dims) if x.ndim else 1
+
+
+def total(x: Lazy, dim: Dim = None, keepdim: bool = False) -> Lazy:
+    return reduce("sum", x, _dims(x, dim), keepdim)
+
+
+def mean(x: Lazy, dim: Dim = None, keepdim: bool = False) -> Lazy:
+    dims = _dims(x, dim)
+    return reduce("sum", x, dims, keepdim) * (1 / _count(x, dims))
+
+
+def moments(x: Lazy, dims: Sequence[int], correction: float = 0) -> tuple[Lazy, Lazy, Lazy]:
+    """(centred, mean, variance); the last two keep the reduced dimensions with extent 1."""
+    average = mean(x, dims, True)
+    centred = x - average
+    n = _count(x, dims) - correction
+    variance = reduce("sum", centred * centred, dims, True) * (1 / n if n > 0 else math.inf)
+    return centred, average, variance
+
+
+# Plain reductions -----------------------------------------------------------------------------------------------------
+
+
+@rule("sum")
+def _sum(
+    region: Region, self: Lazy, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Lazy:
+    return total(cast(self, region.out[0][1]), dim, keepdim)
+
+
+@rule("mean")
+def _mean(
+    region: Region, self: Lazy, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Lazy:
+    return mean(cast(self, region.out[0][1]), dim, keepdim)
+
+
+@rule("prod")
+def _prod(
+    region: Region, self: Lazy, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Lazy:
+    return reduce("prod", cast(self, region.out[0][1]), _dims(self, dim), keepdim)
+
+
+@rule("amax")
+def _amax(region: Region, self: Lazy, dim: Dim = None, keepdim: bool = False) -> Lazy:
+    return _extreme("max", self, dim, keepdim)
+
+
+@rule("amin")
+def _amin(region: Region, self: Lazy, dim: Dim = None, keepdim: bool = False) -> Lazy:
+    return _extreme("min", self, dim, keepdim)
+
+
+def _extreme(op: str, x: Lazy, dim: Dim, keepdim: bool) -> Lazy:
+    if x.dtype == torch.bool:
+        raise Unsupported("the extreme of booleans")
+    return reduce(op, x, _dims(x, dim), keepdim)
+
+
+def _with_index(op: str) -> Any:
+    """``max(x)`` and the values of ``max(x, dim)``; whoever wants the indices stays with torch."""
+
+    def apply(region: Region, self: Lazy, dim: int | None = None, keepdim: bool = False) -> Any:
+        values = _extreme(op, self, dim, keepdim)
+        return values if len(region.out) == 1 else (values, None)
+
+    return apply
+
+
+rule("max")(_with_index("max"))
+rule("min")(_with_index("min"))
+
+
+def _any(x: Lazy, dim: Dim, keepdim: bool, op: str) -> Lazy:
+    ones = cast(cast(x, torch.bool), torch.int32)
+    return compare("ne", reduce(op, ones, _dims(x, dim), keepdim), 0)
+
+
+@rule("any")
+def _any_rule(region: Region, self: Lazy, dim: Dim = None, keepdim: bool = False) -> Lazy:
+    return _any(self, dim, keepdim, "max")
+
+
+@rule("all")
+def _all_rule(region: Region, self: Lazy, dim: Dim = None, keepdim: bool = False) -> Lazy:
+    return _any(self, dim, keepdim, "min")
+
+
+def _var_rule(name: str) -> None:
+    def apply(
+        region: Region,
+        self: Lazy,
+        dim: Dim = None,
+        unbiased: bool | None = None,
+        keepdim: bool = False,
+        *,
+        correction: Number | None = None,
+    ) -> Any:
+        if isinstance(dim, bool):  # the overload (self, unbiased)
+            dim, unbiased = None, dim
+        given = correction if correction is not None else 1 if unbiased is None else int(unbiased)
+        dims = _dims(self, dim)
+        _, average, variance = moments(self, dims, float(given))
+        out = [pointwise("sqrt", variance) if name == "std" else variance, average]
+        if not keepdim:
+            out = [_drop(x, self, dims) for x in out]
+        return tuple(out) if name == "var_mean" else out[0]
+
+    rule(name)(apply)
+
+
+def _drop(x: Lazy, like: Lazy, dims: Sequence[int]) -> Lazy:
+    return views.squeeze(x, [like.dim(d) for d in dims]) if like.ndim else x
+
+
+for _name in ("var", "std", "var_mean"):
+    _var_rule(_name)
+
+
+# Softmax --------------------------------------------------------------------------------------------------------------
+
+
+@rule("prepare_softmax_online")
+def _prepare_softmax(region: Region, a: Lazy, dim: int) -> tuple[Lazy, Lazy]:
+    """Inductor's name for a row's maximum and the sum of exponentials less that."""
+    top = reduce("max", a, [dim], True)
+    return top, total(pointwise("exp", a - top), dim, True)

@@ -1,0 +1,370 @@
+"""Rules of the pointwise aten operators, with torch's type promotion made explicit by casts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from autotune.compiler.lower import views
+from autotune.compiler.lower.lazy import Lazy, Number, Operand, Region, cast, kind, pointwise, scalar
+from autotune.compiler.lower.rules.table import rule
+from autotune.errors import Unsupported
+
+NARROW = (torch.uint8, torch.int8, torch.int16)
+
+
+def promote(*operands: Operand) -> torch.dtype:
+    """The type torch computes an operator of these operands in (tensors with dimensions outrank scalars)."""
+    dtype: torch.dtype | None = None
+    sample: Any = None
+    for x in operands:
+        one = torch.empty((1,) * min(x.ndim, 1), dtype=x.dtype) if isinstance(x, Lazy) else x
+        if sample is None:
+            sample = one
+            dtype = x.dtype if isinstance(x, Lazy) else torch.result_type(torch.empty((), dtype=torch.bool), x)
+            continue
+        dtype = torch.result_type(sample, one)
+        ranked = [v for v in (sample, one) if isinstance(v, torch.Tensor) and v.ndim]
+        sample = torch.empty((1,) if ranked else (), dtype=dtype)
+    assert dtype is not None
+    return dtype
+
+
+def to_float(x: Lazy) -> Lazy:
+    """Integers and booleans become the default float; floats stay what they are."""
+    return x if x.kind == "float32" else cast(x, torch.float32)
+
+
+def same(*operands: Operand, dtype: torch.dtype) -> list[Operand]:
+    """The tensors among the operands, cast to ``dtype``; numbers as that type's numbers."""
+    out: list[Operand] = []
+    for x in operands:
+        if isinstance(x, Lazy):
+            out.append(cast(x, dtype) if kind(x.dtype) != kind(dtype) or dtype in NARROW else x)
+        else:
+            out.append(x)
+    region = next(x for x in operands if isinstance(x, Lazy)).region
+    return [x if isinstance(x, Lazy) else scalar(region, x, dtype) for x in out]
+
+
+def arithmetic(op: str, *operands: Operand) -> Lazy:
+    """An operator whose result has the promoted type of its operands."""
+    dtype = promote(*operands)
+    if dtype in NARROW and op not in ("maximum", "minimum", "and", "or", "xor"):
+        raise Unsupported(f"{op} in {dtype} (it may wrap)")
+    if dtype == torch.bool:
+        op = {"add": "or", "mul": "and", "maximum": "or", "minimum": "and"}.get(op, op)
+        if op not in ("and", "or", "xor"):
+            raise Unsupported(f"{op} of booleans")
+    return pointwise(op, *same(*operands, dtype=dtype), dtype=dtype)
+
+
+def _scaled(x: Operand, alpha: Number) -> Operand:
+    return x if alpha == 1 else arithmetic("mul", x, alpha)
+
+
+@rule("add")
+def _add(region: Region, self: Lazy, other: Operand, *, alpha: Number = 1) -> Lazy:
+    return arithmetic("add", self, _scaled(other, alpha))
+
+
+@rule("sub")
+def _sub(region: Region, self: Lazy, other: Operand, *, alpha: Number = 1) -> Lazy:
+    return arithmetic("sub", self, _scaled(other, alpha))
+
+
+@rule("rsub")
+def _rsub(region: Region, self: Lazy, other: Operand, alpha: Number = 1) -> Lazy:
+    return arithmetic("sub", other, _scaled(self, alpha))
+
+
+@rule("mul")
+def _mul(region: Region, self: Lazy, other: Operand) -> Lazy:
+    return arithmetic("mul", self, other)
+
+
+@rule("div", "true_divide")
+def _div(region: Region, self: Lazy, other: Operand, *, rounding_mode: str | None = None) -> Lazy:
+    dtype = promote(self, other)
+    if kind(dtype) != "float32":
+        if rounding_mode == "floor":
+            return _floor_divide(region, self, other)
+        if rounding_mode is not None:
+            raise Unsupported("integer division that truncates")
+        dtype = torch.float32
+    if rounding_mode == "floor":
+        raise Unsupported("float division that rounds down")
+    out = pointwise("div", *same(self, other, dtype=dtype), dtype=dtype)
+    return out if rounding_mode is None else pointwise("trunc", out)
+
+
+@rule("floor_divide")
+def _floor_divide(region: Region, self: Lazy, other: Operand) -> Lazy:
+    if kind(promote(self, other)) == "float32" or isinstance(other, Lazy) or other == 0:
+        raise Unsupported("division that rounds down by other than a whole number")
+    return arithmetic("floordiv", self, other)
+
+
+@rule("remainder")
+def _remainder(region: Region, self: Lazy, other: Operand) -> Lazy:
+    if kind(promote(self, other)) != "float32" and (isinstance(other, Lazy) or other == 0):
+        raise Unsupported("an integer remainder by other than a whole number")
+    return arithmetic("mod", self, other)
+
+
+@rule("fmod")
+def _fmod(region: Region, self: Lazy, other: Operand) -> Lazy:
+    if kind(promote(self, other)) == "float32" or isinstance(other, Lazy) or other <= 0:
+        raise Unsupported("a remainder that has the dividend's sign, of other than whole numbers by a positive one")
+    rest, dtype = arithmetic("mod", self, other), promote(self, other)  # in [0, other)
+    signs = [pointwise(op, *same(x, 0, dtype=dtype), dtype=torch.bool) for op, x in (("lt", self), ("ne", rest))]
+    below = pointwise("and", *signs, dtype=torch.bool)
+    return pointwise("where", below, *same(arithmetic("sub", rest, other), rest, dtype=dtype), dtype=dtype)
+
+
+def _arithmetic_rule(name: str, op: str) -> None:
+    def apply(region: Region, self: Lazy, other: Operand) -> Lazy:
+        return arithmetic(op, self, other)
+
+    rule(name)(apply)
+
+
+for _name in ("maximum", "minimum"):
+    _arithmetic_rule(_name, _name)
+for _name in ("and", "or", "xor"):
+    _arithmetic_rule(f"bitwise_{_name}", _name)
+
+
+@rule("bitwise_right_shift", "__rshift__")
+def _shift_right(region: Region, self: Lazy, other: Operand) -> Lazy:
+    width = {"int32": 32, "int64": 64}.get(self.kind, 0)
+    if isinstance(other, Lazy) or self.dtype in NARROW or not 0 <= other < width:
+        raise Unsupported("a shift by other than a number below the width of int32 or int64")
+    return pointwise("shr", self, int(other))
+
+
+def _logical_rule(name: str, op: str) -> None:
+    def apply(region: Region, self: Lazy, other: Operand) -> Lazy:
+        return pointwise(op, *same(self, other, dtype=torch.bool), dtype=torch.bool)
+
+    rule(name)(apply)
+
+
+for _name in ("and", "or", "xor"):
+    _logical_rule(f"logical_{_name}", _name)
+
+
+def compare(op: str, a: Operand, b: Operand) -> Lazy:
+    dtype = promote(a, b)
+    if dtype == torch.bool:
+        dtype = torch.int32 if op not in ("eq", "ne") else dtype
+    elif dtype in NARROW:
+        dtype = torch.int32
+    return pointwise(op, *same(a, b, dtype=dtype), dtype=torch.bool)
+
+
+def _compare_rule(op: str) -> None:
+    def apply(region: Region, self: Lazy, other: Operand) -> Lazy:
+        return compare(op, self, other)
+
+    rule(op)(apply)
+
+
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    _compare_rule(_name)
+
+
+@rule("logical_not", "bitwise_not")
+def _not(region: Region, self: Lazy) -> Lazy:
+    if region.out[0][1] in NARROW:
+        raise Unsupported("a bitwise complement of narrow integers")
+    return pointwise("not", cast(self, region.out[0][1]))
+
+
+def _unary_rule(name: str, op: str) -> None:
+    def apply(region: Region, self: Lazy) -> Lazy:
+        return pointwise(op, to_float(self))
+
+    rule(name)(apply)
+
+
+for _name in [
+    "sqrt",
+    "rsqrt",
+    "reciprocal",
+    "exp",
+    "exp2",
+    "log",
+    "log2",
+    "log1p",
+    "expm1",
+    "erf",
+    "tanh",
+    "sin",
+    "cos",
+]:
+    _unary_rule(_name, _name)
+_unary_rule("sigmoid", "sigmoid")
+
+
+def _keeping_rule(name: str, op: str) -> None:
+    """Operators that keep integers integers."""
+
+    def apply(region: Region, self: Lazy) -> Lazy:
+        if self.kind != "float32" and op in ("floor", "ceil", "round", "trunc"):
+            return self
+        if self.dtype in NARROW or self.dtype == torch.bool:
+            raise Unsupported(f"{op} of {self.dtype}")
+        return pointwise(op, self)
+
+    rule(name)(apply)
+
+
+for _name, _op in {
+    "neg": "neg",
+    "abs": "abs",
+    "sign": "sign",
+    "sgn": "sign",
+    "floor": "floor",
+    "ceil": "ceil",
+    "trunc": "trunc",
+}.items():
+    _keeping_rule(_name, _op)
+
+
+@rule("round")
+def _round(region: Region, self: Lazy, *, decimals: int = 0) -> Lazy:
+    if decimals:
+        raise Unsupported("rounding to decimals")
+    return self if self.kind != "float32" else pointwise("round", self)
+
+
+def _test_rule(op: str) -> None:
+    def apply(region: Region, self: Lazy) -> Lazy:
+        return pointwise(op, to_float(self), dtype=torch.bool)
+
+    rule(op)(apply)
+
+
+_test_rule("isnan")
+_test_rule("isinf")
+
+
+@rule("square")
+def _square(region: Region, self: Lazy) -> Lazy:
+    return arithmetic("mul", self, self)
+
+
+@rule("log10")
+def _log10(region: Region, self: Lazy) -> Lazy:
+    return pointwise("mul", pointwise("log2", to_float(self)), math.log10(2))
+
+
+@rule("pow")
+def _pow(region: Region, self: Operand, exponent: Operand) -> Lazy:
+    dtype = promote(self, exponent)
+    if isinstance(self, Lazy) and not isinstance(exponent, Lazy) and exponent in (1, 2, 3):
+        base = cast(self, dtype)
+        out = base
+        for _ in range(int(exponent) - 1):
+            out = arithmetic("mul", out, base)
+        return out
+    if kind(dtype) != "float32":
+        raise Unsupported("integer powers")
+    if isinstance(self, Lazy) and not isinstance(exponent, Lazy):
+        base = cast(self, dtype)
+        if exponent == 0:
+            return views.full(region, base.shape, 1, dtype)
+        # sqrt(-0.0) is -0.0 and pow(-0.0, 0.5) is 0.0; torch itself takes the square root here.
+        named = {0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}.get(exponent)
+        if named is not None:
+            return pointwise(named, base)
+    return pointwise("pow", *same(self, exponent, dtype=dtype), dtype=dtype)
+
+
+@rule("_to_copy", "to")
+def _to_copy(region: Region, self: Lazy, *_: Any, **__: Any) -> Lazy:
+    return cast(self, region.out[0][1])
+
+
+@rule("convert_element_type")
+def _convert(region: Region, a: Lazy, dtype: torch.dtype) -> Lazy:
+    return cast(a, dtype)
+
+
+@rule("where")
+def _where(region: Region, condition: Lazy, self: Operand, other: Operand) -> Lazy:
+    return select(condition, self, other)
+
+
+def select(condition: Lazy, a: Operand, b: Operand) -> Lazy:
+    """``torch.where`` with its promotion."""
+    dtype = promote(a, b)
+    tensors = [x if isinstance(x, Lazy) else scalar(condition.region, x, dtype) for x in (a, b)]
+    return pointwise("where", cast(condition, torch.bool), *[cast(x, dtype) for x in tensors], dtype=dtype)
+
+
+@rule("masked_fill")
+def _masked_fill(region: Region, self: Lazy, mask: Lazy, value: Operand) -> Lazy:
+    filled = cast(value, self.dtype) if isinstance(value, Lazy) else scalar(region, value, self.dtype)
+    return pointwise("where", cast(mask, torch.bool), filled, self, dtype=self.dtype)
+
+
+@rule("clamp")
+def _clamp(region: Region, self: Lazy, min: Operand | None = None, max: Operand | None = None) -> Lazy:
+    return clamp(self, min, max)
+
+
+def clamp(x: Lazy, low: Operand | None, high: Operand | None) -> Lazy:
+    """``torch.clamp``: NaN stays, and the upper bound wins where the bounds cross."""
+    out = x if low is None else arithmetic("maximum", x, low)
+    return out if high is None else arithmetic("minimum", out, high)
+
+
+@rule("clamp_min")
+def _clamp_min(region: Region, self: Lazy, min: Operand) -> Lazy:
+    return arithmetic("maximum", self, min)
+
+
+@rule("clamp_max")
+def _clamp_max(region: Region, self: Lazy, max: Operand) -> Lazy:
+    return arithmetic("minimum", self, max)
+
+
+@rule("fma")
+def _fma(region: Region, x: Operand, y: Operand, z: Operand) -> Lazy:
+    """``x * y + z``: as torch has the backward of a softmax."""
+    return arithmetic("add", arithmetic("mul", x, y), z)
+
+
+@rule("addcmul")
+def _addcmul(region: Region, self: Lazy, tensor1: Lazy, tensor2: Lazy, *, value: Number = 1) -> Lazy:
+    return arithmetic("add", self, _scaled(arithmetic("mul", tensor1, tensor2), value))
+
+
+@rule("addcdiv")
+def _addcdiv(region: Region, self: Lazy, tensor1: Lazy, tensor2: Lazy, *, value: Number = 1) -> Lazy:
+    return self + _scaled(_div(region, tensor1, tensor2), value)
+
+
+@rule("lerp")
+def _lerp(region: Region, self: Lazy, end: Lazy, weight: Operand) -> Lazy:
+    # torch takes end - (end - self) * (1 - weight) where the weight is at least a half, for symmetry.
+    low = self + (end - self) * weight
+    if not isinstance(weight, Lazy):
+        return low if abs(weight) < 0.5 else end - (end - self) * (1 - weight)
+    high = end - (end - self) * (1 - weight)
+    return pointwise("where", compare("lt", pointwise("abs", weight), 0.5), low, high, dtype=low.dtype)
+
+
+@rule("relu")
+def _relu(region: Region, self: Lazy) -> Lazy:
+    return arithmetic("maximum", self, 0)
+
+
+@rule("glu")
+def _glu(region: Region, self: Lazy, dim: int = -1) -> Lazy:
+    a, b = views.split(self, self.shape[self.dim(dim)] // 2, dim)
+    return a * pointwise("sigmoid", b)

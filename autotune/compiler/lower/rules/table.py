@@ -1,0 +1,445 @@
+"""The table of translated aten operators, and the rules that are views, generators and gathers.
+
+A rule has the operator's own signature (its schema's argument names) with lazy tensors for tensors, after the region as
+first argument; ``region.out`` holds the (shape, dtype) of each result. It returns a lazy tensor or a tuple of them and
+raises Unsupported for forms it does not express. Adding an operator is adding a rule here, in ``rules_pointwise`` or in
+``rules_composite``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from autotune.compiler.lower import views
+from autotune.compiler.lower.lazy import (
+    Guards,
+    Index,
+    Lazy,
+    Number,
+    Region,
+    broadcast_index,
+    broadcast_names,
+    cast,
+    iota,
+    kind,
+    pointwise,
+    scalar,
+)
+from autotune.compiler.lower.op_names import GENERATORS, VIEWS
+from autotune.errors import Unsupported
+
+Rule = Callable[..., "Lazy | tuple[Lazy | None, ...]"]
+R = TypeVar("R", bound=Rule)
+RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[R], R]:
+    """Register a function as the translation of the aten operators ``names`` (all their overloads)."""
+
+    def add(fn: R) -> R:
+        for name in names:
+            RULES[name] = fn
+        return fn
+
+    return add
+
+
+def numbers(value: Any) -> list[int]:
+    """A list of plain integers (a shape, some dimensions). Raises Unsupported for symbolic ones."""
+    out = [value] if isinstance(value, int) else list(value)
+    if not all(type(n) is int for n in out):
+        raise Unsupported("symbolic shapes")
+    return out
+
+
+# Views ----------------------------------------------------------------------------------------------------------------
+
+
+@rule("view", "_unsafe_view", "reshape", "_reshape_alias")
+def _view(region: Region, self: Lazy, size: Sequence[int], *_: Any) -> Lazy:
+    if isinstance(size, torch.dtype):
+        raise Unsupported("a view as another type")
+    return views.reshape(self, numbers(size))
+
+
+@rule("as_strided")
+def _as_strided(
+    region: Region, self: Lazy, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Lazy:
+    """Of all elements in the order that they have in memory: group normalisation drops extents of 1 so."""
+    node: Any = region.origin
+    memory = node.args[0].meta["val"]
+    shape, start = numbers(size), memory.storage_offset()
+    dense = zip(shape, numbers(stride), torch.empty(shape, device="meta").stride(), strict=True)
+    if not memory.is_contiguous() or storage_offset not in (None, start) or math.prod(shape) != self.numel:
+        raise Unsupported("memory read by strides of its own")
+    if any(e > 1 and given != plain for e, given, plain in dense):
+        raise Unsupported("memory read by strides of its own")
+    return views.reshape(self, shape)
+
+
+@rule("view_as")
+def _view_as(region: Region, self: Lazy, other: Lazy) -> Lazy:
+    return views.reshape(self, other.shape)
+
+
+@rule("alias", "detach", "contiguous")
+def _same(region: Region, self: Lazy, **_: Any) -> Lazy:
+    return self
+
+
+@rule("clone", "lift_fresh_copy")
+def _clone(region: Region, self: Lazy, memory_format: Any = None) -> Lazy:
+    return self
+
+
+@rule("copy")
+def _copy(region: Region, self: Lazy, src: Lazy, non_blocking: bool = False) -> Lazy:
+    return cast(views.expand(src, self.shape), self.dtype)
+
+
+@rule("permute")
+def _permute(region: Region, self: Lazy, dims: Sequence[int]) -> Lazy:
+    return views.permute(self, numbers(dims))
+
+
+@rule("transpose")
+def _transpose(region: Region, self: Lazy, dim0: int, dim1: int) -> Lazy:
+    return views.transpose(self, dim0, dim1)
+
+
+@rule("t", "numpy_T")
+def _t(region: Region, self: Lazy) -> Lazy:
+    return views.permute(self, range(self.ndim)[::-1])
+
+
+@rule("unsqueeze")
+def _unsqueeze(region: Region, self: Lazy, dim: int) -> Lazy:
+    return views.unsqueeze(self, dim)
+
+
+@rule("squeeze")
+def _squeeze(region: Region, self: Lazy, dim: int | Sequence[int] | None = None) -> Lazy:
+    return views.squeeze(self, dim)
+
+
+@rule("expand")
+def _expand(region: Region, self: Lazy, size: Sequence[int], *, implicit: bool = False) -> Lazy:
+    return views.expand(self, numbers(size))
+
+
+@rule("slice")
+def _slice(
+    region: Region, self: Lazy, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Lazy:
+    return views.narrow(self, dim, start, end, step)
+
+
+@rule("narrow")
+def _narrow(region: Region, self: Lazy, dim: int, start: int, length: int) -> Lazy:
+    return views.narrow(self, dim, start, start + length)
+
+
+@rule("select")
+def _select(region: Region, self: Lazy, dim: int, index: int) -> Lazy:
+    return views.select(self, dim, index)
+
+
+@rule("split", "split_with_sizes")
+def _split(region: Region, self: Lazy, split_size: int | Sequence[int], dim: int = 0) -> tuple[Lazy, ...]:
+    return views.split(self, split_size, dim)
+
+
+@rule("chunk")
+def _chunk(region: Region, self: Lazy, chunks: int, dim: int = 0) -> tuple[Lazy, ...]:
+    return views.split(self, -(-self.shape[self.dim(dim)] // chunks), dim)
+
+
+@rule("unbind")
+def _unbind(region: Region, self: Lazy, dim: int = 0) -> tuple[Lazy, ...]:
+    return tuple(views.select(self, dim, k) for k in range(self.shape[self.dim(dim)]))
+
+
+@rule("diagonal")
+def _diagonal(region: Region, self: Lazy, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Lazy:
+    return views.diagonal(self, offset, dim1, dim2)
+
+
+# Copies with another layout -------------------------------------------------------------------------------------------
+
+
+@rule("cat")
+def _cat(region: Region, tensors: Sequence[Lazy], dim: int = 0) -> Lazy:
+    return views.cat(tensors, dim)
+
+
+@rule("stack")
+def _stack(region: Region, tensors: Sequence[Lazy], dim: int = 0) -> Lazy:
+    d = dim + tensors[0].ndim + 1 if dim < 0 else dim
+    return views.cat([views.unsqueeze(x, d) for x in tensors], d)
+
+
+@rule("repeat")
+def _repeat(region: Region, self: Lazy, repeats: Sequence[int]) -> Lazy:
+    return views.repeat(self, numbers(repeats))
+
+
+def padded(x: Lazy, dim: int, before: int, after: int, number: Number) -> Lazy:
+    """``x`` with ``before`` and ``after`` elements ``number`` put round it along ``dim``; negative ones cut off."""
+    if before < 0 or after < 0:
+        x = views.narrow(x, dim, max(-before, 0), x.shape[dim] - max(-after, 0))
+        before, after = max(before, 0), max(after, 0)
+    parts = [x]
+    for n, first in ((before, True), (after, False)):
+        if n:
+            edge = views.full(x.region, [*x.shape[:dim], n, *x.shape[dim + 1 :]], number, x.dtype)
+            parts = [edge, *parts] if first else [*parts, edge]
+    return views.cat(parts, dim)
+
+
+@rule("constant_pad_nd")
+def _constant_pad(region: Region, self: Lazy, pad: Sequence[int], value: Number = 0) -> Lazy:
+    for k in range(len(pad) // 2):
+        self = padded(self, self.ndim - 1 - k, pad[2 * k], pad[2 * k + 1], value)
+    return self
+
+
+@rule("slice_backward")
+def _slice_backward(
+    region: Region, grad_output: Lazy, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int
+) -> Lazy:
+    d = dim % len(input_sizes)
+    first, _, _ = slice(start, end).indices(input_sizes[d])
+    if step != 1:
+        return _every(views.full(region, numbers(input_sizes), 0, grad_output.dtype), grad_output, d, first, step)
+    return padded(grad_output, d, first, input_sizes[d] - first - grad_output.shape[d], 0)
+
+
+@rule("select_backward")
+def _select_backward(region: Region, grad_output: Lazy, input_sizes: Sequence[int], dim: int, index: int) -> Lazy:
+    d = dim % len(input_sizes)
+    first = index % input_sizes[d]
+    return padded(views.unsqueeze(grad_output, d), d, first, input_sizes[d] - first - 1, 0)
+
+
+@rule("slice_scatter")
+def _slice_scatter(
+    region: Region, self: Lazy, src: Lazy, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Lazy:
+    d = self.dim(dim)
+    first, last, _ = slice(start, end).indices(self.shape[d])
+    if step != 1:
+        return _every(self, cast(src, self.dtype), d, first, step)
+    parts = [views.narrow(self, d, 0, first)] if first else []
+    parts.append(cast(src, self.dtype))
+    if last < self.shape[d]:
+        parts.append(views.narrow(self, d, last, None))
+    return views.cat(parts, d)
+
+
+def _every(x: Lazy, src: Lazy, d: int, first: int, step: int) -> Lazy:
+    """``x`` with every ``step``-th element along ``d`` from ``first`` on replaced: a choice in groups of ``step``."""
+    if x.shape[d] % step or first >= step or src.shape[d] != x.shape[d] // step:
+        raise Unsupported("an assignment to a slice with a step of which a part is left")
+    grouped = views.reshape(x, [*x.shape[:d], x.shape[d] // step, step, *x.shape[d + 1 :]])
+    parts = [views.unsqueeze(src, d + 1)]
+    if first:
+        parts.insert(0, views.narrow(grouped, d + 1, 0, first))
+    if first + 1 < step:
+        parts.append(views.narrow(grouped, d + 1, first + 1, None))
+    return views.reshape(views.cat(parts, d + 1), x.shape)
+
+
+@rule("select_scatter")
+def _select_scatter(region: Region, self: Lazy, src: Lazy, dim: int, index: int) -> Lazy:
+    d = self.dim(dim)
+    first = index % self.shape[d]
+    return _slice_scatter(region, self, views.unsqueeze(src, d), d, first, first + 1)
+
+
+@rule("flip", "rev")
+def _flip(region: Region, self: Lazy, dims: Sequence[int]) -> Lazy:
+    return views.flip(self, numbers(dims))
+
+
+# Generators -----------------------------------------------------------------------------------------------------------
+
+
+@rule("full", "new_full", "full_like", "scalar_tensor")
+def _full(region: Region, *args: Any, fill_value: Any = None, **_: Any) -> Lazy:
+    number = args[-1] if fill_value is None else fill_value
+    if not isinstance(number, (int, float)):
+        raise Unsupported("a tensor filled with something that is not a number")
+    return views.full(region, region.out[0][0], number, region.out[0][1])
+
+
+@rule("zeros", "zeros_like", "new_zeros")
+def _zeros(region: Region, *_: Any, **__: Any) -> Lazy:
+    return views.full(region, region.out[0][0], 0, region.out[0][1])
+
+
+@rule("ones", "ones_like", "new_ones")
+def _ones(region: Region, *_: Any, **__: Any) -> Lazy:
+    return views.full(region, region.out[0][0], 1, region.out[0][1])
+
+
+@rule("fill")
+def _fill(region: Region, self: Lazy, value: Lazy | Number) -> Lazy:
+    if isinstance(value, Lazy):
+        return cast(views.expand(value, self.shape), self.dtype)
+    return views.full(region, self.shape, value, self.dtype)
+
+
+@rule("arange")
+def _arange(region: Region, *args: Number, start: Number = 0, step: Number = 1, **_: Any) -> Lazy:
+    # The extent is torch's; of (end), (start, end) and (start, end, step) only the first and third matter here.
+    if len(args) >= 2:
+        start, step = args[0], args[2] if len(args) > 2 else step
+    (extent,), dtype = region.out[0]
+    if not isinstance(start, int) or not isinstance(step, int):
+        raise Unsupported("a range of numbers that are not whole")
+    return iota(region, extent, dtype, step, start)
+
+
+@rule("iota")
+def _iota(region: Region, length: int, *, start: int, step: int, dtype: torch.dtype, **_: Any) -> Lazy:
+    return iota(region, length, dtype, step, start)
+
+
+def _band(lower: bool) -> Rule:
+    def apply(region: Region, self: Lazy, diagonal: int = 0) -> Lazy:
+        rows = views.unsqueeze(iota(region, self.shape[-2], torch.int32, 1, diagonal), 1)
+        cols = iota(region, self.shape[-1], torch.int32)
+        keep = pointwise("ge" if lower else "le", rows, cols, dtype=torch.bool)
+        return pointwise("where", keep, self, scalar(region, 0, self.dtype), dtype=self.dtype)
+
+    return apply
+
+
+rule("tril")(_band(lower=True))
+rule("triu")(_band(lower=False))
+
+
+# Gathers --------------------------------------------------------------------------------------------------------------
+
+
+def pick(table: Lazy, dim: int, index: Lazy, wrap: bool = False) -> Lazy:
+    """``table`` at ``index`` along ``dim``, where ``index`` has the result's shape (other dimensions run along).
+
+    ``wrap`` lets negative indices count from the end. The index is trusted to be in range, as torch's kernels check.
+    """
+    region, extent = table.region, table.shape[dim]
+    if index.kind not in ("int32", "int64"):
+        raise Unsupported("an index that is not an integer")
+    if wrap:
+        index = _counted(index, extent)
+    along = [d for d in range(index.ndim) if d != dim]
+    for d in along:
+        if index.shape[d] == table.shape[d]:
+            region.names.unify(index.names[d], table.names[d])
+
+    def at(where: tuple[Index, ...], guards: Guards) -> int:
+        chosen = Index(pick=(index.at(where, guards), 1, extent)) if extent > 1 else Index()
+        return table.at((*where[:dim], chosen, *where[dim + 1 :]), guards)
+
+    return Lazy(region, index.shape, table.dtype, index.names, at)
+
+
+@rule("gather")
+def _gather(region: Region, self: Lazy, dim: int, index: Lazy, *, sparse_grad: bool = False) -> Lazy:
+    if self.ndim == 0:
+        return self
+    return pick(self, self.dim(dim), index)
+
+
+def _rows(table: Lazy, dim: int, index: Lazy, wrap: bool) -> Lazy:
+    """``table`` with dimension ``dim`` replaced by the dimensions of ``index``."""
+    before, after = table.shape[:dim], table.shape[dim + 1 :]
+    shape = (*before, *index.shape, *after)
+    region = table.region
+    flat = views.reshape(index, [index.numel])
+    line = views.reshape(flat, [1] * dim + [index.numel] + [1] * len(after))
+    wide = views.expand(line, [*before, index.numel, *after])
+    # The index does not vary along the table's other dimensions; these keep the table's names.
+    for d in [*range(dim), *range(dim + 1, table.ndim)]:
+        region.names.unify(wide.names[d], table.names[d])
+    return views.reshape(pick(table, dim, wide, wrap), shape)
+
+
+@rule("embedding")
+def _embedding(region: Region, weight: Lazy, indices: Lazy, *_: Any, **__: Any) -> Lazy:
+    return _rows(weight, 0, indices, wrap=False)
+
+
+@rule("index_select")
+def _index_select(region: Region, self: Lazy, dim: int, index: Lazy) -> Lazy:
+    if self.ndim == 0 or index.ndim != 1:
+        raise Unsupported("index_select of or by a scalar")
+    return _rows(self, self.dim(dim), index, wrap=False)
+
+
+@rule("index", "_unsafe_index")
+def _index(region: Region, self: Lazy, indices: Sequence[Lazy | None]) -> Lazy:
+    given = [(d, i) for d, i in enumerate(indices) if i is not None]
+    if not given or any(i.kind not in ("int32", "int64") for _, i in given):
+        raise Unsupported("indexing by other than integer tensors")
+    if len(given) == 1:
+        return _rows(self, given[0][0], given[0][1], wrap=True)
+    return _points(self, [d for d, _ in given], [i for _, i in given])
+
+
+def _points(table: Lazy, dims: Sequence[int], indices: Sequence[Lazy]) -> Lazy:
+    """``table`` with dimensions ``dims`` replaced by those of their indices together, broadcast, as torch orders them.
+
+    They take the place of ``dims`` where these are neighbours, and come first otherwise.
+    """
+    region = table.region
+    shape = torch.broadcast_shapes(*[i.shape for i in indices])  # type: ignore[no-untyped-call]
+    names = broadcast_names(region, shape, indices)
+    rest = [d for d in range(table.ndim) if d not in dims]
+    first = dims[0] if list(dims) == list(range(dims[0], dims[-1] + 1)) else 0
+    indices = [_counted(i, table.shape[d]) for d, i in zip(dims, indices, strict=True)]
+
+    def at(where: tuple[Index, ...], guards: Guards) -> int:
+        chosen, other = where[first : first + len(shape)], [*where[:first], *where[first + len(shape) :]]
+        back = dict(zip(rest, other, strict=True))
+        for d, i in zip(dims, indices, strict=True):
+            extent = table.shape[d]
+            value = i.at(broadcast_index(chosen, i.shape), guards) if extent > 1 else 0
+            back[d] = Index(pick=(value, 1, extent)) if extent > 1 else Index()
+        return table.at(tuple(back[d] for d in range(table.ndim)), guards)
+
+    kept = [(table.shape[d], table.names[d]) for d in rest]
+    whole = [*kept[:first], *zip(shape, names, strict=True), *kept[first:]]
+    return Lazy(region, [e for e, _ in whole], table.dtype, [n for _, n in whole], at)
+
+
+def _counted(index: Lazy, extent: int) -> Lazy:
+    """``index`` with negative numbers counted from the end."""
+    negative = pointwise("lt", index, 0, dtype=torch.bool)
+    return pointwise("where", negative, pointwise("add", index, extent), index, dtype=index.dtype)
+
+
+@rule("scatter")
+def _scatter(region: Region, self: Lazy, dim: int, index: Lazy, src: Lazy | Number, **kwargs: Any) -> Lazy:
+    """One element written per line (what a one-hot or a cross entropy's backward does); others may collide."""
+    d = self.dim(dim)
+    lines = [e for k, e in enumerate(self.shape) if k != d]
+    if kwargs or self.ndim == 0 or index.shape[d] != 1 or [e for k, e in enumerate(index.shape) if k != d] != lines:
+        raise Unsupported("a scatter of more than one element per line")
+    written = src if isinstance(src, Lazy) else scalar(region, src, self.dtype)
+    if isinstance(src, Lazy):
+        written = views.narrow(cast(src, self.dtype), d, 0, 1)
+        if [e for k, e in enumerate(written.shape) if k != d] != lines:
+            raise Unsupported("a scatter from a larger tensor")
+    shape = [1] * self.ndim
+    shape[d] = self.shape[d]
+    position = views.reshape(iota(region, self.shape[d], index.dtype), shape)
+    return pointwise("where", pointwise("eq", position, index, dtype=torch.bool), written, self, dtype=self.dtype)
+
+
+__all__ = ["GENERATORS", "RULES", "VIEWS", "kind", "numbers", "padded", "pick", "rule"]

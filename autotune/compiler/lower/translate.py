@@ -1,0 +1,193 @@
+"""From aten calls to a region graph.
+
+The submodule of a region (an fx graph of aten calls over fake tensors) is evaluated with lazy tensors by the rules of
+:mod:`autotune.compiler.lower.rules.table`, and each output is then asked for its element
+(:mod:`autotune.compiler.lower.lazy`).
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from autotune.compiler.lower.lazy import Index, Lazy, Region, cast, source, storage_name
+from autotune.compiler.lower.rules import RULES
+from autotune.compiler.lower.rules import product as rules_product
+from autotune.errors import Unsupported
+from autotune.ir.graph import Graph, Output
+from autotune.ir.precision import asked
+from autotune.ir.simplify import simplify
+
+_DEPTH = 100_000
+
+
+@dataclass(frozen=True)
+class Translation:
+    """``graph``, and for each of its input slots the position of the placeholder it stands for."""
+
+    graph: Graph
+    slots: tuple[int, ...]
+
+
+def meta(node: fx.Node) -> Any:
+    """The fake tensor (or tuple of them) that ``node`` computes, or None where the graph does not say."""
+    value = node.meta.get("val")
+    if value is None and node.op == "get_attr":
+        owner = node.graph.owning_module
+        value = getattr(owner, str(node.target), None) if owner is not None else None
+    return value
+
+
+def op_name(node: fx.Node) -> str:
+    """The aten or prims name without its overload ("layer_norm"), "getitem", or "" for anything else."""
+    if node.op != "call_function":
+        return ""
+    if node.target is operator.getitem:
+        return "getitem"
+    if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in ("aten", "prims"):
+        return node.target._schema.name.partition("::")[2]
+    return ""
+
+
+def origin_name(node: fx.Node) -> str:
+    """As :func:`op_name`, of the operator that a node was decomposed from ("native_layer_norm" of a "var_mean")."""
+    whole = node.meta.get("original_aten")
+    if op_name(node) and isinstance(whole, torch._ops.OpOverload) and whole.namespace in ("aten", "prims"):
+        return whole._schema.name.partition("::")[2]
+    return op_name(node)
+
+
+def translate(gm: fx.GraphModule, precision: str | None = None) -> Translation:
+    """The graph of a submodule whose placeholders and results are tensors with static shapes.
+
+    Args:
+        precision: of the graph; None for what is asked for now.
+
+    Raises:
+        Unsupported: with the responsible node as attribute ``node`` (None where no single one is).
+        Repeated: matrix products had better be stored.
+    """
+    region = Region()
+    env: dict[fx.Node, Any] = {}
+    placeholders: list[fx.Node] = []
+    with _deep_recursion():
+        for node in gm.graph.nodes:
+            region.origin = node
+            if node.op == "output":
+                results = fx.node.map_arg(node.args[0], lambda n: n)
+                outputs = _outputs(region, results, env)
+            elif node.op == "placeholder":
+                value = _tensor(meta(node))
+                strides = [0 if e == 1 else s for e, s in zip(value.shape, value.stride(), strict=True)]
+                env[node] = source(region, len(placeholders), value.shape, strides, value.dtype)
+                placeholders.append(node)
+            else:
+                env[node] = _blamed(node, lambda n=node: _apply(region, n, env))
+    rules_product.check_work(region)
+    inputs = tuple(storage_name(meta(p).dtype) for p in placeholders)
+    how = asked() if precision is None else precision
+    graph = simplify(Graph(tuple(region.build.extents), tuple(region.build.values), inputs, tuple(outputs), how))
+    return _without_unused_slots(graph)
+
+
+def _blamed(node: fx.Node, work: Any) -> Any:
+    try:
+        return work()
+    except Unsupported as error:
+        if getattr(error, "node", None) is None:
+            error.node = node  # type: ignore[attr-defined]
+        raise
+    except (TypeError, AssertionError, AttributeError, ValueError) as problem:
+        # A form of the operator that its rule was not written for (an overload, a dtype argument).
+        form = Unsupported(f"{node.target} in this form ({problem})")
+        form.node = node  # type: ignore[attr-defined]
+        raise form from problem
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        raise Unsupported("something that is not a tensor")
+    if not all(type(n) is int for n in (*value.shape, *value.stride())):
+        raise Unsupported("symbolic shapes")
+    return value
+
+
+def _apply(region: Region, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
+    name = op_name(node)
+    args: Any = fx.node.map_arg(node.args, lambda n: env[n])
+    kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: env[n])
+    if name == "getitem":
+        found = args[0][args[1]]
+        if found is None:
+            raise Unsupported(f"result {args[1]} of {node.args[0]}")
+        return found
+    found_rule = RULES.get(name)
+    if found_rule is None:
+        raise Unsupported(f"operator {node.target}")
+    value = meta(node)
+    several = isinstance(value, (tuple, list))
+    results = list(value) if several else [_tensor(value)]
+    region.out = [(tuple(v.shape), v.dtype) if isinstance(v, torch.Tensor) else ((), torch.float32) for v in results]
+    out: Any = found_rule(region, *args, **kwargs)
+    if not several:
+        return _checked(out, results[0])
+    if not isinstance(out, tuple) or len(out) > len(results):
+        raise Unsupported(f"{node.target} with {len(results)} results")
+    return tuple(None if x is None else _checked(x, _tensor(v)) for x, v in zip(out, results, strict=False))
+
+
+def _checked(x: Lazy, like: torch.Tensor) -> Lazy:
+    if x.shape != tuple(like.shape):
+        raise Unsupported(f"a result of shape {x.shape} where torch has {tuple(like.shape)}")
+    return cast(x, like.dtype)
+
+
+def _outputs(region: Region, results: Any, env: dict[fx.Node, Any]) -> list[Output]:
+    out: list[Output] = []
+    for node in results if isinstance(results, (tuple, list)) else [results]:
+        x, like = env[node], _tensor(meta(node))
+        region.origin = node
+        used: set[int] = set()
+        index = tuple([region.run_over(n, used) if e > 1 else Index() for n, e in zip(x.names, x.shape, strict=True)])
+        value = _blamed(node, lambda x=x, index=index: x.at(index))
+        strides: dict[int, int] = {}
+        for i, s in zip(index, like.stride(), strict=True):
+            for axis, c in i.terms:
+                strides[axis] = c * s
+        if any(s <= 0 for s in strides.values()):
+            overlap = Unsupported("a result whose elements overlap")
+            overlap.node = node  # type: ignore[attr-defined]
+            raise overlap
+        axes = tuple(sorted(strides))
+        out.append(Output(value, axes, tuple(strides[a] for a in axes), storage_name(like.dtype)))
+    return out
+
+
+def _without_unused_slots(graph: Graph) -> Translation:
+    used = sorted({v.slot for v in graph.values if v.slot >= 0})
+    where = {old: new for new, old in enumerate(used)}
+    values = tuple(replace(v, slot=where[v.slot]) if v.slot >= 0 else v for v in graph.values)
+    graph = replace(graph, values=values, inputs=tuple(graph.inputs[s] for s in used))
+    try:
+        graph.check()
+    except ValueError as problem:
+        raise Unsupported(f"a malformed graph ({problem})") from problem
+    return Translation(graph, tuple(used))
+
+
+@contextmanager
+def _deep_recursion() -> Iterator[None]:
+    """Lazy tensors recurse once per operator in a chain; regions can be longer than Python's default limit."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, _DEPTH))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)

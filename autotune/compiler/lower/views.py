@@ -1,0 +1,344 @@
+"""Views, slices and concatenations of lazy tensors: no operators but the selects of a concatenation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from autotune.compiler.lower.lazy import (
+    Guards,
+    Index,
+    Lazy,
+    Number,
+    Region,
+    broadcast_index,
+    broadcast_names,
+    cast,
+    kind,
+)
+from autotune.errors import Unsupported
+from autotune.ir.build import position_type
+from autotune.ir.graph import Value
+
+_ZERO = Index()
+MOST_PARTS = 16
+"""Tensors in a concatenation above which it stays with torch: every element would ask each of them."""
+
+
+def full(region: Region, shape: Sequence[int], number: Number, dtype: torch.dtype) -> Lazy:
+    """A tensor whose every element is ``number``."""
+    names = [region.names.new(e) for e in shape]
+    return Lazy(region, shape, dtype, names, lambda _i, _g: region.build.const(number, kind(dtype)))
+
+
+def permute(x: Lazy, dims: Sequence[int]) -> Lazy:
+    order = [x.dim(d) for d in dims]
+
+    def at(index: tuple[Index, ...], guards: Guards) -> int:
+        back: list[Index] = [_ZERO] * len(order)
+        for i, d in zip(index, order, strict=True):
+            back[d] = i
+        return x.at(tuple(back), guards)
+
+    return Lazy(x.region, [x.shape[d] for d in order], x.dtype, [x.names[d] for d in order], at)
+
+
+def transpose(x: Lazy, a: int, b: int) -> Lazy:
+    if x.ndim == 0:
+        return x
+    order = list(range(x.ndim))
+    a, b = x.dim(a), x.dim(b)
+    order[a], order[b] = b, a
+    return permute(x, order)
+
+
+def expand(x: Lazy, shape: Sequence[int]) -> Lazy:
+    """Broadcast to ``shape``; -1 keeps an extent."""
+    lead = len(shape) - x.ndim
+    target = [x.shape[d - lead] if e == -1 and d >= lead else e for d, e in enumerate(shape)]
+    if lead < 0 or any(e not in (1, t) for e, t in zip(x.shape, target[lead:], strict=True)):
+        raise Unsupported(f"an expansion from {x.shape} to {tuple(shape)}")
+    names = broadcast_names(x.region, target, [x])
+    return Lazy(x.region, target, x.dtype, names, lambda i, g: x.at(broadcast_index(i, x.shape), g))
+
+
+def _groups(a: Sequence[int], b: Sequence[int]) -> list[tuple[range, range]]:
+    """The finest split of two shapes of equal size into runs of dimensions of equal size."""
+    out: list[tuple[range, range]] = []
+    i = j = 0
+    while i < len(a) or j < len(b):
+        i0, j0 = i, j
+        pa = pb = 1
+        if i < len(a):
+            pa, i = a[i], i + 1
+        if j < len(b):
+            pb, j = b[j], j + 1
+        while pa != pb:
+            if pa < pb:
+                pa, i = pa * a[i], i + 1
+            else:
+                pb, j = pb * b[j], j + 1
+        out.append((range(i0, i), range(j0, j)))
+    return out
+
+
+def reshape(x: Lazy, shape: Sequence[int]) -> Lazy:
+    """The same elements in row-major order as ``shape``; one extent may be -1."""
+    target = list(shape)
+    if -1 in target:
+        rest = math.prod(e for e in target if e != -1)
+        target[target.index(-1)] = x.numel // rest
+    if math.prod(target) != x.numel:
+        raise Unsupported(f"a reshape from {x.shape} to {tuple(shape)}")
+    region = x.region
+    # Dimensions of extent 1 have no index: leave them out, so that the groups are as fine as can be.
+    src = [d for d in range(x.ndim) if x.shape[d] != 1]
+    dst = [d for d in range(len(target)) if target[d] != 1]
+    groups = _groups([x.shape[d] for d in src], [target[d] for d in dst])
+    names: list[tuple[int, ...]] = [()] * len(target)
+    for left, right in groups:
+        if len(left) == len(right) == 1:
+            names[dst[right[0]]] = x.names[src[left[0]]]
+            continue
+        inside: list[int] = []
+        outside: list[int] = []
+        for k in left:
+            inside.extend(x.names[src[k]])
+        for k in right:
+            names[dst[k]] = region.names.new(target[dst[k]])
+            outside.extend(names[dst[k]])
+        region.names.unify(inside, outside)
+
+    def at(index: tuple[Index, ...], guards: Guards) -> int:
+        back: list[Index] = [_ZERO] * x.ndim
+        for left, right in groups:
+            linear, step = _ZERO, 1
+            for k in reversed(right):
+                linear = region.join(linear, index[dst[k]].scaled(step))
+                step *= target[dst[k]]
+            for k in reversed(left[1:]):
+                linear, back[src[k]] = region.split_index(linear, x.shape[src[k]])
+            back[src[left[0]]] = linear
+        return x.at(tuple(back), guards)
+
+    return Lazy(region, target, x.dtype, names, at)
+
+
+def squeeze(x: Lazy, dims: int | Sequence[int] | None = None) -> Lazy:
+    given = range(x.ndim) if dims is None else [dims] if isinstance(dims, int) else dims
+    gone = {x.dim(d) for d in given} if x.ndim else set()
+    return reshape(x, [e for d, e in enumerate(x.shape) if d not in gone or e != 1])
+
+
+def unsqueeze(x: Lazy, dim: int) -> Lazy:
+    d = dim + x.ndim + 1 if dim < 0 else dim
+    return reshape(x, [*x.shape[:d], 1, *x.shape[d:]])
+
+
+def narrow(x: Lazy, dim: int, start: int | None = None, stop: int | None = None, step: int = 1) -> Lazy:
+    """``x[..., start:stop:step, ...]`` with Python's rules for negative and too large bounds."""
+    d = x.dim(dim)
+    first, last, step = slice(start, stop, step).indices(x.shape[d])
+    count = len(range(first, last, step))
+    if count == x.shape[d]:
+        return x
+    if count == 0:
+        raise Unsupported("an empty slice")
+    name = x.region.names.new(count)
+
+    def at(index: tuple[Index, ...], guards: Guards) -> int:
+        return x.at((*index[:d], index[d].scaled(step, first), *index[d + 1 :]), guards)
+
+    names = [*x.names[:d], name, *x.names[d + 1 :]]
+    return Lazy(x.region, [*x.shape[:d], count, *x.shape[d + 1 :]], x.dtype, names, at)
+
+
+def flip(x: Lazy, dims: Sequence[int]) -> Lazy:
+    """``x`` from its end to its beginning along ``dims``: a gather, since no load walks backwards."""
+    region, gone = x.region, sorted({x.dim(d) for d in dims} - {d for d, e in enumerate(x.shape) if e == 1})
+
+    def at(index: tuple[Index, ...], guards: Guards) -> int:
+        back = list(index)
+        for d in gone:
+            extent = x.shape[d]
+            place, whole = index[d].scaled(-1, extent - 1), position_type(extent)
+            back[d] = Index(pick=(region.build.index(place.terms, place.offset, place.pick, whole), 1, extent))
+        return x.at(tuple(back), guards)
+
+    return Lazy(region, x.shape, x.dtype, x.names, at)
+
+
+def select(x: Lazy, dim: int, position: int) -> Lazy:
+    d = x.dim(dim)
+    where = Index((), position % x.shape[d])
+
+    def at(index: tuple[Index, ...], guards: Guards) -> int:
+        return x.at((*index[:d], where, *index[d:]), guards)
+
+    return Lazy(x.region, [*x.shape[:d], *x.shape[d + 1 :]], x.dtype, [*x.names[:d], *x.names[d + 1 :]], at)
+
+
+def split(x: Lazy, sizes: int | Sequence[int], dim: int = 0) -> tuple[Lazy, ...]:
+    extent = x.shape[x.dim(dim)]
+    if isinstance(sizes, int):
+        sizes = [min(sizes, extent - at) for at in range(0, extent, sizes)]
+    out, start = [], 0
+    for n in sizes:
+        out.append(narrow(x, dim, start, start + n))
+        start += n
+    return tuple(out)
+
+
+def diagonal(x: Lazy, offset: int = 0, a: int = 0, b: int = 1) -> Lazy:
+    a, b = x.dim(a), x.dim(b)
+    rows, cols = max(-offset, 0), max(offset, 0)
+    count = min(x.shape[a] - rows, x.shape[b] - cols)
+    if count <= 0 or a == b:
+        raise Unsupported("an empty diagonal")
+    kept = [d for d in range(x.ndim) if d not in (a, b)]
+
+    def at(index: tuple[Index, ...], guards: Guards) -> int:
+        back: list[Index] = [_ZERO] * x.ndim
+        for d, i in zip(kept, index[:-1], strict=True):
+            back[d] = i
+        back[a], back[b] = index[-1].scaled(1, rows), index[-1].scaled(1, cols)
+        return x.at(tuple(back), guards)
+
+    names = [*(x.names[d] for d in kept), x.region.names.new(count)]
+    return Lazy(x.region, [*(x.shape[d] for d in kept), count], x.dtype, names, at)
+
+
+def repeat(x: Lazy, times: Sequence[int]) -> Lazy:
+    """``x`` tiled ``times`` along each dimension."""
+    region = x.region
+    inner = reshape(x, [1] * (len(times) - x.ndim) + list(x.shape))
+    names: list[tuple[int, ...]] = []
+    for d, n in enumerate(times):
+        if n < 1:
+            raise Unsupported("a tensor repeated 0 times")
+        names.append((*region.names.new(n), *inner.names[d]))
+
+    def at(index: tuple[Index, ...], guards: Guards) -> int:
+        back: list[Index] = []
+        for d, n in enumerate(times):
+            extent = inner.shape[d]
+            back.append(_ZERO if extent == 1 else index[d] if n == 1 else region.split_index(index[d], extent)[1])
+        return inner.at(tuple(back), guards)
+
+    return Lazy(region, [n * e for n, e in zip(times, inner.shape, strict=True)], x.dtype, names, at)
+
+
+def _threshold(region: Region, index: Index, bound: int) -> tuple[int, int]:
+    """(axis, t) such that ``index < bound`` where and only where ``axis < t``."""
+    if not index.terms or any(c < 0 for _, c in index.terms):
+        raise Unsupported("a concatenation read backwards")
+    axis, step = max(index.terms, key=lambda t: t[1])
+    rest = sum(c * (region.build.extents[a] - 1) for a, c in index.terms if a != axis)
+    quotient, remainder = divmod(bound - index.offset, step)
+    if rest and (remainder or rest >= step):
+        raise Unsupported("a concatenation that is not aligned with the dimensions made of it")
+    return axis, quotient + (remainder > 0)
+
+
+def _guarded(guards: Guards, axis: int, lo: int, hi: int) -> Guards:
+    kept = []
+    for a, low, high in guards:
+        if a == axis:
+            lo, hi = max(lo, low), min(hi, high)
+        else:
+            kept.append((a, low, high))
+    return tuple(sorted([*kept, (axis, lo, hi)]))
+
+
+def cat(parts: Sequence[Lazy], dim: int = 0) -> Lazy:
+    """Concatenate: a select between the parts' elements, each loaded only where it is the one selected."""
+    # torch lets a tensor of shape [0] take part in any concatenation; those have no elements and never come here.
+    region, d = parts[0].region, parts[0].dim(dim)
+    if len(parts) == 1:
+        return parts[0]
+    if len(parts) > MOST_PARTS:
+        raise Unsupported(f"a concatenation of {len(parts)} tensors")
+    dtype = parts[0].dtype
+    for p in parts[1:]:
+        dtype = torch.promote_types(dtype, p.dtype)
+    parts = [cast(p, dtype) for p in parts]
+    starts = [0]
+    for p in parts:
+        starts.append(starts[-1] + p.shape[d])
+    shape = list(parts[0].shape)
+    shape[d] = 1
+    names = broadcast_names(region, shape, [narrow(p, d, 0, 1) for p in parts])
+    shape[d] = starts[-1]
+    names[d] = region.names.new(starts[-1])
+
+    def at(index: tuple[Index, ...], guards: Guards) -> int:
+        build, i = region.build, index[d]
+        if i.pick is not None:
+            return _picked(parts, starts, d, index, guards)
+        low, high = i.offset, i.offset
+        for a, c in i.terms:
+            bounds = [g for g in guards if g[0] == a]
+            lo = bounds[0][1] if bounds else 0
+            hi = (bounds[0][2] if bounds else build.extents[a]) - 1
+            low, high = low + c * max(lo, 0), high + c * min(hi, build.extents[a] - 1)
+        inside = [k for k in range(len(parts)) if starts[k] <= high and low < starts[k + 1]]
+        if not inside:  # only under a guard that is never true: any element does
+            return build.const(0, kind(dtype))
+        out = -1
+        for k in reversed(inside):
+            own, bound = guards, None
+            if k != inside[0]:
+                axis, t = _threshold(region, i, starts[k])
+                own = _guarded(own, axis, t, build.extents[axis])
+            if k != inside[-1]:
+                bound = _threshold(region, i, starts[k + 1])
+                own = _guarded(own, bound[0], 0, bound[1])
+            value = parts[k].at((*index[:d], i.scaled(1, -starts[k]), *index[d + 1 :]), own)
+            if bound is None:
+                out = value
+            else:
+                out = _choose(region, bound, value, out)
+        return out
+
+    return Lazy(region, shape, dtype, names, at)
+
+
+def _picked(parts: Sequence[Lazy], starts: Sequence[int], d: int, index: tuple[Index, ...], guards: Guards) -> int:
+    """An element of a concatenation whose place is a value: each part's element nearest to it, and a choice of them."""
+    build, i = parts[0].region.build, index[d]
+    whole = position_type(starts[-1])
+    place = build.index(i.terms, i.offset, i.pick, whole)
+    out = -1
+    for k in reversed(range(len(parts))):
+        extent = parts[k].shape[d]
+        here = Index()
+        if extent > 1:
+            own = build.pointwise("sub", [place, build.const(starts[k], whole)])
+            own = build.pointwise("maximum", [own, build.const(0, whole)]) if k else own
+            last = build.const(extent - 1, whole)
+            here = Index(pick=(build.pointwise("minimum", [own, last]) if k + 1 < len(parts) else own, 1, extent))
+        value = parts[k].at((*index[:d], here, *index[d + 1 :]), guards)
+        if k + 1 < len(parts):
+            before = build.pointwise("lt", [place, build.const(starts[k + 1], whole)])
+            value = build.pointwise("where", [before, value, out])
+        out = value
+    return out
+
+
+def _choose(region: Region, bound: tuple[int, int], then: int, other: int) -> int:
+    """``then`` where ``axis < t``, else ``other``; a guarded load beside a zero needs no select."""
+    build, (axis, t) = region.build, bound
+    a, b = build.values[then], build.values[other]
+    if _is_zero(b) and any(g[0] == axis and g[2] <= t for g in a.guards):
+        return then
+    if _is_zero(a) and any(g[0] == axis and g[1] >= t for g in b.guards):
+        return other
+    whole = position_type(build.extents[axis])
+    position = build.index(((axis, 1),), 0, None, whole)
+    return build.pointwise("where", [build.pointwise("lt", [position, build.const(t, whole)]), then, other])
+
+
+def _is_zero(v: Value) -> bool:
+    return v.op == "const" and repr(v.number) in ("0", "0.0", "False")

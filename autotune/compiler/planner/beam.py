@@ -1,0 +1,313 @@
+"""Plans of a region, ranked: a beam search over candidate groups (FusionStitching, arXiv 2009.10924, section 5.3).
+
+Of the candidates of every producer (:mod:`autotune.compiler.planner.patterns`) a plan takes disjoint ones that leave
+no cycle; the beam keeps the three best sets by the delta-evaluator. What the search then measures are the best of
+those, the greedy plan, variants that keep an expensive value in memory instead of computing it twice, and variants
+whose launches are packed, unpacked or joined by grid barriers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterable, Sequence
+
+from autotune.compiler.planner.ablation import Method
+from autotune.compiler.planner.cost import Costs, Figures, plan_us
+from autotune.compiler.planner.patterns import Mask, Vertices, bits, candidates
+from autotune.compiler.planner.plan import Roots, Shape, build_plan, cone, make_plan, read_text, write_text
+from autotune.errors import Unsupported
+from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph
+from autotune.ir.ops import LIGHT, POINTWISE
+
+WIDTH = 3
+"""States of the beam."""
+MOST_VERTICES = 48
+"""Roots beyond which only the greedy plan and its variants are looked at."""
+MOST_GRID_BYTES = 24 << 20
+"""Bytes of scratch between phases of one launch: beyond what the cache holds a barrier saves little."""
+MOST_PHASES = 4
+"""Launches that are joined: each takes its share of a block size and registers that suit all."""
+
+
+def confined(shape: Shape, method: Method) -> Shape:
+    """``shape`` without what a method lacks: packed groups in launches of their own, phases too."""
+    out: list[tuple[tuple[Roots, ...], ...]] = []
+    for launch in shape:
+        phases = launch if method.packing else tuple((group,) for phase in launch for group in phase)
+        if method.grid and (method.packing or len(phases) == len(launch)):
+            out.append(phases)
+        else:
+            out.extend((phase,) for phase in phases)
+    return tuple(out)
+
+
+def shapes(graph: Graph, side: str, method: Method, figures: Figures, limit: int) -> list[Shape]:
+    """The shapes of plans worth tuning, the most promising first; the greedy one is always among them, unless the
+    method says otherwise.
+
+    Every group of each can be run; a plan as a whole is checked by ``build_plan``.
+    """
+    default = confined(read_text(make_plan(graph, side).text), method)
+    if method.plans == "greedy":
+        return [default]
+    found = [default]
+    vertices = Vertices(graph, side, figures)
+    if len(vertices) <= MOST_VERTICES:
+        if method.plans == "any":
+            rng = random.Random(len(graph.values))
+            drafts = [_drawn(vertices, rng) for _ in range(2 * limit)]
+        else:
+            drafts = beam(vertices)
+        bare = [tuple(((v,),) for v in groups) for groups in drafts if groups]
+        found += bare
+        if method.plans != "any":
+            found += [cut for shape in (default, *bare[:1]) for cut in _cuts(graph, vertices.costs, shape)]
+    if side == "cuda":
+        found = [variant for shape in found for variant in _launched(graph, shape, method)]
+    unique = {write_text(shape): shape for shape in found}
+    if method.plans == "any":
+        return list(unique.values())[:limit]
+    ranked = _different(graph, vertices.costs, list(unique.values()))
+    if method.plans == "model":
+        return ranked[:1]
+    chosen = ranked[:limit]
+    if default not in chosen:
+        chosen = [*chosen[: limit - 1], default]
+    return chosen
+
+
+def _different(graph: Graph, costs: Costs, found: Sequence[Shape]) -> list[Shape]:
+    """The shapes by what they take, of those alike in what matters the best only; of equal ones the first.
+
+    Alike are those that divide reductions and launches alike: where a cheap output goes decides little, and each shape
+    costs searches of its groups. A value kept in memory must promise a gain of some per cent.
+    """
+    us = {write_text(s): shape_us(graph, costs, s) for s in found}
+    best: dict[object, Shape] = {}
+    for shape in sorted(found, key=lambda s: us[write_text(s)] * (1 + _CUT_GAIN * _cut_count(s))):
+        groups = [group for launch in shape for phase in launch for group in phase]
+        reductions = frozenset(frozenset(r for r in g if r[0] == "r") for g in groups)
+        alike = (reductions, tuple(sorted(len(launch) for launch in shape)), len(shape))
+        best.setdefault(alike, shape)
+    ranked = list(best.values())
+    if found[0] not in ranked:  # the default gives way to its like only where that promises something
+        like = next(
+            (n for n, s in enumerate(ranked) if us[write_text(s)] > us[write_text(found[0])] * (1 - _TIE)), None
+        )
+        ranked.insert(len(ranked) if like is None else like, found[0])
+        if like is not None and us[write_text(ranked[like + 1])] <= us[write_text(found[0])] * (1 + _TIE):
+            del ranked[like + 1]
+    return ranked
+
+
+_CUT_GAIN, _TIE = 0.03, 0.01
+
+
+def _cut_count(shape: Shape) -> int:
+    return sum(r[0] == "v" for launch in shape for phase in launch for group in phase for r in group)
+
+
+def beam(v: Vertices) -> list[list[Roots]]:
+    """Partitions of the vertices into groups, the best first, each in an order in which it can run."""
+    heads = candidates(v)
+    states: list[tuple[float, tuple[Mask, ...]]] = [(0.0, ())]
+    for _, options in reversed(heads):
+        grown = dict.fromkeys(states)
+        for score, masks in states:
+            covered = 0
+            for m in masks:
+                covered |= m
+            for m in options:
+                if not m & covered and v.gain(m) > 0 and _acyclic(v, (*masks, m)):
+                    grown[(score + v.gain(m), (*masks, m))] = None
+        states = sorted(grown, key=lambda s: (-s[0], s[1]))[:WIDTH]
+    whole = {tuple(sorted(_merged(v, _complete(v, masks)))) for _, masks in states}
+    # Groups by the axes that their reductions run over: what a kernel does best, and what more daring plans must beat.
+    whole.add(tuple(sorted(_by_axes(v))))
+    ranked = sorted(whole, key=lambda masks: (sum(v.us(m) or 1e6 for m in masks), masks))
+    return [[v.names(m) for m in _ordered(v, masks)] for masks in ranked]
+
+
+def _complete(v: Vertices, masks: Iterable[Mask]) -> list[Mask]:
+    """With the vertices that no group has, each by itself."""
+    out = list(masks)
+    covered = 0
+    for m in out:
+        covered |= m
+    return out + [1 << k for k in range(len(v)) if not covered >> k & 1]
+
+
+def _merged(v: Vertices, masks: Sequence[Mask]) -> list[Mask]:
+    """Join pairs of groups as long as that gains."""
+    groups = list(masks)
+    while True:
+        best = (1e-9, 0, 0)
+        for a in range(len(groups)):
+            for b in range(a):
+                joined = v.us(groups[a] | groups[b])
+                if joined is None:
+                    continue
+                gain = (v.us(groups[a]) or 1e6) + (v.us(groups[b]) or 1e6) - joined
+                rest = [m for n, m in enumerate(groups) if n not in (a, b)]
+                if gain > best[0] and _acyclic(v, (*rest, groups[a] | groups[b])):
+                    best = (gain, a, b)
+        if not best[1] and not best[2]:
+            return groups
+        _, a, b = best
+        groups = [m for n, m in enumerate(groups) if n not in (a, b)] + [groups[a] | groups[b]]
+
+
+def _by_axes(v: Vertices) -> list[Mask]:
+    """Each vertex joins a group whose reductions run over the same axes as its own, if that is legal: one whose results
+    it reads, or the latest."""
+    over = {n: v.graph.values[i].over for i, n in v.reduction.items()}
+    groups: list[Mask] = []
+    for k in range(len(v)):
+        for n in sorted(range(len(groups)), key=lambda n: (bool(groups[n] & v.needs[k]), n), reverse=True):
+            kinds = {over[j] for j in bits(groups[n] | 1 << k) if j in over}
+            joined = groups[n] | 1 << k
+            rest = [m for j, m in enumerate(groups) if j != n]
+            if len(kinds) <= 1 and v.us(joined) is not None and _acyclic(v, (*rest, joined)):
+                groups[n] = joined
+                break
+        else:
+            groups.append(1 << k)
+    return groups
+
+
+def _drawn(v: Vertices, rng: random.Random) -> list[Roots]:
+    """A legal partition at random: pairs of groups are joined in any order, up to a random number of times."""
+    groups = [1 << k for k in range(len(v))]
+    for _ in range(rng.randrange(3 * len(v) + 1)):
+        if len(groups) < 2:
+            break
+        a, b = rng.sample(range(len(groups)), 2)
+        joined = groups[a] | groups[b]
+        rest = [m for n, m in enumerate(groups) if n not in (a, b)]
+        if v.us(joined) is not None and _acyclic(v, (*rest, joined)):
+            groups = [*rest, joined]
+    if any(v.us(m) is None for m in groups):
+        return []
+    return [v.names(m) for m in _ordered(v, groups)]
+
+
+def _acyclic(v: Vertices, masks: Sequence[Mask]) -> bool:
+    """Whether the groups, with everything else by itself, can run one after the other."""
+    try:
+        _ordered(v, _complete(v, masks))
+    except Unsupported:
+        return False
+    return True
+
+
+def _ordered(v: Vertices, masks: Sequence[Mask]) -> list[Mask]:
+    """The groups in an order in which they can run. Raises Unsupported where there is none."""
+    owner = {k: n for n, m in enumerate(masks) for k in bits(m)}
+    needs = [{owner[p] for k in bits(m) for p in bits(v.needs[k])} - {n} for n, m in enumerate(masks)]
+    done: list[int] = []
+    waiting = sorted(range(len(masks)), key=lambda n: masks[n] & -masks[n])
+    while waiting:
+        ready = next((n for n in waiting if needs[n] <= set(done)), None)
+        if ready is None:
+            raise Unsupported("groups that wait for each other")
+        waiting.remove(ready)
+        done.append(ready)
+    return [masks[n] for n in done]
+
+
+def shape_us(graph: Graph, costs: Costs, shape: Shape) -> float:
+    """Microseconds of a plan by the delta-evaluator; works on any shape, cut values included."""
+    groups = [group for launch in shape for phase in launch for group in phase]
+    home = {int(r[1:]): k for k, roots in enumerate(groups) for r in roots if r[0] in "rv"}
+    cones = [cone(graph, roots, home, k) for k, roots in enumerate(groups)]
+    crossing = {i for k, values in enumerate(cones) for i in values if home.get(i, k) != k}
+    times = []
+    for k, (roots, values) in enumerate(zip(groups, cones, strict=True)):
+        taken = [i for i in values if home.get(i, k) != k]
+        inside = [i for i in values if home.get(i, k) == k]
+        left = [i for i in inside if i in crossing]
+        cost = costs.group(inside, taken, left, [int(r[1:]) for r in roots if r[0] == "o"])
+        kinds = {graph.values[i].over for i in inside if graph.values[i].op in REDUCTIONS}
+        times.append(cost.us(costs.figures) + (costs.figures.next_us if len(kinds) > 1 else 0.0))
+    at = iter(times)
+    return plan_us([[[next(at) for _ in phase] for phase in launch] for launch in shape], costs.figures)
+
+
+def _cuts(graph: Graph, costs: Costs, shape: Shape) -> list[Shape]:
+    """Variants of a shape that keep an expensive value, which several groups compute, in memory: the best two."""
+    groups = [group for launch in shape for phase in launch for group in phase]
+    if len(groups) < 2 or any(len(launch) > 1 for launch in shape):
+        return []
+    home = {int(r[1:]): k for k, roots in enumerate(groups) for r in roots if r[0] in "rv"}
+    made: dict[int, list[int]] = {}
+    for k, roots in enumerate(groups):
+        for i in cone(graph, roots, home, k):
+            if home.get(i, k) == k and graph.values[i].op in POINTWISE:
+                made.setdefault(i, []).append(k)
+    found: list[tuple[float, Shape]] = []
+    base = shape_us(graph, costs, shape)
+    for i, makers in made.items():
+        if len(makers) < 2 or i in home or _effort(graph, i, home) <= LIGHT:
+            continue
+        first = makers[0]
+        cut = tuple(
+            tuple(tuple((*g, f"v{i}") if g == groups[first] else g for g in phase) for phase in launch)
+            for launch in shape
+        )
+        us = shape_us(graph, costs, cut)
+        if us < base * 1.1:
+            found.append((us, cut))
+    legal = []
+    for _, cut in sorted(found, key=lambda f: f[0])[:4]:
+        try:
+            build_plan(graph, cut)
+        except Unsupported:
+            continue
+        legal.append(cut)
+    return legal[:2]
+
+
+def _effort(graph: Graph, i: int, home: Iterable[int]) -> int:
+    """Cost of an element of value ``i`` made from loads and reductions."""
+    stop = set(home)
+    seen: set[int] = set()
+    stack = [i]
+    total = 0
+    while stack:
+        j = stack.pop()
+        if j in seen or (j in stop and j != i):
+            continue
+        seen.add(j)
+        if graph.values[j].op in POINTWISE:
+            total += POINTWISE[graph.values[j].op].cost
+        stack.extend(graph.values[j].args)
+    return total
+
+
+def _launched(graph: Graph, shape: Shape, method: Method) -> list[Shape]:
+    """A shape with its launches as they are, packed, and joined by grid barriers, as far as that is legal."""
+    from autotune.compiler.planner.packing import pack
+
+    out = [shape]
+    if len(shape) > 1 and method.packing:
+        with contextlib.suppress(Unsupported):
+            out.append(pack(graph, shape))
+    if method.grid:
+        out += [joined for s in list(out) if (joined := _behind_barriers(graph, s)) is not None]
+    return list({write_text(s): s for s in out}.values())
+
+
+def _behind_barriers(graph: Graph, shape: Shape) -> Shape | None:
+    """All launches as phases of one, where what goes between them fits the cache and a block size suits all."""
+    from autotune.compiler.planner.packing import may_be_phases
+
+    if not 2 <= len(shape) <= MOST_PHASES or any(len(launch) > 1 for launch in shape):
+        return None
+    try:
+        plan = build_plan(graph, shape)
+    except Unsupported:
+        return None
+    if sum(STORAGE_BYTES[dtype] * n for dtype, n, _ in plan.scratch_numel(graph)) > MOST_GRID_BYTES:
+        return None
+    return (tuple(launch[0] for launch in shape),) if may_be_phases(plan) else None

@@ -1,0 +1,284 @@
+"""The delta-evaluator: what a plan costs, by a formula that takes microseconds.
+
+FusionStitching (arXiv 2009.10924, section 5.4) scores a fusion by ``f = T_saved_memory + T_saved_launches -
+T_penalty``. What is saved is the difference to a kernel for every operator, so comparing scores of plans of one region
+is comparing the plans' own times: bytes over bandwidth, launches, and as penalties what fusing costs: operators
+computed again in several groups, reductions that leave too few threads busy, and more values between passes than an SM
+can hold.
+
+Everything here works on the region's graph and sets of its values; no group's graph is built.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph
+from autotune.ir.ops import POINTWISE
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a device can do; measured by ``autotune calibrate fusion``, else the values here, which are of a class.
+
+    Attributes:
+        copy_gbs: bytes read and written by a large copy, in 10^9 a second, caches cold.
+        l2_gbs: the same for what lies in the last-level cache; ``l2_mib`` is its size.
+        first_us: what a launch takes before its first byte, timed by itself.
+        next_us: what another kernel after it adds.
+        barrier_us: a barrier over the whole grid.
+        ops_gs: light operators (as fused multiply-adds) in 10^9 a second; ``units`` compute units share them.
+        heavy_gs: operators of special functions, in the same unit (their cost in ``autotune.ir.ops`` over time).
+    """
+
+    copy_gbs: float = 4100.0
+    l2_gbs: float = 7000.0
+    l2_mib: float = 50.0
+    first_us: float = 2.5
+    next_us: float = 1.3
+    barrier_us: float = 1.6
+    ops_gs: float = 12000.0
+    heavy_gs: float = 9000.0
+    units: float = 132.0
+    calibrated: bool = False
+
+    @classmethod
+    def of(cls, side: str, found: Mapping[str, float], arch: str = "", units: int = 0) -> Figures:
+        """The figures of a device: those of its class, where ``found`` has no measured ones.
+
+        Args:
+            side: "cuda" or "cpu".
+            arch: "sm_90" and the like. ``units`` are the device's multiprocessors or processors; 0 for the class's.
+        """
+        names = {f.name for f in fields(cls)} - {"calibrated"}
+        known = {k: float(v) for k, v in found.items() if k in names and v > 0}
+        of_class = dict(CLASSES.get(arch, CLASSES[side]))
+        if units:
+            scale = units / of_class.get("units", cls.units)
+            of_class |= {"units": float(units)}
+            of_class |= {k: of_class.get(k, getattr(cls, k)) * scale for k in ("ops_gs", "heavy_gs")}
+        return cls(**{**of_class, **known}, calibrated=bool(known))
+
+
+CLASSES: Mapping[str, Mapping[str, float]] = {
+    "cuda": {},
+    "sm_80": {
+        "copy_gbs": 1600.0,
+        "l2_gbs": 3500.0,
+        "l2_mib": 40.0,
+        "ops_gs": 8000.0,
+        "heavy_gs": 6000.0,
+        "units": 108.0,
+    },
+    "sm_86": {"copy_gbs": 700.0, "l2_gbs": 2000.0, "l2_mib": 6.0, "ops_gs": 9000.0, "heavy_gs": 6000.0, "units": 82.0},
+    "sm_89": {
+        "copy_gbs": 800.0,
+        "l2_gbs": 3500.0,
+        "l2_mib": 72.0,
+        "ops_gs": 18000.0,
+        "heavy_gs": 9000.0,
+        "units": 128.0,
+    },
+    "sm_100": {"copy_gbs": 7000.0, "l2_gbs": 10000.0, "l2_mib": 126.0, "ops_gs": 14000.0, "units": 148.0},
+    "sm_120": {
+        "copy_gbs": 1500.0,
+        "l2_gbs": 5000.0,
+        "l2_mib": 96.0,
+        "ops_gs": 20000.0,
+        "heavy_gs": 9000.0,
+        "units": 170.0,
+    },
+    "cpu": {
+        "copy_gbs": 20.0,
+        "l2_gbs": 60.0,
+        "l2_mib": 16.0,
+        "first_us": 10.0,
+        "next_us": 8.0,
+        "barrier_us": 5.0,
+        "ops_gs": 20.0,
+        "heavy_gs": 8.0,
+        "units": 2.0,
+    },
+}
+"""Rough figures by class of device: an H200 where nothing else is said, others by architecture, and a small CPU."""
+
+HEAVY = 4
+"""Operators dearer than this count as special functions."""
+FEWEST = 1 << 15
+"""Elements of one row from which on many blocks may share it."""
+KEPT_WORDS = 40_000.0
+"""32-bit words of values between passes that an SM can hold."""
+
+
+@dataclass(frozen=True)
+class GroupCost:
+    """What one group does.
+
+    Attributes:
+        bytes: moved to and from memory, scratch included; ``scratch`` of them are of scratch.
+        light, heavy: operations, in units of a fused multiply-add.
+        lanes: elements that its narrowest loop can work on at the same time.
+        row_words: 32-bit words of the longest row it may have to hold, times how many values.
+    """
+
+    bytes: float
+    scratch: float
+    light: float
+    heavy: float
+    lanes: float
+    row_words: float
+
+    def us(self, f: Figures) -> float:
+        """Microseconds without the launch."""
+        cached = self.scratch if self.scratch < f.l2_mib * 2**20 / 2 else 0.0
+        memory = (self.bytes - cached) / f.copy_gbs / 1e3 + cached / f.l2_gbs / 1e3
+        compute = self.light / f.ops_gs / 1e3 + self.heavy / f.heavy_gs / 1e3
+        # Too few independent rows leave units idle: the penalty of fusing into one row-wise kernel.
+        busy = min(1.0, max(self.lanes, 1.0) / (f.units * 512.0))
+        crowded = 1.5 if self.row_words > KEPT_WORDS * 4 else 1.0
+        idle = math.sqrt(max(busy, 1.0 / f.units))
+        return max(memory * crowded, compute) / idle + 0.15 * min(memory, compute)
+
+
+class Costs:
+    """Costs of sets of values of one region."""
+
+    def __init__(self, graph: Graph, figures: Figures) -> None:
+        self.graph, self.figures = graph, figures
+        self.size = [float(graph.size(v.axes)) for v in graph.values]
+
+    @cached_property
+    def _loads(self) -> list[float]:
+        """Bytes that reading each load or gather once moves."""
+        out = []
+        for v in self.graph.values:
+            n = 0.0
+            if v.op in ("load", "gather"):
+                moving = {a for a, s in zip(v.axes, v.strides, strict=True) if s}
+                if v.op == "gather":
+                    moving |= set(self.graph.values[v.args[0]].axes)
+                n = min(float(self.graph.size(moving)), float(self.graph.input_numel(v.slot)))
+                n *= STORAGE_BYTES[self.graph.inputs[v.slot]]
+            out.append(n)
+        return out
+
+    @cached_property
+    def _ops(self) -> list[tuple[float, float]]:
+        """(light, heavy) operations of computing each value once; a reduction goes over what it reduces."""
+        out = []
+        for i, v in enumerate(self.graph.values):
+            light = heavy = 0.0
+            if v.op in REDUCTIONS:
+                light = self.size[v.args[0]]
+            elif v.op in POINTWISE:
+                cost = POINTWISE[v.op].cost * self.size[i]
+                light, heavy = (cost, 0.0) if POINTWISE[v.op].cost <= HEAVY else (0.0, cost)
+            out.append((light, heavy))
+        return out
+
+    def stored(self, i: int) -> float:
+        """Bytes of value ``i`` in scratch."""
+        v = self.graph.values[i]
+        return self.size[i] * float(STORAGE_BYTES[v.dtype])
+
+    def _shared_by_all(self, inside: Sequence[int]) -> set[int]:
+        """Reductions to one number of so many elements that all blocks share them, as they do where nothing larger of
+        the group waits for one (see ``autotune.compiler.program.full_reduction``)."""
+        g = self.graph
+        whole = {i for i in inside if g.values[i].op in REDUCTIONS and self.size[i] == 1.0}
+        whole = {i for i in whole if self.size[g.values[i].args[0]] >= FEWEST}
+        after = set(whole)
+        for i in inside if whole else ():
+            if not after.isdisjoint(g.values[i].args):
+                if max(self.size[i], *(self.size[a] for a in g.values[i].args)) > 1.0:
+                    return set()
+                after.add(i)
+        return whole
+
+    def group(
+        self, inside: Iterable[int], taken: Iterable[int], left: Iterable[int], outputs: Sequence[int]
+    ) -> GroupCost:
+        """A group's cost.
+
+        Args:
+            inside: values it computes (loads included).
+            taken: values it reads from scratch; ``left``: values it writes there.
+            outputs: numbers of the region's outputs that it writes.
+        """
+        g = self.graph
+        slots: dict[int, float] = {}
+        light = heavy = 0.0
+        lanes, row_words = float("inf"), 0.0
+        most = 1.0
+        inside = tuple(inside)
+        shared = self._shared_by_all(inside)
+        for i in inside:
+            v = g.values[i]
+            light += self._ops[i][0]
+            heavy += self._ops[i][1]
+            most = max(most, self.size[i])
+            if v.op in ("load", "gather"):
+                slots[v.slot] = max(slots.get(v.slot, 0.0), self._loads[i])
+            elif v.op in REDUCTIONS and self.size[v.args[0]] > 1:
+                row = self.size[v.args[0]] / max(self.size[i], 1.0)
+                # Up to a thousand threads share a row; what varies over nothing is reduced by one block.
+                lanes = min(lanes, row if i in shared else self.size[i] * min(row, 1024.0))
+                row_words = max(row_words, row)
+        scratch = sum(map(self.stored, taken)) + sum(map(self.stored, left))
+        written = sum(g.size(g.outputs[k].axes) * STORAGE_BYTES[g.outputs[k].dtype] for k in outputs)
+        total = sum(slots.values()) + scratch + written
+        return GroupCost(total, scratch, light, heavy, min(lanes, most), row_words)
+
+
+@dataclass(frozen=True)
+class Score:
+    """The delta-evaluator's view of a plan, in microseconds.
+
+    Attributes:
+        memory, launches: saved against a kernel for every operator.
+        penalty: what fusing costs: recomputation, idle units, crowded registers.
+        us: what the plan takes.
+    """
+
+    memory: float
+    launches: float
+    penalty: float
+    us: float
+
+    @property
+    def f(self) -> float:
+        """``T_saved_memory + T_saved_launches - T_penalty``."""
+        return self.memory + self.launches - self.penalty
+
+
+def unfused(costs: Costs) -> tuple[float, float, int]:
+    """(memory time, compute time, kernels) of a kernel for every operator, in microseconds."""
+    g, f = costs.graph, costs.figures
+    memory = compute = 0.0
+    kernels = 0
+    results = {o.value for o in g.outputs}
+    for i in g.live:
+        v = g.values[i]
+        if v.op in ("load", "const", "index"):
+            continue
+        kernels += 1
+        read = sum(costs._loads[a] if g.values[a].op == "load" else costs.stored(a) for a in dict.fromkeys(v.args))
+        write = costs.stored(i) if i not in results else 0.0
+        light, heavy = costs._ops[i]
+        memory += (read + write) / f.copy_gbs / 1e3
+        compute += light / f.ops_gs / 1e3 + heavy / f.heavy_gs / 1e3
+    memory += sum(g.size(o.axes) * STORAGE_BYTES[o.dtype] for o in g.outputs) / f.copy_gbs / 1e3
+    return memory, compute, kernels
+
+
+def launch_us(phases: Sequence[Sequence[float]], f: Figures) -> float:
+    """One launch: phases one after the other behind barriers, each with groups side by side that share the device."""
+    return sum(sum(phase) for phase in phases) + f.barrier_us * (len(phases) - 1)
+
+
+def plan_us(launches: Sequence[Sequence[Sequence[float]]], f: Figures) -> float:
+    """A plan of launches of phases of groups' times (without launches), in microseconds."""
+    return sum(launch_us(phases, f) for phases in launches) + f.first_us + f.next_us * (len(launches) - 1)

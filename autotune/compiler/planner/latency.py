@@ -1,0 +1,259 @@
+"""The latency-evaluator: what one schedule of a group takes, in a fraction of a millisecond and without compiling.
+
+FusionStitching (arXiv 2009.10924, section 4.3) ranks schedules by ``L = N_wave * L_warp`` with ``L_warp =
+N_instruction * CPI`` and the number of waves from the occupancy that registers and shared memory leave. Today's kernels
+are mostly bound by memory, so three times are estimated, and the longest counts, with a part of the second:
+
+* *memory*: bytes over the bandwidth that the loads in flight can draw (Little's law: too few warps, or too narrow
+  loads, leave it idle);
+* *issue*: instructions over the issue rate, less where few warps are resident or lanes of a row are idle;
+* *latency*: rows one after the other on an SM, each waiting for its loads and its reductions.
+
+Registers are estimated from the program (values kept between passes, loads in flight). What was measured of a workload
+scales the predictions before they decide anything (``autotune.tuner.pruning``), so it is the order that matters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from autotune.compiler.planner.cost import Costs, Figures
+from autotune.compiler.program.program import Program, build_program
+from autotune.compiler.program.tiling import tiling
+from autotune.compiler.targets.cuda.cubin import SmLimits, limits
+from autotune.errors import Unsupported
+from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph
+from autotune.task import Choice
+
+Schedule = Mapping[str, Choice]
+
+_BASE_REGISTERS = 22
+_CLOCK_GHZ = 1.7
+_ISSUE = 128.0  # lanes an SM issues for in a cycle
+_LATENCY_US = 0.75  # of a load from memory, on a busy device
+_REDUCE_US = 0.06, 0.25, 1.2  # a reduction over a warp, over a block, over a cluster
+_OVERLAP = 0.2
+_SPREAD = 3.0  # what a byte takes where the elements of a warp are each in a sector of their own, caches helping
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a schedule's threads do. ``row_us`` is how long one row is under way."""
+
+    threads: int
+    rows: float  # sets of rows that blocks take, in all
+    registers: float
+    shared: float
+    in_flight: float  # bytes a thread has in flight
+    lanes: float  # share of the lanes that have elements
+    row_us: float
+    rereads: float  # times that inputs are read again, from the cache where it holds them
+    packs: float
+    spread: float = 1.0  # what moving a byte takes, for accesses to elements that are no neighbours
+
+
+def predict_cuda(graph: Graph, config: Schedule, figures: Figures, target: str) -> float | None:
+    """Microseconds of a group by itself under a schedule, its launch included; None for schemes without a model.
+
+    Args:
+        graph: of the group, canonical.
+        config: parameters of ``search_spaces/fusion.toml``, [cuda].
+    """
+    from autotune.compiler.schedules.cuda import scheme_of
+
+    name = scheme_of(graph).name
+    if name == "scatter":
+        return _scattered(graph, config, figures, limits(target))
+    if name not in ("flat", "rows", "columns", "transpose"):
+        return None
+    found = _program(graph, name, config["keep"] != "reload", bool(config["online"]))
+    if found is None:
+        return None
+    program, extra = found
+    shape = _tiled(graph, config) if config.get("tile") else _shape(program, config, extra)
+    if shape is None:
+        return None
+    if name == "transpose" and not config.get("tile"):
+        shape = replace(shape, spread=1.0 + (_SPREAD - 1.0) * tiling(graph).share)
+    us = _time(graph, program, config, shape, figures, limits(target))
+    if name == "columns" and config.get("finish") == "barrier":
+        return figures.first_us + us + figures.barrier_us + 1.0
+    return figures.first_us + us + (figures.next_us + 1.5 if name == "columns" else 0.0)
+
+
+@lru_cache(maxsize=512)
+def _program(graph: Graph, scheme: str, keep: bool, online: bool) -> tuple[Program, float] | None:
+    """The program, and 32-bit accumulators per element of a row."""
+    try:
+        if scheme != "columns":
+            return build_program(graph, keep=keep, online=online), 0.0
+        from autotune.compiler.program.columns import split_columns
+        from autotune.compiler.schedules.cuda.columns import accumulators, main_program
+
+        program = main_program(split_columns(graph), keep=keep, online=online)
+        return program, float(accumulators(program, 1, 1))
+    except Unsupported:
+        return None
+
+
+def _shape(program: Program, config: Schedule, accumulators: float) -> Shape | None:
+    from autotune.compiler.schedules.cuda.rows import kept_words
+    from autotune.compiler.targets.cuda.access import vector_length
+
+    t, per_block = int(config["threads_per_row"]), int(config["rows_per_block"])
+    cluster = 1 if accumulators else int(config.get("cluster", 1))  # blocks that share a row
+    vec = vector_length(program, int(config["vector_bytes"]))
+    if not vec:
+        return None
+    threads = t * per_block
+    inputs = max(1, len(program.graph.inputs))
+    widths = [STORAGE_BYTES[d] for d in program.graph.inputs] or [4]
+    each = sum(widths) / len(widths)
+    flat = program.pointwise and not accumulators
+    cols = float(program.n_cols)
+    packs = 1.0 if flat else math.ceil(cols / (t * cluster * vec))
+    lanes = 1.0 if flat else cols / (packs * t * cluster * vec)
+    unroll = int(config["unroll"])
+    resident = packs if config["keep"] == "registers" else min(packs, unroll)
+    if flat:
+        resident = unroll
+    kept = kept_words(program) if config["keep"] == "registers" else 0.0
+    registers = _BASE_REGISTERS + kept * vec * packs + accumulators * vec * (packs if not flat else unroll)
+    registers += min(inputs, 6) * vec * each / 4 * min(resident, 2)
+    passes = sum(p.walks for p in program.passes)
+    reductions = 0 if flat else len([p for p in program.passes if p.reduce or p.online])
+    hop = _REDUCE_US[0] if t <= 32 else _REDUCE_US[1]
+    hop = _REDUCE_US[2] if cluster > 1 else hop
+    again = 0.0 if config["keep"] != "reload" else max(0.0, passes - 1.0)
+    loads = 1.0 + again
+    serial = max(1.0, packs / max(resident, 1.0)) if config["keep"] == "reload" else 1.0
+    if config.get("prefetch") and config["blocks_per_sm"]:
+        loads *= 0.4
+    row_us = loads * serial * _LATENCY_US + reductions * hop
+    rows = program.n_rows * cols / (threads * vec * unroll) if flat else program.n_rows / per_block * cluster
+    shared = 0.0 if config["keep"] != "shared" else kept_words(program) * 4 * cols * per_block / cluster
+    in_flight = resident * vec * each * min(inputs, 4)
+    return Shape(threads, max(1.0, rows), registers, shared, in_flight, lanes, row_us, again, packs)
+
+
+def _tiled(graph: Graph, config: Schedule) -> Shape:
+    """The shape of a kernel that works in tiles: a thread has a tile's share of all inputs in flight at a time."""
+    t, side, threads = tiling(graph), int(config["tile"]), int(config["threads_per_row"])
+    share = side * side / threads
+    widths = [STORAGE_BYTES[d] for d in graph.inputs] or [4]
+    lines = {a: math.ceil(graph.extents[a] / side) for a in (t.x, t.y)}
+    filled = math.prod(graph.extents[a] / (n * side) for a, n in lines.items())
+    tiles = math.prod(lines.values()) * t.program.n_rows / graph.extents[t.y]
+    in_flight = share * sum(widths[:4])
+    shared = 4.0 * side * (side + 1) * max(len(t.loads), len(t.stores))
+    registers = _BASE_REGISTERS + share + in_flight / 4
+    return Shape(threads, tiles, registers, shared, in_flight, filled, _LATENCY_US + _REDUCE_US[1], 0.0, 1.0)
+
+
+def _time(
+    graph: Graph, program: Program, config: Schedule, shape: Shape, figures: Figures, sm: SmLimits
+) -> float:  # fmt: skip
+    cap = int(config["max_registers"]) or min(255, sm.registers // max(shape.threads, 32) // 8 * 8)
+    registers = min(max(shape.registers, 24.0), cap)
+    spilled = max(0.0, shape.registers - cap)
+    blocks = min(
+        sm.threads // shape.threads,
+        int(sm.registers // (registers * shape.threads)),
+        int(sm.shared // (shape.shared + 1024)),
+        sm.blocks,
+    )
+    if blocks < 1:
+        return math.inf
+    persistent = int(config["blocks_per_sm"])
+    if persistent:
+        blocks = min(blocks, persistent)
+    sets = shape.rows / figures.units
+    resident = min(float(blocks), max(sets, 1.0))
+    waves = max(sets / blocks, 1e-9)
+    tail = math.ceil(waves) / waves if waves > 1 else 1.0
+    tail = 1.0 + (tail - 1.0) * (0.8 if persistent else 0.5)
+    busy = min(1.0, shape.rows / figures.units)  # fewer blocks than SMs leave SMs idle
+    total, read, light, heavy = _costs(graph, figures)
+    flying = resident * shape.threads * shape.in_flight * figures.units * busy
+    row_bytes = total / max(program.n_rows, 1) * min(resident * figures.units, program.n_rows)
+    again = figures.l2_gbs if row_bytes < figures.l2_mib * 2**20 * 0.6 else figures.copy_gbs
+    # Bandwidth, or by Little's law what the bytes in flight draw of it.
+    memory = math.hypot(total / figures.copy_gbs / 1e3, total * _LATENCY_US / max(flying, 1.0)) * tail
+    memory = memory * shape.spread + shape.rereads * read / again / 1e3
+    memory *= 1.0 + spilled / 32.0
+    warps = resident * shape.threads / 32
+    rate = _ISSUE * _CLOCK_GHZ * 1e3 * figures.units * min(1.0, warps / 12.0) * busy
+    issued = (light * (1.0 + 0.5 * shape.rereads) + heavy * (1.0 + shape.rereads)) / max(shape.lanes, 0.05)
+    issue = issued / rate * tail
+    latency = sets / max(resident, 1e-9) * shape.row_us if not program.pointwise else shape.row_us
+    longest, second = sorted((memory, issue, latency), reverse=True)[:2]
+    return longest + _OVERLAP * second
+
+
+def _scattered(graph: Graph, config: Schedule, figures: Figures, sm: SmLimits) -> float:
+    """Microseconds of sums at places: what moves, the places that every block reads from the cache, and blocks one
+    after the other on an SM. The places are taken to be spread evenly."""
+    from autotune.compiler.program.scattered import scattered
+    from autotune.compiler.schedules.cuda.scatter import blocks_of, place_bytes
+    from autotune.compiler.targets.cuda.scatter import FLIGHT, MANY, MOST_PACKS, MOST_SORTED
+
+    s = scattered(graph)
+    threads, match = int(config["threads_per_row"]) * int(config["rows_per_block"]), int(config["rows_per_block"])
+    owned, vec = int(config["owned"]), max(1, s.vector(int(config["vector_bytes"])))
+    groups, chunks = blocks_of(s, config)
+    blocks = float(groups * chunks)
+    cap = int(config["max_registers"]) or 40 + 4 * vec * min(4, int(config["unroll"]))
+    steps = sum(math.ceil(one.n_tokens / (threads * one.place_vector * MOST_PACKS)) for one in s.sums)
+    shared = 4.0 * (threads * (4 * MOST_PACKS + 2) + len(s.sums) * min(MOST_SORTED, s.n_tokens))
+    fit = min(sm.threads // threads, int(sm.registers // (cap * threads)), int(sm.shared // (shared + 1024)), sm.blocks)
+    if fit < 1:
+        return math.inf
+    busy = min(1.0, blocks / figures.units)
+    resident = min(float(fit), max(1.0, blocks / figures.units))
+    terms = s.n_tokens / s.n_places  # of a place
+    alone = owned > 1 and terms <= MANY * match
+    turns = math.ceil(owned / match) * math.ceil(terms / 2) if alone else terms / (match * FLIGHT) * owned
+    turns += math.ceil(owned / match / int(config["unroll"])) * (0.4 if config.get("prefetch") else 1.0)
+    scans = steps * (1 if alone else owned)
+    block_us = scans * (_LATENCY_US + 2 * _REDUCE_US[1]) + turns * _LATENCY_US + 2 * _REDUCE_US[1]
+    latency = blocks / (figures.units * busy * resident) * block_us
+    total, _, light, heavy = _costs(graph, figures)
+    each = max(1, owned // match) if alone else FLIGHT
+    each = each if config.get("prefetch") or not alone else min(int(config["unroll"]), each)
+    in_flight = resident * threads * vec * s.unit * each
+    memory = math.hypot(total / figures.copy_gbs / 1e3, total * _LATENCY_US / (in_flight * figures.units * busy))
+    memory += blocks * place_bytes(s) * (1 if alone else owned) / figures.l2_gbs / busy / 1e3
+    lanes = s.n_cols / (
+        math.ceil(s.n_cols / (int(config["threads_per_row"]) * vec)) * int(config["threads_per_row"]) * vec
+    )
+    rate = _ISSUE * _CLOCK_GHZ * 1e3 * figures.units * busy
+    issue = ((light + heavy) / lanes + 8.0 * blocks * s.n_tokens * (1 if alone else owned)) / rate
+    longest, second = sorted((memory, issue, latency), reverse=True)[:2]
+    return figures.first_us + longest + _OVERLAP * second
+
+
+@lru_cache(maxsize=512)
+def _costs(graph: Graph, figures: Figures) -> tuple[float, float, float, float]:
+    """(bytes, bytes read, light and heavy instructions) of a group."""
+    costs = Costs(graph, figures)
+    cost = costs.group(graph.live, (), (), range(len(graph.outputs)))
+    read = sum(costs._loads[i] for i in graph.live if graph.values[i].op in ("load", "gather"))
+    moved = sum(costs.size[i] for i in graph.live if graph.values[i].op in ("load", "gather"))
+    moved += sum(float(graph.size(o.axes)) for o in graph.outputs)
+    return cost.bytes, read, cost.light + 1.5 * moved, cost.heavy
+
+
+def predict_cpu(graph: Graph, config: Schedule, figures: Figures) -> float | None:
+    """As :func:`predict_cuda`, for the CPU's parameters; coarse: bytes, operations and threads."""
+    total, read, light, heavy = _costs(graph, figures)
+    threads = max(1.0, float(config["threads"]))
+    share = min(1.0, threads / figures.units)
+    reductions = any(v.op in REDUCTIONS for v in graph.values)
+    again = 1.0 if config["keep"] == "reload" and reductions else 0.0
+    memory = (total + again * read * 0.3) / figures.copy_gbs / 1e3 / min(1.0, 0.35 + 0.65 * share)
+    compute = (light / figures.ops_gs + heavy / figures.heavy_gs * (1 + again)) / 1e3 / share
+    longest, second = max(memory, compute), min(memory, compute)
+    return figures.first_us * (1.0 if threads > 1 else 0.3) + longest + _OVERLAP * second

@@ -1,0 +1,128 @@
+"""Packing: groups of a plan side by side in one launch.
+
+A launch costs one to three microseconds whatever it does, and its last blocks leave the device half empty. Groups that
+do not wait for each other may share one: each gets blocks of its own in proportion to its work. Groups of one family
+(the updates of an optimizer, one for each tensor) share the code of one body too; see
+``autotune.compiler.targets.cuda.pack``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autotune.compiler.planner.plan import Group, Plan, Shape, build_plan
+from autotune.compiler.schedules.configurations import one_block, one_launch
+from autotune.compiler.schedules.cuda import scheme_of
+from autotune.ir.families import Family, family_of
+from autotune.ir.graph import Graph
+
+SCHEMES = ("transpose", "flat", "rows", "outer", "scatter")
+"""Schemes of one kernel, of any block size, whose blocks do not wait for each other."""
+MOST_POINTERS = 500
+"""Tensors of one launch: a kernel's parameters take at most 4 KiB, 8 bytes each, on every driver."""
+MOST_BODIES = 8
+"""Different bodies of one launch: it takes the registers of the largest, and the shared memory of all."""
+SMALL_BYTES = 4 << 20
+"""Bytes that a group moves in about the time of a launch. Larger ones share a launch with their like only: a block size
+and register count that suit all of them would cost more than the launch."""
+
+
+def packable(group: Group) -> bool:
+    """Whether a group may share a launch at all."""
+    return scheme_of(group.graph).name in SCHEMES
+
+
+def pack(graph: Graph, shape: Shape) -> Shape:
+    """Join launches that do not wait for each other, as many as is legal and worth it.
+
+    Launches come out in the order in which they can run; those of several phases stay as they are. A plan of one launch
+    comes back unchanged, and so does one that is packed already.
+
+    Args:
+        graph: the region's.
+        shape: a plan for CUDA.
+
+    Raises:
+        Unsupported: the plan is not legal.
+    """
+    if len(shape) < 2:
+        return shape
+    plan = build_plan(graph, shape)
+    level = _levels(plan)
+    families = [family_of(g.graph) for g in plan.groups]
+    joined: list[list[int]] = []
+    for n in sorted(range(len(shape)), key=lambda n: level[n]):
+        for bin_ in joined:
+            if level[bin_[0]] == level[n] and _may_share(plan, families, [*bin_, n]):
+                bin_.append(n)
+                break
+        else:
+            joined.append([n])
+    return tuple(
+        shape[launches[0]] if len(launches) == 1 else (tuple(g for n in launches for g in shape[n][0]),)
+        for launches in joined
+    )
+
+
+def may_be_phases(plan: Plan) -> bool:
+    """Whether all launches of a plan may be phases of one: their tensors fit, and no group is the worse for the block
+    size that suits them all."""
+    if sum(len(g.inputs) + len(g.outputs) for g in plan.groups) > MOST_POINTERS:
+        return False
+    numbers = [[k for phase in launch for k in phase] for launch in plan.launches]
+    schemes = [scheme_of(g.graph) for g in plan.groups]
+    parts = [s.default(g.graph) for s, g in zip(schemes, plan.groups, strict=True)]
+    agreed = one_launch(plan, numbers, parts)
+    for scheme, group, before, after in zip(schemes, plan.groups, parts, agreed, strict=True):
+        why = scheme.reject(group.graph, scheme.normalize(group.graph, after))
+        if why is not None and scheme.reject(group.graph, before) is None:
+            return False
+    return True
+
+
+def unpack(shape: Shape) -> Shape:
+    """The inverse of :func:`pack`: groups of a launch's only phase get a launch each."""
+    out: list[tuple[tuple[tuple[str, ...], ...], ...]] = []
+    for launch in shape:
+        out += [((group,),) for group in launch[0]] if len(launch) == 1 else [launch]
+    return tuple(out)
+
+
+def _levels(plan: Plan) -> list[int]:
+    """For each launch how many launches must run before it, one after the other."""
+    made = {s: n for n, launch in enumerate(plan.launches) for s in _scratch(plan, launch, "outputs")}
+    level: list[int] = []
+    for n, launch in enumerate(plan.launches):
+        waits = {made[s] for s in _scratch(plan, launch, "inputs")} - {n}
+        level.append(max((level[w] + 1 for w in waits), default=0))
+    return level
+
+
+def _scratch(plan: Plan, launch: Sequence[Sequence[int]], side: str) -> list[int]:
+    groups = [plan.groups[k] for phase in launch for k in phase]
+    return [n for g in groups for kind, n in getattr(g, side) if kind == "scratch"]
+
+
+def _may_share(plan: Plan, families: Sequence[Family], launches: Sequence[int]) -> bool:
+    if any(len(plan.launches[n]) != 1 for n in launches):
+        return False
+    numbers = [k for n in launches for k in plan.launches[n][0]]
+    groups = [plan.groups[k] for k in numbers]
+    if sum(len(g.inputs) + len(g.outputs) for g in groups) > MOST_POINTERS or not all(map(packable, groups)):
+        return False
+    bodies: list[int] = []
+    for k in numbers:
+        if not any(families[k].has(families[b]) for b in bodies):
+            bodies.append(k)
+    if len(bodies) == 1:
+        return True
+    if len(bodies) > MOST_BODIES or any(g.graph.bytes_moved > SMALL_BYTES for g in groups):
+        return False
+    return _agree([plan.groups[k].graph for k in bodies])
+
+
+def _agree(graphs: Sequence[Graph]) -> bool:
+    """Whether there is a block size that suits the groups' default schedules."""
+    schemes = [scheme_of(g) for g in graphs]
+    parts = one_block(graphs, [s.default(g) for s, g in zip(schemes, graphs, strict=True)])
+    return all(s.reject(g, c) is None for s, g, c in zip(schemes, graphs, parts, strict=True))

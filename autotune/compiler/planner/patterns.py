@@ -1,0 +1,168 @@
+"""Candidate groups by PatternReduction (FusionStitching, arXiv 2009.10924, section 5.2).
+
+The vertices are a region's roots: reductions and outputs, an output together with the reduction that it stores. Light
+operators belong to whoever uses them and are no vertices. Candidates of a vertex, which is their *producer*, are made
+in post-order (consumers first): the best few groups of its consumers are joined, two consumers at a time, and with the
+vertex itself. A large input is a producer too, of whoever reads it, so that independent reductions of one tensor become
+one group. What shares nothing is joined by packing launches (``autotune.compiler.planner.packing``), the paper's
+remote fusion.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+from autotune.compiler.planner.cost import Costs, Figures
+from autotune.compiler.planner.plan import Roots, all_roots, cone, root_value, sketch
+from autotune.compiler.schedules.cuda import legal
+from autotune.ir.graph import REDUCTIONS, Graph
+
+TOP = 3
+"""Candidates kept for each producer."""
+_LARGE = 1 << 14  # bytes of an input from which its readers are worth joining
+
+Mask = int
+"""A set of vertices, one bit each."""
+
+
+def bits(mask: Mask) -> Iterable[int]:
+    """The vertices of a set, ascending."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+class Vertices:
+    """A region's roots as a graph of their own, with what groups of them cost.
+
+    Attributes:
+        roots: of each vertex, in an order in which they can be computed.
+        needs: the vertices whose reductions each one reads; ``users`` the other way round.
+    """
+
+    def __init__(self, graph: Graph, side: str, figures: Figures) -> None:
+        self.graph, self.side, self.figures = graph, side, figures
+        self.costs = Costs(graph, figures)
+        by_value: dict[int, list[str]] = {}
+        for root in all_roots(graph):
+            by_value.setdefault(root_value(graph, root), []).append(root)
+        self.roots: tuple[Roots, ...] = tuple(tuple(by_value[i]) for i in sorted(by_value))
+        self.reduction = {
+            i: n for n, i in enumerate(sorted(by_value)) if graph.values[i].op in REDUCTIONS
+        }  # value of a reduction to its vertex
+        n = len(self.roots)
+        self.needs: list[Mask] = [0] * n
+        self.reads: list[frozenset[int]] = []
+        for k in range(n):
+            values = cone(graph, self.roots[k], self._home(1 << k), 0)
+            for i in values:
+                if i in self.reduction and self.reduction[i] != k:
+                    self.needs[k] |= 1 << self.reduction[i]
+            self.reads.append(frozenset(graph.values[i].slot for i in values if graph.values[i].op == "load"))
+        self.users: list[Mask] = [0] * n
+        for k in range(n):
+            for p in bits(self.needs[k]):
+                self.users[p] |= 1 << k
+        self.before: list[Mask] = []
+        for k in range(n):
+            seen = self.needs[k]
+            for p in bits(self.needs[k]):
+                seen |= self.before[p]
+            self.before.append(seen)
+        self._us: dict[Mask, float | None] = {}
+
+    def __len__(self) -> int:
+        return len(self.roots)
+
+    def _home(self, mask: Mask) -> dict[int, int]:
+        return {i: int(not mask >> n & 1) for i, n in self.reduction.items()}
+
+    def names(self, mask: Mask) -> Roots:
+        """The roots of a set of vertices."""
+        return tuple(r for k in bits(mask) for r in self.roots[k])
+
+    def convex(self, mask: Mask) -> bool:
+        """Whether no vertex outside lies between two of the set: it would wait for the group, and the group for it."""
+        above = 0
+        for k in bits(mask):
+            above |= self.before[k]
+        return not any(self.before[k] & mask for k in bits(above & ~mask))
+
+    def us(self, mask: Mask) -> float | None:
+        """Microseconds of the group, its launch included; None where no kernel can run it."""
+        if mask not in self._us:
+            self._us[mask] = self._evaluate(mask) if self.convex(mask) else None
+        return self._us[mask]
+
+    def _evaluate(self, mask: Mask) -> float | None:
+        home, roots = self._home(mask), self.names(mask)
+        if not legal(sketch(self.graph, roots, home, 0), self.side):
+            return None
+        values = cone(self.graph, roots, home, 0)
+        taken = [i for i in values if home.get(i, 0)]
+        left = [i for i, n in self.reduction.items() if mask >> n & 1 and self.users[n] & ~mask]
+        outputs = [int(r[1:]) for r in roots if r[0] == "o"]
+        cost = self.costs.group([i for i in values if not home.get(i, 0)], taken, left, outputs)
+        kinds = {self.graph.values[i].over for i, n in self.reduction.items() if mask >> n & 1}
+        finish = self.figures.next_us if len(kinds) > 1 else 0.0  # partials of one kind need a kernel to finish them
+        return cost.us(self.figures) + self.figures.next_us + finish
+
+    def single_us(self, k: int) -> float:
+        """A vertex by itself; dear where no kernel can run it alone."""
+        found = self.us(1 << k)
+        return 1e6 if found is None else found
+
+    def gain(self, mask: Mask) -> float:
+        """The delta-evaluator's f of a group against its vertices one by one; minus infinity where it is not legal."""
+        found = self.us(mask)
+        return float("-inf") if found is None else sum(map(self.single_us, bits(mask))) - found
+
+    @cached_property
+    def producers(self) -> list[tuple[Mask, Mask]]:
+        """(the producer's own vertex or 0, its consumers), consumers before their producers; large inputs last."""
+        order = sorted(range(len(self)), key=lambda k: -bin(self.before[k]).count("1"))
+        found = [(1 << k, self.users[k]) for k in order]
+        for slot in range(len(self.graph.inputs)):
+            readers = sum(1 << k for k in range(len(self)) if slot in self.reads[k])
+            if readers & (readers - 1) and self.graph.input_numel(slot) * 4 >= _LARGE:
+                found.append((0, readers))
+        return found
+
+
+def candidates(v: Vertices) -> list[tuple[Mask, list[Mask]]]:
+    """For each producer its candidate groups of two vertices or more, the best first, at most :data:`TOP`."""
+    best: dict[int, list[Mask]] = {}
+    out: list[tuple[Mask, list[Mask]]] = []
+    for own, consumers in v.producers:
+        found = _reduced(v, own, [_of(best, c) for c in bits(consumers)])
+        if own:
+            best[own.bit_length() - 1] = found
+        out.append((own, [m for m in found if m & (m - 1)]))
+    return out
+
+
+def _of(best: dict[int, list[Mask]], consumer: int) -> list[Mask]:
+    """A consumer's candidates as seen by a producer: itself too, and nothing."""
+    return list(dict.fromkeys([*best.get(consumer, []), 1 << consumer, 0]))
+
+
+def _reduced(v: Vertices, own: Mask, consumers: Sequence[list[Mask]]) -> list[Mask]:
+    """PatternReduction: join consumers' candidates two consumers at a time, and keep the best after each step."""
+    kept: list[Mask] = [own]
+    for at in range(0, len(consumers), 2):
+        pair = consumers[at : at + 2]
+        joined = {base | a | b for base in kept for a, b in itertools.product(pair[0], pair[1] if pair[1:] else [0])}
+        everything = own
+        for options in consumers[: at + 2]:
+            everything |= options[0]
+        joined.add(everything)
+        ranked = sorted((m for m in joined if m), key=lambda m: (-v.gain(m), m))
+        kept = [m for m in ranked if v.gain(m) > float("-inf")][:TOP]
+        if own and own not in kept:
+            kept.append(own)
+        if not own and 0 not in kept:
+            kept.append(0)
+    return [m for m in kept if m]

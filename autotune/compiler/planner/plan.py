@@ -1,0 +1,425 @@
+"""Partition a region into groups, and groups into launches.
+
+A plan is written as text, which is what a configuration stores (``config["plan"]``) and all that deployment needs::
+
+    r3,o0 > o2 / r5,o1 + v7,o3
+
+``/`` separates launches, ``>`` phases of one launch with a grid barrier between them, ``+`` groups packed side by side
+in one phase. A group is the list of its *roots*: reductions (``r`` and the value's number), region outputs (``o`` and
+the output's number), and values that other groups read from memory instead of computing them again (``v``). Everything
+else a group needs it computes for itself. Results that another group reads travel through scratch tensors.
+
+Each group's graph is canonical, so that equal groups of different regions are equal workloads: they are tuned once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+from autotune.compiler.schedules.cuda import legal
+from autotune.errors import Unsupported
+from autotune.ir.components import components
+from autotune.ir.graph import REDUCTIONS, Graph, Output, Value
+
+Roots = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The operators of one body of a kernel.
+
+    ``inputs`` says for each slot of ``graph`` where it comes from: ("input", slot of the region) or ("scratch",
+    number); ``outputs`` likewise with "output" or "scratch". ``roots`` are numbered as in the region's graph, ``graph``
+    is canonical.
+    """
+
+    graph: Graph
+    inputs: tuple[tuple[str, int], ...]
+    outputs: tuple[tuple[str, int], ...]
+    roots: Roots = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Groups in order, and how they are launched.
+
+    Attributes:
+        groups: every group, each after those whose scratch it reads.
+        scratch: (storage type, axes) of each global intermediate, dense in that axis order.
+        launches: for each launch its phases, for each phase the numbers of its groups.
+        text: the plan as stored.
+    """
+
+    groups: tuple[Group, ...]
+    scratch: tuple[tuple[str, tuple[int, ...]], ...]
+    launches: tuple[tuple[tuple[int, ...], ...], ...]
+    text: str
+
+    @cached_property
+    def leaders(self) -> tuple[int, ...]:
+        """For each group the one whose parameters it takes: the largest of those that one kernel can run."""
+        from autotune.ir.families import family_of
+
+        families = [family_of(g.graph) for g in self.groups]
+        order = sorted(range(len(self.groups)), key=lambda k: (-self.groups[k].graph.bytes_moved, k))
+        found: list[int] = []
+        for k in order:
+            if not any(families[n].has(families[k]) for n in found):
+                found.append(k)
+        return tuple(next(n for n in found if families[n].has(f)) for f in families)
+
+    def scratch_numel(self, graph: Graph) -> tuple[tuple[str, int, bool], ...]:
+        """(storage type, elements, False: no state) of each scratch tensor for the region ``graph``."""
+        return tuple((dtype, graph.size(axes), False) for dtype, axes in self.scratch)
+
+
+Shape = tuple[tuple[tuple[Roots, ...], ...], ...]
+"""Launches of phases of groups, each group its roots."""
+
+_ROOT = re.compile(r"([rov])(\d+)")
+
+
+def read_text(text: str) -> Shape:
+    """The launches, phases and groups of a plan's text.
+
+    Raises:
+        ValueError: it is not of the form.
+    """
+    out = []
+    for launch in text.split("/"):
+        phases = []
+        for phase in launch.split(">"):
+            groups = []
+            for group in phase.split("+"):
+                roots = tuple(r.strip() for r in group.split(","))
+                if not all(_ROOT.fullmatch(r) for r in roots):
+                    raise ValueError(f"{group.strip()!r} is not a list of roots such as r3,o0")
+                groups.append(roots)
+            phases.append(tuple(groups))
+        out.append(tuple(phases))
+    return tuple(out)
+
+
+def write_text(shape: Shape) -> str:
+    """The text of a plan; the inverse of :func:`read_text`."""
+    return " / ".join(" > ".join(" + ".join(",".join(g) for g in phase) for phase in launch) for launch in shape)
+
+
+def all_roots(graph: Graph) -> Roots:
+    """The roots that every plan of ``graph`` has: its live reductions and its outputs, in order."""
+    live = set(graph.live)
+    found = [(i, 0, f"r{i}") for i in sorted(live) if graph.values[i].op in REDUCTIONS]
+    found += [(o.value, 1, f"o{k}") for k, o in enumerate(graph.outputs)]
+    return tuple(name for _, _, name in sorted(found))
+
+
+def root_value(graph: Graph, root: str) -> int:
+    """The value a root stands for."""
+    number = int(root[1:])
+    return graph.outputs[number].value if root[0] == "o" else number
+
+
+def build_plan(graph: Graph, shape: Shape, target: str = "cuda") -> Plan:
+    """The plan of a region with the given launches.
+
+    Args:
+        target: "cuda" or "cpu"; phases and packing are for "cuda" only.
+
+    Raises:
+        Unsupported: a root is missing, is there twice or does not exist; a group reads what is made after it; or a
+            group has no kernel.
+    """
+    drafts = [roots for launch in shape for phase in launch for roots in phase]
+    _check_roots(graph, drafts)
+    home = {int(r[1:]): k for k, roots in enumerate(drafts) for r in roots if r[0] in "rv"}
+    crossing: dict[int, int] = {}
+    cones = [cone(graph, roots, home, k) for k, roots in enumerate(drafts)]
+    for k, values in enumerate(cones):
+        for i in values:
+            if home.get(i, k) != k and i not in crossing:
+                crossing[i] = len(crossing)
+    groups = []
+    for k, roots in enumerate(drafts):
+        groups.append(_build_group(graph, roots, cones[k], home, k, crossing))
+    launches, n = [], 0
+    for launch in shape:
+        phases = []
+        for phase in launch:
+            phases.append(tuple(range(n, n + len(phase))))
+            n += len(phase)
+        launches.append(tuple(phases))
+    plan = Plan(
+        tuple(groups),
+        tuple((graph.values[i].dtype, graph.values[i].axes) for i in crossing),
+        tuple(launches),
+        write_text(shape),
+    )
+    _check_order(plan)
+    for g in plan.groups:
+        if not legal(g.graph, target):
+            raise Unsupported(f"no kernel for the group {','.join(g.roots)}")
+    return plan
+
+
+@lru_cache(maxsize=256)
+def _planned(key: str, text: str, target: str) -> Plan:
+    import json
+
+    graph = Graph.from_json(json.loads(key))
+    if text:
+        try:
+            return build_plan(graph, read_text(text), target)
+        except ValueError as error:
+            raise Unsupported(f"the plan {text!r}: {error}") from error
+    shape = greedy(graph, target)
+    if target == "cuda":
+        from autotune.compiler.planner.packing import pack
+
+        shape = pack(graph, shape)
+    return build_plan(graph, shape, target)
+
+
+def make_plan(graph: Graph, target: str = "cuda", text: str = "") -> Plan:
+    """The plan of a region: the one ``text`` describes, or :func:`greedy`'s, packed for "cuda". Remembered.
+
+    Raises:
+        Unsupported: some group has no kernel in this version, or the text does not fit the graph.
+    """
+    import json
+
+    return _planned(json.dumps(graph.to_json(), sort_keys=True), text, target)
+
+
+def greedy(graph: Graph, target: str = "cuda") -> Shape:
+    """The largest groups, one launch each: every root, in order, joins the latest group that it can join.
+
+    Parts of the graph that have nothing to do with each other get groups of their own; their launches may be joined by
+    ``autotune.compiler.planner.packing.pack``.
+
+    Raises:
+        Unsupported: a root has no kernel even alone.
+    """
+    groups: list[list[str]] = []
+    home: dict[int, int] = {}
+
+    def needs(k: int, roots: Sequence[str], homes: Mapping[int, int]) -> set[int]:
+        return {homes[i] for i in cone(graph, roots, homes, k) if homes.get(i, k) != k}
+
+    def reach(start: Iterable[int]) -> set[int]:
+        seen: set[int] = set()
+        stack = list(start)
+        while stack:
+            k = stack.pop()
+            if k not in seen:
+                seen.add(k)
+                stack.extend(needs(k, groups[k], home))
+        return seen
+
+    def fits(roots: Sequence[str], homes: Mapping[int, int], k: int) -> bool:
+        return legal(sketch(graph, roots, homes, k), target)
+
+    part_of = _parts(graph)
+    for root in all_roots(graph):
+        number = int(root[1:])
+        for k in reversed(range(len(groups))):
+            if part_of[groups[k][0]] != part_of[root]:
+                continue
+            trial = [*groups[k], root]
+            homes = home | ({number: k} if root[0] == "r" else {})
+            wanted = needs(k, trial, homes)
+            if any(k in reach([n]) for n in wanted):
+                continue  # what we need waits for this group: joining it would make a cycle
+            if fits(trial, homes, k):
+                groups[k] = trial
+                home = homes
+                break
+        else:
+            k = len(groups)
+            homes = home | ({number: k} if root[0] == "r" else {})
+            if not fits([root], homes, k):
+                raise Unsupported(f"no kernel for {root}")
+            groups.append([root])
+            home = homes
+    order: list[int] = []
+
+    def visit(k: int) -> None:
+        if k not in order:
+            for n in sorted(needs(k, groups[k], home)):
+                visit(n)
+            order.append(k)
+
+    for k in range(len(groups)):
+        visit(k)
+    return tuple(((tuple(groups[k]),),) for k in order)
+
+
+def _parts(graph: Graph) -> dict[str, int]:
+    """The connected part that each root belongs to."""
+    found: dict[str, int] = {}
+    for n, outputs in enumerate(components(graph)):
+        found |= {f"o{k}": n for k in outputs}
+        inside = cone(graph, [f"o{k}" for k in outputs], {}, 0)
+        found |= {f"r{i}": n for i in inside if graph.values[i].op in REDUCTIONS}
+    return found
+
+
+def cone(graph: Graph, roots: Iterable[str], home: Mapping[int, int], k: int) -> list[int]:
+    """Values that group ``k`` with these roots computes, or reads from the scratch of other groups, in order.
+
+    ``home`` is the group of each value that is a root; the walk ends at those of other groups.
+    """
+    seen: set[int] = set()
+    stack = [root_value(graph, r) for r in roots]
+    while stack:
+        i = stack.pop()
+        if i in seen:
+            continue
+        seen.add(i)
+        if home.get(i, k) != k:
+            continue
+        stack.extend(graph.values[i].args)
+    return sorted(seen)
+
+
+def sketch(graph: Graph, roots: Sequence[str], home: Mapping[int, int], k: int) -> Graph:
+    """The graph of a group, simplified but not canonical: to judge whether it has a kernel at all.
+
+    Reductions of other groups are loads. Those of its own are outputs where a root that is not of the group needs them,
+    or none does.
+    """
+    from autotune.ir.simplify import simplify
+
+    values = cone(graph, roots, home, k)
+    inside = set(values)
+    readers = _readers(graph)
+    own = [
+        i
+        for i in values
+        if home.get(i, k) == k
+        and f"r{i}" in roots
+        and (not readers[i] <= set(roots) or not any(u in inside for u in graph.users[i]))
+    ]
+    crossing = {i: n for n, i in enumerate([*own, *(i for i in values if home.get(i, k) != k)])}
+    return simplify(_raw_group(graph, roots, values, home, k, crossing)[0])
+
+
+_READERS: dict[int, tuple[Graph, dict[int, set[str]]]] = {}
+
+
+def _readers(graph: Graph) -> dict[int, set[str]]:
+    """For each reduction, the roots that are made from it through values that are no roots. Remembered for the last
+    graph, which planning asks about again and again."""
+    found = _READERS.get(id(graph))
+    if found is None or found[0] is not graph:
+        out: dict[int, set[str]] = {i: set() for i in graph.live if graph.values[i].op in REDUCTIONS}
+        for root in all_roots(graph):
+            start = root_value(graph, root)
+            stack = list(graph.values[start].args) if root[0] == "r" else [start]
+            seen: set[int] = set()
+            while stack:
+                i = stack.pop()
+                if i in seen:
+                    continue
+                seen.add(i)
+                if i in out:
+                    out[i].add(root)
+                else:
+                    stack.extend(graph.values[i].args)
+        _READERS.clear()
+        found = _READERS[id(graph)] = (graph, out)
+    return found[1]
+
+
+def _check_roots(graph: Graph, drafts: Sequence[Roots]) -> None:
+    named = [r for roots in drafts for r in roots]
+    if len(named) != len(set(named)):
+        raise Unsupported("a root is in two groups")
+    for r in named:
+        limit = len(graph.outputs) if r[0] == "o" else len(graph.values)
+        if int(r[1:]) >= limit:
+            raise Unsupported(f"the region has no {r}")
+        if r[0] == "r" and graph.values[int(r[1:])].op not in REDUCTIONS:
+            raise Unsupported(f"{r} is not a reduction")
+        if r[0] == "v" and graph.values[int(r[1:])].op in ("const", "index", *REDUCTIONS):
+            raise Unsupported(f"{r} is not a value to be kept in memory")
+    missing = set(all_roots(graph)) - set(named)
+    if missing:
+        raise Unsupported(f"no group has {', '.join(sorted(missing))}")
+
+
+def _check_order(plan: Plan) -> None:
+    """Scratch is read after it is written: by a later launch, or a later phase of the same one."""
+    place = {g: (n, m) for n, launch in enumerate(plan.launches) for m, phase in enumerate(launch) for g in phase}
+    made = {n: k for k, g in enumerate(plan.groups) for kind, n in g.outputs if kind == "scratch"}
+    for k, g in enumerate(plan.groups):
+        for kind, n in g.inputs:
+            if kind == "scratch" and not (n in made and place[made[n]] < place[k]):
+                raise Unsupported(f"the group {','.join(g.roots)} reads what is made after it")
+
+
+def _dense(graph: Graph, axes: Iterable[int]) -> tuple[int, ...]:
+    strides: list[int] = []
+    n = 1
+    for a in reversed(tuple(axes)):
+        strides.insert(0, n)
+        n *= graph.extents[a]
+    return tuple(strides)
+
+
+def _raw_group(
+    graph: Graph, roots: Iterable[str], values: Sequence[int], home: Mapping[int, int], k: int,
+    crossing: Mapping[int, int],
+) -> tuple[Graph, list[tuple[str, int]], list[tuple[str, int]]]:  # fmt: skip
+    """A group's graph in the region's axes, and what its slots and outputs are."""
+    new: dict[int, int] = {}
+    made: list[Value] = []
+    slots: dict[tuple[str, int], int] = {}
+    types: list[str] = []
+
+    def slot(kind: str, n: int, dtype: str) -> int:
+        if (kind, n) not in slots:
+            slots[(kind, n)] = len(types)
+            types.append(dtype)
+        return slots[(kind, n)]
+
+    for i in values:
+        v = graph.values[i]
+        if home.get(i, k) != k:
+            s = slot("scratch", crossing[i], v.dtype)
+            v = Value("load", axes=v.axes, dtype=v.dtype, slot=s, strides=_dense(graph, v.axes))
+        elif v.op in ("load", "gather"):
+            s = slot("input", v.slot, graph.inputs[v.slot])
+            v = replace(v, args=tuple(new[a] for a in v.args), slot=s)
+        else:
+            v = replace(v, args=tuple(new[a] for a in v.args))
+        new[i] = len(made)
+        made.append(v)
+    outputs: list[Output] = []
+    sinks: list[tuple[str, int]] = []
+    for r in sorted(roots, key=lambda r: (r[0] == "o", int(r[1:]))):
+        number = int(r[1:])
+        if r[0] == "o":
+            out = graph.outputs[number]
+            outputs.append(Output(new[out.value], out.axes, out.strides, out.dtype, out.offset))
+            sinks.append(("output", number))
+        elif number in crossing:
+            v = graph.values[number]
+            outputs.append(Output(new[number], v.axes, _dense(graph, v.axes), v.dtype))
+            sinks.append(("scratch", crossing[number]))
+    return Graph(graph.extents, tuple(made), tuple(types), tuple(outputs), graph.precision), list(slots), sinks
+
+
+def _build_group(
+    graph: Graph, roots: Roots, values: Sequence[int], home: Mapping[int, int], k: int, crossing: Mapping[int, int]
+) -> Group:
+    from autotune.ir.canonical import canonicalize
+    from autotune.ir.simplify import simplify
+
+    raw, slots, sinks = _raw_group(graph, roots, values, home, k, crossing)
+    if not raw.outputs:
+        raise Unsupported("a group without a result")
+    made, order, outputs = canonicalize(simplify(raw))
+    return Group(made, tuple(slots[s] for s in order), tuple(sinks[o] for o in outputs), tuple(roots))

@@ -1,0 +1,323 @@
+"""Reductions over all rows beside what is done row by row: one group becomes a main kernel and a finish.
+
+Layer norm's backward reduces over a row (for dx) and over all rows (for dgamma, dbeta); a bias gradient is a sum over
+all rows of what a pointwise kernel makes anyway. Instead of reading everything twice, each block of a persistent grid
+keeps partial results of its own rows, one for each column, writes them to scratch, and a small *finish* reduces those:
+per-block partials as AStitch (ASPLOS'22, section 4) has them for its global scheme.
+
+:func:`split_columns` takes a group's graph apart. The main graph holds everything but what follows from the column
+reductions; the finish graph loads the partials, ``[P, columns]``, and does the rest. A variance over the rows, which
+depends on the mean over the rows, is carried as running moments (Welford; Chan et al. for joining), so that it needs no
+second pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from autotune.compiler.program.one_pass import find_moments
+from autotune.errors import Unsupported
+from autotune.ir.graph import REDUCTIONS, Graph, Output, Value
+from autotune.ir.simplify import remap
+
+
+@dataclass(frozen=True)
+class Column:
+    """One accumulator for each column.
+
+    Attributes:
+        kind: "sum", "max", "min", "prod", or "moments" (running mean and sum of squared deviations).
+        value: of the main graph: what is accumulated.
+        dtype: arithmetic type of the accumulator.
+        planes: arrays of partials it leaves.
+    """
+
+    kind: str
+    value: int
+    dtype: str
+
+    @property
+    def planes(self) -> int:
+        return 2 if self.kind == "moments" else 1
+
+    @property
+    def storage(self) -> str:
+        return "int32" if self.dtype == "bool" else self.dtype
+
+
+@dataclass(frozen=True)
+class Split:
+    """A group taken apart; see :func:`split_columns`.
+
+    Attributes:
+        main: graph of the main kernel; its inputs are those of the group, its outputs some of the group's.
+        outputs: for each output of ``main``, which of the group's it is.
+        columns: accumulators of the main kernel.
+        rows, cols: axes of ``main``, outermost first.
+        whole: the group's graph.
+        reduced: for each of ``columns``, the reduction of ``whole`` that it stands for.
+    """
+
+    main: Graph
+    outputs: tuple[int, ...]
+    columns: tuple[Column, ...]
+    rows: tuple[int, ...]
+    cols: tuple[int, ...]
+    whole: Graph
+    reduced: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        return self.main.size(self.cols)
+
+    def spans(self, c: Column) -> tuple[int, ...]:
+        """The column axes that accumulator ``c`` varies over (none for a sum of one number a row)."""
+        return tuple(a for a in self.cols if a in self.main.values[c.value].axes)
+
+    @property
+    def counts(self) -> bool:
+        """Whether the finish needs to know how many rows each part has."""
+        return any(c.kind == "moments" for c in self.columns)
+
+    def finish(self, parts: int) -> tuple[Graph, tuple[tuple[str, int], ...], tuple[int, ...]]:
+        """The graph that reduces ``parts`` partials.
+
+        Returns:
+            The graph, neither simplified nor canonical; for each of its input slots ("partial", number of the plane)
+            or ("input", slot of the group); and for each of its outputs, which of the group's it is.
+        """
+        return _Finish(self, parts).graph()
+
+
+def _unit_axis(graph: Graph) -> int:
+    """The axis along which neighbours in memory lie, in the largest tensor."""
+    best, found = 0, -1
+    for axes, strides in [(v.axes, v.strides) for v in (graph.values[i] for i in graph.live) if v.op == "load"] + [
+        (o.axes, o.strides) for o in graph.outputs
+    ]:
+        n = graph.size(axes)
+        for a, s in zip(axes, strides, strict=True):
+            if s == 1 and graph.extents[a] > 1 and n > best:
+                best, found = n, a
+    return found
+
+
+def _order(graph: Graph, axes: Iterable[int]) -> tuple[int, ...]:
+    """Axes by falling stride in the largest tensor; the one that neighbours in memory lie along is innermost."""
+    loads = [graph.values[i] for i in graph.live if graph.values[i].op == "load"]
+    walks = [(v.axes, v.strides) for v in loads] + [(o.axes, o.strides) for o in graph.outputs]
+    walks.sort(key=lambda walk: -graph.size(walk[0]))
+    unit = _unit_axis(graph)
+
+    def place(a: int) -> tuple[bool, int, int, int]:
+        for n, walk in enumerate(walks):
+            stride = dict(zip(*walk, strict=True)).get(a, 0)
+            if stride:
+                return (a == unit, n, -stride, a)
+        return (a == unit, -1, 0, a)  # a position that no tensor has
+
+    return tuple(sorted(axes, key=place))
+
+
+def _axes(graph: Graph) -> tuple[set[int], set[int]]:
+    """(rows, cols): column reductions run over all of the former, row reductions over all of the latter."""
+    used = {a for i in graph.live for a in (*graph.values[i].axes, *graph.values[i].over)}
+    used |= {a for o in graph.outputs for a in o.axes}
+    overs = {frozenset(graph.values[i].over) for i in graph.live if graph.values[i].op in REDUCTIONS}
+    unit = _unit_axis(graph)
+    if not overs or unit < 0:
+        raise Unsupported("no reduction over all rows")
+    partial = overs - {frozenset(used)}
+    if len(partial) > 2:
+        raise Unsupported("reductions over three sets of axes")
+    if not partial:
+        raise Unsupported("a reduction of everything")
+    if len(partial) == 2:
+        one, two = partial
+        if one & two or one | two != used:
+            raise Unsupported("reductions over axes that are neither all rows nor all columns")
+        cols = one if unit in one else two
+    else:
+        (one,) = partial
+        cols = one if unit in one else frozenset(used - one)
+    rows = used - cols
+    if unit not in cols or not rows or not overs & {frozenset(rows), frozenset(used)}:
+        raise Unsupported("no reduction over all rows")
+    return set(rows), set(cols)
+
+
+def split_columns(graph: Graph) -> Split:
+    """Take a group apart.
+
+    Raises:
+        Unsupported: it has no reductions over all rows, or their results are used again at full size.
+    """
+    rows, cols = _axes(graph)
+    over_rows, everything = frozenset(rows), frozenset(rows | cols)
+    vals = list(graph.values)
+    live = set(graph.live)
+    moments = {m.square: m for m in find_moments(graph, rows)}
+
+    # What a column reduction needs, with reductions of everything cut into one over the row and one over the rows.
+    reduced: list[int] = []
+    columns: list[Column] = []
+    for i in sorted(live):
+        v = graph.values[i]
+        if v.op not in REDUCTIONS:
+            continue
+        over = frozenset(v.over)
+        if i in moments:
+            columns.append(Column("moments", moments[i].score, "float32"))
+        elif over == over_rows:
+            columns.append(Column(v.op, v.args[0], v.dtype))
+        elif over == everything:
+            arg = graph.values[v.args[0]]
+            if set(arg.axes) != everything:
+                raise Unsupported("a reduction of everything of what does not vary over everything")
+            vals.append(Value(v.op, v.args, tuple(sorted(rows)), v.dtype, over=tuple(sorted(cols))))
+            columns.append(Column(v.op, len(vals) - 1, v.dtype))
+        else:
+            continue
+        reduced.append(i)
+    users = graph.users
+    inside: set[int] = set()  # deviations and their squares, which running moments do without
+    for i in moments:
+        square = graph.values[i].args[0]
+        d = graph.values[square].args[0]
+        stored = {o.value for o in graph.outputs}
+        if {u for u in users[square] if u in live} - set(moments) or {u for u in users[d] if u in live} - {square}:
+            raise Unsupported("deviations from a mean over the rows are used again at full size")
+        if square in stored or d in stored:
+            raise Unsupported("deviations from a mean over the rows are stored")
+        inside |= {square, d}
+    post: set[int] = set()
+    for i in sorted(live):
+        follows = i in reduced or any(a in post for a in graph.values[i].args)
+        if follows and i not in inside:
+            post.add(i)
+    for i in post:
+        v = graph.values[i]
+        if set(v.axes) & rows:
+            raise Unsupported("a result over all rows is used again at full size")
+        if v.op in REDUCTIONS and i not in reduced:
+            raise Unsupported("a reduction of reductions over all rows")
+        if i in reduced and i not in moments and any(a in post for a in v.args):
+            raise Unsupported("a reduction over all rows needs another one first")
+    for c in columns:
+        if c.value < len(graph.values) and c.value in post:
+            raise Unsupported("a reduction over all rows needs another one first")
+        if set((vals[c.value]).axes) & rows != rows:
+            raise Unsupported("a reduction over rows of what is the same in several")
+    outputs = tuple(k for k, o in enumerate(graph.outputs) if o.value not in post)
+    if any(not (set(graph.outputs[k].axes) & rows) for k in outputs):
+        raise Unsupported("an output that does not vary over the group's rows")
+    whole = replace(graph, values=tuple(vals))
+    main, where = _main(whole, [graph.outputs[k] for k in outputs], [c.value for c in columns])
+    columns = [replace(c, value=where[c.value]) for c in columns]
+    ordered_rows = list(_order(main, rows))
+    if 0 in ordered_rows:  # the open extent must be the outermost
+        ordered_rows.remove(0)
+        ordered_rows.insert(0, 0)
+    split = Split(main, outputs, tuple(columns), tuple(ordered_rows), _order(main, cols), graph, tuple(reduced))
+    if any(spans and set(spans) != cols for spans in map(split.spans, columns)):
+        raise Unsupported("an accumulator that varies over some of the columns")
+    return split
+
+
+def _main(graph: Graph, outputs: list[Output], roots: list[int]) -> tuple[Graph, dict[int, int]]:
+    seen: set[int] = set()
+    stack = [o.value for o in outputs] + roots
+    while stack:
+        i = stack.pop()
+        if i not in seen:
+            seen.add(i)
+            stack.extend(graph.values[i].args)
+    # Reductions that were cut come last in number but are needed by nothing that is not a root.
+    keep = sorted(seen)
+    axes = {a: a for a in range(len(graph.extents))}
+    made = remap(replace(graph, outputs=tuple(outputs)), keep, axes, graph.extents)
+    return made, {old: new for new, old in enumerate(keep)}
+
+
+class _Finish:
+    """Builds the finish graph: axes as in the group's graph, and one more for the parts."""
+
+    def __init__(self, split: Split, parts: int) -> None:
+        self.split, self.whole = split, split.whole
+        self.extents = (*self.whole.extents, parts)
+        self.part = len(self.whole.extents)
+        self.values: list[Value] = []
+        self.types: list[str] = []
+        self.slots: list[tuple[str, int]] = []
+        self.made: dict[int, int] = {}
+
+    def add(self, v: Value) -> int:
+        self.values.append(v)
+        return len(self.values) - 1
+
+    def slot(self, ref: tuple[str, int], storage: str) -> int:
+        if ref not in self.slots:
+            self.slots.append(ref)
+            self.types.append(storage)
+        return self.slots.index(ref)
+
+    def binary(self, op: str, a: int, b: int) -> int:
+        axes = tuple(sorted({*self.values[a].axes, *self.values[b].axes}))
+        return self.add(Value(op, (a, b), axes, self.values[a].dtype))
+
+    def total(self, op: str, a: int) -> int:
+        v = self.values[a]
+        axes = tuple(x for x in v.axes if x != self.part)
+        return self.add(Value(op, (a,), axes, v.dtype, over=(self.part,)))
+
+    def plane(self, number: int, storage: str, spans: tuple[int, ...]) -> int:
+        """A load of one plane of partials: [part] or [part, columns], dense."""
+        strides = {}
+        n = 1
+        for a in reversed(spans):
+            strides[a] = n
+            n *= self.whole.extents[a]
+        strides[self.part] = n
+        axes = tuple(sorted(strides))
+        from autotune.ir.graph import compute_type
+
+        slot = self.slot(("partial", number), storage)
+        return self.add(
+            Value("load", axes=axes, dtype=compute_type(storage), slot=slot, strides=tuple(strides[a] for a in axes))
+        )
+
+    def graph(self) -> tuple[Graph, tuple[tuple[str, int], ...], tuple[int, ...]]:
+        split = self.split
+        plane = 1 if split.counts else 0  # plane 0 holds the number of rows of each part
+        rows = self.whole.size(split.rows)
+        for c, r in zip(split.columns, split.reduced, strict=True):
+            spans = split.spans(c)
+            if c.kind == "moments":
+                count = self.plane(0, "float32", ())
+                mean, square = self.plane(plane, "float32", spans), self.plane(plane + 1, "float32", spans)
+                total = self.total("sum", self.binary("mul", count, mean))
+                centre = self.binary("mul", total, self.add(Value("const", number=1 / rows)))
+                d = self.binary("sub", mean, centre)
+                spread = self.binary("mul", count, self.binary("mul", d, d))
+                self.made[r] = self.total("sum", self.binary("add", square, spread))
+            else:
+                done = self.total(c.kind, self.plane(plane, c.storage, spans))
+                if c.dtype == "bool":
+                    done = self.add(Value("cast", (done,), self.values[done].axes, "bool"))
+                self.made[r] = done
+            plane += c.planes
+        outputs = [k for k in range(len(self.whole.outputs)) if k not in split.outputs]
+        made = [replace(self.whole.outputs[k], value=self.value(self.whole.outputs[k].value)) for k in outputs]
+        graph = Graph(self.extents, tuple(self.values), tuple(self.types), tuple(made), self.whole.precision)
+        return graph, tuple(self.slots), tuple(outputs)
+
+    def value(self, i: int) -> int:
+        """Value ``i`` of the group, made from the partials."""
+        if i not in self.made:
+            v = self.whole.values[i]
+            args = tuple(self.value(a) for a in v.args)
+            if v.slot >= 0:
+                v = replace(v, slot=self.slot(("input", v.slot), self.whole.inputs[v.slot]))
+            self.made[i] = self.add(replace(v, args=args))
+        return self.made[i]

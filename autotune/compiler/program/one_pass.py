@@ -1,0 +1,101 @@
+"""Reductions that one walk computes together although one of them is over values that the other makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from autotune.ir.graph import Graph
+from autotune.ir.ops import POINTWISE
+
+
+@dataclass(frozen=True)
+class Online:
+    """A maximum and a sum of exponentials of one value, computed in one pass.
+
+    ``total`` = sum(exp(score - shift)), where ``shift`` follows from ``peak`` = max(score) by row operators only.
+    """
+
+    score: int
+    peak: int
+    total: int
+    shift: int
+
+
+@dataclass(frozen=True)
+class Moments:
+    """A sum and the sum of squared deviations from the mean that follows from it, computed in one pass.
+
+    ``total`` = sum(score), ``square`` = sum((score - total / n)^2).
+    """
+
+    score: int
+    total: int
+    square: int
+
+
+def find_online(graph: Graph) -> tuple[Online, ...]:
+    """Pairs (max, sum of exp) that one pass can compute together.
+
+    The sum's argument must be ``exp(score - shift)`` with ``shift`` made from ``peak = max(score)`` and constants
+    alone, as softmax, log_softmax and logsumexp (with its guard against infinities) have it.
+    """
+    vals = graph.values
+    peaks = {(v.args[0], v.over): i for i, v in enumerate(vals) if v.op == "max" and v.dtype == "float32"}
+    found = []
+    for i, v in enumerate(vals):
+        if v.op != "sum" or v.dtype != "float32":
+            continue
+        e = vals[v.args[0]]
+        if e.op != "exp":
+            continue
+        d = vals[e.args[0]]
+        if d.op != "sub":
+            continue
+        score, shift = d.args
+        peak = peaks.get((score, v.over))
+        if peak is None or peak > i:
+            continue
+        if _made_from(graph, shift, peak):
+            found.append(Online(score, peak, i, shift))
+    # One sum for each maximum: a second one would need its own running shift.
+    seen: set[int] = set()
+    out = []
+    for o in found:
+        if o.peak not in seen:
+            seen.add(o.peak)
+            out.append(o)
+    return tuple(out)
+
+
+def find_moments(graph: Graph, cols: Iterable[int]) -> tuple[Moments, ...]:
+    """Sums over the columns with the sum of squared deviations from their mean beside them, as a variance has it."""
+    vals, over = graph.values, tuple(sorted(cols))
+    live = graph.live
+    sums = {vals[i].args[0]: i for i in live if vals[i].op == "sum" and vals[i].over == over}
+    n = graph.size(over)
+    found = []
+    for i in live:
+        v = vals[i]
+        if v.op != "sum" or v.over != over or v.dtype != "float32" or n < 2:
+            continue
+        square = vals[v.args[0]]
+        d = vals[square.args[0]] if square.op == "mul" and square.args[0] == square.args[1] else None
+        if d is None or d.op != "sub" or d.args[0] not in sums or vals[d.args[1]].op != "mul":
+            continue
+        total, mean = sums[d.args[0]], vals[d.args[1]]
+        scale = next((vals[a] for a in mean.args if vals[a].op == "const"), None)
+        if total in mean.args and scale is not None and abs(float(scale.number) * n - 1) < 1e-6:
+            found.append(Moments(d.args[0], total, i))
+    return tuple(found)
+
+
+def _made_from(graph: Graph, i: int, root: int) -> bool:
+    if i == root:
+        return True
+    v = graph.values[i]
+    if v.op == "const":
+        return True
+    if v.op not in POINTWISE:
+        return False
+    return all(_made_from(graph, a, root) for a in v.args) and v.axes == graph.values[root].axes

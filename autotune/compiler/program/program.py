@@ -1,0 +1,485 @@
+"""Kernel programs: a group of operators arranged into passes over rows and columns.
+
+A group's axes fall into *columns* (what its reductions run over; for a pointwise group the innermost axis) and *rows*
+(the rest). Each value then lives in one of three domains: ``row`` (one number a row, held by every thread of the row),
+``col`` (the same in all rows, cheap to fetch again) and ``full`` (one number an element). A reduction needs its whole
+row before its result can be used, so the program is a sequence of passes over the row's columns with the reductions
+finished between them; softmax has three, layer_norm three, cross-entropy one or two.
+
+A full value computed in one pass and used in a later one is *kept*: in registers, in shared memory or not at all
+(recomputed). What is kept is the smallest set of values we can see: a value that light operators make again from other
+kept values is dropped. This follows the sub-root composition of FusionStitching (arXiv 2009.10924, section 4) with the
+row as the unit, and any number of dependent reductions in one kernel.
+
+The program knows nothing of threads: ``codegen.cuda`` and ``codegen.cpu`` print it for their targets.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from autotune.compiler.program.one_pass import Moments, Online, find_moments, find_online
+from autotune.errors import Unsupported
+from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph, Value, has_sum_at
+from autotune.ir.ops import LIGHT, POINTWISE
+
+if TYPE_CHECKING:
+    from autotune.compiler.program.columns import Column
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One walk over the columns of a row.
+
+    Attributes:
+        row_values: row-domain values to compute before the walk, in order (reductions of the previous pass are done).
+        row_stores: outputs (indices into ``graph.outputs``) with one number a row, stored before the walk.
+        kept_in: full values taken from where earlier passes kept them.
+        compute: col and full values to compute for every element, in order; constants are not listed.
+        kept_out: full values computed here that later passes take.
+        reduce: reductions that this walk contributes to (online pairs are listed in ``online`` only).
+        stores: outputs stored element by element in this walk.
+        columns: accumulators over the rows (indices into ``Program.columns``) that this walk adds to.
+        row_columns: accumulators of one number a row, added to before the walk.
+        moments: means with variances that this walk contributes to (listed here only, as ``online``).
+    """
+
+    row_values: tuple[int, ...]
+    row_stores: tuple[int, ...]
+    kept_in: tuple[int, ...]
+    compute: tuple[int, ...]
+    kept_out: tuple[int, ...]
+    reduce: tuple[int, ...]
+    online: tuple[Online, ...]
+    stores: tuple[int, ...]
+    columns: tuple[int, ...] = ()
+    row_columns: tuple[int, ...] = ()
+    moments: tuple[Moments, ...] = ()
+
+    @property
+    def walks(self) -> bool:
+        """Whether the pass visits the columns at all (a last pass may only store row results)."""
+        return bool(self.reduce or self.online or self.stores or self.columns or self.moments)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A group as passes. ``rows`` and ``cols`` are axis numbers, outermost first.
+
+    ``dynamic`` is the axis whose extent the kernel takes as an argument (always axis 0 when it is ``rows[0]``, or the
+    only column axis of a pointwise group without rows), or -1.
+    """
+
+    graph: Graph
+    rows: tuple[int, ...]
+    cols: tuple[int, ...]
+    passes: tuple[Pass, ...]
+    dynamic: int
+    columns: tuple[Column, ...] = ()
+    """Accumulators over all the rows; see ``autotune.compiler.program.columns``."""
+    early: Pass | None = None
+    """Random masks of later passes, computed beside the first one; see
+    ``autotune.compiler.targets.cuda.rows.early``.
+    """
+
+    @cached_property
+    def n_rows(self) -> int:
+        return self.graph.size(self.rows)
+
+    @cached_property
+    def n_cols(self) -> int:
+        return self.graph.size(self.cols)
+
+    @cached_property
+    def pointwise(self) -> bool:
+        """No reduction: every element is independent."""
+        return not any(v.op in REDUCTIONS for v in self.graph.values)
+
+    def domain(self, i: int) -> str:
+        """ "const", "row", "col" or "full" for value ``i``."""
+        return _domain(self.graph, self.rows, self.cols, i)
+
+    @cached_property
+    def kept(self) -> tuple[int, ...]:
+        """Every value some pass keeps, in order."""
+        return tuple(sorted({i for p in self.passes for i in p.kept_out}))
+
+    @cached_property
+    def reductions(self) -> tuple[int, ...]:
+        return tuple(i for i, v in enumerate(self.graph.values) if v.op in REDUCTIONS)
+
+    def col_stride(self, v: Value) -> int:
+        """Stride of a load along the innermost column axis."""
+        return stride_of(v, self.cols[-1]) if self.cols else 0
+
+
+MASK_OPERATORS = 6
+"""Integer operators from which on a mask is worth a register from the first pass to its use."""
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least ``n``."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def stride_of(v: Value, axis: int) -> int:
+    """Stride of a load or gather along ``axis``; 0 where it does not vary."""
+    return v.strides[v.axes.index(axis)] if axis in v.axes else 0
+
+
+def read_once(graph: Graph, i: int, axes: Iterable[int]) -> bool:
+    """Whether each element of load ``i`` is read at one index along ``axes`` only."""
+    v = graph.values[i]
+    single = {a for a, lo, hi in v.guards if hi - lo == 1}
+    return all(stride_of(v, a) or a in single for a in axes if graph.extents[a] > 1)
+
+
+def _domain(graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], i: int) -> str:
+    v = graph.values[i]
+    if v.op == "const":
+        return "const"
+    on_cols = any(a in cols for a in v.axes)
+    if not on_cols:
+        return "row"
+    return "full" if not rows or any(a in rows for a in v.axes) else "col"
+
+
+def _weight(graph: Graph, axis: int) -> int:
+    """How far apart in memory neighbours along ``axis`` lie, in the largest tensors; without end where no tensor says.
+
+    A position that no tensor has (what is summed over the parts of a stack) is then never the innermost one.
+    """
+    best = 0
+    for o in graph.outputs:
+        if axis in o.axes:
+            best = max(best, o.strides[o.axes.index(axis)] * max(1, graph.size(o.axes)))
+    if best:
+        return best
+    for v in graph.values:
+        if v.op == "load" and axis in v.axes:
+            best = max(best, stride_of(v, axis) * max(1, graph.size(v.axes)))
+    return best or sys.maxsize
+
+
+def split_axes(graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(rows, cols) of a group, outermost first.
+
+    Raises:
+        Unsupported: the reductions run over different axes.
+    """
+    used = sorted({a for v in graph.values for a in v.axes} | {a for o in graph.outputs for a in o.axes})
+    over = {v.over for v in graph.values if v.op in REDUCTIONS}
+    if len(over) > 1:
+        raise Unsupported("reductions over different axes in one row-wise kernel")
+    order = sorted(used, key=lambda a: (-_weight(graph, a), a))
+    if over:
+        cols_set = set(next(iter(over)))
+        rows = [a for a in order if a not in cols_set]
+        cols = [a for a in order if a in cols_set]
+    else:
+        # The innermost axis of the largest output, so that neighbouring threads touch neighbouring elements.
+        inner = order[-1] if order else None
+        for o in sorted(graph.outputs, key=lambda o: -graph.size(o.axes)):
+            unit = [a for a, s in zip(o.axes, o.strides, strict=True) if s == 1 and graph.extents[a] > 1]
+            if unit:
+                inner = unit[0]
+                break
+        rows = [a for a in order if a != inner]
+        cols = [] if inner is None else [inner]
+    if 0 in rows:  # the open extent must be the outermost, so that row numbers are decomposed without it
+        rows.remove(0)
+        rows.insert(0, 0)
+    return tuple(rows), tuple(cols)
+
+
+def build_program(
+    graph: Graph,
+    *,
+    keep: bool = True,
+    online: bool = False,
+    split: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
+    columns: tuple[Column, ...] = (),
+    moments: bool = False,
+    early: bool = False,
+) -> Program:
+    """Arrange a group into passes.
+
+    Args:
+        graph: the group. Every reduction must run over the same axes.
+        keep: whether full values wait for later passes (False recomputes them from the inputs in each pass).
+        online: whether softmax-like pairs are computed in one pass.
+        split: (rows, cols), where they do not follow from the reductions.
+        columns: accumulators over all the rows.
+        moments: whether a mean and the variance about it are computed in one pass.
+        early: whether random masks of later passes, which wait for nothing, are computed beside the first one.
+
+    Raises:
+        Unsupported: the group is not row-wise.
+    """
+    if has_sum_at(graph):
+        raise Unsupported("sums at places that other data tell")
+    if not any(o.axes for o in graph.outputs) and not any(v.axes for v in graph.values):
+        graph = _as_row(graph)
+    rows, cols = split or split_axes(graph)
+    vals = graph.values
+    pairs = find_online(graph) if online else ()
+    spreads = find_moments(graph, cols) if moments else ()
+    by_total: dict[int, Online | Moments] = {o.total: o for o in pairs}
+    by_total |= {m.square: m for m in spreads}
+    live = graph.live if not columns else _live_with(graph, [c.value for c in columns])
+
+    level = [0] * len(vals)
+    for i, v in enumerate(vals):
+        if i in by_total:
+            level[i] = level[by_total[i].score] + 1
+        elif v.op in REDUCTIONS:
+            level[i] = level[v.args[0]] + 1
+        elif v.args:
+            level[i] = max(level[a] for a in v.args)
+    n_passes = 1 + max((level[i] for i in live), default=0)
+
+    def dom(i: int) -> str:
+        return _domain(graph, rows, cols, i)
+
+    if any(not _covers(graph, rows, cols, k) for k in range(len(graph.outputs))):
+        raise Unsupported("an output that does not vary over the group's rows")
+
+    # What each pass must produce for every element.
+    roots: list[list[int]] = [[] for _ in range(n_passes)]
+    reduce: list[list[int]] = [[] for _ in range(n_passes)]
+    onlines: list[list[Online]] = [[] for _ in range(n_passes)]
+    spread_at: list[list[Moments]] = [[] for _ in range(n_passes)]
+    stores: list[list[int]] = [[] for _ in range(n_passes)]
+    row_stores: list[list[int]] = [[] for _ in range(n_passes)]
+    full_columns: list[list[int]] = [[] for _ in range(n_passes)]
+    row_columns: list[list[int]] = [[] for _ in range(n_passes)]
+    fused = {o.peak for o in pairs} | {o.total for o in pairs}
+    fused |= {m.total for m in spreads} | {m.square for m in spreads}
+    for m in spreads:
+        spread_at[level[m.score]].append(m)
+        roots[level[m.score]].append(m.score)
+    for o in pairs:
+        onlines[level[o.score]].append(o)
+        roots[level[o.score]].append(o.score)
+    for i in live:
+        if vals[i].op in REDUCTIONS and i not in fused:
+            p = level[vals[i].args[0]]
+            reduce[p].append(i)
+            roots[p].append(vals[i].args[0])
+    for k, out in enumerate(graph.outputs):
+        p = level[out.value]
+        if any(a in cols for a in out.axes):
+            stores[p].append(k)
+            roots[p].append(out.value)
+        else:
+            row_stores[p].append(k)
+
+    for n, c in enumerate(columns):
+        p = level[c.value]
+        if any(a in cols for a in graph.values[c.value].axes):
+            full_columns[p].append(n)
+            roots[p].append(c.value)
+        else:
+            row_columns[p].append(n)
+
+    masks = _masks(graph, rows, cols, roots) if early and keep else []
+    made_at: dict[int, int] = dict.fromkeys(masks, -1)
+    wanted: list[set[int]] = []  # values from earlier passes that each pass takes
+    for p in range(n_passes):
+        crossing: set[int] = set()
+        stack = list(roots[p])
+        seen: set[int] = set()
+        while stack:
+            i = stack.pop()
+            if i in seen or dom(i) in ("const", "row"):
+                continue
+            seen.add(i)
+            if keep and dom(i) == "full" and made_at.get(i, p) < p:
+                crossing.add(i)
+                continue
+            made_at.setdefault(i, p)
+            stack.extend(vals[i].args)
+        wanted.append(crossing)
+    wanted = _drop_light(graph, rows, cols, _prefer_packed(graph, rows, cols, wanted))
+
+    kept: dict[int, int] = {}  # value -> last pass that takes it
+    for p, taken in enumerate(wanted):
+        for i in taken:
+            kept[i] = p
+
+    passes = []
+    beside = _closure(graph, rows, cols, masks, set())
+    computed_rows: set[int] = set()
+    for p in range(n_passes):
+        compute = _closure(graph, rows, cols, roots[p], wanted[p])
+        row_read = [graph.outputs[k].value for k in row_stores[p]] + [columns[n].value for n in row_columns[p]]
+        row_needed = _row_closure(graph, rows, cols, compute + (beside if p == 0 else []), row_read, roots[p])
+        row_now = [i for i in sorted(row_needed) if i not in computed_rows]
+        computed_rows.update(row_now)
+        kept_out = tuple(i for i in compute if i in kept and made_at.get(i) == p and kept[i] > p)
+        passes.append(
+            Pass(
+                row_values=tuple(row_now),
+                row_stores=tuple(row_stores[p]),
+                kept_in=tuple(sorted(wanted[p])),
+                compute=tuple(compute),
+                kept_out=kept_out,
+                reduce=tuple(reduce[p]),
+                online=tuple(onlines[p]),
+                stores=tuple(stores[p]),
+                columns=tuple(full_columns[p]),
+                row_columns=tuple(row_columns[p]),
+                moments=tuple(spread_at[p]),
+            )
+        )
+    reduces = bool(fused) or any(reduce)
+    dynamic = 0 if (rows and rows[0] == 0) or (not rows and cols == (0,) and not reduces) else -1
+    side = Pass((), (), (), tuple(beside), tuple(masks), (), (), ()) if masks else None
+    return Program(graph, rows, cols, tuple(passes), dynamic, columns, side)
+
+
+def _masks(graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], roots: list[list[int]]) -> list[int]:
+    """Full booleans of later passes that many operators make from indices and row values, as a dropout's hash does,
+    but not from reductions."""
+    first = set(_closure(graph, rows, cols, roots[0], set()))
+    later = {i for made in roots[1:] for i in _closure(graph, rows, cols, made, set())}
+    found = []
+    for i in sorted(later - first):
+        if graph.values[i].dtype != "bool" or _domain(graph, rows, cols, i) != "full":
+            continue
+        made = _closure(graph, rows, cols, [i], set())
+        ops = [graph.values[j].op for j in made]
+        reads = {a for j in made for a in graph.values[j].args} | _row_closure(graph, rows, cols, made, (), ())
+        reads |= {a for j in reads for a in graph.values[j].args}
+        if any(graph.values[a].op in REDUCTIONS for a in reads):
+            continue
+        if len(made) >= MASK_OPERATORS and all(op == "index" or op in POINTWISE for op in ops):
+            found.append(i)
+    return found
+
+
+def _as_row(graph: Graph) -> Graph:
+    """A group of single numbers as a row of one element."""
+    values: list[Value] = []
+    for v in graph.values:
+        if v.op in ("load", "gather"):
+            v = replace(v, axes=(0,), strides=(1,))
+        elif any(values[a].axes for a in v.args):
+            v = replace(v, axes=(0,))
+        values.append(v)
+    stored = tuple(replace(o, axes=(0,), strides=(1,)) for o in graph.outputs)
+    return replace(graph, extents=(1,), values=tuple(values), outputs=stored)
+
+
+def once_a_row(program: Program) -> None:
+    """Raise Unsupported where a reduction would be computed again for rows that it does not vary over."""
+    g = program.graph
+    rows = {a for a in program.rows if g.extents[a] > 1}
+    for i in g.live:
+        if g.values[i].op in REDUCTIONS and not rows <= set(g.values[i].axes):
+            raise Unsupported("a reduction that is the same for several rows")
+
+
+def _covers(graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], k: int) -> bool:
+    axes = graph.outputs[k].axes
+    return all(a in axes or graph.extents[a] <= 1 for a in rows)
+
+
+def _live_with(graph: Graph, roots: Iterable[int]) -> tuple[int, ...]:
+    """The values that the outputs and ``roots`` need, in order."""
+    needed = set(graph.live)
+    stack = list(roots)
+    while stack:
+        i = stack.pop()
+        if i not in needed:
+            needed.add(i)
+            stack.extend(graph.values[i].args)
+    return tuple(sorted(needed))
+
+
+def _closure(
+    graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], roots: Iterable[int], stop: set[int]
+) -> list[int]:
+    """Col and full values that make ``roots`` from ``stop``, loads and row values, in order."""
+    seen: set[int] = set()
+    stack = list(roots)
+    while stack:
+        i = stack.pop()
+        if i in seen or i in stop or _domain(graph, rows, cols, i) in ("const", "row"):
+            continue
+        seen.add(i)
+        stack.extend(graph.values[i].args)
+    return sorted(seen)
+
+
+def _row_closure(
+    graph: Graph,
+    rows: tuple[int, ...],
+    cols: tuple[int, ...],
+    compute: Iterable[int],
+    stored: Iterable[int],
+    roots: Iterable[int],
+) -> set[int]:
+    """Row values (reductions included, constants not) that a pass reads, directly or through other row values."""
+    stack = [a for i in compute for a in graph.values[i].args] + list(stored) + list(roots)
+    seen: set[int] = set()
+    while stack:
+        i = stack.pop()
+        if i in seen or _domain(graph, rows, cols, i) != "row":
+            continue
+        seen.add(i)
+        if graph.values[i].op not in REDUCTIONS:
+            stack.extend(graph.values[i].args)
+    return {i for i in seen if graph.values[i].op not in REDUCTIONS}
+
+
+def _prefer_packed(
+    graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], wanted: list[set[int]]
+) -> list[set[int]]:
+    """Keep a 16-bit input as it was loaded rather than what light operators make of it: half the space."""
+    out = []
+    for c in wanted:
+        new = set(c)
+        for i in c:
+            need = _closure(graph, rows, cols, [i], set())
+            leaves = [j for j in need if graph.values[j].op not in POINTWISE]
+            full = [j for j in leaves if _domain(graph, rows, cols, j) == "full"]
+            cost = sum(POINTWISE[graph.values[j].op].cost for j in need if graph.values[j].op in POINTWISE)
+            halves = all(
+                graph.values[j].op == "load"
+                and not graph.values[j].guards
+                and STORAGE_BYTES[graph.inputs[graph.values[j].slot]] == 2
+                for j in leaves
+            )
+            if graph.values[i].op in POINTWISE and halves and len(full) == len(leaves) == 1 and cost <= 2 * LIGHT:
+                new.discard(i)
+                new.update(full)
+        out.append(new)
+    return out
+
+
+def _drop_light(graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], wanted: list[set[int]]) -> list[set[int]]:
+    """Drop kept values that light operators make again from values that the same pass takes anyway."""
+    wanted = [set(c) for c in wanted]
+    for i in sorted({i for c in wanted for i in c}, reverse=True):
+        if graph.values[i].op not in POINTWISE:
+            continue
+        takers = [p for p, c in enumerate(wanted) if i in c]
+        if all(_cheap_from(graph, rows, cols, i, wanted[p] - {i}) for p in takers):
+            for p in takers:
+                wanted[p].discard(i)
+    return wanted
+
+
+def _cheap_from(graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], i: int, have: set[int]) -> bool:
+    cost = 0
+    for j in _closure(graph, rows, cols, [i], have):
+        v = graph.values[j]
+        if v.op not in POINTWISE:
+            return False  # it would load again
+        cost += POINTWISE[v.op].cost
+    return cost <= 2 * LIGHT

@@ -1,0 +1,196 @@
+"""A group with sums at places that other data tell, taken apart: the places, the terms, and what is made of the sums.
+
+Each part is a program of its own over the same values: places are walked along the *tokens* (the axes that are summed
+over), terms along the *columns* (the axes that a term and its sum share) of one token, results along the columns of one
+*place*. Several sums, as of an embedding that was read twice, share places and columns, and have tokens of their own.
+See :mod:`autotune.compiler.targets.cuda.scatter`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from autotune.compiler.program.program import Pass, Program, stride_of
+from autotune.compiler.targets.cuda.access import narrowest
+from autotune.errors import Unsupported
+from autotune.ir.graph import LEAVES, REDUCTIONS, Graph, Value, at_axis
+from autotune.ir.ops import POINTWISE
+
+MOST_SUMS = 4
+"""Sums of one group: each has a list of its own in shared memory."""
+
+
+@dataclass(frozen=True)
+class Sum:
+    """One ``sum_at``: its value, the value of its terms and that of their places, and the programs of both, each of
+    which keeps one value; ``tokens`` are the axes that it is over, outermost first."""
+
+    total: int
+    term: int
+    place: int
+    tokens: tuple[int, ...]
+    places: Program
+    terms: Program
+
+    @property
+    def n_tokens(self) -> int:
+        return self.terms.n_rows
+
+    @property
+    def place_vector(self) -> int:
+        """Places that a thread reads at a time: 16 or 32 bytes where their number allows it."""
+        inner = self.terms.graph.extents[self.tokens[-1]]
+        return next(n for n in (4, 2, 1) if inner % n == 0)
+
+
+@dataclass(frozen=True)
+class Scattered:
+    """A group of sums at places with pointwise operators before and after them.
+
+    Attributes:
+        graph: the group; with a column of extent 1 where it had none.
+        sums: at the places along the axis ``at``.
+        cols: axes, outermost first.
+        results: the program that takes the sums and stores all outputs.
+    """
+
+    graph: Graph
+    sums: tuple[Sum, ...]
+    at: int
+    cols: tuple[int, ...]
+    results: Program
+
+    @property
+    def n_tokens(self) -> int:
+        """Of all sums."""
+        return sum(one.n_tokens for one in self.sums)
+
+    @property
+    def n_places(self) -> int:
+        return self.graph.extents[self.at]
+
+    @property
+    def n_cols(self) -> int:
+        return self.graph.size(self.cols)
+
+    @property
+    def unit(self) -> int:
+        """Bytes of the narrowest storage type among what has columns: the unit of ``vector_bytes``."""
+        return min(narrowest(self.results), *(narrowest(one.terms) for one in self.sums))
+
+    def vector(self, vector_bytes: int) -> int:
+        """Elements that a thread takes at a time along the columns; 0 where these do not divide them."""
+        n, rest = divmod(vector_bytes, self.unit)
+        return n if n and not rest and n <= 16 and self.graph.extents[self.cols[-1]] % n == 0 else 0
+
+
+def _needed(graph: Graph, roots: Iterable[int], stop: Iterable[int] = ()) -> list[int]:
+    """The values that make ``roots``, those of ``stop`` taken as given, in order; constants are left out."""
+    seen: set[int] = set()
+    given, stack = set(stop), list(roots)
+    while stack:
+        i = stack.pop()
+        if i not in seen and i not in given and graph.values[i].op != "const":
+            seen.add(i)
+            stack.extend(graph.values[i].args)
+    return sorted(seen)
+
+
+def _by_stride(graph: Graph, axes: Iterable[int], values: Iterable[int]) -> tuple[int, ...]:
+    """Axes by falling stride in the largest of the loads among ``values`` that move along them."""
+    chosen = set(axes)
+    loads = [v for v in (graph.values[i] for i in values) if v.op == "load" and chosen & set(v.axes)]
+    largest = max(loads, key=lambda v: graph.size(chosen & set(v.axes)), default=None)
+    return tuple(sorted(chosen, key=lambda a: (-stride_of(largest, a) if largest else 0, a)))
+
+
+def _part(
+    graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], values: list[int], takes: tuple[int, ...] = ()
+) -> Program:
+    """The program of one pass over ``values``: it keeps the last one, or takes sums and stores all outputs."""
+    first = Pass((), (), (), (), (), (), (), ())
+    program = Program(graph, rows, cols, (first,), -1)
+    row = tuple(i for i in values if program.domain(i) == "row")
+    wide = tuple(i for i in values if program.domain(i) != "row")
+    if not takes:
+        if not values or values[-1] not in wide:
+            raise Unsupported("terms or places that are the same everywhere")
+        return replace(program, passes=(Pass(row, (), (), wide, wide[-1:], (), (), ()),))
+    stores = Pass(row, (), takes, wide, (), (), (), tuple(range(len(graph.outputs))))
+    return replace(program, passes=(replace(first, kept_out=takes), stores))
+
+
+def _with_column(graph: Graph, totals: list[int]) -> Graph:
+    """The graph with an axis of extent 1 along which terms and results lie; the places are computed without it."""
+    x = len(graph.extents)
+    places = set(_needed(graph, [graph.values[i].args[1] for i in totals]))
+    values: list[Value] = []
+    plain: dict[int, int] = {}
+    for i, v in enumerate(graph.values):  # for the places
+        if i in places or v.op == "const":
+            plain[i] = len(values)
+            values.append(replace(v, args=tuple(plain[a] for a in v.args)))
+    where: dict[int, int] = {}
+    for i, v in enumerate(graph.values):
+        if v.op == "const":
+            where[i] = plain[i]
+            continue
+        args = tuple(where[a] for a in v.args)
+        if i in totals:
+            args = (args[0], plain[v.args[1]])
+        if v.op in ("load", "gather"):
+            v = replace(v, axes=(*v.axes, x), strides=(*v.strides, 1))
+        elif any(x in values[a].axes for a in args):
+            v = replace(v, axes=(*v.axes, x))
+        where[i] = len(values)
+        values.append(replace(v, args=args))
+    outputs = tuple(replace(o, value=where[o.value], axes=(*o.axes, x), strides=(*o.strides, 1)) for o in graph.outputs)
+    made = replace(graph, extents=(*graph.extents, 1), values=tuple(values), outputs=outputs)
+    made.check()
+    return made
+
+
+def _totals(graph: Graph) -> list[int]:
+    found = [i for i in graph.live if graph.values[i].op in REDUCTIONS]
+    if not 0 < len(found) <= MOST_SUMS or any(graph.values[i].op != "sum_at" for i in found):
+        raise Unsupported("other than a few sums at places, and pointwise operators")
+    return found
+
+
+@lru_cache(maxsize=256)
+def scattered(graph: Graph) -> Scattered:
+    """The parts of a group.
+
+    Raises:
+        Unsupported: it is not sums at the same places with pointwise operators before and after them.
+    """
+    totals = _totals(graph)
+    if any(len(graph.values[i].axes) == 1 for i in totals):
+        if any(len(graph.values[i].axes) > 1 for i in totals):
+            raise Unsupported("sums with and without columns")
+        graph = _with_column(graph, totals)
+        totals = _totals(graph)
+    values = graph.values
+    (at, wide), *others = [(at_axis(graph, values[i]), set(values[i].axes)) for i in totals]
+    if any(other != (at, wide) for other in others):
+        raise Unsupported("sums at different places")
+    results = _needed(graph, [o.value for o in graph.outputs], totals)
+    if any(not set(values[i].axes) <= wide for i in results) or any(set(o.axes) != wide for o in graph.outputs):
+        raise Unsupported("results that vary over other axes than the sums")
+    before = {i: _needed(graph, [values[i].args[0]]) for i in totals}
+    cols = _by_stride(graph, wide - {at}, [*(j for i in totals for j in before[i]), *results])
+    sums = []
+    for i in totals:
+        (term, place), over = values[i].args, values[i].over
+        finding = _needed(graph, [place])
+        for j in (*before[i], *results, *finding):
+            if values[j].op not in POINTWISE and values[j].op not in LEAVES:
+                raise Unsupported(f"operator {values[j].op} beside sums at places")
+        if not {a for j in before[i] for a in values[j].axes} <= {*over, *cols}:
+            raise Unsupported("terms that vary over other axes than their sums")
+        tokens = _by_stride(graph, over, finding)
+        places, terms = _part(graph, (), tokens, finding), _part(graph, tokens, cols, before[i])
+        sums.append(Sum(i, term, place, tokens, places, terms))
+    return Scattered(graph, tuple(sums), at, cols, _part(graph, (at,), cols, results, tuple(totals)))

@@ -1,0 +1,197 @@
+"""Programs of aten calls as JSON and back, without pickle: what baselines are rebuilt from in another process.
+
+A program may come from a database that others write to. So only operators are let in that regions can hold, those that
+the translation has rules for, in overloads that make tensors of tensors and numbers and write to nothing; and
+``operator.getitem``. Which program it is, is another question: see :mod:`autotune.domains.fusion.rederive`.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from autotune.compiler.regions.symbols import Size, expression_of
+from autotune.errors import Unsupported
+
+NAMESPACES = ("aten", "prims")
+FORMAT = 1
+_ENUMS: Mapping[str, type] = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
+
+
+def to_json(gm: fx.GraphModule) -> dict[str, Any]:
+    """A JSON object for a graph of aten calls over placeholders.
+
+    Each placeholder is listed with the shape, strides (elements), type and device type of ``meta["val"]``.
+
+    Symbolic sizes become ``{"sym": expression}``, in whose place there must be numbers before it is built again.
+
+    Raises:
+        Unsupported: a call from another namespace, an attribute, or an argument that is not plain data.
+    """
+    number: dict[fx.Node, int] = {}
+    inputs: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    result: Any = None
+    for node in gm.graph.nodes:
+        if node.op == "output":
+            result = _encode(node.args[0], number)
+            continue
+        if node.op == "placeholder":
+            inputs.append(tensor_spec(node.meta["val"]))
+        elif node.op == "call_function":
+            call: dict[str, Any] = {"op": _target_name(node.target), "args": _encode(list(node.args), number)}
+            whole = node.meta.get("original_aten")
+            if whole is not None and whole is not node.target:
+                call["of"] = str(whole)  # for names only
+            if node.kwargs:
+                call["kwargs"] = {k: _encode(v, number) for k, v in node.kwargs.items()}
+            calls.append(call)
+        else:
+            raise Unsupported(f"{node.op} {node.target} in a program of aten calls")
+        number[node] = len(number)
+    return {"format": FORMAT, "inputs": inputs, "calls": calls, "result": result}
+
+
+def tensor_spec(value: torch.Tensor) -> dict[str, Any]:
+    """Shape, strides, type and device type of a tensor as JSON."""
+    return {
+        "shape": [_size(n) for n in value.shape],
+        "strides": [_size(n) for n in value.stride()],
+        "dtype": str(value.dtype).removeprefix("torch."),
+        "device": value.device.type,
+    }
+
+
+def _size(size: Any) -> Any:
+    """A number, or what a symbolic size is (:func:`autotune.compiler.regions.symbols.expression_of`)."""
+    return {"sym": expression_of(size)} if isinstance(size, torch.SymInt) else int(size)
+
+
+def _target_name(target: Any) -> str:
+    if target is operator.getitem:
+        return "getitem"
+    if isinstance(target, torch._ops.OpOverload) and target.namespace in NAMESPACES:
+        return str(target)
+    raise Unsupported(f"a call of {target} in a program of aten calls")
+
+
+def _encode(value: Any, number: Mapping[fx.Node, int]) -> Any:
+    if isinstance(value, fx.Node):
+        return {"node": number[value]}
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": str(value)}
+    if isinstance(value, Size):
+        return {"sym": value.expression}
+    if isinstance(value, (list, tuple)):
+        return [_encode(v, number) for v in value]
+    if isinstance(value, torch.device):
+        return {"device": value.type}
+    for name, kind in _ENUMS.items():
+        if isinstance(value, kind):
+            return {name: str(value).removeprefix("torch.")}
+    raise Unsupported(f"an argument of type {type(value).__name__} in a program of aten calls")
+
+
+def from_json(data: Mapping[str, Any], device: str | None = None) -> fx.GraphModule:
+    """Rebuild the program. Calling it takes the inputs in order and returns the results as they were returned.
+
+    Args:
+        data: what :func:`to_json` made.
+        device: put in place of every device in the calls, where given ("cpu", "cuda:1").
+
+    Calls whose results nothing takes are left out.
+
+    Raises:
+        ValueError: ``data`` is not such a program, or calls something that is not let in.
+    """
+    try:
+        return _from_json(data, device)
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError) as error:
+        raise ValueError(f"not a program of aten calls ({type(error).__name__}: {error})") from error
+
+
+def _from_json(data: Mapping[str, Any], device: str | None) -> fx.GraphModule:
+    if data.get("format") != FORMAT:
+        raise ValueError(f"a program of aten calls in format {data.get('format')!r}, expected {FORMAT}")
+    graph = fx.Graph()
+    nodes: list[fx.Node] = [graph.placeholder(f"x{k}") for k in range(len(data["inputs"]))]
+    for call in data["calls"]:
+        args = tuple(_decode(list(call["args"]), nodes, device))
+        kwargs = {str(k): _decode(v, nodes, device) for k, v in call.get("kwargs", {}).items()}
+        nodes.append(graph.call_function(_target(str(call["op"])), args, kwargs))
+    result = _decode(data["result"], nodes, device)
+    graph.output(tuple(result) if isinstance(result, list) else result)
+    graph.eliminate_dead_code()  # all are functional, and inputs stay
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def _target(name: str) -> Any:
+    if name == "getitem":
+        return operator.getitem
+    from autotune.compiler.lower.rules import RULES
+
+    parts = name.split(".")
+    if len(parts) != 3 or parts[0] not in NAMESPACES or parts[1] not in RULES:
+        raise ValueError(f"a program of aten calls may not call {name!r}")
+    packet = getattr(getattr(torch.ops, parts[0]), parts[1], None)
+    overload = getattr(packet, parts[2], None) if parts[2] in getattr(packet, "overloads", list)() else None
+    if not isinstance(overload, torch._ops.OpOverload):
+        raise ValueError(f"this torch has no operator {name!r}")
+    if not is_functional(overload):
+        raise ValueError(f"a program of aten calls may not call {name!r}, which does more than compute tensors")
+    return overload
+
+
+_PLAIN = frozenset(
+    ["Tensor", "number", "int", "float", "bool", "Device", "Layout", "MemoryFormat", "ScalarType", "SymInt"]
+)
+"""Types of arguments that are data and nothing else, as schemas print them, without ``Optional`` and ``List``."""
+_WORDS = frozenset(["approximate", "rounding_mode"])
+"""Arguments that are words of a short list, which the operator itself checks."""
+_TYPE = re.compile(r"\w+")
+
+
+def is_functional(overload: torch._ops.OpOverload) -> bool:
+    """Whether an operator takes tensors and numbers, writes to none of them, and makes tensors.
+
+    It takes no file, generator, storage or dictionary, whatever an operator of that name is called with.
+    """
+    schema = overload._schema
+    if schema.is_mutable or any(r.alias_info is not None and r.alias_info.is_write for r in schema.returns):
+        return False
+    for a in schema.arguments:
+        if a.name in _WORDS:
+            continue
+        if not set(_TYPE.findall(str(a.type))) - {"Optional", "List"} <= _PLAIN:
+            return False
+    return bool(schema.returns) and all(
+        set(_TYPE.findall(str(r.type))) - {"Optional", "List"} == {"Tensor"} for r in schema.returns
+    )
+
+
+def _decode(value: Any, nodes: Sequence[fx.Node], device: str | None) -> Any:
+    if isinstance(value, list):
+        return [_decode(v, nodes, device) for v in value]
+    if not isinstance(value, Mapping):
+        return value
+    ((kind, inner),) = value.items()
+    if kind == "node":
+        if type(inner) is not int or not 0 <= inner < len(nodes):
+            raise ValueError(f"a program of aten calls refers to value {inner!r} of {len(nodes)}")
+        return nodes[inner]
+    if kind == "float":
+        return float(inner)
+    if kind == "device":
+        return torch.device(device or str(inner))
+    found = getattr(torch, str(inner), None)
+    if kind in _ENUMS and isinstance(found, _ENUMS[kind]):
+        return found
+    raise ValueError(f"a program of aten calls has an argument {kind}: {inner!r}")

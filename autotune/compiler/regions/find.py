@@ -1,0 +1,506 @@
+"""Regions: which nodes of an aten graph become one unit of tuning.
+
+A node is *memory-intensive* if a rule translates it, and *opaque* otherwise (mm, attention, random numbers, what the
+rules do not know). Regions are connected sets of memory-intensive nodes that can be contracted to one node without a
+cycle. They are found in two steps: nodes get levels (the number of opaque nodes that must run before them), and equal
+levels that touch are one region, which can make no cycle (a node that is cheaper to compute where it is read waits for
+the level of its readers: ``autotune.compiler.regions.delay``); then regions that touch are merged while no path
+between them leads through anything else. Then regions that have nothing to do with each other may become one all the
+same, so that their kernels can share launches: see ``autotune.compiler.regions.remote``.
+
+Views and generators belong to no region: those that a region needs are copied into its submodule, where they are free,
+and those that others need stay where they are.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import fx
+
+from autotune.compiler.capture.joint import is_written_back
+from autotune.compiler.lower.op_names import GENERATORS, PRODUCTS, SCATTERS, VIEWS
+from autotune.compiler.lower.rules import pointwise as rules_pointwise
+from autotune.compiler.lower.rules.product import is_memory_intensive, read_again
+from autotune.compiler.lower.rules.table import RULES
+from autotune.compiler.lower.translate import meta, op_name, translate
+from autotune.compiler.regions import aten
+from autotune.compiler.regions.contraction import bundle_groups, levels, merge_groups
+from autotune.compiler.regions.delay import delays
+from autotune.compiler.regions.label import describe
+from autotune.compiler.regions.remote import Candidate, candidate, may_join
+from autotune.compiler.regions.wide import is_wide, passing
+from autotune.errors import Repeated, Unsupported
+from autotune.ir.canonical import canonicalize, to_workload
+from autotune.ir.graph import EIGHT_BIT_FLOATS, STORAGE_BYTES
+from autotune.workload import Workload
+
+
+@dataclass(frozen=True)
+class Binding:
+    """How a region's tensors meet the workload's canonical graph.
+
+    ``inputs[k]`` is the position in ``Region.inputs`` of input slot ``k``; ``outputs[k]`` the position in
+    ``Region.outputs`` of the graph's output ``k``. A region input that the graph does not read has no slot.
+    """
+
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """A set of nodes that may run as one.
+
+    Attributes:
+        nodes: the nodes replaced, in graph order; views and generators between them are not among them.
+        inputs: nodes outside whose tensors the region reads, each once, in order of first use.
+        outputs: those of ``nodes`` that are used outside, in graph order.
+        submodule: computes ``outputs`` (always a tuple) from ``inputs`` with aten calls: the baseline.
+        workload: what to tune, or None where the region was not translated.
+        binding: how inputs and outputs map to the workload's.
+        reason: why there is no workload.
+    """
+
+    nodes: tuple[fx.Node, ...]
+    inputs: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+    submodule: fx.GraphModule
+    workload: Workload | None = None
+    binding: Binding = field(default_factory=Binding)
+    reason: str = ""
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """The tensors in a node's meta value."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [t for v in value for t in tensors_of(v)]
+    return []
+
+
+def _used_results(node: fx.Node) -> Any:
+    """A node's meta value; of a tuple, those elements that are read (others may be empty placeholders)."""
+    value = meta(node)
+    if not isinstance(value, (tuple, list)) or any(u.target is not operator.getitem for u in node.users):
+        return value
+    return [value[u.args[1]] for u in node.users]  # type: ignore[index]
+
+
+def _storable(t: torch.Tensor, wide: bool = False) -> bool:
+    """Whether a region may hold a tensor; ``wide``: float64 too."""
+    known = str(t.dtype).removeprefix("torch.") in STORAGE_BYTES or (wide and t.dtype == torch.float64)
+    if t.layout != torch.strided or not known:
+        return False
+    sizes = (*t.shape, *t.stride())
+    return all(type(n) is int for n in sizes) and 0 not in t.shape and not t.is_conj() and not t.is_neg()
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether a node draws from a generator, whose state orders it against the others that do.
+
+    Attention has the tag of those for its dropout, and draws nothing where that is 0.
+    """
+    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    for k, argument in enumerate(node.target._schema.arguments):
+        if argument.name == "dropout_p":
+            given = node.args[k] if k < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
+            return bool(given != 0)
+    return True
+
+
+_ALIGNMENT = 16
+"""Bytes: the widest load of a kernel. A window that begins elsewhere would have to be copied before each launch."""
+
+
+def _is_window(node: fx.Node) -> bool:
+    """Whether a view leaves elements out: its result begins where its argument may not."""
+    if node.target is operator.getitem:
+        return True
+    return op_name(node) in ("select", "slice", "narrow", "diagonal")
+
+
+def _bytes(value: Any) -> int:
+    """Size of a node's tensors; huge where it is not known."""
+    total = 0
+    for t in tensors_of(value):
+        if not all(type(n) is int for n in t.shape):
+            return 1 << 62
+        total += t.numel() * t.element_size()
+    return total
+
+
+def _is_aligned(window: Any, source: Any) -> bool:
+    if not isinstance(window, torch.Tensor) or not isinstance(source, torch.Tensor):
+        return False
+    offset = (window.storage_offset() - source.storage_offset()) * window.element_size()
+    return type(offset) is int and offset % _ALIGNMENT == 0
+
+
+def _is_float8(node: fx.Node) -> bool:
+    """Whether a node makes floats of eight bits."""
+    return any(str(t.dtype).removeprefix("torch.") in EIGHT_BIT_FLOATS for t in tensors_of(meta(node)))
+
+
+def factors(product: fx.Node) -> list[fx.Node]:
+    """The two that a matrix product multiplies; fewer where they are given by name."""
+    first = PRODUCTS[op_name(product)]
+    return [a for a in product.args[first : first + 2] if isinstance(a, fx.Node)]
+
+
+class Finder:
+    """Regions of one graph. ``hard`` holds the nodes that turned out not to be translatable, and ``kept`` the products
+    whose results are to be stored before they are read.
+    """
+
+    def __init__(self, gm: fx.GraphModule, side: str | None = None) -> None:
+        self.gm, self.side = gm, side
+        self.nodes = list(gm.graph.nodes)
+        self.place = {n: k for k, n in enumerate(self.nodes)}
+        self.hard: set[fx.Node] = set()
+        self.kept: set[fx.Node] = set()
+        self.refused: dict[fx.Node, str] = {}
+        self._passing = passing(self.nodes)
+        self._sorts = {n: self._classify(n) for n in self.nodes}
+
+    def _classify(self, node: fx.Node) -> str:
+        name = op_name(node)
+        if name == "getitem":
+            owner = node.args[0]
+            return self._classify(owner) if isinstance(owner, fx.Node) else "opaque"
+        if name not in RULES or node.target._schema.is_mutable or is_written_back(node):  # type: ignore[union-attr]
+            return "opaque"
+        made = tensors_of(_used_results(node))
+        read = [t for n in node.all_input_nodes for t in tensors_of(meta(n))]
+        wide = self._passing.issuperset(n for n in (node, *node.all_input_nodes) if is_wide(n))
+        if not made or not all(_storable(t, wide) for t in (*made, *read)):
+            return "opaque"
+        if any(not tensors_of(meta(n)) for n in node.all_input_nodes) or len({t.device for t in (*made, *read)}) != 1:
+            return "opaque"
+        if any(_is_float8(n) for n in (node, *node.all_input_nodes)) and not self._converts_float8(node):
+            return "opaque"
+        if (name in PRODUCTS and not self._may_hold(node)) or (name in SCATTERS and not self._on_cuda(node)):
+            return "opaque"
+        return "view" if name in VIEWS else "generator" if name in GENERATORS else "compute"
+
+    def _on_cuda(self, node: fx.Node) -> bool:
+        """Whether a node is to run on a GPU."""
+        return (self.side or tensors_of(meta(node))[0].device.type) == "cuda"
+
+    def _converts_float8(self, node: fx.Node) -> bool:
+        """Whether the device of a node has instructions for floats of eight bits, as GPUs do from sm_89 on."""
+        device = tensors_of(meta(node))[0].device
+        here = device.type == "cuda" and torch.cuda.is_available()
+        return not here or torch.cuda.get_device_capability(device) >= (8, 9)
+
+    def _may_hold(self, product: fx.Node) -> bool:
+        """Whether a matrix product may be in a region. None on a CPU, where a library's call costs next to nothing."""
+        plain = getattr(product.target, "_overloadname", "") == "default"  # others name the result's type
+        pair = factors(product)
+        return self._on_cuda(product) and plain and len(pair) == 2 and is_memory_intensive(*map(meta, pair))
+
+    def sort(self, node: fx.Node) -> str:
+        """ "compute", "view", "generator" or "opaque"."""
+        return "opaque" if node in self.hard else self._sorts[node]
+
+    def free(self, node: fx.Node) -> bool:
+        return self.sort(node) in ("view", "generator")
+
+    def producers(self, node: fx.Node) -> list[fx.Node]:
+        """The nodes that ``node`` reads, looking through views and generators, in order, each once."""
+        out: dict[fx.Node, None] = {}
+        seen: set[fx.Node] = set()
+        stack = list(reversed(node.all_input_nodes))
+        while stack:
+            n = stack.pop()
+            if n in seen:
+                continue
+            seen.add(n)
+            if self.free(n):
+                stack.extend(reversed(n.all_input_nodes))
+            else:
+                out[n] = None
+        return list(out)
+
+    def condensed(self) -> tuple[list[fx.Node], dict[fx.Node, list[fx.Node]], set[fx.Node]]:
+        """The nodes that compute, what each waits for, and those that may be in regions.
+
+        A node waits for those that it reads, through views, and one that draws random numbers for the one that did so
+        before it: two branches that have nothing else to do with each other are not joined against that order.
+        """
+        real = [n for n in self.nodes if not self.free(n) and n.op != "output"]
+        before = {n: self.producers(n) for n in real}
+        drawn = [n for n in real if is_random(n)]
+        for earlier, later in pairwise(drawn):
+            before[later] = list(dict.fromkeys([*before[later], earlier]))
+        return real, before, {n for n in real if self.sort(n) == "compute"}
+
+    def groups(self) -> list[list[fx.Node]]:
+        """The sets of nodes to become regions, in graph order. Products alone, but a vector's, are a library's."""
+        order, before, members = self.condensed()
+        stored = self.stored(members)
+        movable = {n for n in members - set(stored) if self._may_wait(n, members)}
+        size = {n: _bytes(meta(n)) for n in order}
+        late = delays(order, before, levels(order, before, members, stored=stored), movable, size, stored)
+        groups = merge_groups(order, before, members, late, stored)
+        return [g for g in groups if not all(map(self._is_the_library_s, g))]
+
+    def _is_the_library_s(self, node: fx.Node) -> bool:
+        """Whether nothing is won by a node alone: a product but a vector's."""
+        return op_name(node) in PRODUCTS and all(read_again(*map(meta, factors(node))))
+
+    def stored(self, members: set[fx.Node]) -> dict[fx.Node, set[fx.Node]]:
+        """For each node what it reads from memory only: a matrix product the operands whose elements it reads again and
+        again, sums at places rows that are more than theirs to compute, and any node the products that are ``kept`` and
+        floats of eight bits, whose rounding is what they are for.
+
+        The matrix that a vector is multiplied by is read once: where it is dequantized, that may be in the product.
+        """
+        found = {n: kept for n in members if (kept := self.kept.intersection(self.producers(n)))} if self.kept else {}
+        for n in members:
+            if op_name(n) in PRODUCTS:
+                pair = factors(n)
+                again = [a for a, many in zip(pair, read_again(*map(meta, pair)), strict=True) if many]
+                operand = {p for a in again for p in (self.producers(a) if self.free(a) else [a])}
+                found[n] = found.get(n, set()) | operand
+            elif op_name(n) in SCATTERS:
+                rows = n.args[SCATTERS[op_name(n)]]
+                if isinstance(rows, fx.Node):
+                    made = self.producers(rows) if self.free(rows) else [rows]
+                    found[n] = found.get(n, set()) | {p for p in made if not self._read_by_one(p, members)}
+            rounded = {p for p in self.producers(n) if _is_float8(p)} if not _is_float8(n) else set()
+            if rounded:
+                found[n] = found.get(n, set()) | rounded
+        return found
+
+    def _read_by_one(self, node: fx.Node, members: set[fx.Node]) -> bool:
+        """Whether pointwise operators alone make a node from what lies in memory, and each is read by one node only.
+
+        Sums at places may compute such rows where they add them: each is added once.
+        """
+        stack = [node]
+        while stack:
+            n = stack.pop()
+            if n not in members:
+                continue
+            made_by = RULES.get(op_name(n))  # none for a tuple's element
+            if getattr(made_by, "__module__", "") != rules_pointwise.__name__ or len(self._readers(n)) > 1:
+                return False
+            stack += self.producers(n)
+        return True
+
+    def _readers(self, node: fx.Node) -> set[fx.Node]:
+        """The nodes that read one, as it is or through views."""
+        stack, seen = list(node.users), set()
+        while stack:
+            user = stack.pop()
+            if user not in seen:
+                seen.add(user)
+                stack += user.users if self.free(user) else ()
+        return {user for user in seen if not self.free(user)}
+
+    def _may_wait(self, node: fx.Node, members: set[fx.Node]) -> bool:
+        """Whether nothing but nodes of regions reads a tensor. (A tuple's elements do not leave it.)"""
+        alone = isinstance(meta(node), torch.Tensor) and node.target is not operator.getitem
+        return alone and not self._used_outside(node, members)
+
+    def submodule(self, nodes: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node], fx.GraphModule]:
+        """(inputs, outputs, module) of a group; free nodes between are copied in."""
+        inside = set(nodes)
+        needed: set[fx.Node] = set()
+        stack = list(nodes)
+        while stack:
+            for n in stack.pop().all_input_nodes:
+                if self.free(n) and n not in needed:
+                    needed.add(n)
+                    stack.append(n)
+        needed = self._without_windows(inside, needed)
+        body = sorted(inside | needed, key=lambda n: self.place[n])
+        inputs: dict[fx.Node, None] = {}
+        for n in body:
+            for i in n.all_input_nodes:
+                if i not in inside and i not in needed:
+                    inputs[i] = None
+        outputs = [n for n in nodes if self._used_outside(n, inside)]
+        graph = fx.Graph()
+        env: dict[fx.Node, fx.Node] = {}
+        for k, n in enumerate(inputs):
+            env[n] = graph.placeholder(f"x{k}")
+            env[n].meta = {"val": meta(n)}
+        for n in body:
+            env[n] = graph.node_copy(n, lambda a: env[a])
+            env[n].meta = {"val": meta(n), "origin": n, "original_aten": n.meta.get("original_aten")}
+        graph.output(tuple(env[n] for n in outputs))
+        return list(inputs), outputs, fx.GraphModule(torch.nn.Module(), graph)
+
+    def _without_windows(self, inside: set[fx.Node], needed: set[fx.Node]) -> set[fx.Node]:
+        """``needed`` less the views that cut a window out of a tensor which the region reads in no other way.
+
+        The window is then the region's input, wherever it begins: the steps of an unrolled recurrence, each with its
+        slice of one projection, are one workload.
+        """
+        out = set(needed)
+        body = inside | needed
+        sources = dict.fromkeys(i for n in body for i in n.all_input_nodes if i not in body)
+        for source in sources:
+            chain: list[fx.Node] = []
+            window = 0
+            node = source
+            while True:
+                users = [u for u in node.users if u in body]
+                if len(users) != 1 or users[0] not in needed or users[0].all_input_nodes != [node]:
+                    break
+                node = users[0]
+                chain.append(node)
+                if _is_window(node):
+                    window = len(chain)
+            if window and _is_aligned(meta(chain[window - 1]), meta(source)):
+                out -= set(chain[:window])
+        return out
+
+    def _check_narrow(self, nodes: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> None:
+        """Raises Unsupported where a region would read or write float64, which it has in registers only."""
+        inside = set(nodes)
+        readers = [n for n in nodes if any(is_wide(p) for p in self.producers(n) if p not in inside)]
+        for n in (*readers, *filter(is_wide, outputs)):
+            error = Unsupported("float64 that is not made and read in one region")
+            error.node = n  # type: ignore[attr-defined]
+            raise error
+
+    def _used_outside(self, node: fx.Node, inside: set[fx.Node]) -> bool:
+        """Whether a node that is not in the region reads it, as it is or through views."""
+        if not isinstance(meta(node), torch.Tensor):
+            return False  # a tuple: its getitems are nodes of the region themselves
+        stack, seen = list(node.users), set()
+        while stack:
+            user = stack.pop()
+            if user in seen or user in inside:
+                continue
+            seen.add(user)
+            if not self.free(user):
+                return True
+            stack.extend(user.users)
+        return False
+
+    def region(self, nodes: Sequence[fx.Node]) -> Region:
+        """The region of a group. Raises Unsupported with the responsible node of this graph as ``node``."""
+        inputs, outputs, module = self.submodule(nodes)
+        self._check_narrow(nodes, outputs)
+        try:
+            if not outputs:
+                raise Unsupported("no results")
+            if not inputs:
+                raise Unsupported("it reads no tensors")
+            workload, binding = workload_of(module)
+        except Repeated:
+            raise
+        except Unsupported as error:
+            culprit = getattr(error, "node", None)
+            origin = culprit.meta.get("origin") if isinstance(culprit, fx.Node) else None
+            if origin is not None:
+                error.node = origin  # type: ignore[attr-defined]
+                raise
+            return Region(tuple(nodes), tuple(inputs), tuple(outputs), module, reason=str(error))
+        return Region(tuple(nodes), tuple(inputs), tuple(outputs), module, workload, binding)
+
+
+def workload_of(module: fx.GraphModule, precision: str | None = None) -> tuple[Workload, Binding]:
+    """What the submodule of a region is tuned as. As :func:`autotune.compiler.lower.translate.translate`, whose
+    errors it has too."""
+    translation = translate(module, precision)
+    source = aten.to_json(module)
+    graph, slots, order = canonicalize(translation.graph)
+    binding = Binding(tuple(translation.slots[s] for s in slots), order)
+    source["slots"] = list(binding.inputs)  # which of the program's inputs each slot of the graph reads
+    return to_workload(graph, describe(module, graph), source), binding
+
+
+def find_regions(gm: fx.GraphModule, side: str | None = None) -> list[Region]:
+    """The regions of an aten graph (as AOTAutograd hands it to a compiler), in graph order.
+
+    A node that cannot be translated in its place becomes opaque and the search starts over, so that one odd operator
+    costs only itself. The graph is not changed; the same graph gives the same regions.
+
+    Args:
+        gm: nodes carry fake tensors in ``meta["val"]``.
+        side: "cpu" or "cuda", where the graph was captured on another device than it is meant for.
+    """
+    finder = Finder(gm, side)
+    done: dict[tuple[fx.Node, ...], Region] = {}
+    while True:
+        regions: list[Region] = []
+        failed = False
+        for nodes in finder.groups():
+            key = tuple(nodes)
+            if key not in done:
+                try:
+                    done[key] = finder.region(nodes)
+                except Repeated as error:
+                    _keep(finder, [n.meta["origin"] for n in error.nodes])
+                except Unsupported as error:
+                    culprit: fx.Node = error.node  # type: ignore[attr-defined]
+                    if op_name(culprit) in SCATTERS and culprit not in finder.kept:
+                        finder.kept.add(culprit)  # it may do where those that read it in other shapes read it stored
+                    else:
+                        _harden(finder, culprit, str(error))
+                if key not in done:
+                    failed = True
+                    continue
+            regions.append(done[key])
+        if not failed:
+            return _side_by_side(finder, regions)
+
+
+def _side_by_side(finder: Finder, regions: list[Region]) -> list[Region]:
+    """Regions with those joined that remote fusion joins (``autotune.compiler.regions.remote``), in graph order."""
+    order, before, members = finder.condensed()
+    level = levels(order, before, members, stored=finder.stored(members))
+    known: list[Candidate | None] = []
+    for r in regions:
+        devices = {str(t.device) for n in r.nodes for t in tensors_of(meta(n))}
+        place = (*sorted(devices), max(level[n] for n in r.nodes))
+        reads = {n: sum(t.numel() * t.element_size() for t in tensors_of(meta(n))) for n in r.inputs}
+        known.append(None if r.workload is None else candidate(r.workload, place, reads))
+
+    def joins(bundle: Sequence[int], k: int) -> bool:
+        return may_join([known[n] for n in bundle], known[k])
+
+    out: list[Region] = []
+    for bundle in bundle_groups(order, before, [r.nodes for r in regions], joins):
+        alone = [regions[k] for k in bundle]
+        out += alone if len(bundle) == 1 else _joined(finder, alone)
+    return sorted(out, key=lambda r: finder.place[r.nodes[0]])
+
+
+def _joined(finder: Finder, regions: list[Region]) -> list[Region]:
+    """One region of several, or the several where together they have no workload."""
+    try:
+        made = finder.region(sorted((n for r in regions for n in r.nodes), key=finder.place.__getitem__))
+    except Unsupported:
+        return regions
+    return regions if made.workload is None else [made]
+
+
+def _keep(finder: Finder, products: Sequence[fx.Node]) -> None:
+    """Have products stored before they are read; those that are and are repeated all the same become opaque."""
+    for n in products:
+        if n in finder.kept:
+            _harden(finder, n, "a product computed several times over")
+    finder.kept.update(products)
+
+
+def _harden(finder: Finder, culprit: fx.Node, reason: str) -> None:
+    """Make a node opaque, together with what cannot be told apart from it: a tuple and its elements."""
+    owner = culprit
+    while owner.target is operator.getitem:
+        owner = owner.args[0]  # type: ignore[assignment]
+    for n in (owner, *[u for u in owner.users if u.target is operator.getitem]):
+        finder.hard.add(n)
+        finder.refused[n] = reason

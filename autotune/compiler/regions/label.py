@@ -1,0 +1,36 @@
+"""Short human names of regions, such as ``layer_norm f32 16384x1024``."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from autotune.compiler.lower.op_names import telling
+from autotune.compiler.lower.translate import origin_name
+from autotune.ir.components import components
+from autotune.ir.graph import Graph
+
+_SHORT = {
+    "float32": "f32",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
+    "int64": "i64",
+    "int32": "i32",
+    "int16": "i16",
+    "int8": "i8",
+}
+_MOST = 4
+
+
+def describe(gm: fx.GraphModule, graph: Graph) -> str:
+    """The operators that characterise a region, the type of its largest output and the extents of its largest value;
+    how many parts it is of, where they have nothing to do with each other."""
+    names = telling(map(origin_name, gm.graph.nodes))
+    shown = "+".join(names[:_MOST]) + ("+..." if len(names) > _MOST else "")
+    largest = max(graph.outputs, key=lambda o: graph.size(o.axes))
+    widest = max([v.axes for v in graph.values] + [o.axes for o in graph.outputs], key=graph.size)
+    extents = "x".join(str(graph.extents[a]) for a in widest) or "1"
+    parts = len(components(graph))
+    among = f" of {parts} parts" if parts > 1 else ""
+    return f"{shown} {_SHORT.get(largest.dtype, largest.dtype)} {extents}{among}"

@@ -1,0 +1,142 @@
+"""From a region's plan to configurations: which choices make sense for it, where to begin, and what a choice means.
+
+A region of one group uses the names of ``search_spaces/fusion.toml`` as they are. With several groups each has its own
+copy, ``g0.threads_per_row`` and so on; parameters of the machine (``threads``) would still be one a group. Groups that
+differ in the number of rows only share one copy, that of their leader (``Plan.leaders``): an optimizer step over 37
+tensors has the parameters of one kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from autotune.compiler.program.one_pass import find_online
+from autotune.compiler.program.program import Program
+from autotune.ir.graph import REDUCTIONS, Graph
+from autotune.task import Choice, Config
+
+if TYPE_CHECKING:
+    from autotune.compiler.planner.plan import Plan
+    from autotune.space import Space
+
+
+PLAIN_CUDA: Config = {
+    "threads_per_row": 1,
+    "rows_per_block": 1,
+    "vector_bytes": 4,
+    "keep": "registers",
+    "online": False,
+    "unroll": 1,
+    "max_registers": 0,
+    "load_hint": "default",
+    "store_hint": "default",
+    "blocks_per_sm": 0,
+    "cluster": 1,
+    "finish": "kernel",
+    "prefetch": False,
+}
+"""Every CUDA parameter at what asks for nothing: where the schemes' defaults begin."""
+
+
+def group_config(config: Mapping[str, Choice], group: int, groups: int, leader: int | None = None) -> Config:
+    """The part of a region's configuration that is for one of its groups, under plain names.
+
+    ``leader`` is the group whose parameters it shares; where the configuration has none for that one, its own count.
+    """
+    if groups == 1:
+        return {k: v for k, v in config.items() if k != "plan"}
+    for number in (group if leader is None else leader, group):
+        prefix = f"g{number}."
+        found = {k.removeprefix(prefix): v for k, v in config.items() if k.startswith(prefix)}
+        if found:
+            return found
+    return {}
+
+
+def group_configs(plan: Plan, config: Mapping[str, Choice]) -> list[Config]:
+    """The configuration of each group of a plan, those of one family alike."""
+    n = len(plan.groups)
+    return [group_config(config, k, n, leader) for k, leader in enumerate(plan.leaders)]
+
+
+def join_configs(parts: Sequence[Mapping[str, Choice]], leaders: Sequence[int] | None = None) -> Config:
+    """The region's configuration made of its groups'; with ``Plan.leaders`` only theirs are written down."""
+    if len(parts) == 1:
+        return dict(parts[0])
+    kept = range(len(parts)) if leaders is None else sorted(set(leaders))
+    return {f"g{k}.{name}": value for k in kept for name, value in parts[k].items()}
+
+
+def join_spaces(spaces: Sequence[Space], leaders: Sequence[int] | None = None) -> Space:
+    """The region's space made of its groups', or of its leaders' alone."""
+    if len(spaces) == 1:
+        return spaces[0]
+    kept = range(len(spaces)) if leaders is None else sorted(set(leaders))
+    parameters = tuple(replace(p, name=f"g{k}.{p.name}") for k in kept for p in spaces[k].parameters)
+    return replace(spaces[0], parameters=parameters)
+
+
+def agree(plan: Plan, parts: Sequence[Config]) -> list[Config]:
+    """The configurations with one block size within each launch of several groups."""
+    out = list(parts)
+    for launch in plan.launches:
+        if len(launch) > 1 or len(launch[0]) > 1:
+            out = one_launch(plan, launch, out)
+    return out
+
+
+def one_launch(plan: Plan, launch: Sequence[Sequence[int]], parts: Sequence[Config]) -> list[Config]:
+    """The configurations of all groups, with one block size within ``launch``.
+
+    In a launch of several phases a group of several kernels has a grid barrier between them too.
+    """
+    from autotune.compiler.schedules.cuda import scheme_of
+
+    out = list(parts)
+    numbers = [k for phase in launch for k in phase]
+    graphs = [plan.groups[k].graph for k in numbers]
+    for k, graph, config in zip(numbers, graphs, one_block(graphs, [out[k] for k in numbers]), strict=True):
+        behind: Config = {"finish": "barrier"} if len(launch) > 1 and scheme_of(graph).name == "columns" else {}
+        out[k] = config | behind
+    return out
+
+
+def one_block(graphs: Sequence[Graph], parts: Sequence[Config]) -> list[Config]:
+    """Configurations of groups that share a launch, with one block size: the largest among groups with reductions.
+
+    Where threads share a row, as many still do if that divides the block, and the next smaller number otherwise. There
+    are no clusters: they would be those of the launch.
+    """
+    whole = [all(v.op not in REDUCTIONS for v in g.values) for g in graphs]
+    sizes = [int(c["threads_per_row"]) * int(c["rows_per_block"]) for c in parts]
+    block = max((n for n, w in zip(sizes, whole, strict=True) if not w), default=sizes[0])
+    return [_with_block(c, block, w) for c, w in zip(parts, whole, strict=True)]
+
+
+def _with_block(config: Config, block: int, whole: bool) -> Config:
+    alone: Config = {"cluster": 1} if "cluster" in config else {}
+    if whole:
+        return config | alone | {"threads_per_row": block, "rows_per_block": 1}
+    most = min(int(config["threads_per_row"]), block)
+    even = most & (most - 1) == 0
+    fits = [t for t in range(1, most + 1) if block % t == 0 and (t & (t - 1) == 0 or (t % 32 == 0 and not even))]
+    return config | alone | {"threads_per_row": fits[-1], "rows_per_block": block // fits[-1]}
+
+
+def has_online(program: Program) -> bool:
+    return bool(find_online(program.graph))
+
+
+def narrow(space: Space, name: str, allowed: Iterable[Choice]) -> Space:
+    """``space.restrict``, except that a user's own narrowing wins where nothing of ours is left in it."""
+    legal = list(allowed)
+    if any(c in legal for c in space[name].choices):
+        return space.restrict(name, legal)
+    return space
+
+
+def without(space: Space, *names: str) -> Space:
+    """The space without parameters that mean nothing for a workload: configurations do not mention them."""
+    return replace(space, parameters=tuple(p for p in space if p.name not in names))

@@ -1,0 +1,244 @@
+"""Fusion on the CPU: the choices for a group, the default and the seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from autotune.compiler.program.program import Program, power_of_two
+from autotune.compiler.schedules.configurations import has_online, narrow
+from autotune.compiler.targets.cpu.columns import column_split, group_program, row_wise
+from autotune.compiler.targets.cpu.lanes import lanes_suit
+from autotune.compiler.targets.cpu.moves import fetched_bytes, streamed_bytes
+from autotune.compiler.targets.cpu.passes import flatten
+from autotune.device import cpu_isa, usable_processors
+from autotune.errors import Unsupported
+from autotune.task import Config
+
+if TYPE_CHECKING:
+    from autotune.compiler.targets.cuda.kernels import GroupKernels
+    from autotune.ir.graph import Graph
+    from autotune.space import Space
+
+PARTS = 4
+"""Parts a thread, by default."""
+LANES = 256
+"""Neighbouring rows that are taken together where they are neighbours in memory, by default."""
+_BLOCK = 1 << 17
+"""Elements that a thread takes at a time: fewer, and the processor's prefetchers begin anew too often."""
+_MANY_ROWS, _LARGE = 1024, 1 << 18
+"""Rows and elements from which partial results gain more than their finish costs."""
+
+
+_LEAST_MOVED = 1 << 18
+"""Bytes under which streaming stores and rows fetched ahead make no sense: the caches have room for them, and who reads
+results next finds them there."""
+_MUCH_MOVED = 1 << 20
+"""Bytes from which a search begins with them."""
+_FETCHED_ROWS = 8
+"""Rows that a thread takes at a time, at least, where a search begins with rows fetched ahead: the last of them has no
+next."""
+
+
+def completed(config: Config, names: Iterable[str]) -> Config:
+    """A stored configuration in terms of this version's and this machine's choices.
+
+    Args:
+        names: of the parameters, ``groups.0.stream`` say.
+    """
+
+    def last(name: str) -> str:
+        return name.rpartition(".")[2]
+
+    out = {n: False for n in names if last(n) in EARLIER} | dict(config)
+    return out if wide_vectors() else {n: False if last(n) == "wide" else v for n, v in out.items()}
+
+
+def forms(graph: Graph) -> tuple[bool, bool]:
+    """Whether the group has a kernel without parts, and one with."""
+    return row_wise(graph), column_split(graph) is not None
+
+
+_MOVES = {"stream": streamed_bytes, "prefetch": fetched_bytes}
+EARLIER: Config = dict.fromkeys((*_MOVES, "wide"), False)
+"""What configurations that an earlier version stored lack; they did without all of it."""
+
+
+def wide_vectors() -> bool:
+    """Whether this machine's vectors can be wider than those that LLVM takes by itself."""
+    return "avx512f" in cpu_isa().split()
+
+
+def moved(graph: Graph, config: Config) -> dict[str, int]:
+    """Bytes that the group's kernel can write by streaming stores, and fetch ahead; 0 where they are few."""
+    program = group_program(graph, config)
+    lanes = not config.get("parts") and lanes_suit(program)
+    if not config.get("parts"):
+        program = flatten(program)[0]
+    found = {name: size(program, lanes) for name, size in _MOVES.items()}
+    return {name: size if size >= _LEAST_MOVED else 0 for name, size in found.items()}
+
+
+def space_of(graph: Graph, space: Space) -> Space:
+    """``space`` narrowed to what can matter for a group on this machine."""
+    plain, split = forms(graph)
+    space = narrow(space, "parts", [p for p in (0, 1, 2, 4, 8) if (split if p else plain)])
+    program = group_program(graph, {"parts": 0 if plain else 1})
+    cores = usable_processors()
+    space = narrow(space, "threads", [t for t in (1, 2, 4, 8, 16, 32, 64, 128) if t <= cores])
+    if not has_online(program):
+        space = narrow(space, "online", [False])
+    if not program.kept:
+        space = narrow(space, "keep", ["scratch"])
+    sizes = [moved(graph, {"parts": p}) for p, there in ((0, plain), (1, split)) if there]
+    for name in _MOVES:
+        if not any(size[name] for size in sizes):
+            space = narrow(space, name, [False])
+    if not wide_vectors():
+        space = narrow(space, "wide", [False])
+    if not plain:
+        space = narrow(space, "row_block", [1])
+    else:
+        rows = power_of_two(max(1, program.n_rows))
+        least = 16 if lanes_suit(program) else 1
+        blocks = [b for b in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if least <= b <= max(1, rows // 2)]
+        space = narrow(space, "row_block", [*([1] if split and least > 1 else []), *(blocks or [least])])
+    cols = max(program.n_cols, group_program(graph, {"parts": 1}).n_cols if split else 0)
+    tiles = [t for t in (256, 512, 1024, 2048, 4096, 8192, 16384) if t < cols]
+    return narrow(space, "column_tile", [0, *tiles])
+
+
+def normalize(graph: Graph, config: Config) -> Config:
+    """The configuration that would in effect run: a tile at least as long as a row is no tile."""
+    c = {"parts": 0} | EARLIER | dict(config)
+    plain, split = forms(graph)
+    if not split:
+        c["parts"] = 0
+    elif not plain:
+        c["parts"] = max(1, int(c["parts"]))
+    program = group_program(graph, c)
+    if c["parts"]:
+        c["row_block"] = 1
+    elif lanes_suit(program):
+        c["row_block"] = max(16, int(c["row_block"]))
+    if int(c["column_tile"]) >= program.n_cols:
+        c["column_tile"] = 0
+    if c["keep"] != "scratch" and not group_program(graph, c | {"keep": "scratch"}).kept:
+        c["keep"] = "scratch"
+    if not has_online(program):
+        c["online"] = False
+    if c["stream"] or c["prefetch"]:
+        c |= {name: bool(c[name]) and size > 0 for name, size in moved(graph, c).items()}
+    if int(c["row_block"]) == 1 and not c["parts"]:
+        c["prefetch"] = False  # the next row is another thread's
+    c["wide"] = bool(c["wide"]) and wide_vectors()
+    return c
+
+
+def default(graph: Graph) -> Config:
+    """All processors, vectors as wide as theirs, rows in blocks of some hundred thousand elements, whole rows; parts
+    where they are many."""
+    cores = usable_processors()
+    threads = 1 << (cores.bit_length() - 1)
+    config: Config = {
+        "row_block": 1,
+        "column_tile": 0,
+        "keep": "scratch",
+        "online": False,
+        "threads": min(128, threads),
+        "parts": 0,
+        **EARLIER,
+        "wide": wide_vectors(),
+    }
+    plain, split = forms(graph)
+    if split:
+        program = group_program(graph, {"parts": PARTS})
+        many = program.n_rows >= _MANY_ROWS and program.n_rows * program.n_cols >= _LARGE
+        if not plain or many or group_program(graph, {"parts": 0}).n_rows < threads:
+            return normalize(graph, config | {"parts": PARTS})
+    program = group_program(graph, config)
+    cols = max(1, program.n_cols)
+    block = min(512, power_of_two(max(1, _BLOCK // cols)))
+    while block > 1 and 4 * block * threads > program.n_rows:
+        block //= 2
+    if lanes_suit(program):
+        block = min(LANES, power_of_two(-(-program.n_rows // threads)))
+    tile = 4096 if program.pointwise and program.n_rows == 1 and cols > 4096 else 0
+    return normalize(graph, config | {"row_block": block, "column_tile": tile})
+
+
+def seeds(graph: Graph) -> list[Config]:
+    """Variations of the default: other moves, vectors, row blocks, parts and tiles, recomputing, online, one thread."""
+    d = default(graph)
+    program: Program = group_program(graph, d)
+    plain, split = forms(graph)
+    out: list[Config] = []
+    much = [name for name, size in moved(graph, d).items() if size >= _MUCH_MOVED]
+    long: Config = {}
+    if not d["parts"]:
+        most = max(1, power_of_two(program.n_rows) // 2)
+        long = {"row_block": max(int(d["row_block"]), min(_FETCHED_ROWS, most))}
+    if len(much) > 1:
+        out.append(d | long | dict.fromkeys(much, True))
+    out += [d | (long if name == "prefetch" else {}) | {name: True} for name in much]
+    if d["wide"]:
+        out.append((out[0] if out else d) | {"wide": False})
+    if d["parts"]:
+        out += [d | {"parts": p} for p in (1, 8)]
+        if plain:
+            rows = group_program(graph, {"parts": 0}).n_rows
+            out.append(d | {"parts": 0, "row_block": min(LANES, max(16, power_of_two(rows) // 2))})
+    else:
+        block = int(d["row_block"])
+        out += [d | {"row_block": max(1, block // 4)}, d | {"row_block": min(512, block * 4)}]
+        if split:
+            out.append(d | {"parts": PARTS})
+    out += [d | {"column_tile": t} for t in (1024, 4096) if t < program.n_cols]
+    if program.kept:
+        out.append(d | {"keep": "reload"})
+    if has_online(program):
+        out.append(d | {"online": True})
+    if int(d["threads"]) > 1:
+        out.append(d | {"threads": 1})
+    return [normalize(graph, c) for c in out]
+
+
+def reject(graph: Graph, config: Config) -> str | None:
+    """Why ``config`` cannot work on a group, or None."""
+    plain, split = forms(graph)
+    if int(config.get("parts", 0)) and not split:
+        return "no reductions over all rows to be cut into parts"
+    if not int(config.get("parts", 0)) and not plain:
+        return "reductions over rows and over columns have a kernel in parts only"
+    return None
+
+
+class CpuScheme:
+    """The same questions as the CUDA schemes answer, on the graph of one group."""
+
+    name = "cpu"
+
+    def check(self, graph: Graph) -> None:
+        if not any(forms(graph)):
+            raise Unsupported("no CPU kernel for the group")
+
+    def space_of(self, graph: Graph, space: Space) -> Space:
+        return space_of(graph, space)
+
+    def default(self, graph: Graph) -> Config:
+        return default(graph)
+
+    def seeds(self, graph: Graph) -> list[Config]:
+        return seeds(graph)
+
+    def normalize(self, graph: Graph, config: Config) -> Config:
+        return normalize(graph, config)
+
+    def reject(self, graph: Graph, config: Config) -> str | None:
+        return reject(graph, config)
+
+    def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
+        raise NotImplementedError("CPU kernels are emitted when they are loaded: autotune.compiler.targets.cpu.kernel")
+
+
+SCHEME = CpuScheme()

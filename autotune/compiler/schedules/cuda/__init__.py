@@ -1,0 +1,119 @@
+"""Schemes: the forms of kernel a group of operators may become on CUDA.
+
+Which scheme a group has follows from its graph alone: the first of :data:`ORDER` that fits. So a plan is legal if
+each of its groups has a scheme, and deployment needs no more than the plan to know them.
+
+=========  ===========================================================================================================
+transpose  no reductions, tensors with unit stride along different axes: tiles that go through shared memory
+flat       no reductions: every element is independent
+rows       reductions over one set of axes, everything else row by row: thread, warp, block or cluster scope
+columns    as ``flat`` or ``rows``, with reductions over all the rows beside: per-block partials, finished by a second
+           kernel or behind a grid barrier
+outer      reductions over outer axes, results used again at full size: threads side by side on the axis that stays
+scatter    sums at places that other data tell: each block scans the places for those of its rows
+tile       as ``outer``, with reductions over the unit-stride axis beside, both inside small tiles
+=========  ===========================================================================================================
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import lru_cache
+from typing import TYPE_CHECKING, Protocol
+
+from autotune.errors import Unsupported
+from autotune.ir.graph import has_sum_at
+
+if TYPE_CHECKING:
+    from autotune.compiler.targets.cuda.kernels import GroupKernels
+    from autotune.ir.graph import Graph
+    from autotune.space import Space
+    from autotune.task import Config
+
+
+class Scheme(Protocol):
+    """One form of kernel. All functions take the graph of one group (canonical, see
+    ``autotune.compiler.planner.plan``).
+    """
+
+    name: str
+
+    def check(self, graph: Graph) -> None:
+        """Raise Unsupported unless this scheme can run the group."""
+        ...
+
+    def space_of(self, graph: Graph, space: Space) -> Space:
+        """``space`` narrowed to what can matter for the group."""
+        ...
+
+    def default(self, graph: Graph) -> Config:
+        """A schedule from rules of thumb."""
+        ...
+
+    def seeds(self, graph: Graph) -> list[Config]:
+        """Variations of the default along what usually matters most."""
+        ...
+
+    def normalize(self, graph: Graph, config: Config) -> Config:
+        """The configuration that would in effect run: parameters without effect at one value."""
+        ...
+
+    def reject(self, graph: Graph, config: Config) -> str | None:
+        """Why ``config`` cannot work, found in milliseconds, or None."""
+        ...
+
+    def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
+        """The group's kernels for a device of ``sms`` multiprocessors.
+
+        ``fixed``: take no extent as an argument (``launch["dynamic"]`` is False). Raises Unsupported.
+        """
+        ...
+
+
+ORDER = ("scatter", "transpose", "flat", "columns", "outer", "tile", "rows")
+"""The CUDA schemes in the order in which they are tried. Sums at places have no other than the first."""
+
+
+@lru_cache(maxsize=1)
+def schemes() -> dict[str, Scheme]:
+    """Every scheme by its name."""
+    found: dict[str, Scheme] = {}
+    for name in ORDER:
+        found[name] = importlib.import_module(f"autotune.compiler.schedules.cuda.{name}").SCHEME
+    return found
+
+
+def scheme_of(graph: Graph) -> Scheme:
+    """The CUDA scheme of a group.
+
+    Raises:
+        Unsupported: no scheme fits; the message is that of the last one tried.
+    """
+    why = Unsupported("no scheme")
+    if has_sum_at(graph):
+        schemes()["scatter"].check(graph)
+        return schemes()["scatter"]
+    for scheme in schemes().values():
+        try:
+            scheme.check(graph)
+        except Unsupported as error:
+            why = error
+            continue
+        return scheme
+    raise why
+
+
+def legal(graph: Graph, target: str) -> bool:
+    """Whether a group has a kernel on ``target`` ("cuda" or "cpu")."""
+    try:
+        if target == "cuda":
+            scheme_of(graph)
+        elif has_sum_at(graph):
+            return False
+        else:
+            from autotune.compiler.targets.cpu.columns import column_split, row_wise
+
+            return row_wise(graph) or column_split(graph) is not None
+    except Unsupported:
+        return False
+    return True

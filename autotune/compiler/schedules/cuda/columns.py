@@ -1,0 +1,364 @@
+"""The columns scheme: reductions over all rows beside row-wise or pointwise work, finished from per-block partials.
+
+The main kernel walks the rows with a persistent grid; a finish reduces ``[blocks, columns]``. See
+``autotune.compiler.program.columns``.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from autotune.compiler.program.columns import Split, split_columns
+from autotune.compiler.program.full_reduction import cut_everything
+from autotune.compiler.program.program import Program, build_program, power_of_two
+from autotune.compiler.schedules.configurations import PLAIN_CUDA, narrow, without
+from autotune.compiler.schedules.cuda import rows as row_wise
+from autotune.compiler.targets.cuda.access import vector_length
+from autotune.compiler.targets.cuda.kernels import GroupKernels, Private, Ref
+from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
+from autotune.compiler.targets.cuda.rows.kernel import emit_rows
+from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
+from autotune.errors import Unsupported
+from autotune.ir.canonical import canonicalize
+from autotune.ir.graph import STORAGE_BYTES, Graph
+from autotune.ir.simplify import simplify
+from autotune.task import Config
+
+if TYPE_CHECKING:
+    from autotune.compiler.schedules.cuda import Scheme
+    from autotune.space import Space
+
+FEWEST_ROWS = 64
+"""Rows below which partials of many blocks gain nothing over one block that reads them all."""
+MOST_ROWS_AT_ONCE = 1024
+"""Rows up to which sums over them alone, beside nothing else, are left to blocks that each walk all rows of a strip."""
+ACCUMULATORS_KEPT = 128
+"""32-bit accumulators a thread may hold; beyond it spilling is certain."""
+
+
+@lru_cache(maxsize=512)
+def _split(graph_key: Graph) -> Split:
+    # A reduction of everything becomes one over rows and one of their results: many blocks instead of one.
+    return split_columns(cut_everything(graph_key) or graph_key)
+
+
+def main_program(split: Split, *, keep: bool = True, online: bool = False) -> Program:
+    """The program of the main kernel."""
+    program = build_program(split.main, keep=keep, online=online, split=(split.rows, split.cols), columns=split.columns)
+    for i in program.reductions:
+        if set(program.graph.values[i].axes) != set(split.rows):
+            raise Unsupported("a reduction that is the same for several rows")
+    return program
+
+
+def accumulators(program: Program, vec: int, packs: int) -> int:
+    """32-bit registers a thread holds for its columns."""
+    words = 0
+    for c in program.columns:
+        if any(a in program.cols for a in program.graph.values[c.value].axes):
+            words += c.planes * (2 if c.dtype == "int64" else 1)
+    return words * vec * packs
+
+
+def tile_threads(program: Program, vec: int) -> int:
+    """Threads for a tile of columns of a pointwise kernel: 128 unless other numbers leave far fewer of them idle."""
+    packs = -(-program.n_cols // vec)
+    most = min(128, max(8, power_of_two(packs)))
+
+    def idle(t: int) -> float:
+        return 1 - packs / (-(-packs // t) * t)
+
+    return most if most < 128 or idle(most) < 0.15 else min((128, 96, 160, 192, 64), key=idle)
+
+
+def _overlapped(program: Program, vec: int) -> list[Config]:
+    """Several blocks an SM that each load a row ahead, under the register cap that lets them.
+
+    Where nothing waits for a row's other threads, what is in flight counts: four blocks first, and six.
+    """
+    out: list[Config] = []
+    full = [v for i, v in enumerate(program.graph.values) if v.op == "load" and program.domain(i) == "full"]
+    ahead = sum(STORAGE_BYTES[program.graph.inputs[v.slot]] * vec // 4 for v in full)
+    for packs in (1, 2, 4):
+        t, rest = divmod(program.n_cols, vec * packs)
+        if program.pointwise:
+            t, rest = tile_threads(program, vec), 0
+        if rest or not 8 <= t <= 1024 or (t % 32 if t > 32 else t & (t - 1)):
+            continue
+        r = max(1, 256 // t)
+        words = accumulators(program, vec, packs) + row_wise.kept_words(program) * vec * packs
+        for b in (4, 6, 3, 2) if program.pointwise else (2, 3, 4):
+            least = words + 28 + (ahead * packs if b > 4 else 0)
+            fit = [c for c in row_wise.CAPS if c * t * r * b <= 65536 and c >= least]
+            if fit and b * t * r <= 2048:
+                out.append(
+                    {"threads_per_row": t, "rows_per_block": r, "blocks_per_sm": b, "prefetch": True,
+                     "max_registers": max(fit), "unroll": packs}
+                )  # fmt: skip
+    return out
+
+
+def _packs(program: Program, config: Config, vec: int) -> int:
+    packs = -(-program.n_cols // (int(config["threads_per_row"]) * vec))
+    return min(packs, int(config["unroll"])) if program.pointwise else packs
+
+
+class ColumnsScheme:
+    """See ``autotune.compiler.schedules.cuda.Scheme``."""
+
+    name = "columns"
+
+    def check(self, graph: Graph) -> None:
+        split = _split(graph)
+        if split.main.size(split.rows) < FEWEST_ROWS:
+            raise Unsupported("few rows")
+        if split.width < 8:
+            raise Unsupported("few columns")
+        if (
+            main_program(split).pointwise
+            and not split.main.outputs
+            and split.main.size(split.rows) <= MOST_ROWS_AT_ONCE
+        ):
+            raise Unsupported("few rows, which a block can walk alone in one kernel")
+        finish_scheme(finish_graph(split, 2)[0])
+
+    def space_of(self, graph: Graph, space: Space) -> Space:
+        program = main_program(_split(graph))
+        usable = row_wise.vectors(program)[:3]
+        space = narrow(without(space, "tile", "held", "owned"), "vector_bytes", usable)
+        space = narrow(space, "keep", ["registers", "reload"] if program.kept else ["registers"])
+        space = narrow(space, "cluster", [c for c in (1, 2, 4, 8) if c == 1 or c * 8 <= program.n_rows])
+        space = narrow(space, "blocks_per_sm", [1, 2, 3, 4, 6, 8, 12, 16])
+        if not row_wise.one_pass(program):
+            space = narrow(space, "online", [False])
+        if not row_wise.large(program):
+            space = narrow(space, "store_hint", ["default"])
+        vec = max(1, vector_length(program, usable[0]))
+        cols = program.n_cols
+        sizes = {vector_length(program, b) for b in usable}
+        most = min(1024, max(1, power_of_two(-(-cols // min(vec, 4)))))
+        if program.pointwise:
+            threads = [t for t in (8, 16, 32, 64, 128, 256, 512, 1024) if t <= most] or [most]
+            suit = {tile_threads(program, v) for v in sizes}
+            threads += [t for t in (96, 160, 192) if t in suit or any(cols % (t * v) == 0 for v in sizes)]
+            space = narrow(space, "unroll", [1, 2, 4])
+        else:
+            least = 1
+            while least < most and cols / least > 64 * vec:
+                least *= 2
+            threads = [t for t in (8, 16, 32, 64, 128, 256, 512, 1024) if least <= t <= most] or [most]
+            odd = [t for t in (96, 160, 192, 224, 320, 384, 448, 640, 768, 896) if least <= t <= most]
+            threads += [t for t in odd if any(cols % (t * v) == 0 for v in sizes)]
+            space = narrow(space, "unroll", [1])
+        space = narrow(space, "threads_per_row", threads)
+        return narrow(space, "rows_per_block", [r for r in (1, 2, 4, 8, 16, 32) if r * min(threads) <= 1024])
+
+    def normalize(self, graph: Graph, config: Config) -> Config:
+        program = main_program(_split(graph))
+        missing: Config = {"cluster": 1, "finish": "kernel", "prefetch": False}
+        c = missing | dict(config)
+        t, r = int(c["threads_per_row"]), int(c["rows_per_block"])
+        while r * t > 1024:
+            r //= 2
+        while r * t < 64:
+            r *= 2
+        c["rows_per_block"] = max(1, r)
+        while _idle_cluster(program, c):
+            c["cluster"] = int(c["cluster"]) // 2
+        if c["keep"] == "shared":
+            c["keep"] = "registers"
+        if c["prefetch"] and not row_wise.may_load_ahead(program, c):
+            c["prefetch"] = False
+        if int(c["blocks_per_sm"]) == 0:
+            c["blocks_per_sm"] = 1
+        if not program.pointwise:
+            c["unroll"] = 1
+        else:
+            vec = vector_length(program, int(c["vector_bytes"])) or 1
+            packs = -(-program.n_cols // (t * vec))
+            while int(c["unroll"]) // 2 >= packs:  # three packs are what 4 makes of them
+                c["unroll"] = int(c["unroll"]) // 2
+        return c
+
+    def default(self, graph: Graph) -> Config:
+        program = main_program(_split(graph))
+        usable = row_wise.vectors(program)
+        vb = 16 if 16 in usable else usable[0]
+        vec = vector_length(program, vb)
+        packs = 1 if program.n_cols <= 1024 * vec else 2
+        t = min(1024, max(8, power_of_two(-(-program.n_cols // (vec * packs)))))
+        if program.pointwise:
+            t = tile_threads(program, vec)
+        config: Config = PLAIN_CUDA | {
+            "threads_per_row": t,
+            "rows_per_block": max(1, 256 // t),
+            "vector_bytes": vb,
+            "blocks_per_sm": 2 if t >= 512 else 4,
+        }
+        words = accumulators(program, vec, _packs(program, config, vec)) + row_wise.kept_words(program) * vec * packs
+        if t == 512 and words + 28 <= 64:  # or only one of two blocks an SM would run
+            config["max_registers"] = 64
+        return self.normalize(graph, config)
+
+    def seeds(self, graph: Graph) -> list[Config]:
+        program = main_program(_split(graph))
+        d = self.default(graph)
+        t = int(d["threads_per_row"])
+        over = _overlapped(program, vector_length(program, int(d["vector_bytes"])))
+        out: list[Config] = [d | c for c in over]
+        # Of each width the schedule with the most blocks an SM leaves the most partials; clusters leave fewer.
+        by_blocks = sorted(over, key=lambda c: int(c["blocks_per_sm"]))
+        widest = {c["threads_per_row"]: c for c in by_blocks if not program.pointwise or c["unroll"] == 1}
+        out += [d | c | {"cluster": 2} for c in widest.values()]
+        if not program.pointwise and t <= 512:  # as few partials as can be: a large block an SM, whose rows meet in it
+            large = {"rows_per_block": 1024 // t, "blocks_per_sm": 1, "prefetch": True, "max_registers": 64}
+            out += [d | large, d | large | {"cluster": 2}, d | large | {"finish": "barrier"}]
+        out += [d | c | {"finish": "barrier"} for c in by_blocks[:1]]
+        out.append(d | {"cluster": 2})
+        for factor in (2, 0.5, 4, 0.25):
+            n = int(power_of_two(t) * factor)
+            if 8 <= n <= 1024:
+                out.append(d | {"threads_per_row": n, "rows_per_block": max(1, 256 // n), "max_registers": 0})
+        out += [d | {"blocks_per_sm": b} for b in (1, 2, 4, 8) if b != d["blocks_per_sm"]]
+        out.append(d | {"rows_per_block": power_of_two(512 // t + 1) // 2 or 1})
+        out.append(d | {"rows_per_block": 1})
+        out.append(d | {"finish": "barrier", "blocks_per_sm": min(2, int(d["blocks_per_sm"]))})
+        out.append(d | {"load_hint": "no_allocate"})
+        out += [d | {"prefetch": True, "blocks_per_sm": b} for b in (1, 2, 4)]
+        usable = row_wise.vectors(program)
+        out += [d | {"vector_bytes": b, "max_registers": 0} for b in usable[:3] if b != d["vector_bytes"]]
+        if program.pointwise:
+            out += [d | {"unroll": u} for u in (2, 4)]
+        return [self.normalize(graph, c) for c in out]
+
+    def reject(self, graph: Graph, config: Config) -> str | None:
+        try:
+            split = _split(graph)
+            source, program = emit_main(split, config)
+        except Unsupported as error:
+            return str(error)
+        if _idle_cluster(program, config):
+            return f"no use for clusters of {config['cluster']} blocks"
+        vec = vector_length(program, int(config["vector_bytes"]))
+        words = accumulators(program, vec, _packs(program, config, vec))
+        if words > ACCUMULATORS_KEPT:
+            return f"{words} accumulators a thread"
+        kept = row_wise.kept_words(program) * vec * _packs(program, config, vec) if config["keep"] == "registers" else 0
+        if (words + kept + 24) * source.block > 65536:
+            return f"{words + kept:.0f} registers a thread for accumulators and kept values do not fit {source.block}"
+        cap = int(config["max_registers"])
+        if cap and (words + kept + 16 > cap or cap * source.block > 65536):
+            return f"{words + kept:.0f} accumulators and kept values under a cap of {cap} registers"
+        return None
+
+    def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
+        split = _split(graph)
+        source, program = emit_main(split, config)
+        tiles = int(source.launch["tiles"])
+        blocks = grid_rows(program, config, tiles, sms)
+        parts = blocks // source.cluster
+        launch = dict(source.launch) | {"grid": blocks * tiles}
+        main = CudaSource(
+            source.functions, source.body, source.params, launch, source.block, source.max_registers, source.cluster
+        )
+        private = [Private("float32", parts)] if split.counts else []
+        for c in split.columns:
+            private += [Private(c.storage, parts * (split.width if split.spans(c) else 1))] * c.planes
+        args: list[Ref] = [("input", k) for k in range(len(graph.inputs))]
+        args += [("output", k) for k in split.outputs]
+        args += [("private", k) for k in range(len(private))]
+        finish, slots, outputs = finish_graph(split, parts)
+        scheme = finish_scheme(finish)
+        made = finish_kernels(scheme, finish, config, source.block, sms)
+        refs: list[Ref] = [("private" if kind == "partial" else kind, n) for kind, n in slots]
+        first = len(private)
+
+        def place(ref: Ref) -> Ref:
+            kind, n = ref
+            if kind == "input":
+                return refs[n]
+            return ("output", outputs[n]) if kind == "output" else ("private", first + n)
+
+        after = [tuple(place(r) for r in a) for a in made.args]
+        if config.get("finish", "kernel") == "barrier":
+            from autotune.compiler.targets.cuda.phases import behind_barrier
+
+            return behind_barrier(main, tuple(args), made, after, (*private, *made.private))
+        return GroupKernels((main, *made.sources), (tuple(args), *after), (*private, *made.private))
+
+
+def _idle_cluster(program: Program, config: Config) -> bool:
+    """Whether a schedule has clusters that it cannot have beside a barrier, or no two of them to join anything for."""
+    cluster = int(config.get("cluster", 1))
+    sets = -(-program.n_rows // int(config["rows_per_block"]))
+    return cluster > 1 and (config.get("finish") == "barrier" or sets < 2 * cluster)
+
+
+def grid_rows(program: Program, config: Config, tiles: int, sms: int) -> int:
+    """Blocks that share the rows of one tile: whole clusters, at most one for each set of rows."""
+    cluster = int(config.get("cluster", 1))
+    sets = -(-program.n_rows // int(config["rows_per_block"]))
+    if cluster > 2 and sms >= 16:  # processors come in groups of 16 or so, and a cluster is within one
+        sms -= sms % 16
+    parts = max(1, min(int(config["blocks_per_sm"]) * sms // tiles, sets))
+    return max(1, parts // cluster) * cluster
+
+
+def emit_main(split: Split, config: Config) -> tuple[CudaSource, Program]:
+    """The main kernel, its grid not yet known."""
+    schedule = CudaSchedule.from_config(config)
+    program = main_program(split, keep=schedule.keep != "reload", online=schedule.online)
+    return emit_rows(CudaEmitter(program, schedule)), program
+
+
+def finish_graph(split: Split, parts: int) -> tuple[Graph, list[Ref], list[int]]:
+    """The canonical graph that finishes ``parts`` partials, what its slots are, and the group's outputs it writes."""
+    raw, slots, outputs = split.finish(parts)
+    graph, order, at = canonicalize(simplify(raw))
+    return graph, [slots[s] for s in order], [outputs[k] for k in at]
+
+
+def finish_scheme(graph: Graph) -> Scheme:
+    """The scheme of a finish: over the outer axis where that has a kernel, row by row otherwise.
+
+    Raises:
+        Unsupported: neither fits.
+    """
+    from autotune.compiler.schedules.cuda import schemes
+
+    why = Unsupported("no scheme")
+    for name in ("outer", "rows"):
+        scheme = schemes().get(name)
+        if scheme is None:
+            continue
+        try:
+            scheme.check(graph)
+        except Unsupported as error:
+            why = error
+            continue
+        return scheme
+    raise why
+
+
+def finish_kernels(scheme: Scheme, graph: Graph, config: Config, block: int, sms: int) -> GroupKernels:
+    """The finish under its default schedule; of ``block`` threads where it runs behind a barrier."""
+    own = scheme.default(graph)
+    if config.get("finish", "kernel") == "barrier":
+        own = scheme.normalize(graph, own | _of_block(own, block))
+        schedule = CudaSchedule.from_config(own)
+        if schedule.block != block:
+            raise Unsupported(f"no finish with blocks of {block} threads")
+    return scheme.emit(graph, own, sms, fixed=True)
+
+
+def _of_block(config: Config, block: int) -> Config:
+    """``config`` with as many threads on the kept axis, and the rest of ``block`` on the other one."""
+    t = int(config["threads_per_row"])
+    while t > 1 and block % t:
+        t //= 2
+    t = min(t, block)
+    return {"threads_per_row": t, "rows_per_block": block // t, "blocks_per_sm": 1}
+
+
+SCHEME = ColumnsScheme()

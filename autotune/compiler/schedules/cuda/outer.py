@@ -1,0 +1,331 @@
+"""The outer scheme: reductions over axes other than the unit-stride one, threads side by side on the axis that is kept.
+
+Parameters have their names from the row-wise scheme with these meanings: ``threads_per_row`` threads lie along the kept
+axes, each taking a vector of neighbours, and ``rows_per_block`` threads (on each of ``cluster`` blocks) share the
+reduced ones; ``unroll`` is how many places of the reduced axes a thread has in flight. With ``keep = shared``,
+``prefetch`` means that strips are copied to shared memory ahead of their walks, but for the first ``held`` places of
+each thread, which are loaded into registers: see :mod:`autotune.compiler.targets.cuda.outer.copied`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from autotune.compiler.program.lane_axis import narrowest, unit_axis, vector_length
+from autotune.compiler.program.program import Program, build_program, power_of_two
+from autotune.compiler.schedules.configurations import PLAIN_CUDA, has_online, narrow, without
+from autotune.compiler.schedules.cuda.rows import REGISTERS_KEPT
+from autotune.compiler.targets.cuda.cubin import SmLimits
+from autotune.compiler.targets.cuda.kernels import GroupKernels
+from autotune.compiler.targets.cuda.outer.copied import copied
+from autotune.compiler.targets.cuda.outer.kernel import emit_outer, static_bytes
+from autotune.compiler.targets.cuda.outer.lanes import Lanes
+from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
+from autotune.errors import Unsupported
+from autotune.ir.graph import REDUCTIONS, Graph
+from autotune.task import Config
+
+if TYPE_CHECKING:
+    from autotune.space import Space
+
+NARROWEST = 8
+"""Elements of the kept axis below which a warp's accesses fall apart into sectors of other rows."""
+IDLE: Config = {"finish": "kernel"}
+"""Parameters that mean nothing here, at the value they are given."""
+SMS = 132
+"""Multiprocessors that a default schedule wants to give work to; a search finds out for others."""
+HELD = (0, 1, 2, 3, 4, 6, 8)
+"""Places of a strip that a thread may have in registers beside those in shared memory."""
+
+
+@lru_cache(maxsize=256)
+def _program(graph: Graph, keep: bool = True, online: bool = False) -> Program:
+    program = build_program(graph, keep=keep, online=online)
+    x = unit_axis(graph)
+    if program.pointwise:
+        raise Unsupported("a group without reductions")
+    if x < 0 or x not in program.rows:
+        raise Unsupported("reductions over the axis whose elements are neighbours in memory")
+    if graph.extents[x] < NARROWEST:
+        raise Unsupported(f"fewer than {NARROWEST} elements on the axis that is kept")
+    wide = {a for a in program.rows if graph.extents[a] > 1}
+    for i in graph.live:
+        v = graph.values[i]
+        if v.op in REDUCTIONS and not wide - {x} <= set(v.axes):
+            raise Unsupported("a reduction that is the same for several rows")
+    return program
+
+
+def kept_words(program: Program, vec: int) -> float:
+    """32-bit registers a place of the reduced axes takes in values that wait for a later pass, where they are most."""
+    x, widest = unit_axis(program.graph), 0.0
+    last = {i: q for q, pas in enumerate(program.passes) for i in pas.kept_in}
+    live: set[int] = set()
+    for q, pas in enumerate(program.passes):
+        live = {i for i in live | set(pas.kept_out) if last.get(i, q) > q}
+        words = 0.0
+        for i in live:
+            v = program.graph.values[i]
+            half = v.op == "load" and vec > 1 and program.graph.inputs[v.slot] in ("float16", "bfloat16")
+            words += (vec if x in v.axes else 1) * (0.5 if half else 1.0)
+        widest = max(widest, words)
+    return widest
+
+
+def lines(program: Program, vec: int) -> int:
+    """Packs along the axes that packs cover, all of them together."""
+    return _kept(program) // vec
+
+
+def _kept(program: Program) -> int:
+    """Elements along the axes that packs cover: the kept ones, and in a tile the one they lie on."""
+    x = unit_axis(program.graph)
+    return program.n_rows * (1 if x in program.rows else program.graph.extents[x])
+
+
+def across(program: Program, vector_bytes: int) -> int:
+    """Threads that must lie side by side: those of one tile."""
+    x = unit_axis(program.graph)
+    vec = vector_length(program.graph, x, vector_bytes)
+    return 1 if x in program.rows or not vec else program.graph.extents[x] // vec
+
+
+def _deepest(program: Program) -> int:
+    """The most threads along the reduced axes; a block of one thread along the kept ones has 64."""
+    return min(256, max(64, power_of_two(program.n_cols)))
+
+
+def clusters(program: Program) -> list[int]:
+    """Blocks that may share a strip: each has 32 places of the reduced axes or more."""
+    return [c for c in (2, 4, 8) if c * 32 <= program.n_cols]
+
+
+def vectors(program: Program) -> list[int]:
+    """Vector sizes in bytes that divide the axis that packs lie on, widest first, at most four.
+
+    A tile is at most a warp wide.
+    """
+    g, x = program.graph, unit_axis(program.graph)
+    return [b for b in (32, 16, 8, 4, 2, 1) if vector_length(g, x, b) and across(program, b) <= 32][:4]
+
+
+def _registers(program: Program, config: Config) -> float:
+    """Registers a thread needs for values that wait for a later pass."""
+    vec = vector_length(program.graph, unit_axis(program.graph), int(config["vector_bytes"]))
+    if config["keep"] != "registers":
+        return kept_words(program, vec) * int(config.get("held", 0))
+    places = int(config["rows_per_block"]) * int(config.get("cluster", 1))
+    return kept_words(program, vec) * -(-program.n_cols // places)
+
+
+def _held(program: Program, config: Config) -> bool:
+    """Whether a block's registers hold what it keeps, with room for what is computed from it."""
+    words, block = _registers(program, config), int(config["threads_per_row"]) * int(config["rows_per_block"])
+    # The compiler keeps some elements of packed pairs unpacked as well, from one pass to the next.
+    room = 1.8 if narrowest(program.graph, unit_axis(program.graph)) == 2 else 1.25
+    return words <= 64 and (room * words + 28) * block <= 65536
+
+
+def crowded(program: Program) -> bool:
+    """Whether what waits for later passes takes most of a large device's shared memory, or more than it has."""
+    return 4 * kept_words(program, 1) * _kept(program) * program.n_cols > SmLimits().shared * SMS / 2
+
+
+def may_copy(program: Program, config: Config) -> bool:
+    """Whether there are loads that can be copied to shared memory ahead, with vectors of this size."""
+    try:
+        return bool(copied(Lanes(program, CudaSchedule.from_config(config))))
+    except Unsupported:
+        return False
+
+
+class OuterScheme:
+    """See ``autotune.compiler.schedules.cuda.Scheme``."""
+
+    def __init__(self, name: str, program: Callable[..., Program]) -> None:
+        """``program(graph, keep, online)`` arranges a group into passes, or raises Unsupported."""
+        self.name, self.program = name, program
+
+    def check(self, graph: Graph) -> None:
+        self.program(graph)
+
+    def space_of(self, graph: Graph, space: Space) -> Space:
+        program = self.program(graph)
+        usable = vectors(program)
+        vec = vector_length(program.graph, unit_axis(program.graph), usable[-1])
+        space = narrow(without(space, "tile", "owned"), "vector_bytes", usable)
+        most = min(256, power_of_two(lines(program, vec)))
+        least = min(across(program, b) for b in usable)
+        space = narrow(space, "threads_per_row", [t for t in (1, 2, 4, 8, 16, 32, 64, 128, 256) if least <= t <= most])
+        deepest = _deepest(program)
+        space = narrow(space, "rows_per_block", [r for r in (1, 2, 4, 8, 16, 32, 64, 128, 256) if r <= deepest])
+        if not program.kept:
+            space = narrow(space, "keep", ["registers", "reload"])
+        if not has_online(program):
+            space = narrow(space, "online", [False])
+        space = narrow(space, "cluster", [1, *clusters(program)])
+        for name in {p.name for p in space} & set(IDLE):
+            space = narrow(space, name, [IDLE[name]])
+        if not any(may_copy(program, PLAIN_CUDA | {"vector_bytes": b}) for b in usable):
+            space = narrow(space, "prefetch", [False])
+        if len(space["prefetch"].choices) < 2 or not crowded(program):
+            space = narrow(space, "held", [0])
+        if _kept(program) * program.n_cols < 1 << 20:
+            space = narrow(space, "blocks_per_sm", [0])
+            space = narrow(space, "store_hint", ["default"])
+        return space
+
+    def normalize(self, graph: Graph, config: Config) -> Config:
+        program = self.program(graph)
+        c: Config = {"cluster": 1, "prefetch": False, "held": 0}
+        c.update(config)
+        t = 1 << (int(c["threads_per_row"]).bit_length() - 1)
+        t = max(min(t, 256), across(program, int(c["vector_bytes"])))
+        r, cluster = int(c["rows_per_block"]), int(c["cluster"])
+        while r * t > 1024:
+            r -= r // 2
+        while r * t < 64:
+            r *= 2
+        while cluster > 1 and (r < cluster or r * cluster >= program.n_cols):
+            cluster //= 2
+        c.update(threads_per_row=t, rows_per_block=max(1, r), cluster=cluster)
+        c.update(IDLE)
+        if cluster > 1:
+            c["blocks_per_sm"] = 0
+        if not any(pas.kept_out for pas in program.passes) and c["keep"] == "shared":
+            c["keep"] = "registers"
+        packs = -(-program.n_cols // (r * cluster))
+        if not program.kept and packs <= int(c["unroll"]):
+            c["keep"] = "registers"  # straight-line either way
+        if c["keep"] != "shared" or not may_copy(self.program(graph, True, bool(c["online"])), c):
+            c["prefetch"] = False
+        if not c["prefetch"] or int(c["blocks_per_sm"]):
+            c["held"] = 0
+        c["held"] = max(n for n in HELD if n <= min(int(c["held"]), packs - 1))
+        if c["keep"] == "registers":
+            c["unroll"] = 1
+        if c["prefetch"]:  # up to so many are one group
+            while int(c["unroll"]) // 2 >= max(int(c["held"]), packs - int(c["held"])):
+                c["unroll"] = int(c["unroll"]) // 2
+        while not c["prefetch"] and int(c["unroll"]) > packs:
+            c["unroll"] = int(c["unroll"]) // 2
+        return c
+
+    def default(self, graph: Graph) -> Config:
+        program = self.program(graph)
+        usable, g, x = vectors(program), program.graph, unit_axis(program.graph)
+        # The widest vectors of up to 16 bytes that leave enough strips of a 32-byte sector for all multiprocessors.
+        fits = [b for b in usable if b <= 16] or usable[-1:]
+        bytes_ = next((b for b in fits if _kept(program) * b >= vector_length(g, x, b) * 32 * SMS), fits[-1])
+        vec = vector_length(g, x, bytes_)
+        packs = lines(program, vec)
+        config: Config = PLAIN_CUDA | {"vector_bytes": bytes_}
+        least = max(1, 32 // bytes_, across(program, bytes_))  # a sector, or a tile
+        t = least
+        while t < 32 and packs >= 2 * t * SMS * 2:
+            t *= 2
+        best = self._shape(program, config, t)
+        while not _held(program, best) and t > least:
+            t //= 2
+            best = self._shape(program, config, t)
+        for cluster in clusters(program):  # what one block cannot hold, several may
+            if _held(program, best) or not program.kept:
+                break
+            wide = max(t, 128 // bytes_)
+            best = config | {"cluster": cluster, "threads_per_row": wide, "rows_per_block": max(1, 512 // wide)}
+        if program.kept and not _held(program, best):
+            best |= {"keep": "reload", "unroll": 4, "online": has_online(program), "cluster": 1}
+        return self.normalize(graph, best)
+
+    def _shape(self, program: Program, config: Config, t: int) -> Config:
+        """``t`` threads along the kept axes, and along the reduced ones enough for four to eight places each."""
+        room, need = max(1, 1024 // t), power_of_two(-(-program.n_cols // 8))
+        r = min(room, _deepest(program), max(need, 256 // t))
+        packs = -(-program.n_cols // r)
+        loop = not program.kept and packs > 16
+        return config | {
+            "threads_per_row": t,
+            "rows_per_block": r,
+            "keep": "reload" if loop else "registers",
+            "unroll": 8 if loop else 1,
+        }
+
+    def seeds(self, graph: Graph) -> list[Config]:
+        program, d = self.program(graph), self.default(graph)
+        t, r = int(d["threads_per_row"]), int(d["rows_per_block"])
+        out: list[Config] = []
+        if _kept(program) * program.n_cols >= 1 << 20:
+            from autotune.compiler.schedules.cuda.outer_seeds import copied_seeds
+
+            out += copied_seeds(self, graph, d)
+        for a, b in ((1, 2.0), (1, 0.5), (2, 0.5), (0.5, 2), (2, 1), (0.5, 1), (4, 0.25)):
+            n, m = int(t * a), int(r * b)
+            if 1 <= n <= 256 and 1 <= m <= _deepest(program) and 64 <= n * m <= 1024:
+                out.append(d | {"threads_per_row": n, "rows_per_block": m})
+        for b in vectors(program):
+            if b <= 16 and b != d["vector_bytes"]:
+                scale = int(d["vector_bytes"]) / b
+                out.append(d | {"vector_bytes": b, "threads_per_row": max(1, min(256, int(t * scale)))})
+        out += [d | {"cluster": c, "rows_per_block": max(c, r // c)} for c in clusters(program)]
+        if program.kept:
+            out.append(d | {"keep": "reload", "unroll": 4, "online": has_online(program)})
+            out.append(d | {"keep": "shared", "unroll": 4})
+            for c in clusters(program):
+                wide = max(t, 128 // int(d["vector_bytes"]))  # whole lines of memory
+                held = d | {"keep": "registers", "cluster": c, "threads_per_row": wide, "unroll": 1, "online": False}
+                held |= {"rows_per_block": max(1, 512 // wide)}
+                # A cap that lets two blocks of an SM overlap, one loading while the other one stores.
+                out += [held, held | {"max_registers": 64}]
+                half = max(1, 64 // int(d["vector_bytes"]))  # what memory gives at a time
+                if half < wide:
+                    strip = {"threads_per_row": half, "rows_per_block": max(1, 512 // half), "max_registers": 64}
+                    out.append(held | strip)
+        if _kept(program) * program.n_cols >= 1 << 20:
+            out += [d | {"load_hint": "no_allocate"}, d | {"store_hint": "evict_last"}, d | {"blocks_per_sm": 2}]
+        made = [self.normalize(graph, c) for c in out]
+        return [c for c in made if self.reject(graph, c) is None]
+
+    def shared(self, graph: Graph, config: Config) -> tuple[int, int]:
+        """Shared memory of a block in bytes, of its strip and beside it; more than any has where there is no such
+        kernel."""
+        try:
+            source = self._emit(graph, config)[1]
+        except Unsupported:
+            return 1 << 30, 0
+        return int(source.launch["shared"]), -(-static_bytes(source) // 128) * 128
+
+    def reject(self, graph: Graph, config: Config) -> str | None:
+        try:
+            program, source = self._emit(graph, config)
+        except Unsupported as error:
+            return str(error)
+        shared = int(source.launch["shared"]) + static_bytes(source)
+        if shared > SmLimits().shared_block:
+            return f"{shared} bytes of shared memory a block"
+        schedule = CudaSchedule.from_config(config)
+        words = _registers(program, config)
+        if words > REGISTERS_KEPT:
+            return f"{words:.0f} registers a thread for kept values"
+        if (words + 24) * source.block > 65536:
+            return f"{words:.0f} registers a thread for kept values do not fit {source.block} threads"
+        cap = schedule.max_registers
+        if cap and (words + 16 > cap or cap * source.block > 65536):
+            return f"{words:.0f} kept registers of {source.block} threads under a cap of {cap}"
+        return None
+
+    def _emit(self, graph: Graph, config: Config, fixed: bool = False) -> tuple[Program, CudaSource]:
+        schedule = CudaSchedule.from_config(config)
+        program = self.program(graph, schedule.keep != "reload", schedule.online)
+        if fixed:
+            program = replace(program, dynamic=-1)
+        return program, emit_outer(program, schedule)
+
+    def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
+        _, source = self._emit(graph, config, fixed)
+        return GroupKernels.single(source, len(graph.inputs), len(graph.outputs))
+
+
+SCHEME = OuterScheme("outer", _program)

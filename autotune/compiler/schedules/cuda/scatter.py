@@ -1,0 +1,191 @@
+"""The scatter scheme: sums at places that other data tell, with pointwise operators before and after them.
+
+Parameters have their names from the row-wise scheme with these meanings: a block owns ``owned`` places and a chunk of
+the columns that ``threads_per_row`` threads take, each a vector of neighbours; ``rows_per_block`` threads (match lanes)
+at each of these columns share the block's places, or the terms of one place; ``unroll`` is how many places a match lane
+stores at a time. See :mod:`autotune.compiler.targets.cuda.scatter`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from autotune.compiler.program.program import power_of_two
+from autotune.compiler.program.scattered import Scattered, scattered
+from autotune.compiler.schedules.configurations import PLAIN_CUDA, narrow, without
+from autotune.compiler.schedules.cuda.rows import CAPS
+from autotune.compiler.targets.cuda.counts import LIMIT
+from autotune.compiler.targets.cuda.cubin import too_large
+from autotune.compiler.targets.cuda.kernels import GroupKernels
+from autotune.compiler.targets.cuda.scatter import emit_scatter, fetchable
+from autotune.compiler.targets.cuda.source import CudaSchedule
+from autotune.errors import Unsupported
+from autotune.ir.graph import STORAGE_BYTES, Graph
+from autotune.task import Choice, Config
+
+if TYPE_CHECKING:
+    from autotune.space import Space
+
+THREADS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+"""Threads along the columns, as the search space has them."""
+MATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+OWNED = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+SMS = 132
+"""Multiprocessors that a default schedule wants to give work to; a search finds out for others."""
+LEAST_BYTES = 1 << 14
+"""Bytes of results that a block should have where places are many: less does not hide what it waits for."""
+SECTOR = 32
+"""Bytes that memory is read in at the least."""
+_SAME = ("threads_per_row", "rows_per_block", "vector_bytes", "unroll", "max_registers", "load_hint", "store_hint")
+_ONE: Config = {"keep": "registers", "online": False, "blocks_per_sm": 0, "cluster": 1, "finish": "kernel"}
+
+
+def place_bytes(s: Scattered) -> int:
+    """Bytes of the places that a block scans."""
+    total = 0
+    for one in s.sums:
+        values = [s.graph.values[i] for i in one.places.passes[0].compute]
+        slots = {v.slot for v in values if v.op == "load"}
+        total += one.n_tokens * max(1, sum(STORAGE_BYTES[s.graph.inputs[slot]] for slot in slots))
+    return total
+
+
+def _result_bytes(s: Scattered) -> int:
+    """Bytes that one place's results take at one column."""
+    return sum(STORAGE_BYTES[o.dtype] for o in s.graph.outputs)
+
+
+def vectors(s: Scattered) -> list[int]:
+    """Vector sizes in bytes that divide the columns, widest first, at most three."""
+    return [b for b in (32, 16, 8, 4, 2, 1) if s.vector(b)][:3]
+
+
+def most_owned(s: Scattered) -> int:
+    """Places that a block may own: its list has the number of a term and that of a place in one 32-bit word."""
+    return next((r for r in reversed(OWNED) if r * max(one.n_tokens for one in s.sums) < LIMIT), OWNED[0])
+
+
+def blocks_of(s: Scattered, config: Mapping[str, Choice]) -> tuple[int, int]:
+    """(groups of places, chunks of columns): their product is the number of blocks."""
+    chunk = int(config["threads_per_row"]) * max(1, s.vector(int(config["vector_bytes"])))
+    return -(-s.n_places // int(config["owned"])), -(-s.n_cols // chunk)
+
+
+class ScatterScheme:
+    """See ``autotune.compiler.schedules.cuda.Scheme``."""
+
+    name = "scatter"
+
+    def check(self, graph: Graph) -> None:
+        s = scattered(graph)
+        if max(s.n_places, s.n_cols, *(one.n_tokens for one in s.sums)) >= LIMIT:
+            raise Unsupported("more places or terms than 32-bit counters hold")
+
+    def space_of(self, graph: Graph, space: Space) -> Space:
+        s = scattered(graph)
+        usable = vectors(s)
+        space = narrow(without(space, "tile", "held"), "vector_bytes", usable)
+        widest = min(s.vector(b) for b in usable)
+        most = next((t for t in THREADS if t * widest >= s.n_cols), THREADS[-1])
+        space = narrow(space, "threads_per_row", [t for t in THREADS if t <= most])
+        space = narrow(space, "rows_per_block", MATCH)
+        space = narrow(space, "owned", [r for r in OWNED if r < 2 * s.n_places and r <= most_owned(s)])
+        if not fetchable(s):
+            space = narrow(space, "prefetch", [False])
+        for name, only in _ONE.items():
+            space = narrow(space, name, [only])
+        return space
+
+    def normalize(self, graph: Graph, config: Config) -> Config:
+        s = scattered(graph)
+        c = PLAIN_CUDA | {"owned": 1} | {n: config[n] for n in (*_SAME, "owned", "prefetch") if n in config} | _ONE
+        vec = s.vector(int(c["vector_bytes"])) or 1
+        most = next((t for t in THREADS if t * vec >= s.n_cols), THREADS[-1])
+        t, m = min(int(c["threads_per_row"]), most), 1 << (int(c["rows_per_block"]).bit_length() - 1)
+        if t not in THREADS:
+            t = max(n for n in THREADS if n <= t)
+        while t * m > 1024:
+            m //= 2
+        while t * m < 64 or t * m % 32:
+            m *= 2
+        owned = min(power_of_two(s.n_places), most_owned(s), 1 << (int(c["owned"]).bit_length() - 1))
+        unroll = max(1, min(int(c["unroll"]), owned // m))
+        c |= {"prefetch": bool(c["prefetch"]) and bool(fetchable(s))}
+        return c | {"threads_per_row": t, "rows_per_block": m, "owned": owned, "unroll": unroll}
+
+    def default(self, graph: Graph) -> Config:
+        """Whole rows in 16-byte accesses, and as many of them as are more bytes than a block scans, in several waves of
+        blocks; where places are few, narrow chunks of columns and many match lanes instead."""
+        s = scattered(graph)
+        usable = vectors(s)
+        vector_bytes = next((b for b in usable if b <= 16), usable[-1])
+        vec = s.vector(vector_bytes)
+        packs = -(-s.n_cols // vec)
+        threads = next((t for t in THREADS if t >= packs), 0) if packs <= 256 else 0
+        threads = threads or next((t for t in (128, 256, 96, 192, 160, 224) if packs % t == 0), 128)
+        chunk, owned = threads * vec, 1
+        scanned, written = max(LEAST_BYTES, place_bytes(s)), chunk * _result_bytes(s)
+
+        def worth(owned: int) -> bool:
+            """Whether so many places a block are better than half of them."""
+            blocks = -(-s.n_places // owned) * -(-s.n_cols // chunk)
+            enough = scanned * (4 if blocks >= 8 * SMS else 1)
+            return blocks >= 2 * SMS and owned // 2 * written < enough
+
+        while owned < most_owned(s) and worth(2 * owned):
+            owned *= 2
+        least = max(1, SECTOR // (vec * s.unit))
+        while owned == 1 and threads % 2 == 0 and threads > least:
+            if s.n_places * -(-s.n_cols // (threads * vec)) >= SMS:
+                break
+            threads //= 2
+        match = max(1, power_of_two(512 // threads + 1) // 2)
+        if owned > 1:
+            match = min(match, max(4, owned))
+        while match > 4 and match * 4 > s.n_tokens:
+            match //= 2
+        shape: Config = {
+            "threads_per_row": threads,
+            "rows_per_block": match,
+            "owned": owned,
+            "vector_bytes": vector_bytes,
+            "prefetch": True,
+        }
+        made = self.normalize(graph, PLAIN_CUDA | shape | {"unroll": 2})
+        block = int(made["threads_per_row"]) * int(made["rows_per_block"])
+        return made | {"max_registers": max(c for c in CAPS if c * block * -(-1024 // block) <= 65536)}
+
+    def seeds(self, graph: Graph) -> list[Config]:
+        s, d = scattered(graph), self.default(graph)
+        owned, match, threads = (int(d[n]) for n in ("owned", "rows_per_block", "threads_per_row"))
+        out: list[Config] = [d | {"owned": r} for r in (owned // 2, owned * 2, owned * 4) if r in OWNED]
+        out += [d | {"rows_per_block": m} for m in (match // 2, match * 2) if m in MATCH]
+        if threads % 2 == 0:
+            out.append(d | {"threads_per_row": threads // 2, "rows_per_block": match * 2, "owned": min(owned * 2, 256)})
+            out.append(d | {"threads_per_row": threads // 2})
+        if threads % 4 == 0:  # narrow, so that more match lanes share a place of many terms
+            out.append(d | {"threads_per_row": threads // 4, "rows_per_block": match * 4, "owned": min(owned * 4, 256)})
+        out += [
+            d | {"vector_bytes": b, "threads_per_row": threads * 2} for b in vectors(s) if b < int(d["vector_bytes"])
+        ]
+        out += [d | {"unroll": u} for u in (1, 4)] + [d | {"prefetch": False}]
+        out += [d | {"store_hint": "evict_first"}, d | {"store_hint": "streaming"}, d | {"load_hint": "evict_first"}]
+        out += [d | {"max_registers": 0}, d | {"max_registers": 0, "unroll": 4}]
+        made = [self.normalize(graph, c) for c in out]
+        return [c for n, c in enumerate(made) if c != d and c not in made[:n] and self.reject(graph, c) is None]
+
+    def reject(self, graph: Graph, config: Config) -> str | None:
+        schedule = CudaSchedule.from_config(config)
+        try:
+            source = emit_scatter(graph, schedule, int(config["owned"]))
+        except Unsupported as error:
+            return str(error)
+        return too_large(int(source.launch["shared"]), schedule.block, schedule.max_registers)
+
+    def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
+        source = emit_scatter(graph, CudaSchedule.from_config(config), int(config["owned"]))
+        return GroupKernels.single(source, len(graph.inputs), len(graph.outputs))
+
+
+SCHEME = ScatterScheme()

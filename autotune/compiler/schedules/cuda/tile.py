@@ -1,0 +1,67 @@
+"""The tile scheme: reductions over the unit-stride axis, and others over outer axes, both inside small tiles.
+
+Block-wise scaling in two directions is the pattern: ``x`` as [R, 32, C, 32], its largest element over the inner 32 and
+over the other 32, and both results used again at full size. A tile is what one index of the axes that nothing reduces
+over selects. It is the outer scheme with one more thing: what reduces over the unit-stride axis is done across the
+lanes of a pack and the neighbours in a warp that share the tile, as part of a pass
+(``autotune.compiler.program.lane_axis.lower``), so that one read of ``x`` serves both directions.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from autotune.compiler.program.lane_axis import ACROSS, lower, unit_axis
+from autotune.compiler.program.program import Program, build_program, stride_of
+from autotune.compiler.schedules.cuda.outer import NARROWEST, OuterScheme, vectors
+from autotune.errors import Unsupported
+from autotune.ir.graph import REDUCTIONS, Graph
+
+WIDEST = 512
+"""Elements of the unit-stride axis that the lanes of one warp can take."""
+LARGEST = 1 << 15
+"""Elements of a tile where there are few tiles: more would leave most of the device idle."""
+MANY = 256
+"""Tiles that are enough work for a device, however large they are."""
+
+
+def _ordered(graph: Graph, axes: set[int]) -> tuple[int, ...]:
+    """Axes by falling stride in the largest tensor read, the one of open extent first."""
+    loads = [v for v in (graph.values[i] for i in graph.live) if v.op == "load"]
+    largest = max(loads, key=lambda v: graph.size(v.axes), default=None)
+    return tuple(sorted(axes, key=lambda a: (a != 0, -stride_of(largest, a) if largest else 0, a)))
+
+
+@lru_cache(maxsize=256)
+def _program(graph: Graph, keep: bool = True, online: bool = False) -> Program:
+    overs = {frozenset(graph.values[i].over) for i in graph.live if graph.values[i].op in REDUCTIONS}
+    x = unit_axis(graph)
+    outer = {over - {x} for over in overs} - {frozenset()}
+    if not any(x in over for over in overs) or len(outer) != 1:
+        raise Unsupported("not reductions over the unit-stride axis and over one set of others")
+    (cols,) = outer
+    wide, deep = graph.extents[x], graph.size(cols)
+    if not NARROWEST <= wide <= WIDEST or wide & (wide - 1):
+        raise Unsupported(f"tiles of {wide} elements on the unit-stride axis")
+    used = {a for i in graph.live for a in (*graph.values[i].axes, *graph.values[i].over)}
+    used |= {a for o in graph.outputs for a in o.axes}
+    rows = used - cols - {x}
+    if wide * deep > LARGEST and graph.size(rows) < MANY:
+        raise Unsupported("few large tiles")
+    split = _ordered(graph, set(rows)), _ordered(graph, set(cols))
+    program = build_program(lower(graph, x), keep=keep, online=online, split=split)
+    if not vectors(program):
+        raise Unsupported(f"tiles of {wide} elements on the unit-stride axis")
+    needed = {a for a in rows if graph.extents[a] > 1}
+    for i in program.graph.live:
+        v = program.graph.values[i]
+        if v.op not in REDUCTIONS and not v.op.startswith(ACROSS):
+            continue
+        if not needed <= set(v.axes):
+            raise Unsupported("a reduction that is the same for several tiles")
+        if v.op.startswith(ACROSS) and x not in program.graph.values[v.args[0]].axes:
+            raise Unsupported("a reduction over an axis that its argument does not vary over")
+    return program
+
+
+SCHEME = OuterScheme("tile", _program)

@@ -1,0 +1,121 @@
+"""The transpose scheme: a pointwise group whose tensors disagree on the axis along which neighbours lie in memory.
+
+``tile`` is the side of the square tiles that go through shared memory, each by a block of ``threads_per_row`` threads.
+At 0 the group is the flat scheme's kernel, which walks along one of the axes and is not coalesced on the others: where
+the second-level cache holds the tensors that may be as fast, so the search measures both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from autotune.compiler.program.tiling import Tiling, tiling
+from autotune.compiler.schedules.configurations import PLAIN_CUDA, narrow
+from autotune.compiler.schedules.cuda.rows import RowsScheme
+from autotune.compiler.targets.cuda.cubin import too_large
+from autotune.compiler.targets.cuda.kernels import GroupKernels
+from autotune.compiler.targets.cuda.source import CudaSchedule
+from autotune.compiler.targets.cuda.transpose import MOST_ELEMENTS, emit_transpose
+from autotune.errors import Unsupported
+from autotune.ir.graph import Graph
+from autotune.task import Config
+
+if TYPE_CHECKING:
+    from autotune.space import Space
+
+LEAST_BYTES = 1 << 15
+"""Bytes moved below which a group is left to the flat scheme: a launch costs more than all its accesses."""
+FEW = 264
+"""Tiles that give each multiprocessor of a large device two."""
+_FLAT = RowsScheme("flat")
+_SAME = ("threads_per_row", "vector_bytes", "max_registers", "load_hint", "store_hint", "blocks_per_sm")
+"""Parameters that a kernel of tiles has, beside the tile's side."""
+
+
+def _tile(config: Config) -> int:
+    """The side of a configuration's tiles; 0, the flat kernel, where it was stored before there were any."""
+    return int(config.get("tile", 0))
+
+
+def _vectors(t: Tiling) -> list[int]:
+    """Vector sizes in bytes that differ along at least one of the axes, widest first, at most three."""
+    found: dict[tuple[int, int], int] = {}
+    for n in (1, 2, 4, 8, 16):
+        if n * t.size <= 16:
+            found.setdefault(t.vectors(n * t.size), n * t.size)
+    return sorted(found.values(), reverse=True)[:3]
+
+
+def _tiles(t: Tiling, side: int) -> int:
+    g = t.program.graph
+    everything = g.size((*t.program.rows, t.x)) // (g.extents[t.x] * g.extents[t.y])
+    return everything * -(-g.extents[t.x] // side) * -(-g.extents[t.y] // side)
+
+
+class TransposeScheme:
+    """See ``autotune.compiler.schedules.cuda.Scheme``."""
+
+    name = "transpose"
+
+    def check(self, graph: Graph) -> None:
+        tiling(graph)
+        if graph.bytes_moved < LEAST_BYTES:
+            raise Unsupported("too small for tiles to matter")
+        _FLAT.check(graph)
+
+    def space_of(self, graph: Graph, space: Space) -> Space:
+        flat = _FLAT.space_of(graph, space)
+        sizes = {*_vectors(tiling(graph)), *flat["vector_bytes"].choices}
+        vectors = narrow(space, "vector_bytes", sizes)["vector_bytes"]
+        made = [vectors if p.name == "vector_bytes" else p for p in flat]
+        return replace(flat, parameters=(*made, *(p for p in space if p.name == "tile")))
+
+    def normalize(self, graph: Graph, config: Config) -> Config:
+        side = _tile(config)
+        if not side:
+            return _FLAT.normalize(graph, config) | {"tile": 0}
+        t = tiling(graph)
+        widest = max(t.vectors(int(config["vector_bytes"])))
+        threads = 1 << (int(config["threads_per_row"]).bit_length() - 1)
+        threads = min(max(threads, 64, side * side // MOST_ELEMENTS), side * side // widest, 1024)
+        c = PLAIN_CUDA | {name: config[name] for name in _SAME}
+        return c | {"threads_per_row": threads, "vector_bytes": t.size * widest, "tile": side}
+
+    def default(self, graph: Graph) -> Config:
+        """Tiles whose lines are lines of the cache, smaller ones where they are few."""
+        t = tiling(graph)
+        side = 64 if t.size <= 2 and _tiles(t, 64) >= FEW else 32
+        widest = _vectors(t)[0]
+        return self.normalize(graph, PLAIN_CUDA | {"threads_per_row": 256, "vector_bytes": widest, "tile": side})
+
+    def seeds(self, graph: Graph) -> list[Config]:
+        d, t = self.default(graph), tiling(graph)
+        threads = int(d["threads_per_row"])
+        out = [_FLAT.default(graph) | {"tile": 0}, d | {"tile": 32 if d["tile"] == 64 else 64}]
+        out += [d | {"tile": 64, "threads_per_row": 512}, d | {"threads_per_row": threads // 2}]
+        out += [d | {"vector_bytes": b} for b in _vectors(t)[1:]]
+        out += [d | {"store_hint": "evict_first"}, d | {"load_hint": "evict_first"}, d | {"blocks_per_sm": 4}]
+        made = [self.normalize(graph, c) for c in out]
+        return [c for n, c in enumerate(made) if c != d and c not in made[:n] and self.reject(graph, c) is None]
+
+    def reject(self, graph: Graph, config: Config) -> str | None:
+        side = _tile(config)
+        if not side:
+            return _FLAT.reject(graph, config)
+        schedule = CudaSchedule.from_config(config)
+        try:
+            source = emit_transpose(graph, schedule, side)
+        except Unsupported as error:
+            return str(error)
+        return too_large(int(source.launch["shared"]), schedule.block, schedule.max_registers)
+
+    def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
+        side = _tile(config)
+        if not side:
+            return _FLAT.emit(graph, config, sms, fixed)
+        source = emit_transpose(graph, CudaSchedule.from_config(config), side, fixed)
+        return GroupKernels.single(source, len(graph.inputs), len(graph.outputs))
+
+
+SCHEME = TransposeScheme()

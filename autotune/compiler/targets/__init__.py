@@ -1,0 +1,1 @@
+"""The targets that print and compile kernel programs."""

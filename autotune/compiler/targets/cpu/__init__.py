@@ -1,0 +1,1 @@
+"""CPUs: Numba source whose inner loops LLVM vectorises, and its launch over threads."""

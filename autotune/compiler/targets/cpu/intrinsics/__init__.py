@@ -1,0 +1,1 @@
+"""Operators and memory accesses of CPU kernels, as Numba intrinsics."""

@@ -1,0 +1,157 @@
+"""The CPU target: a schedule, the source of a kernel program, and the compiled kernel."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+from autotune.compiler.program.columns import Split
+from autotune.compiler.program.program import Program, build_program, once_a_row
+from autotune.compiler.targets.cpu.columns import (
+    column_split,
+    finish_graph,
+    main_program,
+    parts_of,
+    plane_bytes,
+    planes_of,
+)
+from autotune.compiler.targets.cpu.emit import emit_columns, emit_source
+from autotune.errors import UserError
+from autotune.ir.graph import Graph
+from autotune.ir.ops import POINTWISE
+
+MOST = {"row_block": 1024, "column_tile": 1 << 16, "parts": 16, "threads": 1024}
+"""Largest values of a schedule: what is emitted multiplies them by extents, and they may come from a database."""
+_PARALLEL_WORK = 1 << 16  # element-operations worth waking another thread for: about 10 us of one core
+
+
+@dataclass(frozen=True)
+class CpuSchedule:
+    """A group's tuned parameters on the CPU; see ``[cpu.*]`` of ``search_spaces/fusion.toml``.
+
+    ``keep`` and ``online`` say which program to build (``build_program(graph, keep=schedule.keep == "scratch",
+    online=schedule.online)``); the rest is the printer's.
+    """
+
+    row_block: int = 8
+    column_tile: int = 0
+    keep: str = "scratch"
+    online: bool = False
+    threads: int = 1
+    parts: int = 0
+    stream: bool = False
+    prefetch: bool = False
+    wide: bool = False
+
+    def __post_init__(self) -> None:
+        if self.row_block < 1 or self.threads < 1 or self.column_tile < 0 or self.parts < 0:
+            raise UserError(
+                f"row_block={self.row_block}, threads={self.threads}, column_tile={self.column_tile}, "
+                f"parts={self.parts}: row_block and threads must be at least 1, column_tile and parts at least 0"
+            )
+        if large := next((name for name, most in MOST.items() if getattr(self, name) > most), None):
+            raise UserError(f"{large}={getattr(self, large)}: must be {MOST[large]} at most")
+        if self.keep not in ("scratch", "reload"):
+            raise UserError(f"keep={self.keep!r}: must be 'scratch' or 'reload'")
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, int | str | bool | float]) -> CpuSchedule:
+        """The schedule of a configuration; a missing key takes its default.
+
+        Raises:
+            UserError: an unknown key or a value of the wrong type or range.
+        """
+        known = {f.name: type(f.default) for f in fields(cls)}
+        for key, value in config.items():
+            if key not in known:
+                raise UserError(f"unknown CPU parameter {key!r}: known are {', '.join(known)}")
+            if type(value) is not known[key]:
+                raise UserError(f"{key}={value!r}: must be of type {known[key].__name__}")
+        return cls(**config)  # type: ignore[arg-type]
+
+
+def emit(program: Program, schedule: CpuSchedule) -> str:
+    """Numba source of ``program`` under ``schedule``; the same text in every process.
+
+    Raises:
+        Unsupported: the program has an operator that the CPU has no code for.
+    """
+    return emit_source(program, schedule)
+
+
+def load(program: Program, schedule: CpuSchedule) -> Callable[[Sequence[int], int], None]:
+    """A compiled kernel ``kernel(addresses, n0)``.
+
+    ``addresses`` are the data pointers of the group's inputs in slot order, then of its outputs; ``n0`` is the extent
+    of axis 0, which is read where ``program.dynamic >= 0``. Outputs must not overlap inputs or one another. The call
+    returns when the work is done, holds no GIL meanwhile, and may be made from any number of threads at once.
+    """
+    from autotune.compiler.targets.cpu.launcher import launcher
+
+    return launcher(emit_source(program, schedule), schedule.threads, _serial_below(program), _rows(program))
+
+
+def load_group(graph: Graph, schedule: CpuSchedule) -> Callable[[Sequence[int], int], None]:
+    """As :func:`load`, for a group, whatever its form: with ``schedule.parts``, reductions over all rows leave partial
+    results that a second kernel finishes.
+
+    Raises:
+        Unsupported: the group has no kernel.
+    """
+    split = column_split(graph) if schedule.parts else None
+    if split is None:
+        program = build_program(graph, keep=schedule.keep == "scratch", online=schedule.online)
+        once_a_row(program)
+        return load(program, schedule)
+    return _load_columns(graph, split, schedule)
+
+
+def _load_columns(graph: Graph, split: Split, schedule: CpuSchedule) -> Callable[[Sequence[int], int], None]:
+    from autotune.compiler.targets.cpu.launcher import launcher
+
+    source, pieces = emit_columns(split, schedule)
+    program = main_program(split)
+    main = launcher(source, schedule.threads, _serial_below(program), lambda n0: pieces)
+    parts = parts_of(split, schedule)
+    own, slots, results = finish_graph(split, parts)
+    threads = schedule.threads if own.bytes_moved >= 1 << 20 else 1
+    finish = load(build_program(own), CpuSchedule(row_block=256, threads=threads, wide=schedule.wide))
+    at = plane_bytes(planes_of(split, parts))
+    n_inputs, extent0 = len(graph.inputs), own.extents[0] if own.extents else 1
+    outputs = [n_inputs + k for k in split.outputs]
+    writes = [n_inputs + k for k in results]
+    local = threading.local()
+
+    def run(addresses: Sequence[int], n0: int) -> None:
+        # The buffer belongs to the calling thread, which is here until all is done.
+        buffer = getattr(local, "buffer", None)
+        if buffer is None:
+            buffer = local.buffer = (ctypes.c_char * (at[-1] + 64))()
+        base = (ctypes.addressof(buffer) + 63) & -64
+        main([*addresses[:n_inputs], *[addresses[k] for k in outputs], *[base + b for b in at[:-1]]], n0)
+        reads = [base + at[n] if kind == "partial" else addresses[n] for kind, n in slots]
+        finish([*reads, *[addresses[k] for k in writes]], extent0)
+
+    return run
+
+
+def _rows(program: Program) -> Callable[[int], int] | None:
+    """Rows of a group with reductions as a function of ``n0``; a pointwise group can be cut anywhere."""
+    if program.pointwise:
+        return None
+    rest = program.graph.size(a for a in program.rows if a != program.dynamic)
+    return (lambda n0: n0 * rest) if program.dynamic >= 0 else (lambda n0: rest)
+
+
+def _serial_below(program: Program) -> int:
+    """The extent of axis 0 under which one thread does the work sooner than several."""
+    graph = program.graph
+    per_element = sum(POINTWISE[v.op].cost if v.op in POINTWISE else 2 for v in graph.values if v.axes) / 4 + 1
+    used = {a for v in graph.values for a in v.axes} | {a for o in graph.outputs for a in o.axes}
+    if program.dynamic < 0:
+        return 0 if graph.size(used) * per_element >= _PARALLEL_WORK else 1 << 62
+    rest = max(1, graph.size(used - {program.dynamic}))
+    return math.ceil(_PARALLEL_WORK / (rest * per_element))

@@ -1,0 +1,208 @@
+"""What a CPU kernel keeps between passes.
+
+A program keeps the smallest set of values; on a CPU even that is too much. A row that was just read lies in the first
+or second-level cache, where reading it again costs what reading a kept copy costs, and the store into the copy comes
+on top. So a value is kept only if making it again from the inputs takes more than light arithmetic: the exponentials
+of a softmax are kept, the scaled and masked scores are not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autotune.compiler.program.program import Pass, Program
+from autotune.ir.graph import REDUCTIONS, Graph
+from autotune.ir.ops import LIGHT, POINTWISE
+from autotune.ir.precision import STRICT
+
+_LOAD_COST = 1
+_GATHER_COST = 2 * LIGHT + 1  # never again
+
+
+def _closure(program: Program, roots: tuple[int, ...], have: set[int]) -> list[int]:
+    """Column and full values that make ``roots`` from ``have``, row values and constants, in order."""
+    values = program.graph.values
+    seen: set[int] = set()
+    stack = list(roots)
+    while stack:
+        i = stack.pop()
+        if i in seen or i in have or program.domain(i) in ("const", "row"):
+            continue
+        seen.add(i)
+        stack.extend(values[i].args)
+    return sorted(seen)
+
+
+def shared_exponentials(graph: Graph) -> dict[int, int]:
+    """Values erf(c x) that are only added to 1, and for each a value exp(-c^2 x^2), which saves most of its work.
+
+    The derivative of gelu has both. None under strict precision: what is saved costs digits near 0.
+    """
+    values = graph.values
+    if graph.precision == STRICT:
+        return {}
+
+    def factor(i: int) -> tuple[int, float] | None:
+        """(x, c) of a value x * c."""
+        v = values[i]
+        if v.op != "mul" or v.dtype != "float32":
+            return None
+        for x, c in (v.args, v.args[::-1]):
+            if values[c].op == "const" and values[x].op != "const":
+                return x, float(values[c].number)
+        return None
+
+    squares: list[tuple[int, float, int]] = []  # x, k, exp(k x^2)
+    for j, v in enumerate(values):
+        scaled = factor(v.args[0]) if v.op == "exp" else None
+        if scaled and values[scaled[0]].op == "mul" and len(set(values[scaled[0]].args)) == 1:
+            squares.append((values[scaled[0]].args[0], scaled[1], j))
+    found = {}
+    for i, v in enumerate(values):
+        scaled = factor(v.args[0]) if v.op == "erf" else None
+        users = [values[u] for u in graph.users[i]]
+        one = all(
+            u.op == "add" and any(values[a].op == "const" and values[a].number == 1 for a in u.args) for u in users
+        )
+        if scaled is None or not users or not one or any(o.value == i for o in graph.outputs):
+            continue
+        for x, k, j in squares:
+            if x == scaled[0] and abs(k + scaled[1] ** 2) <= 1e-6 * abs(k):
+                found[i] = j
+    return found
+
+
+def _order(program: Program, compute: list[int]) -> tuple[int, ...]:
+    """Values in order of number, but exponentials before the error functions that they help."""
+    helped = {i: j for i, j in shared_exponentials(program.graph).items() if i in compute and j in compute}
+    if not helped:
+        return tuple(compute)
+    inside = set(compute)
+    out: dict[int, None] = {}
+
+    def visit(i: int) -> None:
+        if i in out or i not in inside:
+            return
+        for a in (*program.graph.values[i].args, *([helped[i]] if i in helped else [])):
+            visit(a)
+        out[i] = None
+
+    for i in compute:
+        visit(i)
+    return tuple(out)
+
+
+def _cost(program: Program, i: int, have: set[int]) -> int:
+    total = 0
+    for j in _closure(program, (i,), have):
+        v = program.graph.values[j]
+        if v.op in POINTWISE:
+            total += POINTWISE[v.op].cost
+        else:
+            total += _GATHER_COST if v.op == "gather" or v.guards else _LOAD_COST
+    return total
+
+
+def _roots(program: Program, p: Pass) -> tuple[int, ...]:
+    """Values whose elements the pass needs: arguments of its reductions, scores, stored and accumulated values."""
+    values, outputs = program.graph.values, program.graph.outputs
+    return (
+        *(values[i].args[0] for i in p.reduce),
+        *(o.score for o in p.online),
+        *(outputs[k].value for k in p.stores),
+        *(program.columns[n].value for n in p.columns),
+    )
+
+
+def thin(program: Program) -> Program:
+    """``program`` without the kept values that light operators make again from the inputs or from other kept values."""
+    wanted = [set(p.kept_in) for p in program.passes]
+    # Later values first: one may be cheap only because an earlier one is kept, which is then judged by itself.
+    for i in reversed(program.kept):
+        takers = [w for w in wanted if i in w]
+        if all(_cost(program, i, w - {i}) <= 2 * LIGHT for w in takers):
+            for w in takers:
+                w.discard(i)
+    last = {i: n for n, w in enumerate(wanted) for i in w}
+    passes: list[Pass] = []
+    made: set[int] = set()
+    for n, p in enumerate(program.passes):
+        needed = _closure(program, (*_roots(program, p), *(i for i in p.kept_out if i in last)), wanted[n])
+        compute = _order(program, needed)
+        out = tuple(i for i in compute if last.get(i, -1) > n and i not in made)
+        made.update(out)
+        passes.append(replace(p, kept_in=tuple(sorted(wanted[n])), compute=compute, kept_out=out))
+    return _with_row_values(replace(program, passes=tuple(passes)))
+
+
+def _with_row_values(program: Program) -> Program:
+    """Row values moved to the first pass that now needs them (values made again may need them earlier or later)."""
+    values, outputs = program.graph.values, program.graph.outputs
+    done: set[int] = set()
+    passes = []
+    for p in program.passes:
+        stack = [a for i in p.compute for a in values[i].args]
+        stack += [outputs[k].value for k in p.row_stores]
+        stack += [program.columns[n].value for n in p.row_columns]
+        stack += _roots(program, p)
+        seen: set[int] = set()
+        while stack:
+            i = stack.pop()
+            if i in seen or program.domain(i) != "row" or values[i].op in REDUCTIONS:
+                continue
+            seen.add(i)
+            stack.extend(values[i].args)
+        now = tuple(i for i in sorted(seen) if i not in done)
+        done.update(now)
+        passes.append(replace(p, row_values=now))
+    return replace(program, passes=tuple(passes))
+
+
+def flatten(program: Program) -> tuple[Program, int]:
+    """A pointwise program over dense tensors of one layout as a program over one axis.
+
+    Short rows would leave vectors half empty and pay for indices at every row.
+
+    Returns:
+        The program, and how many of its elements one step along axis 0 of the original stands for (what the extent of a
+        dynamic axis 0 is multiplied by; 1 where nothing was changed).
+    """
+    graph = program.graph
+    if not program.pointwise or not program.rows or len(program.cols) != 1:
+        return program, 1
+    axes = [a for a in (*program.rows, *program.cols) if graph.extents[a] != 1 or a == program.dynamic]
+    live = {i for p in program.passes for i in p.compute} | {o.value for o in graph.outputs}
+    if any(p.row_values or p.row_stores or p.kept_out for p in program.passes):
+        return program, 1
+    layouts = set()
+    for i in live:
+        v = graph.values[i]
+        if v.op == "const":
+            continue
+        if v.op in ("gather", "index") or v.guards or not set(axes) <= set(v.axes):
+            return program, 1
+        if v.op == "load":
+            layouts.add(tuple(v.strides[v.axes.index(a)] for a in axes))
+    for o in graph.outputs:
+        if not set(axes) <= set(o.axes):
+            return program, 1
+        layouts.add(tuple(o.strides[o.axes.index(a)] for a in axes))
+    if len(layouts) != 1:
+        return program, 1
+    step = 1
+    order = sorted(zip(next(iter(layouts)), axes, strict=True))
+    for stride, a in order:
+        if stride != step:
+            return program, 1
+        step *= graph.extents[a]
+    dynamic = program.dynamic >= 0
+    if dynamic and order[-1][1] != program.dynamic:
+        return program, 1
+    values = tuple(
+        replace(v, axes=(0,), strides=(1,) if v.op == "load" else ()) if i in live and v.op != "const" else v
+        for i, v in enumerate(graph.values)
+    )
+    outputs = tuple(replace(o, axes=(0,), strides=(1,)) for o in graph.outputs)
+    flat = replace(graph, extents=(step,), values=values, outputs=outputs)
+    factor = step // max(1, graph.extents[program.dynamic]) if dynamic else 1
+    return replace(program, graph=flat, rows=(), cols=(0,), dynamic=0 if dynamic else -1), factor

@@ -1,0 +1,1 @@
+"""CUDA: Numba source for groups and launches, and its compilation to cubins."""

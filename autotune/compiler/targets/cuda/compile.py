@@ -1,0 +1,146 @@
+"""Compile emitted CUDA source to a cubin, without a GPU or a driver.
+
+Numba CUDA makes PTX, the CUDA linker (nvJitLink) makes the cubin. Both run anywhere, so candidates compile in a pool of
+ordinary processes beside the measuring.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import math
+import re
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from autotune.compiler.targets.cuda.cubin import blocks_per_sm, capability, limits, taken
+from autotune.compiler.targets.cuda.source import CudaSource
+from autotune.errors import BuildError
+from autotune.task import Kernel
+
+_UNUSED = re.compile(r"^\.common \.global [^\n]*NumbaEnv[^\n]*;\n", re.MULTILINE)
+"""Numba's environment pointers, which no kernel reads; their names hold a counter that differs between processes."""
+_NAME = re.compile(r"\b(?:ld|lk|lg|lw|lr|sg|st|touch|un|rs)_[a-z0-9_]+\b|\b[a-z][a-z0-9_]*(?=\()")
+
+
+def _namespace(text: str) -> dict[str, Any]:
+    import numpy as np
+    from numba import cuda, types
+    from numba.cuda import libdevice
+
+    from autotune.compiler.targets.cuda.intrinsics.base import resolve
+
+    space: dict[str, Any] = {
+        "cuda": cuda,
+        "math": math,
+        "libdevice": libdevice,
+        "inf": np.float32(np.inf),
+        "nan": np.float32(np.nan),
+        "float32": types.float32,
+        "int32": types.int32,
+        "uint32": types.uint32,
+        "int64": types.int64,
+        "boolean": types.boolean,
+    }
+    for name in set(_NAME.findall(text)):
+        if name not in space:
+            found = resolve(name)
+            if found is not None:
+                space[name] = found
+    return space
+
+
+@contextlib.contextmanager
+def _without_device(cc: tuple[int, int]) -> Iterator[None]:
+    """Let numba-cuda compile device functions without a driver.
+
+    It asks the current device for its compute capability only to know the target, which we have.
+    """
+    import numba.cuda.dispatcher as dispatcher
+
+    real = dispatcher.get_current_device
+    dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=cc)
+    try:
+        yield
+    finally:
+        dispatcher.get_current_device = real
+
+
+def last_line(error: BaseException) -> str:
+    """The last line of what an error says, where compilers put the reason."""
+    return (str(error).strip().splitlines() or ["without a reason"])[-1][:300]
+
+
+def _numba_ptx(text: str, params: tuple[str, ...], dynamic: bool, block: int, cc: tuple[int, int], fast: bool) -> str:
+    """What Numba makes of a kernel's text: PTX whose entry has a name of Numba's own."""
+    from numba import cuda, types
+
+    from autotune.compiler.targets.cuda.intrinsics.base import POINTER
+
+    space = _namespace(text)
+    filename = f"<autotune {abs(hash(text)):x}>"
+    linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
+    exec(compile(text, filename, "exec"), space)
+    for name, obj in list(space.items()):
+        if re.fullmatch(r"[fel]\d+", name):
+            space[name] = cuda.jit(device=True, fastmath=fast)(obj)
+    extent0 = [types.int64] if dynamic else []
+    sig = types.void(*(types.CPointer(POINTER[s]) for s in params), *extent0)
+    try:
+        with _without_device(cc):
+            ptx, _ = cuda.compile(
+                space["kernel"], sig, device=False, cc=cc, output="ptx", abi="numba", fastmath=fast, launch_bounds=block
+            )
+    except Exception as error:  # numba raises many types; all mean this candidate does not compile
+        raise BuildError(f"numba: {type(error).__name__}: {last_line(error)}") from error
+    return ptx.decode() if isinstance(ptx, bytes) else str(ptx)
+
+
+def compile_ptx(source: CudaSource, target: str) -> tuple[str, str]:
+    """(PTX text, entry name).
+
+    Raises:
+        BuildError: Numba refuses the source.
+    """
+    cc = capability(target)
+    text = _numba_ptx(source.text, source.params, bool(source.launch["dynamic"]), source.block, cc, source.fast)
+    found = re.search(r"\.entry\s+(\S+)\s*\(", text)
+    if not found:
+        raise BuildError("numba made no kernel entry")
+    if source.max_registers:
+        # ptxas ignores its own register option where the kernel states its block size, so the kernel states both.
+        text = re.sub(r"(\.maxntid[^\n]*\n)", rf"\1.maxnreg {source.max_registers}\n", text, count=1)
+    if source.cluster > 1:
+        if cc < (9, 0):
+            raise BuildError(f"{target} has no thread-block clusters")
+        directive = rf"\1.explicitcluster\n.reqnctapercluster {source.cluster}, 1, 1\n"
+        text = re.sub(r"(\.maxntid[^\n]*\n)", directive, text, count=1)
+    text = _UNUSED.sub("", text)
+    # A stable entry name, as the environment pointers go: equal candidates are equal cubins, and stored once.
+    return text.replace(found.group(1), source.name), source.name
+
+
+def build(source: CudaSource, target: str = "sm_90") -> Kernel:
+    """Compile ``source`` and read its resources.
+
+    Raises:
+        BuildError: it does not compile, spills more than it can gain, or does not fit an SM.
+    """
+    from cuda.core import Linker, LinkerOptions, ObjectCode
+
+    ptx, entry = compile_ptx(source, target)
+    options = LinkerOptions(arch=target)
+    try:
+        cubin = bytes(Linker(ObjectCode.from_ptx(ptx.encode()), options=options).link("cubin").code)
+    except Exception as error:
+        raise BuildError(f"ptxas: {type(error).__name__}: {last_line(error)}") from error
+    used = taken(cubin, entry, target)
+    shared = used["shared"] + int(source.launch["shared"])
+    fit = blocks_per_sm(used["registers"], shared, source.block, target)
+    if shared > limits(target).shared_block:
+        raise BuildError(f"{shared} bytes of shared memory a block, the device has {limits(target).shared_block}")
+    if fit < 1:
+        raise BuildError(f"{used['registers']} registers in {source.block} threads do not fit one SM")
+    used.update(shared_total=shared, blocks_per_sm=fit, threads=source.block)
+    return Kernel(entry=entry, code=cubin, launch=dict(source.launch), resources=used)

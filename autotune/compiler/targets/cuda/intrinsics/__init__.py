@@ -1,0 +1,1 @@
+"""What Numba CUDA does not offer, as intrinsics."""

@@ -1,0 +1,48 @@
+"""What a scheme makes of one group: kernel sources in launch order, and the scratch that is the group's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autotune.compiler.targets.cuda.source import CudaSource
+
+Ref = tuple[str, int]
+"""A tensor of a group: ("input", slot), ("output", k) or ("private", number)."""
+
+
+@dataclass(frozen=True)
+class Private:
+    """Global memory between the kernels of one group (or between the two sides of a grid barrier).
+
+    Attributes:
+        storage: storage type.
+        numel: elements, whatever the extent of the open axis.
+        state: a few words that are zero before the first launch and kept from launch to launch: a barrier's counter.
+    """
+
+    storage: str
+    numel: int
+    state: bool = False
+
+
+@dataclass(frozen=True)
+class GroupKernels:
+    """The kernels of one group under one configuration.
+
+    Attributes:
+        sources: in launch order.
+        args: for each source, what each of its pointers is.
+        private: the group's own scratch.
+        apart: where a grid barrier joins kernels, these before that: of one block size, without the barrier's counters.
+    """
+
+    sources: tuple[CudaSource, ...]
+    args: tuple[tuple[Ref, ...], ...]
+    private: tuple[Private, ...] = ()
+    apart: GroupKernels | None = None
+
+    @classmethod
+    def single(cls, source: CudaSource, inputs: int, outputs: int) -> GroupKernels:
+        """One kernel that takes the group's inputs, then its outputs."""
+        refs = [("input", k) for k in range(inputs)] + [("output", k) for k in range(outputs)]
+        return cls((source,), (tuple(refs),))

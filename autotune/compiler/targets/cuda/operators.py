@@ -1,0 +1,156 @@
+"""Numba CUDA expressions for the pointwise operators, and how reductions begin and combine.
+
+Arithmetic is fp32 with the hardware's approximate division, square root and exponential (as Triton and
+``--use_fast_math`` have them) where their error stays within a few units in the last place; ``tanh``, ``sin``, ``pow``
+and the like, whose approximations do not, take the accurate version.
+"""
+
+from __future__ import annotations
+
+import math
+
+from autotune.errors import Unsupported
+from autotune.ir.graph import Value
+
+CTOR = {"float32": "float32", "int32": "int32", "int64": "int64", "bool": "boolean"}
+LOG2E = "float32(1.4426950408889634)"
+
+
+def literal(number: float | int | bool, dtype: str) -> str:
+    """A constant of the given arithmetic type as source text."""
+    if dtype == "bool":
+        return "True" if number else "False"
+    if dtype in ("int32", "int64"):
+        return f"{dtype}({int(number)})"
+    x = float(number)
+    if math.isnan(x):
+        return "float32(nan)"
+    if math.isinf(x):
+        return "float32(inf)" if x > 0 else "float32(-inf)"
+    return f"float32({x!r})"
+
+
+_FLOAT = {
+    "add": "({0} + {1})",
+    "sub": "({0} - {1})",
+    "mul": "({0} * {1})",
+    "div": "({0} / {1})",
+    "neg": "(-{0})",
+    "abs": "abs({0})",
+    "sign": "sel({0} > float32(0), float32(1), sel({0} < float32(0), float32(-1), float32(0)))",
+    "maximum": "fmax({0}, {1})",
+    "minimum": "fmin({0}, {1})",
+    "sqrt": "sqrt({0})",
+    "rsqrt": "rsqrt({0})",
+    "reciprocal": "rcp({0})",
+    "exp": "ex2({0} * " + LOG2E + ")",
+    "exp2": "ex2({0})",
+    "log": "math.log({0})",
+    "log2": "math.log2({0})",
+    "log1p": "libdevice.log1pf({0})",
+    "expm1": "libdevice.expm1f({0})",
+    "erf": "erf_({0})",
+    "tanh": "tanh_({0})",
+    "sigmoid": "sigmoid_({0})",
+    "sin": "libdevice.sinf({0})",
+    "cos": "libdevice.cosf({0})",
+    "pow": "libdevice.powf({0}, {1})",
+    "floor": "libdevice.floorf({0})",
+    "ceil": "libdevice.ceilf({0})",
+    "trunc": "libdevice.truncf({0})",
+    "round": "rint({0})",
+    "floordiv": "libdevice.floorf({0} / {1})",
+    "mod": "({0} - libdevice.floorf({0} / {1}) * {1})",
+    "isnan": "({0} != {0})",
+    "isinf": "(abs({0}) == float32(inf))",
+}
+_INT = {
+    "add": "{T}({0} + {1})",
+    "sub": "{T}({0} - {1})",
+    "mul": "{T}({0} * {1})",
+    "neg": "{T}(-{0})",
+    "abs": "{T}(abs({0}))",
+    "sign": "sel({0} > {T}(0), {T}(1), sel({0} < {T}(0), {T}(-1), {T}(0)))",
+    "maximum": "sel({0} > {1}, {0}, {1})",
+    "minimum": "sel({0} < {1}, {0}, {1})",
+    "floordiv": "{T}({0} // {1})",
+    "mod": "{T}({0} % {1})",
+    "and": "{T}({0} & {1})",
+    "or": "{T}({0} | {1})",
+    "xor": "{T}({0} ^ {1})",
+    "shr": "{T}({0} >> {1})",
+    "not": "{T}(~{0})",
+    "isnan": "False",
+    "isinf": "False",
+    "floor": "{0}",
+    "ceil": "{0}",
+    "trunc": "{0}",
+    "round": "{0}",
+}
+_BOOL = {
+    "and": "sel({0}, {1}, False)",
+    "or": "sel({0}, True, {1})",
+    "xor": "({0} != {1})",
+    "ne": "({0} != {1})",
+    "eq": "({0} == {1})",
+    "not": "sel({0}, False, True)",
+    "maximum": "sel({0}, True, {1})",
+    "minimum": "sel({0}, {1}, False)",
+}
+_COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
+
+
+def pointwise(v: Value, types: list[str], args: list[str]) -> str:
+    """Source of ``v`` from its arguments' names; ``types`` are their arithmetic types."""
+    if v.op == "where":
+        return f"sel({args[0]}, {args[1]}, {args[2]})"
+    if v.op == "cast":
+        return _cast(types[0], v.dtype, args[0])
+    t = types[0]
+    if t == "bool" and v.op in _BOOL:
+        return _BOOL[v.op].format(*args)
+    if v.op in _COMPARE:
+        return f"({args[0]} {_COMPARE[v.op]} {args[1]})"
+    table = _FLOAT if t == "float32" else _INT
+    if v.op not in table or t == "bool":
+        raise Unsupported(f"operator {v.op} on {t}")
+    return table[v.op].format(*args, T=CTOR[t])
+
+
+def _cast(source: str, target: str, x: str) -> str:
+    if source == target:
+        return x
+    if target == "bool":
+        return f"({x} != {literal(0, source)})"
+    if source == "bool":
+        return f"sel({x}, {literal(1, target)}, {literal(0, target)})"
+    return f"{CTOR[target]}({x})"
+
+
+def accumulator(dtype: str) -> str:
+    """The type a reduction of ``dtype`` is carried in."""
+    return "int32" if dtype == "bool" else dtype
+
+
+def identity(op: str, dtype: str) -> str:
+    """The value a reduction begins with."""
+    t = accumulator(dtype)
+    if op == "sum":
+        return literal(0, t)
+    if op == "prod":
+        return literal(1, t)
+    if t == "float32":
+        return literal(-math.inf if op == "max" else math.inf, t)
+    bits = 31 if t == "int32" else 63
+    return literal(-(2**bits) if op == "max" else 2**bits - 1, t)
+
+
+def combine(op: str, dtype: str, a: str, b: str) -> str:
+    """One step of a reduction."""
+    t = accumulator(dtype)
+    if op in ("sum", "prod"):
+        sign = "+" if op == "sum" else "*"
+        return f"({a} {sign} {b})" if t == "float32" else f"{t}({a} {sign} {b})"
+    if t == "float32":
+        return f"f{op}({a}, {b})"
+    return f"sel({a} {'>' if op == 'max' else '<'} {b}, {a}, {b})"

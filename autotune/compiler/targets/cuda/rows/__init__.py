@@ -1,0 +1,1 @@
+"""Row-wise and pointwise kernels: threads share a row."""

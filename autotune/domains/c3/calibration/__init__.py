@@ -1,0 +1,1 @@
+"""Choosing a strategy without a search, by tables that a calibration measures."""

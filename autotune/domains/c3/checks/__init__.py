@@ -1,0 +1,1 @@
+"""Checks for hosts with GPUs."""

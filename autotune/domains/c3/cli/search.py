@@ -1,0 +1,216 @@
+"""``autotune search c3``: search how a computation and a collective share the devices, with ranks of its own."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from autotune.cli.options import SCENARIO
+from autotune.cli.output import machine_output
+from autotune.cli.searched import Searched, conclude, not_begun, reason, tune
+from autotune.domains.c3.cli.scenario import scenario_of, serves
+from autotune.errors import UserError, told
+from autotune.runtime.database import deploying_from
+
+if TYPE_CHECKING:
+    from autotune.domains.c3.scenario import Scenario
+    from autotune.store import Store
+    from autotune.tuner.result import Result
+
+
+MOST_RANKS = 256
+"""Processes that a scenario from a database may ask for."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Search; returns 0, 1 if nothing could be measured, or 130 if it was interrupted."""
+    _check(args)
+    with machine_output(args.json) as emit:
+        from autotune.device import resolve_device
+        from autotune.space import load_space
+        from autotune.store import Store
+
+        device = resolve_device(args.device)
+        if args.space:
+            load_space("c3", device.partition(":")[0], args.space)
+        described = None if args.missed else scenario_of(args, device)
+        if serves():
+            return 0
+        with Store.open(args.db) as store:
+            scenarios = missed(store, device) if described is None else [described[0]]
+            if not scenarios:
+                raise UserError(
+                    f"{store.name} has no missed c3 scenario of these devices: run a model with autotune.overlap"
+                )
+            name = "missed scenarios" if described is None else described[1]
+            searched = search_scenarios(args, device, store, name, scenarios, args.timeout)
+        emit(searched.answer)
+    return conclude([searched], args.json)
+
+
+def search_scenarios(
+    args: argparse.Namespace,
+    device: str,
+    store: Store,
+    name: str,
+    scenarios: Sequence[Scenario],
+    timeout: float | None,
+) -> Searched:
+    """Search scenarios one after the other, with the options of the command.
+
+    Args:
+        name: what to call them together.
+        timeout: seconds for all of them.
+    """
+    from autotune.task import place
+
+    workloads = [scenario.workload() for scenario in scenarios]
+    where = place(workloads[0], device)
+    many = f"{name}: {len(scenarios)} scenarios" if len(scenarios) > 1 else scenarios[0].label
+    print(f"{many} on {where.label}, stored in {store.name}", file=sys.stderr)
+    if store.get_calibration(where.fingerprint, "c3") is None:
+        hint = "`autotune calibrate c3` measures these devices', in a minute or two"
+        print(f"heuristics: by rule; {hint}", file=sys.stderr)
+    with deploying_from(args.db):
+        results = tune(args, device, store, workloads, timeout, _command(args))
+    searched = {result.workload: result for result in results}
+    begun = [
+        (searched[w.fingerprint], w, s) for w, s in zip(workloads, scenarios, strict=True) if w.fingerprint in searched
+    ]
+    answers = [_one(store, result, scenario, device) for result, _, scenario in begun]
+    if args.missed:
+        for result, workload, _ in begun:
+            if result.winner and result.begun:
+                store.clear_miss(result.workload, place(workload, device).fingerprint)
+    left = not_begun(len(scenarios), results)
+    reasons = {str(answer["fingerprint"]): str(answer["error"]) for answer in answers}
+    return Searched({**_answer(name, where.label, answers), "not_begun": left}, results, reasons, _show)
+
+
+def _show(answer: Mapping[str, Any]) -> None:
+    from autotune.domains.c3.cli.report import print_scenario
+
+    for scenario in answer["workloads"]:
+        print_scenario(scenario)
+
+
+def _check(args: argparse.Namespace) -> None:
+    own = args.train or args.precision or args.plans != "measured" or args.ablation != "full" or args.caches != "cold"
+    if own:
+        raise UserError("--train, --plans, --precision, --ablation and --caches are of fusion: leave them out")
+    if args.missed:
+        given = [f"--{name}" for name in (*SCENARIO, "ranks", "inputs") if getattr(args, name) is not None]
+        if args.target or given:
+            raise UserError(
+                f"--missed takes its scenarios from the database: leave out {', '.join(given) or args.target}"
+            )
+
+
+def missed(store: Store, device: str) -> list[Scenario]:
+    """The scenarios that deployments on these devices missed, on any number of ranks.
+
+    Others may have written them. What is told and left out: those for which there are too few GPUs, those that are
+    damaged, and those whose computation is a program of the user's, which a search would import and call.
+    """
+    from autotune.domains.c3.scenario import KIND, Scenario
+    from autotune.domains.c3.task import check_devices
+    from autotune.task import place
+
+    found = []
+    for miss in store.misses():
+        workload = store.get_workload(miss.workload)
+        if workload is None or workload.kind != KIND:
+            continue
+        try:
+            scenario = Scenario.from_json(workload.spec)
+            if place(workload, device).fingerprint != miss.device:
+                continue
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError, UserError) as error:
+            print(
+                f"scenario {workload.fingerprint[:12]} is left out: it is damaged ({told(error, 200)})", file=sys.stderr
+            )
+            continue
+        try:
+            check_program(scenario)
+            if scenario.ranks > MOST_RANKS:
+                raise UserError(f"{scenario.ranks} ranks are more than {MOST_RANKS}")
+            check_devices(scenario.ranks, device)
+        except UserError as why:
+            print(f"{told(scenario.label, 200)} is left out: {why}", file=sys.stderr)
+            continue
+        found.append(scenario)
+    return found
+
+
+def check_program(scenario: Scenario) -> None:
+    """Refuse a scenario from a database whose computation would be imported by name.
+
+    Raises:
+        UserError: its computation is neither a GEMM nor a built-in workload; says how to search it by hand.
+    """
+    from autotune.domains.c3.scenario import Program
+    from autotune.domains.fusion.builtin import BUILTIN
+
+    compute = scenario.compute
+    if isinstance(compute, Program) and (compute.name not in BUILTIN or compute.inputs):
+        s = scenario
+        given = f"--collective {s.collective} --bytes {s.nbytes} --dtype {s.dtype} --ranks {s.ranks}"
+        raise UserError(
+            "programs are never taken from a database; if it is yours, search it by hand: autotune search c3 --compute"
+            f" {told(compute.name, 200)} --inputs MODULE:CALLABLE {given}"
+        )
+
+
+def _command(args: argparse.Namespace) -> str:
+    """The command to note with the run; without the database's URL, which may hold a password."""
+    words = [
+        "autotune",
+        "search",
+        "c3",
+        *([args.target] if args.target else []),
+        *(["--missed"] if args.missed else []),
+    ]
+    for name in (*SCENARIO, "inputs", "ranks", "device", "trials", "timeout", "sampler", "seed", "space"):
+        value = getattr(args, name)
+        if value is not None:
+            words += [f"--{name}", str(value)]
+    return shlex.join(words)
+
+
+def _one(store: Store, result: Result, scenario: Scenario, device: str) -> dict[str, Any]:
+    from autotune.domains.c3.cli.report import deployed_config, figures, strategy_label
+
+    side = device.partition(":")[0]
+    config = deployed_config(result.best, result.winner, side)
+    return {
+        **result.to_json(),
+        "fingerprint": result.workload,
+        "label": scenario.label,
+        "scenario": scenario.to_json(),
+        "match": "exact" if result.winner else "none",
+        "strategy": config,
+        "strategy_label": None if config is None else strategy_label(config, side),
+        **figures(result.baselines, result.references, result.deployed_us),
+        "error": "" if result.ok else reason(store, result),
+    }
+
+
+def _answer(name: str, device: str, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One scenario's answer with itself as the only one of ``workloads``; the sums of several."""
+    failed: Counter[str] = Counter()
+    for answer in answers:
+        failed.update(answer["failed"])
+    return {
+        **(answers[0] if len(answers) == 1 else {}),
+        "workload": name,
+        "device": device,
+        "match": "exact" if answers and all(a["match"] == "exact" for a in answers) else "none",
+        "measured": sum(a["measured"] for a in answers),
+        "reused": sum(a["reused"] for a in answers),
+        "failed": dict(failed),
+        "workloads": list(answers),
+    }

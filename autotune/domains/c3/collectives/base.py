@@ -1,0 +1,71 @@
+"""What every engine offers: one collective on fixed buffers, whole or in chunks, ready to be run again and again.
+
+Buffers, with ``n`` elements in the larger one (see :mod:`autotune.domains.c3.scenario`) and ``W`` ranks:
+
+=============== ========= ========== ==========================================================================
+collective      input     output     meaning
+=============== ========= ========== ==========================================================================
+all_gather      ``n/W``   ``n``      ``output[r*n/W : (r+1)*n/W]`` is rank r's input
+all_to_all      ``n``     ``n``      ``output[r*n/W : ...]`` is what rank r has at ``input[me*n/W : ...]``
+reduce_scatter  ``n``     ``n/W``    sum over ranks of ``input[me*n/W : ...]``
+all_reduce      ``n``     ``n``      sum over ranks of ``input``
+=============== ========= ========== ==========================================================================
+
+The buffers are one-dimensional, contiguous and owned by the collective, which allocates them as its engine needs
+(symmetric memory, say). For all_gather the input may be a part of the output (gather in place), and for all_reduce it
+may be the output. A caller with tensors of its own copies, or allocates through :func:`Collective.input`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A collective without a computation beside it.
+
+    Attributes:
+        op: one of :data:`autotune.domains.c3.scenario.COLLECTIVES`.
+        numel: elements of the larger buffer; a multiple of the ranks, except for all_reduce.
+        dtype: "bf16", "f16" or "f32".
+    """
+
+    op: str
+    numel: int
+    dtype: str
+
+    def part(self, ranks: int) -> int:
+        """Elements of one rank's share (all_reduce: rounded up)."""
+        return -(-self.numel // ranks)
+
+
+class Collective(Protocol):
+    """One collective on fixed buffers. Making one is itself a collective call: every rank makes the same, in the same
+    order.
+
+    Calls follow each other safely, back to back and with ranks that come late: a call waits until its peers may be
+    written to. Calls of one collective never overlap each other; those of two different ones may.
+
+    Attributes:
+        input, output: see the module's table. The input is read, and the output written, by :meth:`enqueue` only.
+        chunks: pieces that :meth:`enqueue` goes through; all of them, in order, are one call.
+        engine: who moves the data; see :class:`autotune.domains.c3.strategy.Strategy`.
+    """
+
+    input: torch.Tensor
+    output: torch.Tensor
+    chunks: int
+    engine: str
+
+    def enqueue(self, chunk: int, stream: Any = None) -> None:
+        """Enqueue piece ``chunk`` on ``stream`` (CUDA), or run it (CPU). Ordered after earlier pieces of the call."""
+        ...
+
+    def close(self) -> None:
+        """Give the buffers back. A collective call."""
+        ...

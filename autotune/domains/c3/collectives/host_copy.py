@@ -1,0 +1,223 @@
+"""Collectives on CPUs by copies through memory that the ranks of a host share: copy engines in small.
+
+Each rank has its buffers, and two numbers, where its peers can reach them. ``ready`` is the call that it has come to:
+its input may be read and its output written. ``done`` counts the pieces for which it has read and written all that it
+has to, at its peers too; a piece is complete when all ranks have done it. A rank writes its own numbers only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import socket
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from autotune.domains.c3.collectives.base import Spec
+from autotune.domains.c3.collectives.buffers import dtype_of
+from autotune.domains.c3.collectives.host import pieces
+from autotune.domains.c3.group import Group
+from autotune.domains.c3.scenario import ITEMSIZE, REDUCING
+from autotune.domains.c3.strategy import HostStrategy
+from autotune.errors import Unsupported
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_PAGE = 4096
+_READY, _DONE = 0, 16  # 8-byte words of the first page, a cache line and its neighbour apart
+_BLOCK = 1 << 14
+"""Elements that are added at a time: they stay in the cache, and torch takes no further threads for so few."""
+_SPINS = 50
+_LOCK = threading.Lock()
+
+
+class HostCopy:
+    """A collective by copies between processes. All-gather is in place; reductions read their peers' inputs, add in
+    fp32 in the order of ranks, and write the sums where they belong.
+
+    Args:
+        timeout_s: after so long without a sign of life of a peer a call fails.
+
+    Raises:
+        Unsupported: the ranks do not share memory, or there is not enough of it.
+    """
+
+    engine = "copy"
+
+    def __init__(self, spec: Spec, group: Group, strategy: HostStrategy, timeout_s: float = 300.0) -> None:
+        ranks, dtype, size = group.ranks, dtype_of(spec.dtype), ITEMSIZE[spec.dtype]
+        self.spec, self.group, self.chunks, self.copies = spec, group, strategy.chunks, strategy.copies
+        self._part, self._timeout_s, self._calls = spec.part(ranks), timeout_s, 0
+        self._pieces = pieces(self._part, self.chunks)
+        outputs = self._part if spec.op == "reduce_scatter" else spec.numel
+        inputs = 0 if spec.op == "all_gather" else spec.numel
+        begin = _PAGE + _pages(outputs * size)
+        windows = share(group, begin + _pages(inputs * size))
+
+        def view(window: mmap.mmap, offset: int, numel: int) -> Tensor:
+            return torch.frombuffer(window, dtype=dtype, count=numel, offset=offset)
+
+        self._outputs = [view(w, _PAGE, outputs) for w in windows]
+        self._inputs = [view(w, begin, inputs) for w in windows] if inputs else []
+        self._flags = [np.frombuffer(w, dtype=np.int64, count=_PAGE // 8) for w in windows]
+        self.output = self._outputs[group.rank]
+        self.input = self._inputs[group.rank] if inputs else self.output[group.rank * self._part :][: self._part]
+        self._pool = ThreadPoolExecutor(self.copies, "autotune-copy") if self.copies > 1 else None
+
+    def enqueue(self, chunk: int, stream: Any = None) -> None:
+        mine = self._flags[self.group.rank]
+        if chunk == 0:
+            self._calls += 1
+            _fence()
+            mine[_READY] = self._calls
+        work = self._add if self.spec.op in REDUCING else self._move
+        begin, end = self._pieces[chunk]
+        slices = [(begin + lo, begin + hi) for lo, hi in pieces(end - begin, self.copies)]
+        if self._pool is None:
+            work(*slices[0])
+        else:
+            for future in [self._pool.submit(work, lo, hi) for lo, hi in slices]:
+                future.result()
+        _fence()
+        done = (self._calls - 1) * self.chunks + chunk + 1
+        mine[_DONE] = done
+        for peer in self._order():
+            self._await(peer, _DONE, done)
+
+    def _order(self) -> list[int]:
+        """This rank and its peers, from itself on, so that ranks turn to different peers first."""
+        me, ranks = self.group.rank, self.group.ranks
+        return [(me + k) % ranks for k in range(ranks)]
+
+    def _move(self, begin: int, end: int) -> None:
+        """Elements ``begin`` to ``end`` of this rank's share to every peer."""
+        me, part = self.group.rank, self._part
+        gather = self.spec.op == "all_gather"
+        for peer in self._order():
+            if gather and peer == me:
+                continue
+            self._await(peer, _READY, self._calls)
+            source = self.input[begin:end] if gather else self.input[peer * part + begin : peer * part + end]
+            _copy(self._outputs[peer][me * part + begin : me * part + end], source)
+
+    def _add(self, begin: int, end: int) -> None:
+        """Elements ``begin`` to ``end`` of this rank's share, summed over ranks."""
+        for peer in self._order():
+            self._await(peer, _READY, self._calls)
+        first = self.group.rank * self._part
+        last = min(first + end, self.spec.numel)  # the last share of an all-reduce may be short
+        scatter = self.spec.op == "reduce_scatter"
+        targets = [self.output] if scatter else [self._outputs[p] for p in self._order()]
+        total = torch.empty(_BLOCK, dtype=torch.float32)
+        for lo in range(first + begin, last, _BLOCK):
+            hi = min(lo + _BLOCK, last)
+            block = total[: hi - lo]
+            block.copy_(self._inputs[0][lo:hi])
+            for other in self._inputs[1:]:
+                block.add_(other[lo:hi])
+            at = lo - first if scatter else lo
+            for target in targets:
+                target[at : at + hi - lo].copy_(block)
+
+    def _await(self, peer: int, word: int, value: int) -> None:
+        """Wait until a peer's number is ``value`` or more."""
+        flags = self._flags[peer]
+        if flags[word] >= value:
+            return
+        spins, end = 0, time.monotonic() + self._timeout_s
+        while flags[word] < value:
+            spins += 1
+            time.sleep(0 if spins < _SPINS else 2e-5 if spins < 20 * _SPINS else 1e-3)  # lets go of Python's lock
+            if spins > _SPINS and time.monotonic() > end:
+                raise TimeoutError(f"{self.spec.op}: rank {peer} did not come within {self._timeout_s:g} s")
+        _fence()
+
+    def close(self) -> None:
+        """Let go of the memory; it is gone when the last rank has, and the last tensor in it."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        self._outputs, self._inputs, self._flags = [], [], []
+
+
+def share(group: Group, nbytes: int) -> list[mmap.mmap]:
+    """Memory of ``nbytes`` for each rank, zeroed, that all ranks map; in the order of ranks. A collective call.
+
+    It has no name in a file system once this returns (nor before, on Linux), so that nothing is left of killed ranks.
+
+    Raises:
+        Unsupported: the ranks are on different hosts, or cannot open each other's memory, or there is not enough.
+    """
+    name, problem, fd, path = "", "", -1, ""
+    try:
+        if hasattr(os, "memfd_create"):
+            fd = os.memfd_create("autotune-c3")
+            name = f"/proc/{os.getpid()}/fd/{fd}"
+        else:
+            fd, path = tempfile.mkstemp(prefix="autotune-c3-")
+            name = path
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, nbytes)  # running out of memory is an error now, and not a signal later
+        else:
+            os.ftruncate(fd, nbytes)
+    except OSError as error:
+        problem = f"no {nbytes} bytes of shared memory: {error.strerror}"
+    windows: list[mmap.mmap] = []
+    try:
+        told = group.gather({"host": _host(), "name": name, "problem": problem})
+        problem = next((t["problem"] for t in told if t["problem"]), "")
+        if len({t["host"] for t in told}) > 1:
+            problem = "the ranks are on different hosts, and share no memory"
+        try:
+            windows = [] if problem else [_map(str(t["name"]), nbytes) for t in told]
+        except OSError as error:
+            problem = f"a rank's memory cannot be mapped by another: {error.strerror}"
+        problem = next((p for p in group.gather(problem) if p), "")
+    finally:
+        if fd >= 0:
+            os.close(fd)
+        if path:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+    if problem:
+        raise Unsupported(problem)
+    return windows
+
+
+def _map(name: str, nbytes: int) -> mmap.mmap:
+    fd = os.open(name, os.O_RDWR)
+    try:
+        return mmap.mmap(fd, nbytes)
+    finally:
+        os.close(fd)
+
+
+def _host() -> str:
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as f:
+        return f"{socket.gethostname()} {f.read().strip()}"
+    return socket.gethostname()
+
+
+def _pages(nbytes: int) -> int:
+    return -(-nbytes // _PAGE) * _PAGE
+
+
+def _copy(target: Tensor, source: Tensor) -> None:
+    """As bytes and by numpy, which lets go of Python's lock and takes no further threads, unlike torch."""
+    np.copyto(target.view(torch.uint8).numpy(), source.view(torch.uint8).numpy())
+
+
+def _fence() -> None:
+    """Order memory accesses before with those after: on some processors peers could else see a number before the data
+    that it stands for. A lock that is let go and taken again does so."""
+    with _LOCK:
+        pass
+    with _LOCK:
+        pass

@@ -1,0 +1,87 @@
+"""NCCL's collectives, with a communicator of their own for each limit on its thread blocks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from autotune.domains.c3.collectives.base import Spec
+from autotune.domains.c3.collectives.buffers import dtype_of
+from autotune.domains.c3.group import Group
+from autotune.domains.c3.strategy import Strategy
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+
+
+def communicator(group: Group, ctas: int) -> dist.ProcessGroup:
+    """NCCL's group with at most ``ctas`` thread blocks a collective; 0 is the user's own. A collective call.
+
+    Raising the minimum with the maximum is on purpose: NCCL would else choose fewer for small messages, and the search
+    could not tell the two apart.
+    """
+    if not ctas:
+        return group.data
+
+    def make() -> dist.ProcessGroup:
+        import torch
+        import torch.distributed as dist
+
+        options: Any = dist.ProcessGroupNCCL.Options()
+        options.config.min_ctas = options.config.max_ctas = ctas
+        members = dist.get_process_group_ranks(group.data)
+        made: dist.ProcessGroup = dist.new_group(
+            members, backend="nccl", pg_options=options, use_local_synchronization=True
+        )
+        warm = torch.zeros(1, device=group.device)
+        dist.all_reduce(warm, group=made)  # makes the communicator, which must not happen in a capture
+        torch.cuda.synchronize()
+        return made
+
+    return group.keep(("nccl", ctas), make)
+
+
+class NcclCollective:
+    """One of NCCL's collectives on buffers of its own. Enqueued on the stream that it is called with.
+
+    All-gather and all-reduce are in place. Only all-reduce goes in chunks: those of the others would not lie together.
+    """
+
+    engine = "nccl"
+
+    def __init__(self, spec: Spec, group: Group, strategy: Strategy) -> None:
+        import torch
+
+        dtype = dtype_of(spec.dtype)
+        part, n = spec.part(group.ranks), spec.numel
+        self.spec = spec
+        self.chunks = strategy.chunks if spec.op == "all_reduce" else 1
+        self._comm = communicator(group, strategy.ctas)
+
+        def buffer(numel: int) -> torch.Tensor:
+            return torch.empty(numel, dtype=dtype, device=group.device)
+
+        self.output = buffer(part if spec.op == "reduce_scatter" else n)
+        self.input = self.output if spec.op == "all_reduce" else buffer(n)
+        if spec.op == "all_gather":
+            self.input = self.output[group.rank * part :][:part]
+        step = -(-n // self.chunks)
+        self._pieces = [(c * step, min(n, (c + 1) * step)) for c in range(self.chunks)]
+
+    def enqueue(self, chunk: int, stream: Any = None) -> None:
+        import torch
+        import torch.distributed as dist
+
+        with torch.cuda.stream(stream or torch.cuda.current_stream()):
+            if self.spec.op == "all_gather":
+                dist.all_gather_into_tensor(self.output, self.input, group=self._comm)
+            elif self.spec.op == "all_to_all":
+                dist.all_to_all_single(self.output, self.input, group=self._comm)
+            elif self.spec.op == "reduce_scatter":
+                dist.reduce_scatter_tensor(self.output, self.input, group=self._comm)
+            else:
+                begin, end = self._pieces[chunk]
+                dist.all_reduce(self.output[begin:end], group=self._comm)
+
+    def close(self) -> None:
+        """The communicator stays: making one takes seconds."""

@@ -1,0 +1,170 @@
+"""Symmetric memory: buffers that every rank has at a known place and all ranks may write to, and flags in them.
+
+Buffers come from ``torch.distributed._symmetric_memory``, whose rendezvous is a collective call and costs
+milliseconds, so they are kept and handed out again. Flags are words of one such buffer; their slots are dealt out in
+the same order on every rank, since making a collective is itself a collective call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from autotune.domains.c3.collectives.driver import MemOps
+from autotune.domains.c3.group import Group
+from autotune.errors import Unsupported
+
+if TYPE_CHECKING:
+    import torch
+
+FLAGS = 1 << 16
+"""Words for flags that a group has; a collective takes 2 to 20 times as many as there are ranks."""
+KEPT_BYTES = 16 << 30
+"""Free buffers are kept up to this; then all of them are let go."""
+_ALIGN = 1 << 21
+_POOL = "symmetric buffers"
+
+
+@dataclass(eq=False)
+class Buffer:
+    """``nbytes`` bytes on every rank; ``pointers`` are the addresses, by rank, as this process sees them."""
+
+    memory: torch.Tensor
+    pointers: list[int]
+    nbytes: int
+    handle: Any
+
+    def view(self, dtype: torch.dtype, numel: int, offset: int = 0) -> torch.Tensor:
+        """This rank's memory as ``numel`` elements of ``dtype``, ``offset`` elements from its beginning."""
+        size = dtype.itemsize
+        part: torch.Tensor = self.memory[offset * size : (offset + numel) * size].view(dtype)
+        return part
+
+
+def check_access(group: Group) -> None:
+    """Raise Unsupported, on every rank alike, where some device cannot reach the memory of another."""
+    import torch
+
+    def found() -> str:
+        devices = group.gather([_host(), group.device.index or 0])
+        mine = group.device.index or 0
+        why = ""
+        for rank, (host, index) in enumerate(devices):
+            if host != _host():
+                why = f"rank {rank} is on another host"
+            elif index != mine and not torch.cuda.can_device_access_peer(mine, index):
+                why = f"GPU {mine} has no access to the memory of GPU {index}"
+            elif index == mine and rank != group.rank:
+                why = f"ranks {group.rank} and {rank} share GPU {mine}"
+        return next((w for w in group.gather(why) if w), "")
+
+    why = group.keep("peer access", found)
+    if why:
+        raise Unsupported(f"copies between devices need peer access over NVLink or PCIe: {why}")
+
+
+def _host() -> str:
+    import socket
+
+    return socket.gethostname()
+
+
+def take(group: Group, nbytes: int) -> Buffer:
+    """A buffer of at least ``nbytes``, of a size shared by many requests. A collective call.
+
+    Raises:
+        Unsupported: see :func:`check_access`.
+    """
+    import torch
+    import torch.distributed._symmetric_memory as symmetric
+
+    check_access(group)
+    size = max(_ALIGN, -(-nbytes // _ALIGN) * _ALIGN)
+    free: list[Buffer] = group.keep(_POOL, list)
+    fitting = [b for b in free if size <= b.nbytes <= 2 * size]
+    if fitting:
+        best = min(fitting, key=lambda b: b.nbytes)
+        free.remove(best)
+        return best
+    if sum(b.nbytes for b in free) + size > KEPT_BYTES:
+        torch.cuda.synchronize(group.device)
+        drop_free(group)  # sizes are the same on all ranks, so all do
+    memory = symmetric.empty(size, dtype=torch.uint8, device=group.device)
+    handle = symmetric.rendezvous(memory, group.data)
+    return Buffer(memory, [int(p) for p in handle.buffer_ptrs], size, handle)
+
+
+def give(group: Group, buffer: Buffer) -> None:
+    """Give a buffer back, for :func:`take` to hand out again. Called in the same order on every rank."""
+    free: list[Buffer] = group.keep(_POOL, list)
+    free.append(buffer)
+
+
+def drop_free(group: Group) -> None:
+    """Let the memory go that nobody uses. A collective call."""
+    group.keep(_POOL, list).clear()
+
+
+class Flags:
+    """A stretch of flag words: ``slots`` words for each peer, zero before and after every use. A collective call."""
+
+    def __init__(self, group: Group, slots: int) -> None:
+        def make() -> tuple[Buffer, list[int]]:
+            import torch
+
+            buffer = take(group, 4 * FLAGS)
+            buffer.memory.zero_()
+            torch.cuda.synchronize()
+            group.barrier()  # no peer writes before it is zero
+            return buffer, [0]
+
+        buffer, used = group.keep("flags", make)
+        self._rank, self._ranks = group.rank, group.ranks
+        self._pointers: list[int] = buffer.pointers
+        free: dict[int, list[int]] = group.keep("free flags", dict)
+        self._free = free.setdefault(slots, [])
+        if self._free:
+            self._first = self._free.pop(0)
+        else:
+            self._first, used[0] = used[0], used[0] + slots * group.ranks
+            if used[0] > FLAGS:
+                raise Unsupported(f"more than {FLAGS} flags in use: close collectives that are no longer needed")
+
+    @property
+    def peers(self) -> list[int]:
+        """The other ranks, beginning behind this one, so that not all begin with the same."""
+        return [(self._rank + k) % self._ranks for k in range(1, self._ranks)]
+
+    def _word(self, at: int, sender: int, slot: int) -> int:
+        return self._pointers[at] + 4 * (self._first + slot * self._ranks + sender)
+
+    def tell(self, slot: int) -> MemOps:
+        """Raise flag ``slot`` of this rank at every peer."""
+        return MemOps([("write", self._word(p, self._rank, slot), 1) for p in self.peers])
+
+    def wait(self, slot: int) -> MemOps:
+        """Wait for flag ``slot`` of every peer, and lower them for the next time.
+
+        A peer raises it again only after it has heard of this rank in between, so none is lost.
+        """
+        words = [self._word(self._rank, p, slot) for p in self.peers]
+        return MemOps([("wait", w, 1) for w in words] + [("write", w, 0) for w in words])
+
+    def close(self) -> None:
+        """Give the slots back, in the same order on every rank, once no call is under way."""
+        self._free.append(self._first)
+
+
+class DeviceBarrier:
+    """All ranks meet on their streams. Two sets of flags take turns: a rank may be one meeting ahead of another."""
+
+    def __init__(self, group: Group) -> None:
+        flags = Flags(group, 2)
+        self._steps = [(flags.tell(k), flags.wait(k)) for k in range(2)]
+        self._turn = 0
+
+    def __call__(self, stream: int) -> None:
+        tell, wait = self._steps[self._turn]
+        self._turn = 1 - self._turn
+        tell(stream)
+        wait(stream)

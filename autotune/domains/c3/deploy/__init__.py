@@ -1,0 +1,1 @@
+"""Deployment: ``autotune.overlap`` on a caller's tensors and process group."""

@@ -1,0 +1,289 @@
+"""A computation beside a collective on tensors of the caller, by the stored strategy: ``autotune.overlap``."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autotune.domains.c3.deploy.agree import decide
+from autotune.domains.c3.deploy.buffers import Buffers, shapes_of, stored_as
+from autotune.domains.c3.deploy.compute import NAMES, Args, Kwargs, known_as, records
+from autotune.domains.c3.deploy.group import deploy_group
+from autotune.domains.c3.deploy.match import C3Match
+from autotune.domains.c3.deploy.ready import Ready, make_ready
+from autotune.domains.c3.scenario import COLLECTIVES, REDUCING, Compute, Gemm, Program, Scenario, parse_gemm
+from autotune.errors import UserError
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+    from torch import Tensor
+
+Shape = Gemm | str | tuple[int, int, int]
+Result = tuple[Any, "Tensor"]
+
+
+def overlap(
+    compute: Callable[..., Any] | Shape,
+    collective: str,
+    *,
+    like: Tensor | None = None,
+    inputs: Any = None,
+    gemm: Shape | None = None,
+    program: Program | str | None = None,
+    group: dist.ProcessGroup | None = None,
+    differentiable: bool = False,
+    db: str | None = None,
+    strict: bool = False,
+) -> Overlapped:
+    """Run a computation and a collective at the same time, by the strategy that a search found for the two.
+
+    ::
+
+        op = autotune.overlap(layer, "all_gather", like=shard, inputs=x)
+        for x, shard in batches:
+            y, gathered = op(x, shard)
+
+    Every rank of the group makes the same calls in the same order.
+
+    Args:
+        compute: a callable; or the shape of a GEMM ((m, n, k), "MxNxK" or a Gemm), which is called with both matrices.
+        collective: "all_gather", "all_to_all", "reduce_scatter" or "all_reduce" (sums).
+        like: a tensor such as this rank will put in. With it, and ``inputs``, ``gemm`` or ``program``, everything is
+            made ready at once; else in the first call.
+        inputs: example inputs of ``compute`` (a tuple or list of positional ones, or the only one), for the look-up.
+        gemm: the matrix product that takes most of the computation's time, for the look-up. Found by itself where
+            ``compute`` is ``torch.nn.Linear``, ``torch.mm``, ``torch.matmul`` or ``F.linear``.
+        program: the name under which the computation was searched, where it is no GEMM.
+        group: process group; None for the default one.
+        differentiable: let the collective's result carry a gradient to the tensor that was put in.
+        db: database; None for $AUTOTUNE_DB or the default file.
+        strict: look up for this very software instead of equal minor versions of torch and CUDA.
+
+    Raises:
+        UserError: a mistake in the arguments; torch.distributed is not initialised.
+    """
+    if collective not in COLLECTIVES:
+        raise UserError(f"unknown collective {collective!r}: there is {', '.join(COLLECTIVES)}")
+    known: Compute | None = Program(program) if isinstance(program, str) else program
+    shape = gemm if callable(compute) else compute
+    if shape is not None:
+        known = _gemm(shape)
+    run = compute if callable(compute) else _gemm(compute)
+    op = Overlapped(run, collective, known, group, differentiable, db, strict, typed=isinstance(shape, Gemm))
+    if like is not None and (known is not None or inputs is not None):
+        op.open(inputs if inputs is not None else (), like)
+    return op
+
+
+def _gemm(shape: Any) -> Gemm:
+    """A GEMM from what the user gave."""
+    if isinstance(shape, Gemm):
+        return shape
+    if isinstance(shape, str):
+        return parse_gemm(shape)
+    try:
+        m, n, k = (int(extent) for extent in shape)
+    except (TypeError, ValueError):
+        raise UserError(f"{shape!r} is no computation: give a callable, or (m, n, k) of a GEMM") from None
+    return Gemm(m, n, k)
+
+
+class Overlapped:
+    """A computation and a collective that run side by side; made by :func:`overlap`.
+
+    Attributes:
+        match: which strategy runs, and how well it is founded. None until the tensors are known.
+    """
+
+    def __init__(
+        self,
+        compute: Callable[..., Any] | Gemm,
+        collective: str,
+        known: Compute | None,
+        group: dist.ProcessGroup | None,
+        differentiable: bool,
+        db: str | None,
+        strict: bool,
+        *,
+        typed: bool = False,
+    ) -> None:
+        self._compute, self._collective, self._known, self._group = compute, collective, known, group
+        self._differentiable, self._db, self._strict, self._typed = differentiable, db, strict, typed
+        self._ready: Ready | None = None
+        self._busy = threading.Lock()
+        untraced: Any = torch.compiler.disable  # a compiled caller's graph is cut here; a compiled computation stays
+        self._run: Callable[..., Result] = untraced(self._run_both)
+
+    def __repr__(self) -> str:
+        if self._ready is None:
+            return f"Overlapped({self._collective}, not opened)"
+        return f"Overlapped({self._ready.scenario.label}: {self._ready.match.level}, {self._ready.match.label})"
+
+    @property
+    def match(self) -> C3Match | None:
+        return self._ready.match if self._ready else None
+
+    @property
+    def scenario(self) -> Scenario | None:
+        """What was looked up. None until the tensors are known."""
+        return self._ready.scenario if self._ready else None
+
+    @property
+    def buffers(self) -> Buffers:
+        """The collective's own tensors: what is written to ``buffers.input`` needs no copy (call without a tensor).
+
+        Raises:
+            UserError: the tensors are not known yet.
+        """
+        if self._ready is None:
+            raise UserError("the buffers are made when the tensors are known: give like= and inputs=, or call it once")
+        return self._ready.buffers
+
+    def open(self, inputs: Any, like: Tensor, *, kwargs: Kwargs | None = None) -> None:
+        """Look the scenario up and make buffers and streams, once. A collective call; the first call does it otherwise.
+
+        Args:
+            inputs, kwargs: example inputs of the computation; their shapes count.
+            like: as this rank will put in.
+
+        Raises:
+            UserError: the tensor does not suit the collective.
+        """
+        if self._ready is not None:
+            return
+        if like.is_cuda:
+            if torch.cuda.is_current_stream_capturing():
+                raise UserError("autotune.overlap makes its buffers in the first call: call it once before the capture")
+            if like.device.index != torch.cuda.current_device():
+                raise UserError(
+                    f"the tensors are on {like.device}: call torch.cuda.set_device({like.device.index}) first"
+                )
+        args = _positional(inputs)
+        with torch.inference_mode(False), torch.no_grad():
+            group = deploy_group(self._group, like.device)
+            dtype = stored_as(like.dtype, exact=self._collective in REDUCING)
+            shapes = shapes_of(self._collective, tuple(like.shape), group.ranks)
+            known = self._known or known_as(self._compute, args, kwargs or {})
+            if isinstance(known, Gemm) and self._known is not None and not self._typed:
+                types = [NAMES[t.dtype] for t in (*args, like) if isinstance(t, torch.Tensor) and t.dtype in NAMES]
+                known = replace(known, dtype=types[0] if types else known.dtype)
+            nbytes = like.element_size() * max(shapes.numel)
+            scenario = Scenario(known, self._collective, nbytes, group.ranks, dtype)
+            match = decide(scenario, group, db=self._db, strict=self._strict)
+            self._ready = make_ready(self._compute, scenario, match, group, like.dtype, shapes)
+
+    def __call__(
+        self, inputs: Any = (), tensor: Tensor | None = None, *, kwargs: Kwargs | None = None, out: Tensor | None = None
+    ) -> Result:
+        """Run both.
+
+        Args:
+            inputs: of the computation: a tuple or list of positional ones, or the only one.
+            tensor: what this rank puts in, of the shape and type it was opened with; None for what is in
+                ``buffers.input`` already.
+            kwargs: keyword inputs of the computation.
+            out: a tensor of the caller's for the collective's result, which is copied there.
+
+        Returns:
+            The computation's result, with its autograd graph; and the collective's, which lies in ``buffers.output``
+            until the next call, or in ``out``.
+
+        Raises:
+            UserError: a tensor that does not suit; a call within a call.
+        """
+        return self._run(inputs, tensor, kwargs, out)
+
+    def _run_both(self, inputs: Any, tensor: Tensor | None, kwargs: Kwargs | None, out: Tensor | None) -> Result:
+        ready = self._ready
+        if ready is None:
+            if tensor is None:
+                raise UserError("the first call needs the tensor that this rank puts in, unless like= was given")
+            self.open(inputs, tensor, kwargs=kwargs)
+            ready = self._ready
+            assert ready is not None
+        if not self._busy.acquire(blocking=False):
+            raise UserError(
+                "one call of an overlap at a time: make another autotune.overlap for a second one in flight"
+            )
+        try:
+            args = _positional(inputs)
+            ready.buffers.check(tensor, out)
+            ready.buffers.fill(tensor)
+            ready.compute.bind(args, kwargs or {})
+            cuda = ready.group.device.type == "cuda"
+            # A thread of its own would not know of the caller's autocast, nor of hooks on what autograd saves.
+            stays = records(self._compute, args, kwargs or {}) or (not cuda and torch.is_autocast_enabled("cpu"))
+            (ready.still if stays else ready.whole)()
+            result = ready.compute.take()
+            if cuda and not stays:
+                _used_here(result)
+        finally:
+            self._busy.release()
+        moved = ready.buffers.take(out)
+        if self._differentiable and tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
+            from autotune.domains.c3.deploy.autograd import attach
+
+            moved = attach(tensor, moved, self._collective, ready.group.data)
+        return result, moved
+
+    def capture(self, inputs: Any = (), tensor: Tensor | None = None, *, kwargs: Kwargs | None = None) -> Captured:
+        """Both on fixed tensors, as one CUDA graph; on a CPU a call like any other. A collective call.
+
+        Args:
+            inputs, tensor, kwargs: as of a call; what is written to them later is what later replays work on.
+        """
+        with torch.no_grad():
+            results = self(inputs, tensor, kwargs=kwargs)  # what is made lazily must exist before a capture
+            if self.buffers.input.device.type != "cuda":
+                return Captured(None, lambda: self(inputs, tensor, kwargs=kwargs), results)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            # NCCL's watchdog queries events from a thread of its own, which a global capture would forbid.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                results = self(inputs, tensor, kwargs=kwargs)
+            return Captured(graph, None, results)
+
+    def close(self) -> None:
+        """Give the buffers back. A collective call; results of earlier calls must not be used any more."""
+        ready, self._ready = self._ready, None
+        if ready is not None:
+            ready.close()
+
+
+@dataclass
+class Captured:
+    """A call on fixed tensors, ready to be repeated: calling it returns what :meth:`Overlapped.__call__` does."""
+
+    graph: torch.cuda.CUDAGraph | None
+    again: Callable[[], Result] | None
+    results: Result
+
+    def __call__(self) -> Result:
+        if self.graph is not None:
+            self.graph.replay()
+            torch.autograd.graph.increment_version(self.results[1])
+        elif self.again is not None:
+            with torch.no_grad():
+                self.results = self.again()
+        return self.results
+
+
+def _positional(inputs: Any) -> Args:
+    return tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+
+
+def _used_here(result: Any) -> None:
+    """Tell the allocator that the caller's stream uses what was allocated on the strategy's."""
+    from torch.utils._pytree import tree_leaves
+
+    stream = torch.cuda.current_stream()
+    for leaf in tree_leaves(result):
+        if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
+            leaf.record_stream(stream)
+
+
+__all__ = ["Captured", "Overlapped", "overlap"]

@@ -1,0 +1,271 @@
+"""Which strategy a scenario gets at deploy time, and how well it is founded.
+
+``exact``: the very scenario was tuned on equal devices. ``nearest``: one of its family was (the same collective, types
+and ranks), and no extent differs by more than a factor of two; the GEMM's matrices may be stored otherwise.
+``heuristic``: nothing like it was tuned, but the devices were calibrated (``autotune calibrate c3``). ``default``:
+neither.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from autotune.device import DeviceIdentity, Environment
+from autotune.domains.c3.calibration import heuristics
+from autotune.domains.c3.scenario import KIND, LAYOUTS, REDUCING, Gemm, Scenario
+from autotune.domains.c3.strategy import (
+    HOST_NAIVE,
+    HOST_SEQUENTIAL,
+    NAIVE,
+    SEQUENTIAL,
+    HostStrategy,
+    Strategy,
+    improper,
+    normalize,
+    reject,
+)
+from autotune.errors import UserError
+from autotune.runtime.database import warn_once
+from autotune.store.damage import BROKEN
+from autotune.store.records import Schedule
+from autotune.task import Artifact, Choice, Config
+from autotune.workload import Workload
+
+if TYPE_CHECKING:
+    from autotune.store import Store
+
+NEAR = 1.0
+"""Largest :func:`distance` over which a stored strategy is taken for another scenario: a factor of two."""
+
+_ENGINES = {"cuda": ("nccl", "copy", "sm"), "cpu": ("gloo", "copy")}
+_BASELINES: Mapping[str, Mapping[str, Config]] = {
+    "cuda": {"sequential": SEQUENTIAL, "naive": NAIVE},
+    "cpu": {"sequential": HOST_SEQUENTIAL, "naive": HOST_NAIVE},
+}
+
+
+class C3Level(StrEnum):
+    """How well a strategy is founded; ``rank`` orders them, best first."""
+
+    EXACT = "exact"
+    NEAREST = "nearest"
+    HEURISTIC = "heuristic"
+    DEFAULT = "default"
+
+    @property
+    def rank(self) -> int:
+        return list(C3Level).index(self)
+
+
+@dataclass(frozen=True)
+class C3Match:
+    """What was found for a scenario.
+
+    Attributes:
+        level: how well it is founded.
+        config: the strategy to deploy, normalised, with every parameter of its side.
+        schedule: what it was taken from; None at levels ``heuristic`` and ``default``. Its own ``config`` is None where
+            a baseline won.
+        tuned: the scenario that the schedule was tuned for: the same one at level ``exact``.
+        distance: from the scenario to :attr:`tuned`; None where there is none.
+        reason: why there is no better match; empty at level ``exact``.
+    """
+
+    level: C3Level
+    config: Config
+    schedule: Schedule | None = None
+    tuned: Scenario | None = None
+    distance: float | None = None
+    reason: str = ""
+
+    @property
+    def artifact(self) -> Artifact | None:
+        """The kernels that the strategy needs, if any."""
+        return self.schedule.artifact if self.schedule else None
+
+    @property
+    def label(self) -> str:
+        """The strategy in a few words, such as ``copy comm_first reserve=8``."""
+        kind = HostStrategy if "copies" in self.config else Strategy
+        return kind.of(self.config).label
+
+    @property
+    def latency_us(self) -> float | None:
+        """Measured time of both together, in microseconds; at ``nearest`` that of :attr:`tuned`."""
+        return self.schedule.latency_us if self.schedule else None
+
+    def to_json(self) -> dict[str, Any]:
+        """For ``--json``."""
+        schedule = self.schedule
+        return {
+            "match": str(self.level),
+            "strategy": self.config,
+            "label": self.label,
+            "tuned": self.tuned.to_json() if self.tuned else None,
+            "distance": self.distance,
+            "winner": schedule.winner if schedule else None,
+            "latency_us": self.latency_us,
+            "baselines": dict(schedule.baselines) if schedule else {},
+            "reason": self.reason,
+        }
+
+
+def match_scenario(
+    scenario: Scenario,
+    store: Store | None,
+    identity: DeviceIdentity,
+    env: Environment,
+    *,
+    strict: bool = False,
+    side: str,
+) -> C3Match:
+    """Look a scenario up; there is always an answer.
+
+    Args:
+        store: None finds nothing.
+        identity: the devices together, as ``autotune.task.place`` has them.
+        env: the software at hand.
+        strict: whether ``env`` must equal the software that a schedule was tuned with, or only the minor versions of
+            torch and CUDA.
+        side: "cuda" or "cpu".
+
+    Raises:
+        UserError: the database failed.
+    """
+    if store is None:
+        return _unfounded(scenario, {}, side, "there is no database")
+    sms = identity.units if side == "cuda" else 0
+    how: Any = "strict" if strict else "loose"
+    schedule = store.get_schedule(scenario.workload().fingerprint, identity.fingerprint, env, match=how)
+    if schedule is None:
+        why = "not tuned on these devices"
+    else:
+        config, why = deployable(schedule, scenario, side, sms=sms)
+        if not why:
+            return C3Match(C3Level.EXACT, config, schedule, scenario, 0.0)
+        why = f"its schedule cannot be used: {why}"
+    for away, tuned in _neighbours(scenario, store, identity, env, how):
+        near = store.get_schedule(tuned.workload().fingerprint, identity.fingerprint, env, match=how)
+        if near is None:
+            continue  # damaged, which the store has told
+        config, unfit = deployable(near, scenario, side, sms=sms)
+        if unfit:
+            why += f"; the strategy of {tuned.label} does not fit: {unfit}"
+            continue
+        reason = f"{why}; {tuned.label} is the nearest tuned, {2**away:.3g} times off at most"
+        return C3Match(C3Level.NEAREST, config, near, tuned, away, reason)
+    found = store.get_calibration(identity.fingerprint, KIND)
+    return _unfounded(scenario, found.figures if found else {}, side, why, sms=sms)
+
+
+def distance(a: Scenario, b: Scenario) -> float:
+    """The largest difference of two scenarios of a family in an extent of the GEMM or in the bytes, as ``|log2|`` of
+    the ratio: 1 is a factor of two."""
+    return max(_ratios(a, b))
+
+
+def deployable(schedule: Schedule, scenario: Scenario, side: str, *, sms: int = 0) -> tuple[Config, str]:
+    """The strategy that a schedule means for ``scenario``, and why it cannot be used ("" where it can)."""
+    if schedule.config is None:
+        config = _BASELINES[side].get(schedule.winner)
+        return (dict(config), "") if config else ({}, f"its winner {schedule.winner!r} is no strategy")
+    if why := improper(schedule.config, side):
+        # Told once: who finds a default in the place of what was searched would wonder.
+        short = schedule.key.workload[:12]
+        text = f"autotune: the stored strategy of {short} is damaged and not used: {why}; search it again"
+        warn_once(f"strategy {short}", text)
+        return {}, f"it is damaged: {why}"
+    config, why = fit(schedule.config, scenario, side, sms=sms)
+    if not why and needs_kernels(config, scenario) and not (schedule.artifact and schedule.artifact.kernels):
+        why = "its kernels are not stored"
+    return config, why
+
+
+def fit(config: Mapping[str, Choice], scenario: Scenario, side: str, *, sms: int = 0) -> tuple[Config, str]:
+    """A strategy, which may come from a database, as it would run for ``scenario``, and why it cannot ("" where it
+    can)."""
+    if why := improper(config, side):
+        return {}, why
+    kind = HostStrategy if side == "cpu" else Strategy
+    whole = kind.of(config).config()
+    if whole["engine"] not in _ENGINES[side]:
+        return whole, f"this autotune has no engine {whole['engine']!r}"
+    whole = normalize(whole, scenario, side)
+    return whole, reject(whole, scenario, side, sms=sms) or ""
+
+
+def needs_kernels(config: Mapping[str, Choice], scenario: Scenario) -> bool:
+    """Whether a strategy runs compiled kernels, which only a search stores."""
+    if "copies" in config:
+        return False  # on CPUs nothing is compiled
+    return config["engine"] == "sm" or (config["engine"] == "copy" and scenario.collective in REDUCING)
+
+
+def without_search(scenario: Scenario, figures: Mapping[str, float], side: str, *, sms: int = 0) -> list[Config]:
+    """Strategies that need nothing from a search, the best first; the last is what works everywhere."""
+    guesses = heuristics.choose(scenario, figures, side)
+    out: list[Config] = []
+    for guess in [*guesses, _BASELINES[side]["sequential"]]:
+        config, why = fit(guess, scenario, side, sms=sms)
+        if not why and not needs_kernels(config, scenario) and config not in out:
+            out.append(config)
+    return out
+
+
+def _unfounded(scenario: Scenario, figures: Mapping[str, float], side: str, why: str, *, sms: int = 0) -> C3Match:
+    level = C3Level.HEURISTIC if figures else C3Level.DEFAULT
+    if not figures:
+        why += "; these devices are not calibrated"
+    return C3Match(level, without_search(scenario, figures, side, sms=sms)[0], reason=why)
+
+
+def _neighbours(
+    scenario: Scenario, store: Store, identity: DeviceIdentity, env: Environment, how: Any
+) -> list[tuple[float, Scenario]]:
+    """Tuned scenarios that are near enough, and how far they are: those of the family first, then by distance."""
+    near = []
+    for nth, variant in enumerate(_layouts(scenario)):
+        family = variant.workload().family
+        tuned = store.family_schedules(
+            family, identity.fingerprint, env, match=how, artifacts=False,
+            extents=(scenario.nbytes / 2**NEAR, scenario.nbytes * 2**NEAR),
+        )  # fmt: skip
+        wanted = {s.key.workload for s in tuned} - {scenario.workload().fingerprint}
+        for workload in store.get_workloads(wanted).values():
+            other = _scenario(workload)
+            if other is None:
+                continue
+            ratios = _ratios(scenario, other)
+            near.append((min(nth, 1), max(ratios), sum(ratios), other.label, other))
+    return [(away, other) for _, away, _, _, other in sorted(near, key=lambda n: n[:4]) if away <= NEAR]
+
+
+def _scenario(workload: Workload) -> Scenario | None:
+    """The scenario of a stored workload; None where it is damaged."""
+    try:
+        return Scenario.from_json(workload.spec)
+    except (UserError, *BROKEN):
+        return None
+
+
+def _layouts(scenario: Scenario) -> list[Scenario]:
+    """The scenario, and the same with its matrices stored otherwise, which matters little to what goes on beside it."""
+    gemm = scenario.compute
+    if not isinstance(gemm, Gemm):
+        return [scenario]
+    others = [replace(scenario, compute=replace(gemm, layout=way)) for way in LAYOUTS if way != gemm.layout]
+    return [scenario, *others]
+
+
+def _ratios(a: Scenario, b: Scenario) -> list[float]:
+    pairs = [(a.nbytes, b.nbytes)]
+    if isinstance(a.compute, Gemm) and isinstance(b.compute, Gemm):
+        pairs += [(a.compute.m, b.compute.m), (a.compute.n, b.compute.n), (a.compute.k, b.compute.k)]
+    return [abs(math.log2(x / y)) for x, y in pairs]
+
+
+__all__ = ["NEAR", "C3Level", "C3Match", "distance", "match_scenario"]

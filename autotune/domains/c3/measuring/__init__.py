@@ -1,0 +1,1 @@
+"""Measuring a strategy on all ranks together."""

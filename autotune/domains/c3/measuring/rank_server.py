@@ -1,0 +1,273 @@
+"""One rank's own process: ``python -m autotune.domains.c3.measuring.rank_server``, driven by
+:mod:`autotune.domains.c3.measuring.ranks`.
+
+Every job goes to all ranks. Before each step a ``phase`` frame says what is being done and for whom. After it a
+``check`` frame says how it went here, and the answer how it went everywhere: ranks go on together or not at all. They
+agree through the parent, not through each other: one that failed may have left a collective call half way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+from autotune.domains.c3.group import Group
+from autotune.domains.c3.measuring.protocol import FINE, Load, Talk, attempt, failed, ok
+from autotune.domains.c3.scenario import Scenario
+from autotune.measure.lock import device_lock
+from autotune.measure.outcome import Outcome, one_line
+from autotune.measure.policy import Policy
+from autotune.measure.serve import Link, serve
+from autotune.measure.wire import artifact_from_wire
+from autotune.task import REFERENCE, Bench, Runnable, Status
+from autotune.workload import Workload
+
+
+class RankBench(Bench, Protocol):
+    """What a bench module's ``open_bench(scenario, group)`` returns: a bench whose every method is a collective call.
+
+    What it makes may have a ``close()``, which is called on all ranks when it is done with. The bench may have one too,
+    which closes whatever it has made and is still open, and after which the bench can be used again.
+    """
+
+    def references(self) -> Mapping[str, Callable[[], Runnable]]:
+        """Named factories of what is timed beside the baselines, but cannot be deployed: each part alone."""
+        ...
+
+
+class RankServer:
+    """One rank: its group, the bench, and the contenders that are loaded for a comparison."""
+
+    def __init__(self) -> None:
+        self._group: Group | None = None
+        self._bench: RankBench | None = None
+        self._policy = Policy(method="cpu")
+        self._device = "cpu"
+
+    def handle(self, link: Link, message: dict[str, Any], blob: bytes) -> None:
+        jobs = {"join": self._join, "open": self._open, "measure": self._measure, "compare": self._compare,
+                "call": self._call}  # fmt: skip
+        link.send({"result": jobs[message["job"]](message, blob, Talk(link))})
+
+    @property
+    def group(self) -> Group:
+        assert self._group is not None
+        return self._group
+
+    @property
+    def bench(self) -> RankBench:
+        assert self._bench is not None
+        return self._bench
+
+    def _join(self, message: Mapping[str, Any], blob: bytes, talk: Talk) -> dict[str, Any]:
+        from autotune.domains.c3.measuring.member import join, take_share
+
+        self._device = message["device"]
+        if self._device == "cpu":
+            take_share(message["rank"], message["ranks"])
+        self._group = join(message["rank"], message["ranks"], self._device, message["init"], message["timeout_s"])
+        if self._group.device.type == "cuda":
+            import torch
+
+            from autotune.domains.c3.measuring.timing_cuda import own_stream
+
+            torch.cuda.set_stream(own_stream(self._group))  # verified, warmed up and timed on the same stream
+        return dict(FINE)
+
+    def _open(self, message: Mapping[str, Any], blob: bytes, talk: Talk) -> dict[str, Any]:
+        self._policy = Policy.from_json(message["policy"])
+        if message["workload"] is None:
+            return {**FINE, "bytes": 0}
+        talk.phase("open")
+        size, verdict = attempt(lambda: self._turn(Workload.from_json(message["workload"]), message["bench"]), talk)
+        return {**verdict, "bytes": size}
+
+    def _turn(self, workload: Workload, module: str) -> int:
+        """Open the bench of another workload; returns the bytes that have to be moved."""
+        if self._bench is not None:
+            _close(self._bench)
+        self._bench = None
+        if self.group.device.type == "cuda":
+            import torch
+
+            torch.cuda.empty_cache()  # symmetric memory is not allocated out of torch's cache
+        scenario = Scenario.from_json(workload.spec)
+        self._bench = importlib.import_module(module).open_bench(scenario, self.group)
+        return self.bench.bytes_moved()
+
+    def _measure(self, message: Mapping[str, Any], blob: bytes, talk: Talk) -> dict[str, Any]:
+        """Load, verify and time one candidate."""
+        p, screen = self._policy, message["stage"] == "screen"
+        run, verdict = self._prepare("", message, blob, message["seed"], talk)
+        if run is None:
+            return verdict if verdict["restart"] else {**verdict, "restart": self._finish({}, talk)}
+
+        def take() -> list[float]:
+            from autotune.domains.c3.measuring.timing import time_ranks
+
+            with self._alone(0.1 if screen else 1.0, talk):
+                talk.phase("time")
+                return time_ranks(
+                    {"": run},
+                    self.group,
+                    p,
+                    rounds=p.screen_repeats if screen else p.repeat_repeats,
+                    budget_s=p.screen_s if screen else p.final_s,
+                    limit_us=(message["limit_us"] or math.inf) if screen else math.inf,
+                )[""]
+
+        samples, timed = attempt(take, talk)
+        restart = self._finish({"": run}, talk)
+        if samples is None or not ok(timed):
+            return {**timed, "error": verdict["error"], "restart": timed["restart"] or restart}
+        return {**Outcome(Status.OK, tuple(samples), verdict["error"]).to_json(), "restart": restart}
+
+    def _prepare(
+        self, who: str, item: Mapping[str, Any], blob: bytes, seed: int, talk: Talk
+    ) -> tuple[Runnable | None, dict[str, Any]]:
+        """Load and verify. Returns what runs, or None, and the verdict of all ranks."""
+        talk.phase("load", who)
+        run, verdict = attempt(
+            lambda: self.bench.load(item["config"], artifact_from_wire(item["artifact"], blob)), talk
+        )
+        if run is None or not ok(verdict):
+            return None, verdict
+        talk.phase("verify", who)
+        verdict = talk.agree(self._verify(run, seed))
+        if not ok(verdict):
+            if not verdict["restart"]:
+                verdict = {**verdict, "restart": self._finish({who: run}, talk)}
+            return None, verdict
+        return run, verdict
+
+    def _verify(self, run: Runnable, seed: int) -> dict[str, Any]:
+        try:
+            verdict = self.bench.verify(run, seed)
+        except Exception as problem:
+            return failed(problem)
+        if verdict.ok:
+            return {**Outcome(Status.OK, error=verdict.error).to_json(), "restart": False}
+        outcome = Outcome(Status.WRONG_RESULT, error=verdict.error, reason=one_line(verdict.detail or "wrong result"))
+        # Far off means that it may have written anywhere: over the inputs, or another rank's buffers.
+        return {**outcome.to_json(), "restart": not verdict.error < 100}
+
+    def _compare(self, message: Mapping[str, Any], blob: bytes, talk: Talk) -> dict[str, Any]:
+        """Candidates, baselines and references, interleaved. Answers one outcome for each name."""
+        from autotune.domains.c3.measuring.timing import time_ranks
+
+        runs: dict[str, Runnable] = {}
+        outcomes: dict[str, dict[str, Any]] = {}
+        errors: dict[str, float | None] = {}
+        at = 0
+        for item in message["candidates"]:
+            name, size = item["name"], sum(k["size"] for k in item["artifact"]["kernels"])
+            code, at = blob[at : at + size], at + size
+            run, verdict = self._prepare(name, item, code, message["seed"], talk)
+            if run is None:
+                outcomes[name] = verdict
+            else:
+                runs[name], errors[name] = run, verdict["error"]
+        for name, factory in self._others():
+            if name in message["without"]:
+                continue
+            talk.phase("baseline", name)
+            other, verdict = attempt(partial(self._once, factory), talk)
+            if other is None or not ok(verdict):
+                outcomes[name] = verdict
+            else:
+                runs[name], errors[name] = other, None
+        running, busy = "", None
+
+        def before(name: str) -> None:
+            nonlocal running
+            running = name
+            talk.phase("time", name)
+
+        def take() -> dict[str, list[float]]:
+            nonlocal busy
+            p = self._policy
+            with self._alone(1.0, talk):
+                load = Load(self.group)
+                samples = time_ranks(runs, self.group, p, rounds=p.final_rounds, budget_s=p.final_s, before=before)
+                busy = load.others() if self._device == "cpu" else None
+                return samples
+
+        samples, timed = attempt(take, talk)
+        restart = self._finish(runs, talk)
+        if samples is None or not ok(timed):
+            fault, restart = timed.get("fault", ""), timed["restart"] or restart
+            return {"failed": timed["reason"], "who": running, "restart": restart, "fault": fault}
+        for name, taken in samples.items():
+            outcomes[name] = {**Outcome(Status.OK, tuple(taken), errors[name]).to_json(), "restart": False}
+        restart = restart or any(o["restart"] for o in outcomes.values())
+        return {"outcomes": outcomes, "others": busy, "restart": restart}
+
+    def _others(self) -> Iterator[tuple[str, Callable[[], Runnable]]]:
+        """What is compared beside the candidates, with what makes it."""
+        yield from self.bench.baselines().items()
+        for name, factory in self.bench.references().items():
+            yield REFERENCE + name, factory
+
+    def _once(self, factory: Callable[[], Runnable]) -> Runnable:
+        """Make a contender and run it, so that what is wrong with it shows."""
+        run = factory()
+        run()
+        if self.group.device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+        return run
+
+    def _call(self, message: Mapping[str, Any], blob: bytes, talk: Talk) -> dict[str, Any]:
+        module, _, name = message["function"].partition(":")
+        talk.phase("call", name)
+        answer, verdict = attempt(
+            lambda: (getattr(importlib.import_module(module), name)(self.group, **message["arguments"]),), talk
+        )
+        return {**verdict, "answer": answer[0] if answer and ok(verdict) else None}
+
+    @contextlib.contextmanager
+    def _alone(self, share: float, talk: Talk) -> Iterator[None]:
+        """Hold the ranks' devices, which other searches respect, and wait for quiet on CPUs.
+
+        Devices are locked one by one in the order of ranks, so that two searches cannot wait for each other.
+        """
+        talk.phase("wait")
+        cpu, group = self._device == "cpu", self.group
+        with contextlib.ExitStack() as stack:
+            for rank in range(1 if cpu else group.ranks):
+                if rank == group.rank:
+                    stack.enter_context(device_lock(self._device, self._policy.lock_s))
+                    if cpu:
+                        from autotune.measure.quiet import wait_for_quiet
+
+                        wait_for_quiet(share * self._policy.quiet_s)
+                group.barrier()
+            yield
+
+    def _finish(self, runs: Mapping[str, Runnable], talk: Talk) -> bool:
+        """Close what ran, and what never came to run; returns whether that failed, and the ranks are not to be trusted
+        any more."""
+        try:
+            for name, run in runs.items():
+                talk.phase("close", name)
+                _close(run)
+            talk.phase("close")
+            _close(self.bench)
+        except Exception:
+            return True
+        return False
+
+
+def _close(thing: object) -> None:
+    close = getattr(thing, "close", None)
+    if close is not None:
+        close()
+
+
+if __name__ == "__main__":
+    serve(RankServer().handle)

@@ -1,0 +1,270 @@
+"""The search's end of the rank processes: a strategy is measured by all ranks together, and has one outcome."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from autotune.domains.c3.measuring.agents import Agents, torchrun_agents
+from autotune.domains.c3.measuring.crew import Crew, Lost
+from autotune.errors import UserError
+from autotune.measure.blame import Blame
+from autotune.measure.outcome import Outcome
+from autotune.measure.policy import Policy
+from autotune.measure.worker import (
+    Attempt,
+    Contender,
+    WorkerFault,
+    compare_message,
+    measure_message,
+    without_failing,
+)
+from autotune.task import REFERENCE, Artifact, Config, Status
+from autotune.workload import Workload
+
+BENCH = "autotune.domains.c3.measuring.bench"
+_GRACE_S = 5.0  # between a step's deadline and ours: the ranks' own answer is better than a kill
+_CALL_S = 600.0  # beyond every deadline of ours, a collective call among ranks gives up
+
+
+class Ranks:
+    """A process a rank, each with a device of its own; implements :class:`autotune.measure.worker.Measurer`.
+
+    What one rank does, dying or hanging included, counts for the candidate: then all processes are killed and started
+    again at once. Under torchrun each rank's process belongs to the torchrun process of that RANK; see
+    :mod:`autotune.domains.c3.measuring.agents`. A context manager.
+
+    Args:
+        workload: the scenario to measure; None if there will only be :meth:`call`.
+        device: "cpu", or "cuda:N" for rank 0; rank r takes ``cuda:(N + r)``.
+        ranks: as many as the scenario has, unless given.
+        bench: the module whose ``open_bench(scenario, group)`` makes each rank's bench.
+
+    Attributes:
+        restarts: how often the processes had to be replaced so far.
+        restart_s: seconds spent waiting for processes to start.
+        others: processors that other processes kept busy during the last comparison; None before one, and on GPUs.
+        bytes_moved: bytes that a perfect implementation of the open scenario moves; 0 until the first job.
+        references: of the last comparison: isolated times in microseconds of what cannot be deployed.
+
+    Raises:
+        UserError: torchrun has not started as many processes as there are ranks.
+    """
+
+    def __init__(
+        self, workload: Workload | None, device: str, policy: Policy, *, ranks: int | None = None, bench: str = BENCH
+    ) -> None:
+        if ranks is None:
+            if workload is None:
+                raise ValueError("a number of ranks is needed where there is no workload")
+            ranks = int(workload.spec["ranks"])
+        self._workload = workload
+        self._device = device
+        self._policy = policy
+        self._bench = bench
+        self._agents: Agents | None = torchrun_agents()
+        self._ranks = self._admit(ranks)
+        self._crew: Crew | None = None
+        self._oracle_s: float | None = None
+        self.restarts = 0
+        self.restart_s = 0.0
+        self.bytes_moved = 0
+        self.others: float | None = None
+        self.references: dict[str, float] = {}
+        self._spawn()  # imports while the caller is still compiling
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return self._ranks
+
+    def open(self, workload: Workload) -> None:
+        """Turn to another scenario; to other processes where its number of ranks differs. Takes effect with the next
+        job."""
+        if workload == self._workload:
+            return
+        ranks = self._admit(int(workload.spec["ranks"]))
+        self._workload, self._oracle_s = workload, None
+        if self._crew is not None:
+            self._crew.opened = False
+        if ranks != self._ranks:
+            self.close()
+            self._ranks = ranks
+
+    def measure(
+        self, config: Config, artifact: Artifact, *, stage: str, seed: int, limit_us: float | None = None
+    ) -> Outcome:
+        """Load, verify and time one strategy on all ranks.
+
+        Args:
+            stage: "screen" (cheap) or "repeat" (more samples).
+            seed: of the random inputs it is verified on.
+            limit_us: for "screen": strategies slower than this get three samples only.
+
+        Raises:
+            WorkerFault: the ranks cannot be started, or cannot open the scenario.
+        """
+        message, blob = measure_message(config, artifact, stage, seed, limit_us)
+        self._ready()
+        begin = time.monotonic()
+        try:
+            answer = self._ask(message, blob)[0]
+        except Lost as lost:
+            return replace(lost.outcome, seconds=time.monotonic() - begin)
+        return Outcome.from_json(answer, time.monotonic() - begin)
+
+    def compare(self, contenders: Sequence[Contender], *, seed: int) -> dict[str, Outcome]:
+        """Time strategies, baselines and references against each other, interleaved round by round.
+
+        One that fails, hangs or kills a rank is reported with its status and the others are compared without it. The
+        names of the references begin with :data:`autotune.task.REFERENCE`.
+
+        Raises:
+            WorkerFault: as :meth:`measure`; or no comparison came about after every failing one was left out.
+        """
+        answer, outcomes = without_failing(contenders, lambda left, without: self._comparison(left, without, seed), 9)
+        self.others = answer["others"]
+        self.references = {n.removeprefix(REFERENCE): o.latency_us for n, o in outcomes.items()
+                           if n.startswith(REFERENCE) and o.latency_us is not None}  # fmt: skip
+        return outcomes
+
+    def call(self, function: str, arguments: Mapping[str, Any], timeout_s: float) -> list[Any]:
+        """Run a function on every rank, as ``fn(group, **arguments)``; returns its JSON answers in the order of ranks.
+
+        Args:
+            function: "package.module:name".
+
+        Raises:
+            WorkerFault: a rank died, hung or raised. The processes are replaced.
+        """
+        message = {"job": "call", "function": function, "arguments": dict(arguments)}
+        try:
+            answers = self._ask(message, b"", lambda phase: timeout_s)
+        except Lost as lost:
+            raise WorkerFault(f"{function} failed: {lost}") from None
+        if answers[0]["status"] != Status.OK:
+            self._restart()
+            raise WorkerFault(f"{function} failed: {answers[0]['reason']}")
+        return [answer["answer"] for answer in answers]
+
+    def close(self) -> None:
+        """End the processes and everything they started."""
+        if self._crew is not None:
+            self._crew.kill()
+            self._crew = None
+
+    def _comparison(self, left: Sequence[Contender], without: Sequence[str], seed: int) -> Attempt:
+        try:
+            answer = self._ask(*compare_message(left, without, seed))[0]
+        except Lost as lost:
+            return {}, lost.outcome, lost.who
+        if "failed" in answer:
+            fault = Blame(answer["fault"])
+            return {}, Outcome(Status.LAUNCH_ERROR, reason=answer["failed"], fault=fault), answer["who"]
+        return answer, None, ""
+
+    def _ask(
+        self,
+        message: Mapping[str, Any],
+        blob: bytes,
+        limit: Callable[[str], float] | None = None,
+        again: bool = False,
+    ) -> list[dict[str, Any]]:
+        """One job: the answers of all ranks, of which those of one would do but for calls.
+
+        Replaces the processes where they are not to be trusted any more.
+
+        Raises:
+            Lost: the job failed.
+        """
+        try:
+            answers = self._ready().ask(message, blob, limit or self._limit, self._passed)
+        except Lost as lost:
+            self._restart()
+            if lost.idle and not again:  # a rank was killed since the last job
+                return self._ask(message, blob, limit, again=True)
+            raise
+        if any(answer["restart"] for answer in answers):
+            self._restart()
+        return answers
+
+    def _passed(self, phase: str, seconds: float) -> None:
+        if phase == "verify":  # mostly the oracle's time
+            self._oracle_s = max(self._oracle_s or 0.0, seconds)
+
+    def _limit(self, phase: str) -> float:
+        """Seconds that a step of a job may take."""
+        p = self._policy
+        if phase == "verify":
+            # The oracle's share is unknown until something has passed; then several times that, for a loaded machine.
+            return p.timeout_s + (4 * self._oracle_s if self._oracle_s is not None else p.load_s)
+        return {
+            "start": 30.0,
+            "load": p.load_s,
+            "baseline": p.baseline_s,
+            "wait": 2 * p.lock_s + p.quiet_s + _GRACE_S,  # one rank after the other locks its device
+            "time": p.timeout_s + max(p.screen_s, p.final_s) + _GRACE_S,
+        }.get(phase, p.timeout_s)
+
+    def _admit(self, ranks: int) -> int:
+        if self._agents is not None and ranks > self._agents.ranks:
+            raise UserError(f"{ranks} ranks of {self._agents.ranks} that torchrun has started: use --nproc-per-node "
+                            f"{ranks}, or start without torchrun")  # fmt: skip
+        return ranks
+
+    def _spawn(self) -> None:
+        self._crew = Crew(self._ranks, self._device, self._agents, 2 * self._policy.lock_s + _CALL_S)
+
+    def _restart(self) -> None:
+        self.close()
+        self.restarts += 1
+        self._spawn()
+
+    def _ready(self) -> Crew:
+        """Ranks with the scenario open, started if need be; start-up is not charged to any candidate."""
+        problem = ""
+        for _ in range(3):
+            if self._crew is None or not self._crew.alive:
+                self.close()
+                self._spawn()
+            assert self._crew is not None
+            if self._crew.opened:
+                return self._crew
+            begin = time.monotonic()
+            try:
+                self._crew.joined(begin + self._policy.startup_s)
+                self._open(self._crew, begin + self._policy.startup_s)
+                return self._crew
+            except Lost as lost:
+                problem = lost.outcome.reason
+            finally:
+                self.restart_s += time.monotonic() - begin
+            self.close()
+        raise WorkerFault(f"{self._ranks} ranks on {self._device} do not start: {problem}")
+
+    def _open(self, crew: Crew, deadline: float) -> None:
+        message = {
+            "job": "open",
+            "workload": self._workload.to_json() if self._workload else None,
+            "bench": self._bench,
+            "policy": self._policy.to_json(),
+        }
+        left = deadline - time.monotonic()
+        answers = crew.ask(message, b"", lambda phase: left)
+        if answers[0]["status"] != Status.OK:
+            self.close()
+            where = f"on {self._ranks} ranks of {self._device}"
+            raise WorkerFault(f"the workload cannot be opened {where}: {answers[0]['reason']}")
+        self.bytes_moved = int(answers[0]["bytes"])
+        crew.opened = True

@@ -1,0 +1,177 @@
+"""What ran when, and who moved the data: each rank's record of one run of a strategy.
+
+On CUDA devices the profiler sees every kernel and copy, those of a replayed graph too, and so proves which engine a
+strategy used. On CPUs it is the pieces of the computation and of the collective.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotune.compiler.targets.cuda.source import PREFIX
+from autotune.domains.c3.scenario import Scenario
+from autotune.domains.c3.strategy import normalize
+from autotune.task import Config
+
+if TYPE_CHECKING:
+    from autotune.domains.c3.collectives.base import Collective
+    from autotune.domains.c3.group import Group
+    from autotune.domains.c3.measuring.bench import RankBench, Run
+    from autotune.domains.c3.run.base import Panels
+
+MOST = 1000
+"""Spans that are told of a run at most."""
+_NAME = 60  # characters of a kernel's name
+
+
+def record(group: Group, scenario: Mapping[str, Any], configs: Mapping[str, Config]) -> dict[str, Any]:
+    """Run each strategy once and tell what was seen on this rank. A collective call, as of ``Ranks.call``.
+
+    Args:
+        scenario: as :meth:`Scenario.to_json` has it.
+        configs: strategies by a name of the caller's.
+
+    Returns:
+        For each name ``spans``, in the order of time, each with ``row`` ("compute", "nccl", "copies", "kernels" for
+        Numba's, or on a CPU the engine), ``name``, ``start_us`` (since the first one began) and ``us``; ``seen``, how
+        many pieces of each kind ran; and ``us``, from the first one's begin to the last one's end.
+    """
+    from autotune.domains.c3.measuring.bench import open_bench
+
+    bench = open_bench(Scenario.from_json(scenario), group)
+    try:
+        return {name: _one(bench, config) for name, config in configs.items()}
+    finally:
+        bench.close()
+
+
+def _one(bench: RankBench, config: Config) -> dict[str, Any]:
+    from autotune.domains.c3.task import build
+
+    side = bench.device.type
+    config = normalize(config, bench.scenario, side)
+    run = bench.load(config, build(bench.scenario, config, str(bench.device)))
+    try:
+        spans, seen = _host(bench, run, config) if side == "cpu" else _profiled(bench.group, run)
+    finally:
+        run.close()
+    begin = min((span["start_us"] for span in spans), default=0.0)
+    for span in spans:
+        span["start_us"] = round(span["start_us"] - begin, 2)
+        span["us"] = round(span["us"], 2)
+    spans.sort(key=lambda span: float(span["start_us"]))
+    end = max((span["start_us"] + span["us"] for span in spans), default=0.0)
+    return {"spans": spans[:MOST], "seen": dict(sorted(seen.items())), "us": round(end, 2)}
+
+
+def _profiled(group: Group, run: Run) -> tuple[list[dict[str, Any]], Counter[str]]:
+    run.prepare()
+    group.keep("profiler", lambda: _trace(group, run))  # the profiler's first trace may lack its beginning
+    spans: list[dict[str, Any]] = []
+    seen: Counter[str] = Counter()
+    for event in _trace(group, run):
+        row, kind = classify(str(event["cat"]), str(event["name"]))
+        seen[kind] += 1
+        spans.append({"row": row, "name": str(event["name"])[:_NAME], "start_us": float(event["ts"]),
+                      "us": float(event["dur"])})  # fmt: skip
+    return spans, seen
+
+
+def _trace(group: Group, run: Run) -> list[dict[str, Any]]:
+    """The device's events of one run, as the profiler writes them down."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as taken:
+        group.barrier()
+        run()
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.json"
+        taken.export_chrome_trace(str(file))
+        events = json.loads(file.read_text())["traceEvents"]
+    return [e for e in events if e.get("ph") == "X" and e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+
+
+def classify(category: str, name: str) -> tuple[str, str]:
+    """The row that an event belongs to, and what kind of work it is.
+
+    Args:
+        category: "kernel", "gpu_memcpy" or "gpu_memset".
+    """
+    if category == "gpu_memcpy":
+        return "copies", "peer_copies" if "PtoP" in name else "copies"
+    if category == "gpu_memset":
+        return "compute", "memsets"
+    if "nccl" in name.lower():
+        return "nccl", "nccl_kernels"
+    if name.startswith(PREFIX):
+        return "kernels", "numba_kernels"
+    return "compute", "compute_kernels"
+
+
+class _Clock:
+    """Spans of pieces, from several threads."""
+
+    def __init__(self) -> None:
+        self.spans: list[dict[str, Any]] = []
+        self._lock = threading.Lock()
+
+    def add(self, row: str, name: str, begin: float) -> None:
+        end = time.perf_counter()
+        with self._lock:
+            self.spans.append({"row": row, "name": name, "start_us": 1e6 * begin, "us": 1e6 * (end - begin)})
+
+
+class _Panels:
+    """A computation whose pieces are timed."""
+
+    def __init__(self, compute: Panels, clock: _Clock) -> None:
+        self._compute, self._clock, self.panels = compute, clock, compute.panels
+
+    def run(self, panel: int) -> None:
+        begin = time.perf_counter()
+        self._compute.run(panel)
+        self._clock.add("compute", f"panel {panel}", begin)
+
+
+class _Chunks:
+    """A collective whose pieces are timed."""
+
+    def __init__(self, collective: Collective, clock: _Clock) -> None:
+        self._collective, self._clock = collective, clock
+        self.input, self.output = collective.input, collective.output
+        self.chunks, self.engine = collective.chunks, collective.engine
+
+    def enqueue(self, chunk: int, stream: Any = None) -> None:
+        begin = time.perf_counter()
+        self._collective.enqueue(chunk, stream)
+        self._clock.add(self.engine, f"piece {chunk}", begin)
+
+    def close(self) -> None:
+        """The collective is its owner's to close."""
+
+
+def _host(bench: RankBench, run: Run, config: Config) -> tuple[list[dict[str, Any]], Counter[str]]:
+    from autotune.domains.c3.run.base import open_overlap
+
+    assert run.computation is not None
+    assert run.collective is not None
+    clock = _Clock()
+    overlap = open_overlap(_Panels(run.computation, clock), _Chunks(run.collective, clock), config, bench.device)
+    try:
+        overlap.prepare()
+        clock.spans.clear()
+        bench.group.barrier()
+        overlap()
+    finally:
+        overlap.close()
+    return clock.spans, Counter(str(span["row"]) for span in clock.spans)

@@ -1,0 +1,141 @@
+"""Timing what runs on several ranks at once: all begin together, and the slowest rank's time counts. Microseconds.
+
+Every rank takes the same samples in the same order: what decides about the next one is agreed on first.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+from autotune.domains.c3.group import Group
+from autotune.measure.policy import Policy
+from autotune.measure.timer import ColdCache
+from autotune.task import Runnable
+
+Samples = list[float]
+_LEAST = 3
+_LEAST_ROUNDS = 5  # of a comparison
+_COMPARED = 4  # so much longer contenders are run before a comparison than a candidate alone
+_MOST_TURNS = 500
+_COLD = "autotune.domains.c3.measuring.timing.cold"
+
+
+def time_ranks(
+    runs: Mapping[str, Runnable],
+    group: Group,
+    policy: Policy,
+    *,
+    rounds: int,
+    budget_s: float,
+    limit_us: float = math.inf,
+    before: Callable[[str], None] | None = None,
+) -> dict[str, Samples]:
+    """Time one contender, or several in rounds: each runs once a round, and the order rotates. A collective call.
+
+    Args:
+        runs: the same names in the same order on every rank.
+        rounds: samples of each contender.
+        budget_s: stop after about this many seconds, with three samples at least, five of each of several.
+        limit_us: a single contender that is slower than this gets three samples.
+        before: told a contender's name ahead of its warm-up and of each of its turns (so that a hang can be blamed).
+
+    Returns:
+        for each contender its samples: the largest over ranks of each, and so the same on every rank.
+    """
+    names = list(runs)
+    tell = before or (lambda name: None)
+    taken: dict[str, Samples] = {name: [] for name in names}
+    take = _sampler(runs, group, policy, tell)
+    alone = len(names) == 1
+    least = min(rounds, _LEAST if alone else _LEAST_ROUNDS)
+    done, begin = 0, time.perf_counter()
+    while done < rounds and names:
+        count = 1
+        if alone and done == 0:
+            count = least
+        elif done >= least:
+            # By the slowest rank's clock, since all have to come to the same end.
+            spent = max(group.largest([time.perf_counter() - begin])[0], 1e-9)
+            slow = alone and statistics.median(group.largest(taken[names[0]])) > limit_us
+            if spent >= budget_s or slow:
+                break
+            if alone:
+                count = min(rounds - done, max(1, int(done * (budget_s / spent - 1))))
+        shift = done % len(names)
+        for name in names[shift:] + names[:shift]:
+            tell(name)
+            taken[name] += take(name, count)
+        done += count
+    return {name: group.largest(samples) for name, samples in taken.items()}
+
+
+def _sampler(
+    runs: Mapping[str, Runnable], group: Group, policy: Policy, tell: Callable[[str], None]
+) -> Callable[[str, int], Samples]:
+    """Warm everything up; returns what takes so many samples of a contender, on this rank."""
+    if group.device.type == "cuda":
+        import torch
+
+        from autotune.domains.c3.measuring.timing_cuda import sample_cuda
+
+        for name, run in runs.items():
+            tell(name)
+            for _ in range(max(policy.warmup, 1)):
+                run()
+            torch.cuda.synchronize()
+        _settle(runs, group, policy.wake_s * (1 if len(runs) == 1 else _COMPARED))
+        return lambda name, count: sample_cuda(runs[name], group, policy, count)
+
+    quickest = math.inf
+    for name, run in runs.items():
+        tell(name)
+        quickest = min(quickest, _warm_cpu(run, group, policy))
+    inner = min(1000, max(1, math.ceil(policy.min_sample_us / max(quickest, 0.05))))
+    # Each rank sweeps its own cores' caches; together they sweep what the cores share.
+    size = policy.cold_bytes // group.ranks
+    cold = group.keep((_COLD, size), lambda: ColdCache(size, "cpu"))
+    return lambda name, count: [_sample_cpu(runs[name], group, cold, inner) for _ in range(count)]
+
+
+def _settle(runs: Mapping[str, Runnable], group: Group, seconds: float) -> None:
+    """Run everything, in turn, for about so long, so that the clocks are those of a GPU at this work.
+
+    A GPU that waited has clocked down, and one that has rested may exceed its power limit for a while: on an H200 a
+    large GEMM runs 10% faster in its first 50 ms than after 200.
+    """
+    import torch
+
+    def turn() -> None:
+        for run in runs.values():
+            run()
+
+    begin = time.perf_counter()
+    turn()
+    torch.cuda.synchronize()
+    spent = group.largest([time.perf_counter() - begin])[0]
+    for _ in range(min(_MOST_TURNS, int(seconds / max(spent, 1e-6)))):
+        turn()
+    torch.cuda.synchronize()
+
+
+def _warm_cpu(run: Runnable, group: Group, policy: Policy) -> float:
+    """Warm up; the fastest call in microseconds, on the slowest rank."""
+    group.barrier()
+    best = math.inf
+    for _ in range(max(policy.warmup, 1)):
+        begin = time.perf_counter_ns()
+        run()
+        best = min(best, (time.perf_counter_ns() - begin) / 1e3)
+    return group.largest([best])[0]
+
+
+def _sample_cpu(run: Runnable, group: Group, cold: ColdCache, inner: int) -> float:
+    cold.flush()
+    group.barrier()
+    begin = time.perf_counter_ns()
+    for _ in range(inner):
+        run()
+    return (time.perf_counter_ns() - begin) / 1e3 / inner

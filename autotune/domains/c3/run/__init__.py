@@ -1,0 +1,1 @@
+"""A computation beside a collective, run as a strategy says."""

@@ -1,0 +1,92 @@
+"""Families of strategies, each with one means of its own: what the tuned strategy is compared with.
+
+``naive`` is what a program does that enqueues both. ``order`` chooses who is enqueued first and whose stream has
+priority, ``partition`` limits both sides' SMs, and ``copy_engine`` takes the collective off the SMs: ConCCL's three
+steps. Every member is measured like any other candidate of the search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+
+from autotune.domains.c3.scenario import REDUCING
+from autotune.domains.c3.strategy import HOST_NAIVE, HOST_SEQUENTIAL, NAIVE, SEQUENTIAL, HostStrategy, Strategy
+from autotune.task import Config
+
+NAMES = ("naive", "order", "partition", "copy_engine", "tuned")
+"""As results have them; "tuned" is the best of all that was measured."""
+
+_ORDERS = ("comm_first", "gemm_first")
+_LIMITS = ((16, 0), (32, 0), (0, 16), (32, 32))
+"""Thread blocks of the collective, and SMs kept from the computation; 0 for no limit."""
+
+
+def families(side: str, collective: str) -> Mapping[str, list[Config]]:
+    """Each family's members.
+
+    Args:
+        side: "cuda" or "cpu".
+        collective: one that adds needs a kernel beside the copies, whose blocks are chosen too.
+    """
+    return _host() if side == "cpu" else _cuda(collective in REDUCING)
+
+
+def baselines(side: str) -> Mapping[str, Config]:
+    """What the bench of a scenario measures as baselines, as strategies."""
+    if side == "cpu":
+        return {"sequential": HOST_SEQUENTIAL, "naive": HOST_NAIVE}
+    return {"sequential": SEQUENTIAL, "naive": NAIVE}
+
+
+def fixed(side: str) -> list[Config]:
+    """Strategies that could be used everywhere, and so are in every comparison."""
+    if side == "cpu":
+        return [HostStrategy(order, engine).config() for order, engine in product(_ORDERS, ("gloo", "copy"))]
+    return [Strategy(order, "copy", priority="comm", ctas=128).config() for order in _ORDERS]
+
+
+def label(config: Mapping[str, object], side: str) -> str:
+    """A strategy in a few words."""
+    kind = HostStrategy if side == "cpu" else Strategy
+    return kind.of(config).label
+
+
+def from_label(text: str, side: str) -> Config:
+    """The strategy that :func:`label` describes so."""
+    plain = HostStrategy().config() if side == "cpu" else Strategy().config()
+    engine, order, *rest = text.split()
+    config: Config = {**plain, "engine": engine, "order": order}
+    for word in rest:
+        name, _, value = word.partition("=")
+        kind = type(plain[name])
+        config[name] = value == "True" if kind is bool else kind(value)
+    return config
+
+
+def _cuda(adds: bool) -> dict[str, list[Config]]:
+    ways = (("push", False), ("pull", False), ("push", True))
+    copies = [Strategy(order, "copy", priority="comm", direction=way, batch=batch).config()
+              for order, (way, batch) in product(_ORDERS, ways)]  # fmt: skip
+    if adds:
+        copies = [Strategy(order, "copy", priority="comm", ctas=128, chunks=chunks).config()
+                  for order, chunks in product(_ORDERS, (1, 2))]  # fmt: skip
+        copies += [Strategy(order, "copy", priority="comm", reserve=r, ctas=32, chunks=4).config()
+                   for order, r in product(_ORDERS, (4, 8))]  # fmt: skip
+    return {
+        "naive": [NAIVE],
+        "order": [Strategy(order, "nccl", priority=p).config()
+                  for order, p in product(_ORDERS, ("equal", "comm", "gemm"))],
+        "partition": [Strategy(order, "nccl", priority="comm", ctas=c, reserve=r).config()
+                      for order, (c, r) in product(_ORDERS, _LIMITS)],
+        "copy_engine": copies,
+    }  # fmt: skip
+
+
+def _host() -> dict[str, list[Config]]:
+    return {
+        "naive": [HOST_NAIVE],
+        "order": [HostStrategy(order, "gloo").config() for order in _ORDERS],
+        "partition": [HostStrategy(order, "gloo", threads=n).config() for order, n in product(_ORDERS, (1, 2))],
+        "copy_engine": [HostStrategy(order, "copy", copies=n).config() for order, n in product(_ORDERS, (1, 2))],
+    }

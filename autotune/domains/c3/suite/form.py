@@ -1,0 +1,76 @@
+"""The form of a case in a result file of the C3 suite; of the file itself see :mod:`autotune.bench.form`.
+
+Beside that, a file has ``suite`` ("c3"), ``schema``, ``ranks`` and ``summary``. A case has
+
+========================  ============================================================================================
+``name``                  as the list of scenarios has it
+``kind``                  which takes longer, as measured: ``compute``, ``equal`` or ``communication``
+``class``                 which was expected to
+``collective``            all_gather, all_to_all, reduce_scatter or all_reduce
+``compute``, ``nbytes``   the computation's label; bytes of the larger of a rank's two buffers
+``t_gemm_ms``             the computation alone
+``t_comm_ms``             the collective alone, by the engine that is fastest so
+``t_comm_by_engine_ms``   by each engine that works
+``ideal``                 speedup that nobody can beat
+``sequential_ms``         one after the other
+``strategies``            for each family of :mod:`autotune.domains.c3.suite.families` null, where none of it worked,
+or an
+                          object with ``ms``, ``speedup``, ``fraction`` (of the ideal; null where that is 1),
+                          ``t_over_max``, ``strategy``, ``label`` and ``engine_seen`` (null where not profiled)
+========================  ============================================================================================
+
+All times of a case are medians of one comparison, taken in turn, of the slowest rank. ``measured`` maps strategies to
+what they took in the search, which is another run; ``beside`` has the times of strategies that took part in every
+comparison. More fields may follow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+SCHEMA = 1
+_TIMES = ("t_gemm_ms", "t_comm_ms", "ideal", "sequential_ms")
+_TEXTS = ("name", "kind", "class", "collective", "compute")
+
+
+def c3_problems(case: object) -> list[str]:
+    """What is wrong with a case, one line a fault; empty if it is of the form."""
+    from autotune.domains.c3.suite.families import NAMES
+
+    if not isinstance(case, Mapping):
+        return ["it is not an object"]
+    found = [f"{key} is not a text" for key in _TEXTS if not isinstance(case.get(key), str) or not case[key]]
+    found += [f"{key} is not a number above 0" for key in _TIMES if not _positive(case.get(key))]
+    if type(case.get("nbytes")) is not int or case["nbytes"] <= 0:
+        found.append("nbytes is not a whole number above 0")
+    engines = case.get("t_comm_by_engine_ms")
+    if not isinstance(engines, Mapping) or not engines or not all(_positive(ms) for ms in engines.values()):
+        found.append("t_comm_by_engine_ms does not map engines to times")
+    strategies = case.get("strategies")
+    if not isinstance(strategies, Mapping):
+        return [*found, "strategies is not an object"]
+    for name in NAMES:
+        if name not in strategies:
+            found.append(f"strategies lacks {name}")
+        elif strategies[name] is not None:
+            found += [f"strategies.{name}: {fault}" for fault in _strategy_problems(strategies[name])]
+    return found
+
+
+def _strategy_problems(entry: object) -> list[str]:
+    if not isinstance(entry, Mapping):
+        return ["it is neither null nor an object"]
+    found = [
+        f"{key} is not a number above 0" for key in ("ms", "speedup", "t_over_max") if not _positive(entry.get(key))
+    ]
+    fraction = entry.get("fraction", "")
+    if fraction is not None and not (type(fraction) in (int, float) and math.isfinite(fraction)):
+        found.append("fraction is neither null nor a number")
+    if not isinstance(entry.get("strategy"), Mapping):
+        found.append("strategy is not an object")
+    return found
+
+
+def _positive(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and value > 0  # type: ignore[arg-type, operator]

@@ -1,0 +1,144 @@
+"""The suite's scenarios, from a TOML file of the form of ``benchmarks/c3_scenarios.toml``."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from autotune.domains.c3.scenario import COLLECTIVES, Compute, Gemm, Program, Scenario, parse_bytes, parse_gemm
+from autotune.errors import UserError
+from autotune.resources import resource_dir
+from autotune.toml import read_toml
+
+CLASSES = ("compute", "equal", "communication")
+"""Which side was expected to take longer when a list was made."""
+VERSION = 1
+
+_KEYS = ("gemm", "compute", "inputs", "bytes", "dtype", "layout")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A named scenario that leaves the number of ranks open.
+
+    Attributes:
+        expected: one of :data:`CLASSES`.
+        dtype: of the collective, and of the GEMM; "" leaves it to the device.
+    """
+
+    name: str
+    collective: str
+    expected: str
+    compute: Compute
+    nbytes: int
+    dtype: str = ""
+
+    @property
+    def label(self) -> str:
+        size = f"{self.nbytes / 2**20:g} MiB"
+        extents = self.compute.label
+        if isinstance(self.compute, Gemm):
+            extents = f"{self.compute.m}x{self.compute.n}x{self.compute.k}"
+        return f"{extents} beside {self.collective} of {size}"
+
+    def scenario(self, ranks: int, dtype: str) -> Scenario:
+        """The scenario on ``ranks`` ranks, of ``dtype`` throughout.
+
+        Raises:
+            UserError: its bytes do not divide among so many ranks.
+        """
+        compute = replace(self.compute, dtype=dtype) if isinstance(self.compute, Gemm) else self.compute
+        try:
+            return Scenario(compute, self.collective, self.nbytes, ranks, dtype)
+        except UserError as error:
+            raise UserError(f"{self.name}: {error}") from None
+
+
+def default_file() -> Path:
+    """The project's own list."""
+    return resource_dir("benchmarks") / "c3_scenarios.toml"
+
+
+def load(file: str | Path | None = None) -> dict[str, Entry]:
+    """The scenarios of ``file``, by name, in its order; None for the project's own.
+
+    Raises:
+        UserError: the file cannot be read, or is not of the form; one line that says where.
+    """
+    path = default_file() if file is None else Path(file).expanduser()
+    data = read_toml(path, "file of scenarios")
+    if data.pop("version", VERSION) != VERSION:
+        raise UserError(f"{path}: this autotune reads version {VERSION}")
+    dtype = data.pop("dtype", "")
+    found: dict[str, Entry] = {}
+    for collective, classes in data.items():
+        if collective not in COLLECTIVES or not isinstance(classes, dict):
+            raise UserError(f"{path}: [{collective}] is no collective: there is {', '.join(COLLECTIVES)}")
+        for expected, entries in classes.items():
+            if expected not in CLASSES or not isinstance(entries, dict):
+                raise UserError(f"{path}: [{collective}.{expected}] is no class: there is {', '.join(CLASSES)}")
+            for name, entry in entries.items():
+                if name in found:
+                    raise UserError(f"{path}: {name} is there more than once")
+                found[name] = _entry(f"{path}: {name}", name, collective, expected, entry, dtype)
+    if not found:
+        raise UserError(f"{path}: there is no scenario in it")
+    return found
+
+
+def choose(entries: Mapping[str, Entry], names: Sequence[str]) -> list[Entry]:
+    """The entries of these names, or all, in the file's order.
+
+    Args:
+        names: names of scenarios, collectives or classes, or a collective and a class such as "all_gather.equal".
+
+    Raises:
+        UserError: one is none of these.
+    """
+    chosen: set[str] = set()
+    for name in names:
+        matching = {e.name for e in entries.values() if name in _titles(e)}
+        if not matching:
+            raise UserError(f"there is no scenario {name!r}; {_hint(name, entries)}")
+        chosen |= matching
+    return [e for e in entries.values() if not names or e.name in chosen]
+
+
+def find(name: str) -> Entry:
+    """One scenario of the project's own list; raises UserError."""
+    entries = load()
+    if name not in entries:
+        raise UserError(f"there is no scenario {name!r}; {_hint(name, entries)}")
+    return entries[name]
+
+
+def _titles(entry: Entry) -> tuple[str, ...]:
+    return entry.name, entry.collective, entry.expected, f"{entry.collective}.{entry.expected}"
+
+
+def _hint(name: str, entries: Mapping[str, Entry]) -> str:
+    close = difflib.get_close_matches(name, entries, 1)
+    return f"did you mean {close[0]!r}?" if close else "`autotune bench c3 --list` lists them"
+
+
+def _entry(where: str, name: str, collective: str, expected: str, entry: object, dtype: object) -> Entry:
+    if not isinstance(entry, dict) or not all(isinstance(value, str) for value in entry.values()):
+        raise UserError(f'{where}: write {name} = {{ gemm = "MxNxK", bytes = "512MiB" }}')
+    for key in entry:
+        if key not in _KEYS:
+            raise UserError(f"{where}: unknown key {key!r}: there is {', '.join(_KEYS)}")
+    if ("gemm" in entry) == ("compute" in entry) or "bytes" not in entry:
+        raise UserError(f"{where}: it needs bytes, and either gemm or compute")
+    kind = str(entry.get("dtype", dtype))
+    try:
+        if "gemm" in entry:
+            compute: Compute = parse_gemm(entry["gemm"], kind or "bf16", entry.get("layout", "nn"))
+        else:
+            compute = Program(entry["compute"], entry.get("inputs", ""))
+        found = Entry(name, collective, expected, compute, parse_bytes(entry["bytes"]), kind)
+        Scenario(compute, collective, found.nbytes, 2, kind or "bf16")  # tells what is wrong on any number of ranks
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    return found

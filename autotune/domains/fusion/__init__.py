@@ -1,0 +1,1 @@
+"""The fusion domain: memory-intensive regions of a PyTorch program."""

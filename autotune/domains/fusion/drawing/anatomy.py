@@ -1,0 +1,399 @@
+"""What becomes of a region under a plan, in words and numbers: kernels, passes, where each value lives, bytes.
+
+Nothing here runs or compiles a kernel; it reads the plan, the schedules of its groups and their programs. ``autotune
+plan`` shows it as text and :mod:`autotune.domains.fusion.drawing.picture` draws it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune.compiler.planner.plan import Group, Plan, make_plan
+from autotune.compiler.program.columns import split_columns
+from autotune.compiler.program.full_reduction import cut_everything
+from autotune.compiler.program.lane_axis import unit_axis
+from autotune.compiler.program.program import Program, build_program
+from autotune.compiler.schedules.configurations import group_configs
+from autotune.compiler.schedules.cuda import scheme_of
+from autotune.compiler.targets.cpu.columns import column_split, parts_of, planes_of
+from autotune.compiler.targets.cpu.kernel import CpuSchedule
+from autotune.errors import Unsupported
+from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph
+from autotune.ir.ops import POINTWISE
+from autotune.task import Config
+
+HOMES = ("thread", "warp", "block", "cluster", "grid", "again", "output")
+"""Where a value lives until it is used: registers of one thread, the shuffles of a warp, shared memory of a block, that
+of a cluster of blocks, global memory (scratch between groups, partial results of blocks), nowhere (made again from the
+inputs), and global memory as a result of the region."""
+
+SHORT = {
+    "float32": "f32", "float16": "f16", "bfloat16": "bf16", "int64": "i64", "int32": "i32", "int16": "i16",
+    "int8": "i8", "uint8": "u8", "bool": "b1", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor in global memory that a group reads or writes.
+
+    ``name`` is x<n> for inputs of the region, y<n> for its outputs, s<n> for scratch; ``bytes`` what the group moves.
+    """
+
+    name: str
+    dtype: str
+    extents: tuple[int, ...]
+    bytes: int
+
+    @property
+    def label(self) -> str:
+        """Such as ``x0 bf16 8192x4096``."""
+        return f"{self.name} {SHORT[self.dtype]} {'x'.join(map(str, self.extents)) or '1'}"
+
+    def to_json(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {"name": self.name, "dtype": self.dtype, "extents": list(self.extents), "bytes": self.bytes}
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator of a group.
+
+    Attributes:
+        value: its number in the group's graph.
+        name: the operator, or for a load what it reads.
+        kind: "load", "leaf" (constants are left out; an index), "pointwise" or "reduction".
+        args: the values it takes, constants left out.
+        step: the pass it belongs to, from 0.
+        home: where its result lives, one of :data:`HOMES`.
+        extents: of its result.
+    """
+
+    value: int
+    name: str
+    kind: str
+    args: tuple[int, ...]
+    step: int
+    home: str
+    extents: tuple[int, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "value": self.value, "name": self.name, "kind": self.kind, "args": list(self.args), "pass": self.step,
+            "lives": self.home, "extents": list(self.extents),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GroupAnatomy:
+    """One group: the operators of one body of a kernel.
+
+    Attributes:
+        number: of the group in the plan.
+        roots: as the plan names them.
+        scheme: of its kernel.
+        config: its schedule.
+        shape: its rows and columns in words.
+        reads, writes: tensors in global memory.
+        stores: value number to the tensor that it is written to, in order of ``writes``.
+        operators: in order.
+        kernels: launches of its own (0: it shares the launch of another group).
+        private_bytes: of partial results in global memory.
+        cost: operations, in units of one fused multiply-add; what is made again counts once.
+    """
+
+    number: int
+    roots: tuple[str, ...]
+    scheme: str
+    config: Config
+    shape: str
+    reads: tuple[Tensor, ...]
+    writes: tuple[Tensor, ...]
+    stores: tuple[tuple[int, str], ...]
+    operators: tuple[Operator, ...]
+    kernels: int
+    private_bytes: int
+    cost: int
+
+    @property
+    def bytes(self) -> int:
+        """Moved: every tensor once, partial results written and read."""
+        return sum(t.bytes for t in (*self.reads, *self.writes)) + 2 * self.private_bytes
+
+    @property
+    def steps(self) -> int:
+        return 1 + max((o.step for o in self.operators), default=0)
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """Equal for groups that do the same to tensors of whatever size."""
+        ops = tuple((o.name.split(" ")[0] if o.kind != "load" else "load", o.args, o.home) for o in self.operators)
+        return (self.scheme, ops, tuple(t.dtype for t in (*self.reads, *self.writes)))
+
+    def to_json(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "number": self.number,
+            "roots": list(self.roots),
+            "scheme": self.scheme,
+            "config": dict(self.config),
+            "kernels": self.kernels,
+            "bytes": self.bytes,
+            "private_bytes": self.private_bytes,
+            "cost": self.cost,
+            "reads": [t.to_json() for t in self.reads],
+            "writes": [t.to_json() for t in self.writes],
+            "operators": [o.to_json() for o in self.operators],
+        }
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """A region under a plan.
+
+    Attributes:
+        plan: the plan's text.
+        launches: for each launch its phases (a grid barrier between them), for each phase its groups.
+        scratch_bytes: of the tensors between groups and of partial results.
+    """
+
+    plan: str
+    launches: tuple[tuple[tuple[GroupAnatomy, ...], ...], ...]
+    scratch_bytes: int
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def groups(self) -> list[GroupAnatomy]:
+        return [g for launch in self.launches for phase in launch for g in phase]
+
+    @property
+    def kernels(self) -> int:
+        """Kernels launched."""
+        return sum(g.kernels for g in self.groups)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes moved by all groups."""
+        return sum(g.bytes for g in self.groups)
+
+    @property
+    def cost(self) -> int:
+        return sum(g.cost for g in self.groups)
+
+    def to_json(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "plan": self.plan,
+            "kernels": self.kernels,
+            "bytes": self.bytes,
+            "scratch_bytes": self.scratch_bytes,
+            "cost": self.cost,
+            "launches": [[[g.to_json() for g in phase] for phase in launch] for launch in self.launches],
+        }
+
+
+def dissect(graph: Graph, config: Config, side: str, sms: int) -> Anatomy:
+    """The anatomy of a region under a configuration.
+
+    Args:
+        graph: the region's, canonical.
+        config: as a schedule has it; ``config["plan"]`` is the plan, the greedy one where it is not given.
+        side: "cuda" or "cpu".
+        sms: multiprocessors of the device, for kernels whose grid depends on them.
+
+    Raises:
+        Unsupported: the region has no kernels under this plan.
+    """
+    plan = make_plan(graph, side, str(config.get("plan", "")))
+    parts = group_configs(plan, config)
+    launches = []
+    private = 0
+    for launch in plan.launches:
+        alone = len(launch) == 1 and len(launch[0]) == 1
+        phases = []
+        for p, phase in enumerate(launch):
+            groups = []
+            for g, k in enumerate(phase):
+                part = parts[k]
+                kernels, own = _kernels(plan.groups[k].graph, part, side, sms)
+                private += own
+                shared = 1 if p == 0 and g == 0 else 0
+                groups.append(_group(graph, plan, k, part, side, kernels if alone else shared, own))
+            phases.append(tuple(groups))
+        launches.append(tuple(phases))
+    between = sum(STORAGE_BYTES[dtype] * numel for dtype, numel, _ in plan.scratch_numel(graph))
+    return Anatomy(plan.text, tuple(launches), between + private)
+
+
+def _kernels(graph: Graph, config: Config, side: str, sms: int) -> tuple[int, int]:
+    """(kernels, bytes of its own scratch) of a group launched alone."""
+    if side == "cpu":
+        split = column_split(graph) if config.get("parts") else None
+        if split is None:
+            return 1, 0
+        planes = planes_of(split, parts_of(split, CpuSchedule.from_config(config)))
+        return 2, sum(STORAGE_BYTES[storage] * numel for storage, numel in planes)
+    try:
+        made = scheme_of(graph).emit(graph, config, sms)
+    except (Unsupported, KeyError):
+        return 1, 0
+    return len(made.sources), sum(STORAGE_BYTES[p.storage] * p.numel for p in made.private)
+
+
+def _group(graph: Graph, plan: Plan, k: int, config: Config, side: str, kernels: int, own: int) -> GroupAnatomy:
+    group = plan.groups[k]
+    own_graph = group.graph
+    scheme = "cpu" if side == "cpu" else scheme_of(own_graph).name
+    names = [_tensor_name(kind, n) for kind, n in group.inputs]
+    sinks = [_tensor_name(kind, n) for kind, n in group.outputs]
+    reads = tuple(_read(own_graph, slot, names[slot]) for slot in range(len(names)))
+    writes = tuple(
+        Tensor(
+            sinks[n], o.dtype, tuple(own_graph.extents[a] for a in o.axes),
+            own_graph.size(o.axes) * STORAGE_BYTES[o.dtype],
+        )
+        for n, o in enumerate(own_graph.outputs)
+    )  # fmt: skip
+    stores = tuple((o.value, sinks[n]) for n, o in enumerate(own_graph.outputs))
+    return GroupAnatomy(
+        k, group.roots, scheme, config, _shape(own_graph), reads, writes, stores,
+        _operators(group, names, config, side, scheme), kernels, own, cost(own_graph),
+    )  # fmt: skip
+
+
+def _tensor_name(kind: str, n: int) -> str:
+    return {"input": "x", "output": "y", "scratch": "s"}[kind] + str(n)
+
+
+def _read(graph: Graph, slot: int, name: str) -> Tensor:
+    """The part of a slot that the group reads, each element once."""
+    best: tuple[int, tuple[int, ...]] = (0, ())
+    for v in graph.values:
+        if v.slot != slot or v.op not in ("load", "gather"):
+            continue
+        axes = {a for a, s in zip(v.axes, v.strides, strict=True) if s}
+        if v.op == "gather":
+            axes |= set(graph.values[v.args[0]].axes)
+        bounds = {a: (lo, hi) for a, lo, hi in v.guards}
+        extents = []
+        for a in sorted(axes):
+            lo, hi = bounds.get(a, (0, graph.extents[a]))
+            extents.append(max(0, min(hi, graph.extents[a]) - max(lo, 0)))
+        n = 1
+        for e in extents:
+            n *= e
+        best = max(best, (min(n, graph.input_numel(slot)), tuple(extents)))
+    return Tensor(name, graph.inputs[slot], best[1], best[0] * STORAGE_BYTES[graph.inputs[slot]])
+
+
+def _shape(graph: Graph) -> str:
+    over = sorted({v.over for i in graph.live if (v := graph.values[i]).op in REDUCTIONS})
+    everything = {a for i in graph.live for a in graph.values[i].axes} | {a for o in graph.outputs for a in o.axes}
+    if not over:
+        return f"{graph.size(everything)} elements"
+    parts = []
+    for axes in over:
+        rest = graph.size(everything - set(axes))
+        parts.append(f"{rest} x {graph.size(axes)}")
+    return "reductions: " + ", ".join(parts)
+
+
+def cost(graph: Graph) -> int:
+    """Operations of a graph in units of one fused multiply-add, every value made once."""
+    total = 0
+    for i in graph.live:
+        v = graph.values[i]
+        if v.op in POINTWISE:
+            total += POINTWISE[v.op].cost * graph.size(v.axes)
+        elif v.op in REDUCTIONS:
+            total += graph.size((*v.axes, *v.over))
+    return total
+
+
+def steps_of(graph: Graph) -> list[int]:
+    """The pass that each value is first needed in: how many reductions, one after the other, must be done before."""
+    level = [0] * len(graph.values)
+    for i, v in enumerate(graph.values):
+        if v.args:
+            level[i] = max(level[a] + (graph.values[a].op in REDUCTIONS) for a in v.args)
+    stored, live = {o.value for o in graph.outputs}, set(graph.live)
+    for i in sorted(live, reverse=True):
+        users = [u for u in graph.users[i] if u in live]
+        if users and i not in stored and graph.values[i].op not in REDUCTIONS:
+            level[i] = max(level[i], min(level[u] for u in users))
+    return level
+
+
+def _operators(group: Group, names: list[str], config: Config, side: str, scheme: str) -> tuple[Operator, ...]:
+    graph = group.graph
+    level = steps_of(graph)
+    kept = _kept(graph, config)
+    scratch = {o.value for o, (kind, _) in zip(graph.outputs, group.outputs, strict=True) if kind == "scratch"}
+    results = {o.value for o in graph.outputs} - scratch
+    out = []
+    for i in graph.live:
+        v = graph.values[i]
+        if v.op == "const":
+            continue
+        args = tuple(a for a in dict.fromkeys(v.args) if graph.values[a].op != "const")
+        extents = tuple(graph.extents[a] for a in v.axes)
+        if v.op in ("load", "gather"):
+            name, kind = f"{names[v.slot]} {SHORT[graph.inputs[v.slot]]}", "load"
+            name = f"gather {name}" if v.op == "gather" else name
+        elif v.op in REDUCTIONS:
+            name, kind = v.op, "reduction"
+        else:
+            name, kind = v.op, "pointwise" if v.op in POINTWISE else "leaf"
+        users = graph.users[i]
+        if v.op in REDUCTIONS:
+            home = reduction_home(graph, i, config, side, scheme)
+        elif users and i in kept:
+            home = {"shared": "block", "reload": "again"}.get(str(config.get("keep")), "thread")
+        elif users:
+            home = "thread"
+        else:
+            home = "grid" if i in scratch else "output" if i in results else "thread"
+        out.append(Operator(i, name, kind, args, level[i], home, extents))
+    return tuple(out)
+
+
+def _kept(graph: Graph, config: Config) -> set[int]:
+    """Full-size values that later passes use."""
+    try:
+        program: Program = build_program(graph)
+    except Unsupported:
+        return set()
+    return set(program.kept)
+
+
+def _over_rows(graph: Graph, i: int) -> bool:
+    """Whether a reduction is finished from partial ones; one of everything is cut into rows and their results."""
+    return cut_everything(graph) is not None or i in split_columns(graph).reduced
+
+
+def reduction_home(graph: Graph, i: int, config: Mapping[str, Any], side: str, scheme: str) -> str:
+    """Where the partial results of a reduction meet, one of :data:`HOMES`."""
+    if (scheme == "columns" or config.get("parts")) and _over_rows(graph, i):
+        return "grid"
+    if side == "cpu":
+        return "thread"
+    threads = int(config.get("threads_per_row", 256))
+    if scheme in ("outer", "tile"):
+        if unit_axis(graph) in graph.values[i].over:
+            return "warp"
+        threads = 1024 if int(config.get("rows_per_block", 1)) > 1 else 1  # these share the reduced axes
+    if scheme != "columns" and int(config.get("cluster", 1) or 1) > 1:
+        return "cluster"
+    if threads <= 1:
+        return "thread"
+    return "warp" if threads <= 32 else "block"
+
+
+def operator_counts(operators: list[Operator]) -> str:
+    """Such as ``2 mul, sub, rsqrt``."""
+    counts = Counter(o.name for o in operators)
+    return ", ".join(f"{n} {name}" if n > 1 else name for name, n in counts.items())

@@ -1,0 +1,157 @@
+"""A plan as an SVG picture, written by hand as text.
+
+Boxes are operators; around them the pass, the group (one body of a kernel), the launch and the region. An edge's colour
+says where the value lives between two operators. See :mod:`autotune.domains.fusion.drawing.svg_layout` for the
+geometry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from xml.sax.saxutils import escape
+
+from autotune.domains.fusion.drawing.svg_layout import (
+    FONT,
+    GLYPH,
+    LINE,
+    PAD,
+    Box,
+    Drawing,
+    Edge,
+    folded,
+    lay_out,
+    text_width,
+)
+
+_HOMES = {
+    "thread": ("#6b7280", "registers of a thread"),
+    "warp": ("#2563eb", "shuffles of a warp"),
+    "block": ("#d97706", "shared memory of a block"),
+    "cluster": ("#7c3aed", "shared memory of a cluster"),
+    "grid": ("#dc2626", "global memory: scratch"),
+    "again": ("#9ca3af", "made again where it is used"),
+    "output": ("#15803d", "global memory: a result"),
+}
+_FILL = {
+    "region": ("#ffffff", "#111827"),
+    "launch": ("#f3f4f6", "#9ca3af"),
+    "group": ("#ffffff", "#374151"),
+    "pass": ("#f9fafb", "#e5e7eb"),
+    "barrier": ("#fee2e2", "#dc2626"),
+    "load": ("#dbeafe", "#2563eb"),
+    "leaf": ("#f3f4f6", "#9ca3af"),
+    "pointwise": ("#ffffff", "#6b7280"),
+    "reduction": ("#fef3c7", "#d97706"),
+    "output": ("#dcfce7", "#15803d"),
+    "scratch": ("#fee2e2", "#dc2626"),
+}
+_LEGEND_BOXES = (
+    ("load", "read"),
+    ("pointwise", "operator"),
+    ("reduction", "reduction"),
+    ("output", "result"),
+    ("scratch", "scratch"),
+)
+_INNER = ("load", "leaf", "pointwise", "reduction", "output", "scratch", "barrier")
+_TITLE = 16
+_LEGEND_WIDTH = 640
+
+
+def draw(title: str, drawings: Sequence[Drawing]) -> str:
+    """An SVG document of regions one under the other, with a legend; the same text for the same plans."""
+    legend, legend_width, legend_height = _legend(PAD, PAD + _TITLE + PAD)
+    page = lay_out(drawings, PAD + _TITLE + PAD + legend_height)
+    width = max(page.width, legend_width + PAD, PAD * 2 + len(title) * _TITLE * 0.62)
+    fonts = "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
+    size = f'width="{_n(width)}" height="{_n(page.height)}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {_n(width)} {_n(page.height)}" '
+    out = [
+        head + f'font-family="{fonts}" font-size="{FONT}">',
+        f"<title>{escape(title)}</title>",
+        f'<rect {size} fill="#ffffff"/>',
+        f'<text x="{PAD}" y="{PAD + _TITLE}" font-size="{_TITLE}" font-weight="bold">{escape(title)}</text>',
+        *legend,
+    ]
+    boxes = [b for b in page.every() if b.kind != "via"]
+    out += [_rectangle(b) for b in boxes if b.kind not in _INNER]
+    out += [_edge(e) for e in page.edges]
+    out += [_rectangle(b) for b in boxes if b.kind in _INNER]
+    out.append("</svg>")
+    return "\n".join(out) + "\n"
+
+
+def _n(value: float) -> str:
+    """A number with at most one decimal."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def _rectangle(b: Box) -> str:
+    fill, stroke = _FILL[b.kind]
+    where = f'x="{_n(b.x)}" y="{_n(b.y)}" width="{_n(b.w)}" height="{_n(b.h)}"'
+    parts = [f'<rect class="{b.kind}" {where} rx="4" fill="{fill}" stroke="{stroke}"/>']
+    if b.kind in _INNER:
+        middle, base = b.x + b.w / 2, b.y + b.h / 2 + FONT * 0.35
+        parts.append(f'<text x="{_n(middle)}" y="{_n(base)}" text-anchor="middle">{escape(b.lines[0])}</text>')
+    else:
+        for k, line in enumerate(b.lines):
+            bold = ' font-weight="bold"' if b.kind == "region" and k == 0 else ""
+            colour = ' fill="#6b7280"' if b.kind == "pass" else ""
+            y = b.y + LINE * (k + 1)
+            parts.append(f'<text x="{_n(b.x + PAD)}" y="{_n(y)}"{bold}{colour}>{escape(line)}</text>')
+    if b.label:
+        colour = _HOMES[b.home][0]
+        parts.append(
+            f'<text x="{_n(b.x)}" y="{_n(b.y + b.h + FONT)}" fill="{colour}" font-size="{FONT - 1}">'
+            f"{escape(b.label)}</text>"
+        )
+    return "".join(parts)
+
+
+def _edge(e: Edge) -> str:
+    colour = _HOMES[e.home][0]
+    x, y = e.source.x + e.source.w / 2, e.source.y + e.source.h
+    way = [f"M{_n(x)} {_n(y)}"]
+    for box in (*e.via, e.sink):
+        to_x, to_y = box.x + box.w / 2, box.y
+        bend = max(10.0, (to_y - y) / 2)
+        way.append(f"C{_n(x)} {_n(y + bend)} {_n(to_x)} {_n(to_y - bend)} {_n(to_x)} {_n(to_y)}")
+        x, y = to_x, to_y
+        if box is not e.sink:
+            y += box.h
+            way.append(f"V{_n(y)}")
+    dashes = ' stroke-dasharray="4 3"' if e.home == "again" else ""
+    wide = 1 if e.home == "thread" else 2
+    return (
+        f'<path class="edge" d="{" ".join(way)}" fill="none" stroke="{colour}" stroke-width="{wide}" opacity="0.8"'
+        f"{dashes}/>"
+    )
+
+
+def _legend(x: float, y: float) -> tuple[list[str], float, float]:
+    """(elements, right edge, height)."""
+    out = []
+    at, right = x, 0.0
+    for kind, text in _LEGEND_BOXES:
+        fill, stroke = _FILL[kind]
+        out.append(
+            f'<rect x="{_n(at)}" y="{_n(y)}" width="14" height="12" rx="3" fill="{fill}" stroke="{stroke}"/>'
+            f'<text x="{_n(at + 19)}" y="{_n(y + 10)}">{text}</text>'
+        )
+        at += 19 + text_width(text) + 2 * GLYPH
+        right = max(right, at)
+    at = x
+    y += 26
+    for colour, text in _HOMES.values():
+        width = 23 + text_width(text) + 2 * GLYPH
+        if at > x and at + width > _LEGEND_WIDTH:
+            at, y = x, y + LINE
+        out.append(
+            f'<line x1="{_n(at)}" y1="{_n(y)}" x2="{_n(at + 18)}" y2="{_n(y)}" stroke="{colour}" '
+            f'stroke-width="2"/><text x="{_n(at + 23)}" y="{_n(y + 4)}">{text}</text>'
+        )
+        at += width
+        right = max(right, at)
+    return out, right, 40.0 + 2 * LINE
+
+
+__all__ = ["Drawing", "draw", "folded"]

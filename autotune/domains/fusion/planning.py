@@ -1,0 +1,149 @@
+"""A target's regions without running it: captured over tensors that have shapes but no data, and no GPU.
+
+Where the device is there, the target is captured on it as a search would. Otherwise it is captured on the CPU, with the
+sizes meant for the device; operators that the CPU implements otherwise (attention, convolutions) are none of ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from autotune.compiler.capture.recording import capture_for_user
+from autotune.compiler.lower.op_names import GENERATORS, VIEWS
+from autotune.compiler.lower.translate import op_name
+from autotune.compiler.regions.find import Region, find_regions
+from autotune.domains.fusion.builtin import BUILTIN
+from autotune.domains.fusion.program_spec import Call, load_callable, load_inputs, resolve, training
+from autotune.errors import UserError
+
+
+@dataclass(frozen=True)
+class PlannedRegion:
+    """A distinct region of a target and how often it occurs; ``region.workload`` is None where it cannot be tuned."""
+
+    region: Region
+    count: int
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a target consists of.
+
+    Attributes:
+        regions: the distinct ones in order of appearance, those that cannot be tuned last.
+        outside: operators that are in none of them, with how often each occurs: matrix products, convolutions and
+            attention, and what no rule knows.
+    """
+
+    regions: Sequence[PlannedRegion]
+    outside: Mapping[str, int]
+
+
+def outside(graph: fx.Graph, regions: Iterable[Region]) -> Counter[str]:
+    """Operators of a captured graph that are in no region, with how often each occurs; those that move nothing do not
+    count."""
+    inside = {n for r in regions for n in r.nodes}
+    nodes = [n for n in graph.nodes if n.op == "call_function" and n not in inside]
+    names = (op_name(n) or str(n.target) for n in nodes)
+    return Counter(n for n in names if n not in VIEWS and n not in GENERATORS and n != "getitem")
+
+
+def side_of(device: str) -> str:
+    """ "cpu" or "cuda".
+
+    Raises:
+        UserError: another device.
+    """
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        kind = ""
+    if kind not in ("cpu", "cuda"):
+        raise UserError(f"unknown device {device!r}; give cpu, cuda or cuda:N")
+    return kind
+
+
+def here(device: str) -> bool:
+    """Whether this machine has the device."""
+    if side_of(device) == "cpu":
+        return True
+    return torch.cuda.is_available() and (torch.device(device).index or 0) < torch.cuda.device_count()
+
+
+def planned(target: str, inputs: str | None, device: str, *, train: bool = False) -> Planned:
+    """The distinct regions of a target, and what is outside them.
+
+    Args:
+        target, inputs: as ``autotune search`` takes them.
+        device: "cpu", "cuda" or "cuda:N"; need not be there.
+        train: also the backward pass, whatever the target says requires a gradient.
+
+    Raises:
+        UserError: as :func:`autotune.domains.fusion.program_spec.resolve`, or where the callable fails on its inputs.
+    """
+    if here(device):
+        fn, call, label = resolve(target, inputs, device)
+        return _regions(fn, *call, label, train, side_of(device))
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    # The callable itself is made outside: its weights are real, and may be what its module keeps.
+    builtin = BUILTIN.get(target) if inputs is None else None
+    if builtin is None and ":" not in target:
+        resolve(target, inputs, "cpu")  # says what is wrong
+    size = builtin.size(device) if builtin else None
+    fn = builtin.make(size, "cpu") if builtin and size else load_callable(target, inputs)
+
+    def arguments() -> Call:
+        return (builtin.inputs(size, "cpu"), {}) if builtin and size else load_inputs(str(inputs), "cpu")
+
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            return _regions(fn, *arguments(), target, train, side_of(device))
+    except UserError:
+        if builtin:
+            raise
+    # Inputs or a program that look at data cannot do without.
+    return _regions(fn, *arguments(), target, train, side_of(device))
+
+
+def _regions(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], label: str, train: bool, side: str
+) -> Planned:
+    from autotune.domains.fusion.program_spec import _requires_grad
+
+    counts: Counter[str] = Counter()
+    rest: Counter[str] = Counter()
+    found: dict[str, Region] = {}
+    with training(fn, args, kwargs, label) if train else contextlib.nullcontext((args, kwargs)) as (given, named):
+        modes = (True,) if train else (False, True) if _requires_grad(fn, given, named) else (False,)
+        for grad in modes:
+            once: Counter[str] = Counter()
+            left: Counter[str] = Counter()
+            for graph in capture_for_user(fn, given, named, label=label, grad=grad).graphs:
+                regions = find_regions(graph.module, side)
+                for region in regions:
+                    key = region.workload.fingerprint if region.workload else f"none {region.reason} {region.nodes}"
+                    found.setdefault(key, region)
+                    once[key] += 1
+                left += outside(graph.module.graph, regions)
+            counts |= once
+            rest |= left
+    if label in BUILTIN and len(found) == 1:
+        found = {k: _named(r, label) for k, r in found.items()}
+    distinct = [PlannedRegion(region, counts[key]) for key, region in found.items()]
+    return Planned(sorted(distinct, key=lambda p: p.region.workload is None), dict(rest.most_common()))
+
+
+def _named(region: Region, name: str) -> Region:
+    """A built-in target of one region: its own name says more than its operators'."""
+    workload = region.workload
+    if workload is None:
+        return region
+    return replace(region, workload=replace(workload, label=f"{name} {workload.label.partition(' ')[2]}"))

@@ -1,0 +1,380 @@
+"""What the user named on the command line, and its inputs: a built-in target, ``package.module:callable``, or a call of
+a factory with literals, ``package.module:make("bert", layers=4)``, which returns the target."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import difflib
+import importlib
+import inspect
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from autotune.compiler.capture.recording import capture_for_user
+from autotune.compiler.capture.signature import signature
+from autotune.compiler.regions.find import find_regions
+from autotune.domains.fusion.builtin import BUILTIN
+from autotune.errors import UserError, first_line
+from autotune.workload import Workload
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def resolve(target: str, inputs: str | None, device: str) -> tuple[Callable[..., Any], Call, str]:
+    """The callable a user named, its ``(args, kwargs)`` on ``device``, and a label.
+
+    Args:
+        target: a name of :data:`BUILTIN`, or ``package.module:callable``; the current directory is importable. A class
+            is instantiated without arguments; a module is moved to the device. What is written as a call, with literals
+            as arguments, is called, and returns the target: ``package.module:make()``,
+            ``package.module:make("bert", layers=4)``.
+        inputs: ``package.module:callable`` returning a tensor, a tuple or list of arguments, a dict of keyword
+            arguments, or ``(args, kwargs)``; it is given ``device`` if it takes a parameter of that name. May be
+            written as a call too. None for built-in targets.
+        device: "cpu" or "cuda:N".
+
+    Raises:
+        UserError: whatever is wrong with any of these, in one line.
+    """
+    _check_device(device)
+    if ":" not in target:
+        if target not in BUILTIN:
+            hint = _closest(target, BUILTIN)
+            raise UserError(
+                f"unknown workload {target!r}{hint}; `autotune workloads` lists the built-in ones, your own are named"
+                " package.module:callable"
+            )
+        if inputs is not None:
+            raise UserError(f"--inputs goes with package.module:callable; the workload {target!r} brings its own")
+        builtin = BUILTIN[target]
+        size = builtin.size(device)
+        return builtin.make(size, device), (builtin.inputs(size, device), {}), target
+    fn = load_callable(target, inputs)
+    _refuse_meta(fn, (), target)
+    if isinstance(fn, nn.Module):
+        fn = fn.to(device)
+    return fn, load_inputs(str(inputs), device), target
+
+
+def load_callable(target: str, inputs: str | None) -> Callable[..., Any]:
+    """The callable that ``target`` names or makes, classes instantiated; refuses early where its inputs are not named.
+
+    Raises:
+        UserError: as :func:`resolve`.
+    """
+    fn, call = _load(target, "target")
+    if inputs is None:
+        raise UserError(f"{target} needs --inputs package.module:callable, which returns its example inputs")
+    if call is not None:
+        fn = _made(fn, call, target)
+    if inspect.isclass(fn):
+        fn = _call(fn, f"{target} could not be instantiated without arguments")
+    if not callable(fn):
+        verb = "is" if call is None else "gave"
+        raise UserError(f"{target} {verb} a {type(fn).__name__}, which cannot be called")
+    return fn  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What a target came to.
+
+    Attributes:
+        workloads: distinct, in order of appearance, with how often each occurs.
+        signature: of what the capture depended on; None where that cannot be told.
+        known: whether it was taken from an earlier capture.
+    """
+
+    workloads: list[tuple[Workload, int]]
+    signature: str | None = None
+    known: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """What to keep, so that ``known`` of :func:`captured` finds it again."""
+        return {"signature": self.signature, "workloads": [[w.fingerprint, count] for w, count in self.workloads]}
+
+
+def captured(
+    target: str,
+    inputs: str | None,
+    device: str,
+    *,
+    train: bool = False,
+    known: Callable[[str], list[tuple[Workload, int]] | None] | None = None,
+) -> Captured:
+    """As :func:`fusion_workloads`; a module whose signature is ``known`` is not captured again.
+
+    Args:
+        known: from a signature (:mod:`autotune.compiler.capture.signature`) to what an earlier capture found; None
+        where there
+            was none.
+    """
+    if ":" not in target:
+        return Captured(fusion_workloads(target, inputs, device, train=train))
+    fn, (args, kwargs), label = resolve(target, inputs, device)
+    signed = signature(fn, args, kwargs, train=train, device=device)
+    found = known(signed) if known is not None and signed is not None else None
+    if found:
+        return Captured(found, signed, known=True)
+    return Captured(workloads_of(fn, args, kwargs, label, train=train), signed)
+
+
+def fusion_workloads(
+    target: str, inputs: str | None, device: str, *, train: bool = False
+) -> list[tuple[Workload, int]]:
+    """The distinct workloads of a target, in order of appearance, with how often each occurs.
+
+    Where results require grad, both ways to run it are captured, with and without autograd: their regions store
+    different results. A workload that occurs in both is counted where it occurs more often.
+
+    Args:
+        train: only the way with autograd, forward and backward, whatever the target says requires grad; see
+            :func:`training`.
+
+    Raises:
+        UserError: as :func:`resolve`, or where the callable fails on the inputs.
+    """
+    fn, (args, kwargs), label = resolve(target, inputs, device)
+    found = workloads_of(fn, args, kwargs, label, train=train)
+    if target in BUILTIN and len(found) == 1:  # its own name says more than its operators'
+        workload, count = found[0]
+        return [(replace(workload, label=f"{target} {workload.label.partition(' ')[2]}"), count)]
+    return found
+
+
+def workloads_of(
+    fn: Callable[..., Any],
+    args: Iterable[Any],
+    kwargs: dict[str, Any] | None = None,
+    label: str = "the target",
+    *,
+    train: bool = False,
+) -> list[tuple[Workload, int]]:
+    """As :func:`fusion_workloads`, for a callable and its inputs."""
+    arguments = tuple(args)
+    _refuse_meta(fn, (arguments, kwargs), label)
+    counts: Counter[Workload] = Counter()
+    with training(fn, arguments, kwargs, label) if train else contextlib.nullcontext((arguments, kwargs)) as given:
+        arguments, kwargs = given
+        modes = (True,) if train else (False, True) if _requires_grad(fn, arguments, kwargs) else (False,)
+        for grad in modes:
+            try:
+                captured = capture_for_user(fn, arguments, kwargs, label=label, grad=grad)
+            except SystemExit as error:
+                raise UserError(f"{label} failed on the inputs: {first_line(error)}") from error
+            regions = (r for g in captured.graphs for r in find_regions(g.module))
+            counts |= Counter(r.workload for r in regions if r.workload is not None)
+    return list(counts.items())
+
+
+@contextlib.contextmanager
+def training(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None, label: str = "the target"
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any] | None]]:
+    """The arguments with which ``fn`` has a backward pass, while the context lasts.
+
+    Nothing is changed where something requires grad already. Otherwise a module's floating parameters do meanwhile, or
+    the floating inputs where it has none. The backward pass starts from the gradients of all results, as that of a
+    larger model would.
+
+    Raises:
+        UserError: nothing could require grad.
+    """
+    if _requires_grad(fn, args, kwargs):
+        yield args, kwargs
+        return
+    owner = getattr(fn, "__self__", fn)
+    parameters = [p for p in owner.parameters() if p.is_floating_point()] if isinstance(owner, nn.Module) else []
+    if parameters:
+        try:
+            for p in parameters:
+                p.requires_grad_(True)
+            yield args, kwargs
+        finally:
+            for p in parameters:
+                p.requires_grad_(False)
+        return
+    leaves = pytree.tree_leaves((args, kwargs or {}))
+    if not any(isinstance(t, torch.Tensor) and t.is_floating_point() for t in leaves):
+        raise UserError(
+            f"{label} cannot be trained: neither parameters nor inputs are floating point; leave out --train"
+        )
+
+    def leaf(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            return value.detach().requires_grad_(True)
+        return value
+
+    with torch.inference_mode(False):
+        yield pytree.tree_map(leaf, (args, kwargs))
+
+
+def _requires_grad(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
+    leaves = pytree.tree_leaves((args, kwargs or {}))
+    owner = getattr(fn, "__self__", fn)
+    if isinstance(owner, nn.Module):
+        leaves.extend(owner.parameters())
+    return any(isinstance(t, torch.Tensor) and t.requires_grad for t in leaves)
+
+
+def _check_device(device: str) -> None:
+    try:
+        wanted = torch.device(device)
+    except RuntimeError:
+        raise UserError(f"unknown device {device!r}; give cpu, cuda or cuda:N") from None
+    if wanted.type not in ("cpu", "cuda"):
+        raise UserError(f"device {device!r} is not supported; give cpu, cuda or cuda:N")
+    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"no device {device!r} here: torch sees {torch.cuda.device_count()} CUDA devices; try --device cpu"
+        )
+
+
+def _load(spec: str, what: str) -> tuple[Any, Call | None]:
+    """What ``package.module:attribute`` names, and what to call it with where it is written as a call."""
+    module_name, _, path = spec.partition(":")
+    call = None
+    if "(" in path:
+        path, call = _parsed(path, spec, what)
+    if not module_name or not path:
+        raise UserError(f"{what} {spec!r} is not of the form package.module:callable")
+    module = _import(module_name, spec)
+    found: Any = module
+    for part in path.split("."):
+        if not hasattr(found, part):
+            names = [n for n in dir(found) if not n.startswith("_")]
+            raise UserError(f"{module_name} has no {path!r}{_closest(path, names)} (asked for by {spec})")
+        found = getattr(found, part)
+    return found, call
+
+
+def _parsed(text: str, spec: str, what: str) -> tuple[str, Call]:
+    """The name and the arguments of a call such as ``make("bert", layers=4)``; nothing of it is evaluated."""
+    try:
+        call = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError):  # the latter of a null byte
+        call = None
+    if not isinstance(call, ast.Call) or not _is_name(call.func):
+        form = 'package.module:make() or package.module:make("bert", layers=4)'
+        raise UserError(f"{what} {spec!r} is not a call of one name; a factory is written {form}")
+    given: list[Any] = []
+    for node in [*call.args, *(k.value for k in call.keywords)]:
+        try:
+            given.append(ast.literal_eval(node))
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            raise UserError(
+                f"{what} {spec!r}: {ast.unparse(node)} is no literal; a factory is given numbers, quoted texts, True,"
+                " False, None, and lists, tuples and dicts of them"
+            ) from None
+    names = [k.arg for k in call.keywords]
+    if None in names:
+        raise UserError(f"{what} {spec!r}: name each argument in the place of **")
+    args = tuple(given[: len(call.args)])
+    return ast.unparse(call.func), (args, dict(zip(map(str, names), given[len(args) :], strict=True)))
+
+
+def _is_name(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _is_name(node.value))
+
+
+def _made(factory: Any, call: Call, spec: str, **more: Any) -> Any:
+    """What a factory returns for the arguments that ``spec`` gives it."""
+    if not callable(factory):
+        raise UserError(f"{spec}: a {type(factory).__name__} cannot be called; leave out the brackets")
+    args, kwargs = call
+    return _call(factory, f"{spec} failed", *args, **{**more, **kwargs})
+
+
+def _import(name: str, spec: str) -> ModuleType:
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise UserError(f"no module {error.name!r} for {spec}; it must be installed or in {here}") from None
+        raise UserError(f"importing {name} for {spec} failed: {first_line(error)}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a script without a guard ends in sys.exit
+        raise UserError(f"importing {name} for {spec} failed: {first_line(error)}") from error
+
+
+def load_inputs(spec: str, device: str) -> Call:
+    """The arguments that ``package.module:callable`` gives, on ``device``; see :func:`resolve`."""
+    made, call = _load(spec, "--inputs")
+    if call is not None or (callable(made) and not isinstance(made, torch.Tensor)):
+        given = {"device": device} if _takes_device(made) else {}
+        made = _made(made, call or ((), {}), f"--inputs {spec}", **given)
+    args, kwargs = _as_call(made, spec)
+    if not any(isinstance(t, torch.Tensor) for t in pytree.tree_leaves((args, kwargs))):
+        raise UserError(f"--inputs {spec} returned no tensors")
+    _refuse_meta(None, (args, kwargs), f"--inputs {spec}")
+    return pytree.tree_map(lambda t: _moved(t, device), (args, kwargs))  # type: ignore[no-any-return]
+
+
+def _refuse_meta(fn: Any, given: Any, label: str) -> None:
+    """
+    Raises:
+        UserError: a tensor of the arguments or of the module has no data.
+    """
+    leaves = pytree.tree_leaves(given)
+    owner = getattr(fn, "__self__", fn)
+    if isinstance(owner, nn.Module):
+        leaves.extend((*owner.parameters(), *owner.buffers()))
+    if any(isinstance(t, torch.Tensor) and t.is_meta for t in leaves):
+        raise UserError(f"{label}: tensors on the meta device hold no data; make them on cpu or cuda")
+
+
+def _as_call(made: Any, spec: str) -> Call:
+    if isinstance(made, torch.Tensor):
+        return (made,), {}
+    if isinstance(made, dict):
+        return (), dict(made)
+    if isinstance(made, (tuple, list)):
+        if len(made) == 2 and isinstance(made[0], (tuple, list)) and isinstance(made[1], dict):
+            return tuple(made[0]), dict(made[1])
+        return tuple(made), {}
+    raise UserError(
+        f"--inputs {spec} gave a {type(made).__name__}; it must give a tensor, a tuple or list of arguments, a dict of"
+        " keyword arguments, or (args, kwargs)"
+    )
+
+
+def _moved(value: Any, device: str) -> Any:
+    """On the device, and still a leaf that requires grad where it was one."""
+    if not isinstance(value, torch.Tensor) or value.device == torch.device(device):
+        return value
+    return value.detach().to(device).requires_grad_(value.requires_grad)
+
+
+def _takes_device(fn: Callable[..., Any]) -> bool:
+    try:
+        return "device" in inspect.signature(fn).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def _call(fn: Callable[..., Any], problem: str, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return fn(*args, **kwargs)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise UserError(f"{problem}: {first_line(error)}") from error
+
+
+def _closest(name: str, names: Iterable[str]) -> str:
+    found = difflib.get_close_matches(name, list(names), 1)
+    return f", did you mean {found[0]!r}?" if found else ""

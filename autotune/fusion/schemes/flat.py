@@ -1,7 +1,0 @@
-"""The flat scheme: a group without reductions, every element independent."""
-
-from __future__ import annotations
-
-from autotune.fusion.schemes.rows import RowsScheme
-
-SCHEME = RowsScheme("flat")

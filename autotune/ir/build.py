@@ -1,0 +1,271 @@
+"""Building a graph value by value: equal values are one value, and what is known when it is emitted is folded.
+
+Folding is exact for every input, NaN, infinities and the sign of zero included: ``x * 1``, ``x / 1``, ``x - 0`` go,
+``x + 0`` stays (it turns -0 into 0).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Sequence
+
+from autotune.errors import Unreachable, Unsupported
+from autotune.ir.graph import Value
+from autotune.ir.ops import POINTWISE
+
+MAX_VALUES = 20_000
+"""A translation that grows beyond this is given up: it would not make one region's kernels anyway."""
+
+_FOLD: dict[str, Callable[..., float | int]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "neg": operator.neg,
+    "maximum": max,
+    "minimum": min,
+}
+_WRAP = {"int32": 1 << 31, "int64": 1 << 63}
+
+
+def position_type(*reached: int) -> str:
+    """The arithmetic type of positions along an axis that come to these numbers."""
+    return "int32" if all(abs(n) < _WRAP["int32"] for n in reached) else "int64"
+
+
+def number_as(number: float | int | bool, dtype: str) -> float | int | bool:
+    """A Python number as a constant of an arithmetic type. Raises Unsupported where it does not fit."""
+    if dtype == "float32":
+        return float(number)
+    if dtype == "bool":
+        return bool(number)
+    if isinstance(number, float) and not math.isfinite(number):
+        raise Unsupported(f"the constant {number} as {dtype}")
+    whole = int(number)
+    if not -_WRAP[dtype] <= whole < _WRAP[dtype]:
+        raise Unsupported(f"the constant {number} does not fit {dtype}")
+    return whole
+
+
+class Builder:
+    """A growing graph. All methods return the index of a value, new or found again."""
+
+    def __init__(self) -> None:
+        self.values: list[Value] = []
+        self.extents: list[int] = []
+        self._seen: dict[tuple[object, ...], int] = {}
+
+    def axis(self, extent: int) -> int:
+        self.extents.append(extent)
+        return len(self.extents) - 1
+
+    def emit(self, value: Value) -> int:
+        # Text of the number, since 0.0 == -0.0, 1 == True and NaN differs from itself.
+        key = (value, repr(value.number)) if value.op != "const" else ("const", value.dtype, repr(value.number))
+        found = self._seen.get(key)
+        if found is None:
+            if len(self.values) >= MAX_VALUES:
+                raise Unsupported(f"a region of more than {MAX_VALUES} values")
+            self.values.append(value)
+            found = self._seen[key] = len(self.values) - 1
+        return found
+
+    def const(self, number: float | int | bool, dtype: str) -> int:
+        return self.emit(Value("const", dtype=dtype, number=number_as(number, dtype)))
+
+    def load(
+        self,
+        slot: int,
+        dtype: str,
+        terms: Sequence[tuple[int, int]],
+        offset: int,
+        pick: tuple[int, int, int] | None = None,
+        guards: Sequence[tuple[int, int, int]] = (),
+    ) -> int:
+        """A load, or a gather where ``pick`` = (index value, stride, bound) is given."""
+        if any(s < 0 for _, s in terms):
+            raise Unreachable("an access with a negative stride")
+        strides = dict(terms)
+        if pick is not None:
+            if pick[1] <= 0:
+                raise Unreachable("a gather with a stride that is not positive")
+            for a in self.values[pick[0]].axes:
+                strides.setdefault(a, 0)
+        axes = tuple(sorted(strides))
+        kept = tuple(sorted(g for g in guards if g[0] in strides and (g[1] > 0 or g[2] < self.extents[g[0]])))
+        for a, lo, high in kept:
+            if high - lo == 1:  # of one place only: it does not vary over the axis
+                offset, strides[a] = offset + lo * strides[a], 0
+        low = offset + sum(strides[a] * lo for a, lo, _ in kept)
+        if low < 0:
+            raise Unsupported("an access that starts before its tensor")
+        common = {
+            "axes": axes,
+            "dtype": dtype,
+            "slot": slot,
+            "strides": tuple(strides[a] for a in axes),
+            "offset": offset,
+            "guards": kept,
+        }
+        if pick is None:
+            return self.emit(Value("load", **common))  # type: ignore[arg-type]
+        return self.emit(
+            Value("gather", args=(pick[0],), index_stride=pick[1], bound=pick[2], **common)  # type: ignore[arg-type]
+        )
+
+    def index(
+        self, terms: Sequence[tuple[int, int]], offset: int, pick: tuple[int, int, int] | None, dtype: str
+    ) -> int:
+        """The integer ``offset + sum(coefficient * axis) + coefficient * picked`` as a value."""
+        if not terms and pick is None:
+            return self.const(offset, dtype)
+        total: int | None = None
+        for n, (a, c) in enumerate(terms):
+            shift = offset if n == 0 else 0
+            part = self.emit(Value("index", axes=(a,), dtype=dtype, scale=c, shift=shift))
+            total = part if total is None else self.pointwise("add", [total, part])
+        if pick is not None:
+            part = self.pointwise("mul", [self.cast(pick[0], dtype), self.const(pick[1], dtype)])
+            if total is None:
+                total = self.const(offset, dtype)
+            total = self.pointwise("add", [total, part])
+        assert total is not None
+        return total
+
+    def cast(self, arg: int, dtype: str) -> int:
+        """To another arithmetic type: to bool is "differs from 0" (NaN does), float to integer truncates."""
+        v = self.values[arg]
+        if v.dtype == dtype:
+            return arg
+        if v.op == "const" and not (isinstance(v.number, float) and not math.isfinite(v.number)):
+            return self.const(v.number, dtype)
+        if dtype == "bool":
+            return self.pointwise("ne", [arg, self.const(0, v.dtype)])
+        return self.emit(Value("cast", (arg,), v.axes, dtype))
+
+    def pointwise(self, op: str, args: Sequence[int]) -> int:
+        """Any operator but ``cast``. Raises Unsupported where the arguments' types do not agree."""
+        spec = POINTWISE[op]
+        vals = [self.values[a] for a in args]
+        typed = vals[1:] if op == "where" else vals
+        if len({v.dtype for v in typed}) != 1 or (op == "where" and vals[0].dtype != "bool"):
+            raise Unsupported(f"{op} of {', '.join(v.dtype for v in vals)}")
+        dtype = {"same": vals[0].dtype, "bool": "bool", "where": vals[-1].dtype}[spec.result]
+        folded = self._fold(op, list(args), vals, dtype)
+        if folded is not None:
+            return folded
+        ordered = tuple(sorted(args)) if spec.commutative else tuple(args)
+        axes = tuple(sorted({a for v in vals for a in v.axes}))
+        return self.emit(Value(op, ordered, axes, dtype))
+
+    def _fold(self, op: str, args: list[int], vals: list[Value], dtype: str) -> int | None:
+        if op == "where" and (vals[0].op == "const" or args[1] == args[2]):
+            return args[1] if vals[0].op != "const" or vals[0].number else args[2]
+        if op == "mul":
+            for one, other in ((0, 1), (1, 0)):
+                if vals[one].op == "const" and vals[one].number == 1:
+                    return args[other]
+        if op == "div" and vals[1].op == "const" and vals[1].number == 1:
+            return args[0]
+        if op in ("sub", "add") and vals[1].op == "const" and vals[1].number == 0:
+            positive = dtype != "float32" or math.copysign(1.0, vals[1].number) > 0
+            if (op == "sub") == positive or dtype != "float32":
+                return args[0]
+        if op == "add" and vals[0].op == "const" and dtype != "float32" and vals[0].number == 0:
+            return args[1]
+        if op in _FOLD and all(v.op == "const" for v in vals) and dtype in ("float32", "int32", "int64"):
+            numbers = [v.number for v in vals]
+            if all(math.isfinite(n) for n in numbers):
+                result = _FOLD[op](*numbers)
+                if dtype == "float32" or -_WRAP[dtype] <= result < _WRAP[dtype]:
+                    return self.const(result, dtype)
+        return None
+
+    def reduce(self, op: str, arg: int, axes: Sequence[int]) -> int:
+        """Reduce over ``axes``; over those that the argument does not vary over, by arithmetic."""
+        v = self.values[arg]
+        if op == "sum" and (picked := self._picked(v, set(axes))) is not None:
+            value, walked = picked
+            return self.reduce(op, value, [a for a in axes if a not in walked])
+        over = tuple(sorted(a for a in axes if a in v.axes))
+        times = math.prod([self.extents[a] for a in axes if a not in v.axes])
+        if over:
+            kept = tuple(a for a in v.axes if a not in over)
+            arg = self.emit(Value(op, (arg,), kept, v.dtype, over=over))
+        if times != 1 and op == "sum":
+            return self.pointwise("mul", [arg, self.const(times, v.dtype)])
+        if times != 1 and op == "prod":
+            if v.dtype != "float32":
+                raise Unsupported("a product of integers over a broadcast dimension")
+            return self.pointwise("pow", [arg, self.const(times, v.dtype)])
+        return arg
+
+    def sum_at(self, term: int, place: int, over: Sequence[int], axis: int) -> int:
+        """The sums over ``over`` of the terms at each place along ``axis``."""
+        axes = {a for a in self.values[term].axes if a not in over} | {axis}
+        return self.emit(
+            Value("sum_at", (term, place), tuple(sorted(axes)), self.values[term].dtype, over=tuple(sorted(over)))
+        )
+
+    def _picked(self, v: Value, axes: set[int]) -> tuple[int, set[int]] | None:
+        """A sum over a one-hot row without a reduction: ``where(k == t, x, 0)`` over k is x where t is some k.
+
+        Such is the row sum in the backward of a cross entropy. None where ``v``, summed over ``axes``, is nothing of
+        the kind; otherwise the sum's value, and those of ``axes`` that it is a sum over.
+        """
+        if v.op != "where" or self.values[v.args[2]].op != "const" or self.values[v.args[2]].number != 0:
+            return None
+        terms, rest = [v.args[0]], []
+        while terms:
+            at = terms.pop()
+            value = self.values[at]
+            if value.op == "and" and value.dtype == "bool":
+                terms += value.args
+            else:
+                rest.append(at)
+        for at in rest:
+            if self.values[at].op != "eq":
+                continue
+            for place, target in (self.values[at].args, self.values[at].args[::-1]):
+                walked = self._walk(place)
+                if walked is None or not walked[0] <= axes:
+                    continue
+                own, first = walked
+                others = [a for a in rest if a != at]
+                if any(own & set(self.values[a].axes) for a in (target, v.args[1], *others)):
+                    continue
+                kind = self.values[place].dtype
+                beyond = first + math.prod([self.extents[a] for a in own])
+                if first < -_WRAP[kind] or beyond >= _WRAP[kind]:  # positions that wrap around, or a bound that does
+                    continue
+                inside = [self.pointwise("ge", [target, self.const(first, kind)]),
+                          self.pointwise("lt", [target, self.const(beyond, kind)])]  # fmt: skip
+                found = functools.reduce(lambda a, b: self.pointwise("and", [a, b]), [*others, *inside])
+                there = v.args[1]
+                if v.dtype == "float32":  # a sum that zeros are part of is never -0
+                    there = self.pointwise("add", [there, self.const(0.0, v.dtype)])
+                return self.pointwise("where", [found, there, v.args[2]]), own
+        return None
+
+    def _walk(self, at: int) -> tuple[set[int], int] | None:
+        """(axes, first) of a value that counts the elements of ``axes`` from ``first`` on; None for any other."""
+        steps: dict[int, int] = {}
+        first, parts = 0, [at]
+        while parts:
+            v = self.values[parts.pop()]
+            if v.op == "add":
+                parts += v.args
+            elif v.op == "index" and v.axes[0] not in steps:
+                steps[v.axes[0]] = v.scale
+                first += v.shift
+            elif v.op == "const":
+                first += int(v.number)
+            else:
+                return None
+        expected = 1
+        for a, step in sorted(steps.items(), key=lambda item: item[1]):
+            if step != expected:
+                return None
+            expected *= self.extents[a]
+        return (set(steps), first) if steps else None

@@ -1,0 +1,343 @@
+"""One form for all graphs that mean the same: numbering from structure alone.
+
+Values, axes, input slots and outputs are coloured by what they are and, round after round, by the colours around them
+(Weisfeiler-Lehman refinement, up and down), until no class splits any more. Ties are broken by giving one member of the
+first tied class a colour of its own; tied members of such a graph are interchangeable, so it does not matter which. The
+colours then order everything. They are SHA-256 based and never depend on names, on the order of arguments where the
+operator commutes, or on Python's hash seed.
+
+The *row axis* becomes axis 0: of the axes that are never reduced over, the one with the largest stride in the largest
+output. The family of a workload is its digest with that axis's extent left open.
+
+A graph of several parts that have nothing to do with each other (``autotune.ir.components``) is the canonical forms
+of its parts one after the other, equal ones and those of one family side by side. It has no row axis: its parts have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from autotune.ir.components import components, part
+from autotune.ir.graph import Graph, Output, Value
+from autotune.ir.ops import POINTWISE
+from autotune.ir.simplify import remap_output, remap_value
+from autotune.workload import Workload, digest
+
+Colour = str
+
+_WORK = 1 << 17
+"""Values times rounds after which a graph is coloured from end to end first (:meth:`_Colours.deepen`): about a second;
+no region of fewer than 360 values comes to it."""
+
+
+def _mix(*parts: object) -> Colour:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
+def _hash(text: str) -> Colour:
+    """:func:`_mix` of parts whose ``repr`` is at hand."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _listed(items: Iterable[str]) -> str:
+    """The ``repr`` of a list, of those of its items."""
+    return f"[{', '.join(items)}]"
+
+
+class _Colours:
+    """The colouring of a graph's values, axes, slots and outputs; the extent of ``open_axis`` plays no part in it.
+
+    Colours are in every fingerprint that is stored anywhere: what is hashed must stay as it is, to the letter. A round
+    is that of ``tests/fusion/plain_colours.py``, with what no round changes thought out before the first.
+    """
+
+    def __init__(self, graph: Graph, open_axis: int | None = None) -> None:
+        self.graph = graph
+        self.users = graph.users
+        self.reads: list[list[int]] = [[] for _ in graph.inputs]
+        for i, v in enumerate(graph.values):
+            if v.slot >= 0:
+                self.reads[v.slot].append(i)
+        self.value = [_mix(_itself(v)) for v in graph.values]
+        self.axis = [_mix("axis", None if a == open_axis else e) for a, e in enumerate(graph.extents)]
+        self.slot = [_mix("slot", d) for d in graph.inputs]
+        self.output = [_mix("output", o.dtype, o.offset) for o in graph.outputs]
+        self._commutes = [_commutes(v) for v in graph.values]
+        self._places = [[(u, repr(_positions(graph.values[u], i))) for u in us] for i, us in enumerate(self.users)]
+        self._strides = [v.strides or (0,) * len(v.axes) for v in graph.values]
+
+    def classes(self) -> int:
+        return sum(len(set(c)) for c in (self.value, self.axis, self.slot, self.output))
+
+    def settle(self, most: int | None = None) -> bool:
+        """Refine until no class splits; False where ``most`` rounds do not do."""
+        before, rounds = -1, 0
+        while before != (now := self.classes()):
+            if most is not None and rounds >= most:
+                return False
+            before, rounds = now, rounds + 1
+            self._round()
+        return True
+
+    def deepen(self) -> None:
+        """Colour values by all that they are made of, and all that is made of them.
+
+        A round carries a difference one step. Where values stand in a long row that takes as many rounds as the row is
+        long, each over all values; these two walks carry it from end to end.
+        """
+        g = self.graph
+        made: list[Colour] = []
+        for i, v in enumerate(g.values):
+            args = [made[a] for a in v.args]
+            made.append(_mix("made of", self.value[i], sorted(args) if self._commutes[i] else args))
+        stores: list[list[Colour]] = [[] for _ in g.values]
+        for k, o in enumerate(g.outputs):
+            stores[o.value].append(self.output[k])
+        read: list[Colour] = [""] * len(g.values)
+        for i in reversed(range(len(g.values))):
+            users = sorted((read[u], place) for u, place in self._places[i])
+            read[i] = _mix("read by", made[i], users, sorted(stores[i]))
+        self.value = read
+
+    def _round(self) -> None:
+        g, value, axis, slot, output = self.graph, self.value, self.axis, self.slot, self.output
+        stores: list[list[Colour]] = [[] for _ in g.values]
+        on_axis: list[list[Colour]] = [[] for _ in g.extents]
+        new_output = []
+        for k, o in enumerate(g.outputs):
+            where = sorted((axis[a], s) for a, s in zip(o.axes, o.strides, strict=True))
+            new_output.append(_mix(output[k], value[o.value], where))
+            stores[o.value].append(_mix(output[k], where))
+            for a, s in zip(o.axes, o.strides, strict=True):
+                on_axis[a].append(_mix("stored", output[k], s))
+        quoted = [f"'{c}'" for c in value]
+        walks: dict[tuple[tuple[int, ...], tuple[int, ...]], str] = {}
+        new_value = []
+        for i, v in enumerate(g.values):
+            mine, strides = quoted[i], self._strides[i]
+            args = [quoted[a] for a in v.args]
+            if len(args) > 1 and self._commutes[i]:
+                args.sort()
+            walk = walks.get((v.axes, strides))
+            if walk is None:
+                walk = walks[v.axes, strides] = repr(sorted((axis[a], s) for a, s in zip(v.axes, strides, strict=True)))
+            users = sorted(f"'{_hash(f'({quoted[u]}, {place})')}'" for u, place in self._places[i])
+            guards = repr(sorted((axis[a], lo, hi) for a, lo, hi in v.guards)) if v.guards else "[]"
+            over = repr(sorted(axis[a] for a in v.over)) if v.over else "[]"
+            read = repr(slot[v.slot]) if v.slot >= 0 else "''"
+            stored = repr(sorted(stores[i])) if stores[i] else "[]"
+            new_value.append(
+                _hash(f"({mine}, {_listed(args)}, {_listed(users)}, {walk}, {guards}, {over}, {read}, {stored})")
+            )
+            said = {s: _hash(f"('in', {mine}, {s})") for s in set(strides)}
+            for a, s in zip(v.axes, strides, strict=True):
+                on_axis[a].append(said[s])
+            for a in v.over:
+                on_axis[a].append(_hash(f"('over', {mine})"))
+            for a, lo, hi in v.guards:
+                on_axis[a].append(_hash(f"('guard', {mine}, {lo}, {hi})"))
+        self.axis = [_mix(axis[a], sorted(on_axis[a])) for a in range(len(axis))]
+        self.slot = [_mix(slot[s], sorted(value[i] for i in self.reads[s])) for s in range(len(slot))]
+        self.value, self.output = new_value, new_output
+
+    def discrete(self, deep: bool = False) -> bool:
+        """Settle, then split ties until every colour is unique; whether it took :meth:`deepen`.
+
+        Args:
+            deep: it is known to.
+        """
+        fresh = self.value, self.axis, self.slot, self.output
+        if deep or not self.settle(_WORK // max(1, len(self.value))):
+            self.value, self.axis, self.slot, self.output = fresh
+            self.deepen()
+            self.settle()
+            deep = True
+        while True:
+            tied = next(
+                (t for c in (self.axis, self.slot, self.output, self.value) if (t := _tie(c)) is not None), None
+            )
+            if tied is None:
+                return deep
+            colours, member = tied
+            colours[member] = _mix("chosen", colours[member])
+            self.settle()
+
+
+def _tie(colours: list[Colour]) -> tuple[list[Colour], int] | None:
+    """A member of the class with the smallest colour among those with more than one member."""
+    seen: dict[Colour, int] = {}
+    tied: list[tuple[Colour, int]] = []
+    for k, c in enumerate(colours):
+        if c in seen:
+            tied.append((c, seen[c]))
+        else:
+            seen[c] = k
+    return (colours, min(tied)[1]) if tied else None
+
+
+def _commutes(v: Value) -> bool:
+    return v.op in POINTWISE and POINTWISE[v.op].commutative
+
+
+def _itself(v: Value) -> tuple[object, ...]:
+    number = (type(v.number).__name__, repr(v.number)) if v.op == "const" else ""
+    return (v.op, v.dtype, v.offset, v.index_stride, v.bound, number, v.scale, v.shift, len(v.axes), len(v.over))
+
+
+def _positions(user: Value, arg: int) -> tuple[int, ...]:
+    """At which places ``user`` takes ``arg``; how often, where the order does not matter."""
+    places = tuple(k for k, a in enumerate(user.args) if a == arg)
+    return (len(places),) if _commutes(user) else places
+
+
+def _topological(graph: Graph, colour: Sequence[Colour]) -> list[int]:
+    """Arguments before users; among those that are ready, by colour."""
+    waiting = [len(set(v.args)) for v in graph.values]
+    ready = [(colour[i], i) for i, n in enumerate(waiting) if n == 0]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        _, i = heapq.heappop(ready)
+        order.append(i)
+        for u in graph.users[i]:
+            waiting[u] -= 1
+            if waiting[u] == 0:
+                heapq.heappush(ready, (colour[u], u))
+    return order
+
+
+def _axis_order(graph: Graph, colour: Sequence[Colour], outputs: Iterable[int], reads: Iterable[int]) -> list[int]:
+    """The row axis, then the others by falling stride in the largest output, or load where no output has them."""
+    reduced = {a for v in graph.values for a in v.over}
+    strides: list[Mapping[int, int]] = []
+    for k in sorted(outputs, key=lambda k: -graph.size(graph.outputs[k].axes)):
+        o = graph.outputs[k]
+        strides.append(dict(zip(o.axes, o.strides, strict=True)))
+    for i in sorted(reads, key=lambda i: -graph.size(graph.values[i].axes)):
+        v = graph.values[i]
+        strides.append(dict(zip(v.axes, v.strides, strict=True)))
+
+    def place(a: int) -> tuple[bool, int, int, Colour]:
+        where = next((n for n, s in enumerate(strides) if a in s), len(strides))
+        return (a in reduced, where, -strides[where][a] if where < len(strides) else 0, colour[a])
+
+    return sorted(range(len(graph.extents)), key=place)
+
+
+def _order(graph: Graph, colours: _Colours) -> tuple[list[int], list[int], list[int]]:
+    """Values, outputs and axes in their order, by colours that are unique."""
+    order = _topological(graph, colours.value)
+    where = {old: new for new, old in enumerate(order)}
+    outputs = sorted(range(len(graph.outputs)), key=lambda k: (where[graph.outputs[k].value], colours.output[k]))
+    reads = [i for i in order if graph.values[i].op in ("load", "gather")]
+    return order, outputs, _axis_order(graph, colours.axis, outputs, reads)
+
+
+def canonicalize(graph: Graph) -> tuple[Graph, tuple[int, ...], tuple[int, ...]]:
+    """The canonical form of a simplified graph.
+
+    Returns:
+        The canonical graph, the slot order (canonical input slot ``k`` is the given graph's slot ``order[k]``) and the
+        output order (likewise).
+    """
+    parts = components(graph)
+    return _connected(graph) if len(parts) < 2 else _side_by_side(graph, parts)
+
+
+def _side_by_side(graph: Graph, parts: Sequence[Sequence[int]]) -> tuple[Graph, tuple[int, ...], tuple[int, ...]]:
+    """The canonical forms of the parts with these outputs, concatenated in an order of what they are."""
+    made: list[tuple[Graph, tuple[int, ...], tuple[int, ...]]] = []
+    for outputs in parts:
+        own, used = part(graph, outputs)
+        form, slots, order = _connected(own)
+        made.append((form, tuple(used[s] for s in slots), tuple(outputs[k] for k in order)))
+    works = [to_workload(form) for form, _, _ in made]
+    # A slot that several parts read tells equal parts apart by who else reads it.
+    readers: dict[int, list[tuple[str, int]]] = {}
+    for (_, slots, _), work in zip(made, works, strict=True):
+        for k, s in enumerate(slots):
+            readers.setdefault(s, []).append((work.fingerprint, k))
+
+    def place(n: int) -> tuple[object, ...]:
+        work, (_, slots, _) = works[n], made[n]
+        return (work.family or work.fingerprint, -work.extent, work.fingerprint, [sorted(readers[s]) for s in slots])
+
+    extents: list[int] = []
+    values: list[Value] = []
+    inputs: dict[int, str] = {}
+    stores: list[Output] = []
+    sinks: list[int] = []
+    for n in sorted(range(len(made)), key=place):
+        form, slots, outputs = made[n]
+        for k, s in enumerate(slots):
+            inputs.setdefault(s, form.inputs[k])
+        number = {s: k for k, s in enumerate(inputs)}
+        where = {i: i + len(values) for i in range(len(form.values))}
+        axes = {a: a + len(extents) for a in range(len(form.extents))}
+        stores += [remap_output(o, where, axes) for o in form.outputs]
+        moved = [remap_value(v, where, axes) for v in form.values]
+        values += [replace(v, slot=number[slots[v.slot]]) if v.slot >= 0 else v for v in moved]
+        extents += form.extents
+        sinks += outputs
+    result = Graph(tuple(extents), tuple(values), tuple(inputs.values()), tuple(stores), graph.precision)
+    result.check()
+    return result, tuple(inputs), tuple(sinks)
+
+
+def _connected(graph: Graph) -> tuple[Graph, tuple[int, ...], tuple[int, ...]]:
+    """The canonical form of a graph of one part."""
+    colours = _Colours(graph)
+    deep = colours.discrete()
+    rows = _order(graph, colours)[2][:1]
+    # Once more without the rows' extent, so that the members of a family are numbered alike.
+    colours = _Colours(graph, *rows)
+    colours.discrete(deep)
+    order, outputs, by_place = _order(graph, colours)
+    by_place = [*rows, *(a for a in by_place if a not in rows)]
+    where = {old: new for new, old in enumerate(order)}
+    reads = [i for i in order if graph.values[i].op in ("load", "gather")]
+    axes = {a: k for k, a in enumerate(by_place)}
+    slots: list[int] = []
+    for i in reads:
+        if graph.values[i].slot not in slots:
+            slots.append(graph.values[i].slot)
+    slot_of = {old: new for new, old in enumerate(slots)}
+    values = []
+    for i in order:
+        v = remap_value(graph.values[i], where, axes)
+        if _commutes(v):
+            v = replace(v, args=tuple(sorted(v.args)))
+        values.append(replace(v, slot=slot_of[v.slot]) if v.slot >= 0 else v)
+    result = Graph(
+        tuple(graph.extents[a] for a in sorted(axes, key=lambda a: axes[a])),
+        tuple(values),
+        tuple(graph.inputs[s] for s in slots),
+        tuple(remap_output(graph.outputs[k], where, axes) for k in outputs),
+        graph.precision,
+    )
+    result.check()
+    return result, tuple(slots), tuple(outputs)
+
+
+def row_extent(graph: Graph) -> int:
+    """The extent of the row axis of a canonical graph; 0 where it has none (every axis is reduced over, or the graph is
+    of several parts, each with rows of its own)."""
+    if not graph.extents or any(0 in v.over for v in graph.values) or len(components(graph)) > 1:
+        return 0
+    return graph.extents[0]
+
+
+def to_workload(graph: Graph, label: str = "", source: Mapping[str, Any] | None = None) -> Workload:
+    """The workload of a canonical graph.
+
+    ``label`` and ``source`` are carried along and are not part of the identity.
+    """
+    spec = graph.to_json()
+    rows = row_extent(graph)
+    label = f"{label} {graph.precision}" if label and graph.precision else label
+    family = digest({"kind": "fusion", "spec": {**spec, "extents": [None, *graph.extents[1:]]}}) if rows else ""
+    return Workload(kind="fusion", spec=spec, family=family, extent=rows, label=label, source=dict(source or {}))

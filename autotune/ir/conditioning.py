@@ -1,0 +1,63 @@
+"""How far correct kernels may part where a program magnifies rounding.
+
+A small difference of large numbers, a square root near zero, a variance of almost equal numbers: float32's rounding
+grows there beyond any fixed tolerance, and every correct kernel comes to other digits. Where a candidate misses the
+tolerance, the oracle is run again with every computed value off by a rounding, drawn at random; elements may be as far
+off as a few times what that does to them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from autotune.ir.graph import Graph, Value
+from autotune.ir.interpret import Disturb, interpret
+
+EPS = 2.0**-23
+MARGIN = 16.0
+"""Noise is one rounding an operator; kernels round several times (fast approximations, sums in another order)."""
+DRAWS = 4
+_EXACT = frozenset(
+    ["neg", "abs", "maximum", "minimum", "where", "sign", "floor", "ceil", "round", "trunc", "max", "min", "cast"]
+)
+
+
+def noise(seed: int, device: torch.device) -> Disturb:
+    """Every inexact float value off by up to one rounding; sums by one of their terms' root of squares."""
+    rng = torch.Generator(device=device).manual_seed(seed)
+
+    def disturb(v: Value, out: Tensor, args: Sequence[Tensor]) -> Tensor:
+        if v.op in _EXACT or (v.op == "const" and float(torch.tensor(v.number, dtype=torch.float32)) == v.number):
+            return out
+        size = out.abs()
+        if v.op in ("sum", "sum_at"):
+            finite = args[0].nan_to_num(0.0, 0.0, 0.0)
+            size = size.maximum(
+                torch.full_like(size, float(finite.square().sum().sqrt()) / math.sqrt(max(1, size.numel())))
+            )
+        random = torch.rand(out.shape, generator=rng, device=device, dtype=out.dtype) * 2 - 1
+        moved = out + random * size * EPS
+        return torch.where(torch.isfinite(moved), moved, out)
+
+    return disturb
+
+
+def slack(graph: Graph, inputs: Sequence[Tensor], want: Sequence[Tensor], device: torch.device) -> list[Tensor | None]:
+    """For each output, by how much each element may be off beyond its tolerance: float64 of the output's shape,
+    infinite where rounding alone makes it infinite or NaN; None for outputs that are not floats.
+
+    Args:
+        want: what the oracle makes of ``inputs``.
+    """
+    found: list[Tensor | None] = [torch.zeros_like(w) if w.dtype.is_floating_point else None for w in want]
+    for draw in range(DRAWS):
+        for so_far, base, moved in zip(found, want, interpret(graph, inputs, noise(draw, device)), strict=True):
+            if so_far is not None:
+                far = (moved - base).abs_().mul_(MARGIN)
+                far = torch.where((moved == base) | (moved.isnan() & base.isnan()), 0.0, far).nan_to_num_(math.inf)
+                torch.maximum(so_far, far, out=so_far)
+    return found

@@ -1,0 +1,371 @@
+"""The typed operator graph of a memory-intensive region, in axis form.
+
+Views, transposes, broadcasts and reshapes are not nodes here. A region has a set of *axes*, each with an extent, and
+every value says which axes it varies over; a load says its stride along each. ``x.T``, ``x.expand(...)`` and an aligned
+``x.view(...)`` of an input are then the same load with other strides, and "row vector" or "column vector" is just
+"varies over these axes and not those". What remains are five sorts of value:
+
+====================  ==================================================================================================
+``load``              element of input ``slot`` at ``offset + sum(index[a] * stride[a])``; ``guard`` bounds (axis, lo,
+                      hi) outside which the value is 0 and memory is not touched (slices and concatenations)
+``gather``            as load, plus ``index_stride * args[0]``; args[0] is an integer value in ``[0, bound)``
+``const``, ``index``  a scalar constant; the index along one axis, ``scale * i + shift``
+pointwise             see :mod:`autotune.ir.ops`
+reduction             ``sum`` ``max`` ``min`` ``prod`` of args[0] over the axes ``over``; ``sum_at`` adds it up at the
+                      places that args[1] says: along one axis more (:func:`at_axis`), place ``p`` is the sum over
+                      ``over`` of what has ``args[1] == p``; what lies outside the axis goes nowhere
+====================  ==================================================================================================
+
+Arithmetic types are ``float32`` (every storage float is read into it), ``int32``, ``int64`` and ``bool``. What a
+tensor is stored as is a property of its slot, so casts among floats are not operators: a stitched kernel rounds once,
+when it stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+STORAGE_BYTES: Mapping[str, int] = {
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+"""Storage types of inputs and outputs, with their size in bytes."""
+
+EIGHT_BIT_FLOATS = ("float8_e4m3fn", "float8_e5m2")
+FLOATS = ("float32", "float16", "bfloat16", *EIGHT_BIT_FLOATS)
+"""Storage types that are read into float32."""
+
+COMPUTE_TYPES = ("float32", "int32", "int64", "bool")
+REDUCTIONS = ("sum", "max", "min", "prod", "sum_at")
+LEAVES = ("load", "gather", "const", "index")
+
+
+def at_axis(graph: Graph, v: Value) -> int:
+    """The axis whose places a ``sum_at`` adds to: the one that what it adds does not vary over."""
+    (axis,) = set(v.axes) - set(graph.values[v.args[0]].axes)
+    return axis
+
+
+def has_sum_at(graph: Graph) -> bool:
+    """Whether a live value of a graph is a ``sum_at``."""
+    return any(graph.values[i].op == "sum_at" for i in graph.live)
+
+
+def compute_type(storage: str) -> str:
+    """The arithmetic type a storage type is read into."""
+    if storage in FLOATS:
+        return "float32"
+    if storage in ("int64", "bool"):
+        return storage
+    return "int32"
+
+
+@dataclass(frozen=True)
+class Value:
+    """One node. ``args`` are indices of earlier values in the graph.
+
+    ``axes`` (sorted axis numbers) is what the value varies over. The other fields are used by the ops named:
+
+    * ``slot``, ``strides`` (elements, one for each of ``axes``), ``offset``, ``guards``: load and gather. A gather's
+      strides are those of the directly indexed axes; an axis that only the index varies over has stride 0.
+    * ``index_stride``, ``bound``: gather.
+    * ``number``: const (float, int or bool).
+    * ``scale``, ``shift``: index (its one axis is ``axes[0]``).
+    * ``over``: reductions; sorted axis numbers.
+    """
+
+    op: str
+    args: tuple[int, ...] = ()
+    axes: tuple[int, ...] = ()
+    dtype: str = "float32"
+    slot: int = -1
+    strides: tuple[int, ...] = ()
+    offset: int = 0
+    guards: tuple[tuple[int, int, int], ...] = ()
+    index_stride: int = 0
+    bound: int = 0
+    number: float | int | bool = 0
+    scale: int = 1
+    shift: int = 0
+    over: tuple[int, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Fields that differ from their defaults; infinities and NaN as strings, since JSON has none."""
+        out: dict[str, Any] = {"op": self.op, "dtype": self.dtype}
+        for name in ("args", "axes", "strides", "over"):
+            if getattr(self, name):
+                out[name] = list(getattr(self, name))
+        if self.guards:
+            out["guards"] = [list(g) for g in self.guards]
+        for name, default in (
+            ("slot", -1),
+            ("offset", 0),
+            ("index_stride", 0),
+            ("bound", 0),
+            ("scale", 1),
+            ("shift", 0),
+        ):
+            if getattr(self, name) != default:
+                out[name] = getattr(self, name)
+        if self.op == "const":
+            n = self.number
+            finite = isinstance(n, (bool, int)) or (n == n and abs(n) != float("inf"))
+            out["number"] = n if finite else str(n)
+        return out
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Value:
+        number = data.get("number", 0)
+        return cls(
+            op=str(data["op"]),
+            args=tuple(data.get("args", ())),
+            axes=tuple(data.get("axes", ())),
+            dtype=str(data["dtype"]),
+            slot=int(data.get("slot", -1)),
+            strides=tuple(data.get("strides", ())),
+            offset=int(data.get("offset", 0)),
+            guards=tuple((int(a), int(lo), int(hi)) for a, lo, hi in data.get("guards", ())),
+            index_stride=int(data.get("index_stride", 0)),
+            bound=int(data.get("bound", 0)),
+            number=float(number) if isinstance(number, str) else number,
+            scale=int(data.get("scale", 1)),
+            shift=int(data.get("shift", 0)),
+            over=tuple(data.get("over", ())),
+        )
+
+
+@dataclass(frozen=True)
+class Output:
+    """A stored result: ``value`` written at ``offset + sum(index[a] * stride[a])`` over ``axes``.
+
+    ``axes`` may hold axes that the value does not vary over (an expanded output). ``dtype`` is the storage type.
+    """
+
+    value: int
+    axes: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    offset: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "value": self.value,
+            "axes": list(self.axes),
+            "strides": list(self.strides),
+            "dtype": self.dtype,
+            "offset": self.offset,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Output:
+        return cls(
+            int(data["value"]),
+            tuple(data["axes"]),
+            tuple(data["strides"]),
+            str(data["dtype"]),
+            int(data.get("offset", 0)),
+        )
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A region: axes' extents, values in topological order, storage types of the inputs, outputs, and how its
+    arithmetic may be approximated (:mod:`autotune.ir.precision`): ``""`` as by default, or ``"strict"``.
+
+    In a canonical graph axis 0 is the *row axis*: the one whose extent a family leaves open (see
+    ``autotune.ir.canonical``).
+    """
+
+    extents: tuple[int, ...]
+    values: tuple[Value, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[Output, ...]
+    precision: str = ""
+
+    def size(self, axes: Iterable[int]) -> int:
+        """Product of the extents of ``axes``."""
+        n = 1
+        for a in axes:
+            n *= self.extents[a]
+        return n
+
+    @cached_property
+    def users(self) -> tuple[tuple[int, ...], ...]:
+        """For each value, the values that take it as an argument, in order."""
+        out: list[list[int]] = [[] for _ in self.values]
+        for i, v in enumerate(self.values):
+            for a in dict.fromkeys(v.args):
+                out[a].append(i)
+        return tuple(tuple(u) for u in out)
+
+    @cached_property
+    def live(self) -> tuple[int, ...]:
+        """The values that some output needs, in order."""
+        needed: set[int] = set()
+        stack = [o.value for o in self.outputs]
+        while stack:
+            i = stack.pop()
+            if i not in needed:
+                needed.add(i)
+                stack.extend(self.values[i].args)
+        return tuple(sorted(needed))
+
+    def input_numel(self, slot: int) -> int:
+        """Elements from the slot's base pointer that the region may touch (1 + the largest reachable offset)."""
+        top = 0
+        for v in self.values:
+            if v.slot != slot or v.op not in ("load", "gather"):
+                continue
+            reach = v.offset
+            for a, s in zip(v.axes, v.strides, strict=True):
+                hi = self.extents[a] - 1
+                for ga, _, ghi in v.guards:
+                    if ga == a:
+                        hi = min(hi, ghi - 1)
+                reach += max(hi, 0) * s
+            if v.op == "gather":
+                reach += (v.bound - 1) * v.index_stride
+            top = max(top, reach)
+        return top + 1
+
+    def output_numel(self, k: int) -> int:
+        """Elements from output ``k``'s base pointer that are written (1 + the largest offset)."""
+        o = self.outputs[k]
+        return 1 + o.offset + sum((self.extents[a] - 1) * s for a, s in zip(o.axes, o.strides, strict=True))
+
+    @cached_property
+    def bytes_moved(self) -> int:
+        """Bytes a perfect kernel moves: each input element that is read once in, each output element once out.
+
+        A gather counts the elements it can pick (one for each index), not the table it picks from.
+        """
+        total = 0
+        per_slot: dict[int, int] = {}
+        for v in self.values:
+            if v.op in ("load", "gather"):
+                moving = [a for a, s in zip(v.axes, v.strides, strict=True) if s != 0]
+                if v.op == "gather":
+                    moving = sorted(set(moving) | set(self.values[v.args[0]].axes))
+                n = 1
+                for a in moving:
+                    e = self.extents[a]
+                    for ga, lo, hi in v.guards:
+                        if ga == a:
+                            e = max(0, min(e, hi) - max(0, lo))
+                    n *= e
+                n = min(n, self.input_numel(v.slot))
+                per_slot[v.slot] = max(per_slot.get(v.slot, 0), n)
+        for slot, n in per_slot.items():
+            total += n * STORAGE_BYTES[self.inputs[slot]]
+        for o in self.outputs:
+            total += self.size(o.axes) * STORAGE_BYTES[o.dtype]
+        return total
+
+    def to_json(self) -> dict[str, Any]:
+        how = {"precision": self.precision} if self.precision else {}
+        return {
+            "extents": list(self.extents),
+            "values": [v.to_json() for v in self.values],
+            "inputs": list(self.inputs),
+            "outputs": [o.to_json() for o in self.outputs],
+            **how,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Graph:
+        """Rebuild a graph, checking what a kernel's safety depends on.
+
+        Raises:
+            ValueError: an index, axis or type is out of range.
+        """
+        graph = cls(
+            extents=tuple(int(e) for e in data["extents"]),
+            values=tuple(Value.from_json(v) for v in data["values"]),
+            inputs=tuple(str(d) for d in data["inputs"]),
+            outputs=tuple(Output.from_json(o) for o in data["outputs"]),
+            precision=str(data.get("precision", "")),
+        )
+        graph.check()
+        return graph
+
+    def check(self) -> None:
+        """Raise ValueError unless the graph is well formed (types, ranges, topological order) and every address that it
+        names lies at or after its tensor's first element, in 63 bits."""
+        from autotune.ir.ops import POINTWISE
+        from autotune.ir.reach import check_loads, check_numbers, check_outputs
+
+        check_numbers(self)
+        if self.precision not in ("", "strict"):
+            raise ValueError(f"unknown precision {self.precision!r}")
+        n_axes = len(self.extents)
+        for d in self.inputs:
+            if d not in STORAGE_BYTES:
+                raise ValueError(f"unknown storage type {d!r}")
+        for i, v in enumerate(self.values):
+            if v.op not in POINTWISE and v.op not in REDUCTIONS and v.op not in LEAVES:
+                raise ValueError(f"value {i}: unknown operator {v.op!r}")
+            if v.dtype not in COMPUTE_TYPES:
+                raise ValueError(f"value {i}: unknown type {v.dtype!r}")
+            if any(not 0 <= a < i for a in v.args):
+                raise ValueError(f"value {i}: an argument does not come before it")
+            if list(v.axes) != sorted(set(v.axes)) or any(not 0 <= a < n_axes for a in v.axes):
+                raise ValueError(f"value {i}: bad axes {v.axes}")
+            if v.op in ("load", "gather"):
+                if not 0 <= v.slot < len(self.inputs) or len(v.strides) != len(v.axes):
+                    raise ValueError(f"value {i}: bad slot or strides")
+                if v.dtype != compute_type(self.inputs[v.slot]):
+                    raise ValueError(f"value {i}: type {v.dtype} does not follow from {self.inputs[v.slot]}")
+            if v.op in POINTWISE:
+                if len(v.args) != POINTWISE[v.op].arity:
+                    raise ValueError(f"value {i}: {v.op} of {len(v.args)} values")
+                want = tuple(sorted({a for j in v.args for a in self.values[j].axes}))
+                if v.axes != want:
+                    raise ValueError(f"value {i}: axes {v.axes}, its arguments have {want}")
+            if v.op == "sum_at":
+                self._check_sum_at(i, v)
+            elif v.op in REDUCTIONS:
+                if len(v.args) != 1:
+                    raise ValueError(f"value {i}: {v.op} of {len(v.args)} values")
+                arg = self.values[v.args[0]]
+                if not v.over or not set(v.over) <= set(range(n_axes)) or set(v.over) & set(v.axes):
+                    raise ValueError(f"value {i}: bad reduction axes")
+                if set(v.axes) != set(arg.axes) - set(v.over):
+                    raise ValueError(f"value {i}: reduction axes do not match its argument")
+        self._check_outputs()
+        check_loads(self)
+        check_outputs(self)
+
+    def _check_sum_at(self, i: int, v: Value) -> None:
+        if len(v.args) != 2:
+            raise ValueError(f"value {i}: sum_at of {len(v.args)} values")
+        value, place = self.values[v.args[0]], self.values[v.args[1]]
+        over = set(v.over)
+        if not over or not over <= set(range(len(self.extents))) or over & set(v.axes):
+            raise ValueError(f"value {i}: bad reduction axes")
+        new = set(v.axes) - set(value.axes)
+        if len(new) != 1 or set(v.axes) - new != set(value.axes) - over or not set(place.axes) <= over:
+            raise ValueError(f"value {i}: axes of a sum_at do not match its arguments")
+        if place.dtype not in ("int32", "int64") or v.dtype != "float32" or value.dtype != "float32":
+            raise ValueError(f"value {i}: sum_at of {value.dtype} at {place.dtype}")
+
+    def _check_outputs(self) -> None:
+        n_axes = len(self.extents)
+        for o in self.outputs:
+            if not 0 <= o.value < len(self.values) or o.dtype not in STORAGE_BYTES or len(o.axes) != len(o.strides):
+                raise ValueError("bad output")
+            if len(set(o.axes)) != len(o.axes):
+                raise ValueError("an output walks an axis twice")
+            if not set(self.values[o.value].axes) <= set(o.axes) or any(not 0 <= a < n_axes for a in o.axes):
+                raise ValueError("an output does not cover its value's axes")

@@ -1,0 +1,357 @@
+"""The oracle: evaluates a region graph with torch, slowly and exactly.
+
+Floats are computed in float64 but in float32's *range*: what a float32 kernel must overflow to infinity (or flush to
+zero) does so here, so that ``exp(200)`` is infinite for the oracle as it is for every kernel. Integers are exact.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from autotune.ir.graph import EIGHT_BIT_FLOATS, FLOATS, Graph, Value, at_axis
+from autotune.ir.operands import Operand, operands
+
+_PLAIN = Operand(scale=1.0, odd=4096)  # any other input
+_COMPUTE = {"float32": torch.float64, "int32": torch.int32, "int64": torch.int64, "bool": torch.bool}
+_MAX = float(torch.finfo(torch.float32).max) * (1 + 2**-25)
+_TINY = 2.0**-150
+_CHUNK = 1 << 26
+"""Elements of the largest value above which the row axis is taken in pieces (64 Mi, 512 MiB in float64)."""
+
+_UNARY: dict[str, Callable[[Tensor], Tensor]] = {
+    "neg": torch.neg,
+    "abs": torch.abs,
+    "sign": torch.sign,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+    "reciprocal": torch.reciprocal,
+    "exp": torch.exp,
+    "exp2": torch.exp2,
+    "log": torch.log,
+    "log2": torch.log2,
+    "log1p": torch.log1p,
+    "expm1": torch.expm1,
+    "erf": torch.erf,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "floor": torch.floor,
+    "ceil": torch.ceil,
+    "round": torch.round,
+    "trunc": torch.trunc,
+    "not": torch.bitwise_not,
+    "isnan": torch.isnan,
+    "isinf": torch.isinf,
+}
+_BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "pow": torch.pow,
+    "floordiv": torch.floor_divide,
+    "mod": torch.remainder,
+    "lt": torch.lt,
+    "le": torch.le,
+    "gt": torch.gt,
+    "ge": torch.ge,
+    "eq": torch.eq,
+    "ne": torch.ne,
+    "and": torch.bitwise_and,
+    "or": torch.bitwise_or,
+    "xor": torch.bitwise_xor,
+    "shr": torch.bitwise_right_shift,
+}
+_MAY_OVERFLOW = frozenset(
+    ["add", "sub", "mul", "div", "pow", "reciprocal", "exp", "exp2", "expm1", "sum", "sum_at", "prod", "sigmoid"]
+)
+
+
+Disturb = Callable[[Value, Tensor, Sequence[Tensor]], Tensor]
+"""Takes a float value of the graph, its elements and its arguments' elements; returns what to go on with."""
+
+
+def interpret(graph: Graph, inputs: Sequence[Tensor], disturb: Disturb | None = None) -> list[Tensor]:
+    """Evaluate ``graph``.
+
+    Args:
+        inputs: for each slot a one-dimensional tensor of the slot's storage type with at least
+            ``graph.input_numel(slot)`` elements. All on one device, where the evaluation runs.
+        disturb: called on every float value that is computed (not loaded): adding noise of the size of float32's
+            rounding shows how far correct kernels may part from one another.
+
+    Returns:
+        For each output ``k`` a contiguous tensor of shape ``[extents[a] for a in outputs[k].axes]``: float64 for float
+        outputs, else the storage type, before any rounding to it.
+    """
+    flat = [_read(t) for t in inputs]
+    device = flat[0].device if flat else torch.device("cpu")
+    rows = graph.extents[0] if graph.extents else 1
+    step = _rows_at_a_time(graph)
+    if step >= rows:
+        return _evaluate(graph, flat, device, 0, rows, disturb)
+    results: list[Tensor] = []
+    for lo in range(0, rows, step):
+        hi = min(lo + step, rows)
+        parts = _evaluate(graph, flat, device, lo, hi, disturb)
+        for k, (o, part) in enumerate(zip(graph.outputs, parts, strict=True)):
+            if lo == 0:
+                results.append(part.new_empty([graph.extents[a] for a in o.axes]) if 0 in o.axes else part)
+            if 0 in o.axes:
+                results[k].narrow(o.axes.index(0), lo, hi - lo).copy_(part)
+    return results
+
+
+def _rows_at_a_time(graph: Graph) -> int:
+    """All rows, or fewer where a value is large; axis 0 must not be reduced over for that."""
+    if not graph.extents:
+        return 1
+    rows = graph.extents[0]
+    largest = max([graph.size(v.axes) for v in graph.values if 0 in v.axes], default=0)
+    if largest <= _CHUNK or any(0 in v.over for v in graph.values):
+        return rows
+    return max(1, rows * _CHUNK // largest)
+
+
+def _read(t: Tensor) -> Tensor:
+    flat = t.detach().reshape(-1) if t.is_contiguous() else t.detach()
+    narrow = str(t.dtype).removeprefix("torch.") in EIGHT_BIT_FLOATS
+    return flat.to(torch.float32) if narrow else flat  # torch picks few of these at an index
+
+
+class _Frame:
+    """Evaluation of all axes in full, but of axis 0 only ``[lo, hi)``."""
+
+    def __init__(self, graph: Graph, inputs: Sequence[Tensor], device: torch.device, lo: int, hi: int) -> None:
+        self.graph, self.inputs, self.device = graph, inputs, device
+        self.start = [lo] + [0] * (len(graph.extents) - 1)
+        self.count = [hi - lo, *graph.extents[1:]]
+
+    def along(self, axis: int, axes: Sequence[int]) -> Tensor:
+        """The positions along ``axis``, shaped to broadcast over ``axes``."""
+        positions = torch.arange(self.start[axis], self.start[axis] + self.count[axis], device=self.device)
+        return positions.reshape([-1 if a == axis else 1 for a in axes])
+
+    def aligned(self, t: Tensor, own: Sequence[int], axes: Sequence[int]) -> Tensor:
+        """``t`` over axes ``own`` with extent 1 in for those of ``axes`` that it does not vary over."""
+        return t.reshape([self.count[a] if a in own else 1 for a in axes])
+
+    def load(self, v: Value, values: dict[int, Tensor]) -> Tensor:
+        data = self.inputs[v.slot]
+        if v.op == "load" and not v.guards:
+            offset = data.storage_offset() + v.offset
+            offset += sum(self.start[a] * s for a, s in zip(v.axes, v.strides, strict=True))
+            out = torch.as_strided(data, [self.count[a] for a in v.axes], v.strides, offset)
+            return self._arithmetic(out, v)
+        address: Tensor = torch.full([1] * len(v.axes), v.offset, dtype=torch.int64, device=self.device)
+        for a, s in zip(v.axes, v.strides, strict=True):
+            address = address + self.along(a, v.axes) * s
+        if v.op == "gather":
+            picked = values[v.args[0]].to(torch.int64)
+            if picked.numel() and not v.guards and not bool(((picked >= 0) & (picked < v.bound)).all()):
+                raise IndexError(f"a gather index is outside [0, {v.bound})")
+            address = address + self.aligned(picked, self.graph.values[v.args[0]].axes, v.axes) * v.index_stride
+        inside: Tensor | None = None
+        for a, lo, hi in v.guards:
+            i = self.along(a, v.axes)
+            here = (i >= lo) & (i < hi)
+            inside = here if inside is None else inside & here
+        if inside is not None:
+            address = torch.where(inside, address, 0)
+        out = self._arithmetic(data[address.expand([self.count[a] for a in v.axes])], v)
+        return out if inside is None else torch.where(inside, out, torch.zeros((), dtype=out.dtype, device=self.device))
+
+    def _arithmetic(self, t: Tensor, v: Value) -> Tensor:
+        return t.to(_COMPUTE[v.dtype])
+
+    def value(self, v: Value, values: dict[int, Tensor]) -> Tensor:
+        if v.op in ("load", "gather"):
+            return self.load(v, values)
+        if v.op == "const":
+            return torch.tensor(v.number, dtype=_COMPUTE[v.dtype], device=self.device)
+        if v.op == "index":
+            return (self.along(v.axes[0], v.axes) * v.scale + v.shift).to(_COMPUTE[v.dtype])
+        if v.op == "sum_at":
+            return _limited(v, self._sum_at(v, values[v.args[0]], values[v.args[1]]))
+        if v.over:
+            return _limited(v, self._reduce(v, values[v.args[0]]))
+        args = [self.aligned(values[a], self.graph.values[a].axes, v.axes) for a in v.args]
+        if v.op == "cast":
+            return args[0].to(_COMPUTE[v.dtype])
+        if v.op == "where":
+            return torch.where(args[0], args[1], args[2])
+        if v.op == "not":
+            return ~args[0]
+        out = _UNARY[v.op](args[0]) if len(args) == 1 else _BINARY[v.op](args[0], args[1])
+        return _limited(v, out)
+
+    def _sum_at(self, v: Value, arg: Tensor, places: Tensor) -> Tensor:
+        """Sums at the places, of which only those at hand are kept; never of all places for each term."""
+        own, at = self.graph.values[v.args[0]].axes, at_axis(self.graph, v)
+        rest = [a for a in v.axes if a != at]
+        axes = sorted({*v.over, *own})
+        terms = self.aligned(arg, own, axes).expand([self.count[a] for a in axes])
+        terms = terms.permute([axes.index(a) for a in (*v.over, *rest)])
+        terms = terms.reshape(-1, *(self.count[a] for a in rest))
+        where = self.aligned(places, self.graph.values[v.args[1]].axes, v.over)
+        where = where.expand([self.count[a] for a in v.over]).reshape(-1).to(torch.int64) - self.start[at]
+        kept = (where >= 0) & (where < self.count[at])
+        out = terms.new_zeros(self.count[at], *terms.shape[1:]).index_add_(0, where[kept], terms[kept])
+        return out.movedim(0, v.axes.index(at)).contiguous()
+
+    def _reduce(self, v: Value, arg: Tensor) -> Tensor:
+        own = self.graph.values[v.args[0]].axes
+        dims = [own.index(a) for a in v.over]
+        if v.op == "sum":
+            return torch.sum(arg, dims, dtype=arg.dtype)
+        if v.op == "prod":
+            for d in sorted(dims, reverse=True):
+                arg = torch.prod(arg, d, dtype=arg.dtype)
+            return arg
+        if arg.dtype == torch.bool:
+            return (torch.amax if v.op == "max" else torch.amin)(arg.to(torch.uint8), dims).bool()
+        return (torch.amax if v.op == "max" else torch.amin)(arg, dims)
+
+
+def _limited(v: Value, t: Tensor) -> Tensor:
+    """Into the range of float32: too large is infinite, too small is zero."""
+    if t.dtype != torch.float64 or v.op not in _MAY_OVERFLOW or t.numel() == 0:
+        return t
+    size = t.abs()
+    least, most = torch.aminmax(size)  # a look at what there is costs a third of what the two choices do
+    if not most <= _MAX:  # NaN is neither
+        t = torch.where((size > _MAX) & (size < math.inf), torch.sign(t) * math.inf, t)
+    return t if least >= _TINY else torch.where(size < _TINY, t * 0.0, t)
+
+
+def _evaluate(
+    graph: Graph, inputs: Sequence[Tensor], device: torch.device, lo: int, hi: int, disturb: Disturb | None
+) -> list[Tensor]:
+    frame = _Frame(graph, inputs, device, lo, hi) if graph.extents else _Frame(graph, inputs, device, 0, 1)
+    order = graph.live
+    last: dict[int, int] = {}
+    for i in order:
+        for a in graph.values[i].args:
+            last[a] = i
+    stored = {o.value for o in graph.outputs}
+    values: dict[int, Tensor] = {}
+    for i in order:
+        v = graph.values[i]
+        values[i] = frame.value(v, values)
+        if disturb is not None and v.dtype == "float32" and v.op not in ("load", "gather"):
+            values[i] = disturb(v, values[i], [values[a] for a in v.args])
+        for a in set(v.args):
+            if last[a] == i and a not in stored:
+                del values[a]
+    out = []
+    for o in graph.outputs:
+        v = graph.values[o.value]
+        # An output lists its axes in its own order; values have theirs sorted.
+        axes = sorted(o.axes)
+        wide = frame.aligned(values[o.value], v.axes, axes).expand([frame.count[a] for a in axes])
+        wide = wide.permute([axes.index(a) for a in o.axes])
+        out.append((wide if v.dtype == "float32" else wide.to(getattr(torch, o.dtype))).contiguous())
+    return out
+
+
+def index_bounds(graph: Graph) -> dict[int, int]:
+    """For each slot whose elements are positions (they index a gather or say where a sum goes, or are compared with
+    one), the bound on them."""
+    bounds: dict[int, int] = {}
+    seen: set[tuple[int, int]] = set()
+
+    def reach(i: int) -> int:
+        u = graph.values[i]
+        if u.op == "index":
+            return u.shift + max(0, u.scale * (graph.extents[u.axes[0]] - 1))
+        return int(u.number) if u.op == "const" else 0
+
+    def limit(i: int, bound: int) -> None:
+        u = graph.values[i]
+        if (i, bound) in seen or u.dtype not in ("int32", "int64") or u.op in ("index", "const"):
+            return
+        seen.add((i, bound))
+        if u.op in ("load", "gather"):
+            bounds[u.slot] = min(bounds.get(u.slot, bound), bound)
+            return  # where a gather picks from has a bound of its own
+        if u.op == "add":  # what is added takes from the room; where it takes all, it is a negative index's turn
+            room = bound - sum(max(0, reach(a)) for a in u.args)
+            bound = room if room > 0 else bound
+        if u.op == "minimum":
+            bound = min([bound, *(int(graph.values[a].number) + 1 for a in u.args if graph.values[a].op == "const")])
+        for a in u.args[1:] if u.op == "where" else u.args:
+            limit(a, bound)
+
+    for v in graph.values:
+        if v.op == "gather":
+            limit(v.args[0], v.bound)
+        elif v.op == "sum_at":
+            limit(v.args[1], graph.extents[at_axis(graph, v)])
+        elif v.op == "eq":
+            for one, other in (v.args, v.args[::-1]):
+                position = graph.values[one]
+                if position.op == "index":
+                    limit(other, graph.extents[position.axes[0]] * position.scale + position.shift)
+    return bounds
+
+
+def make_inputs(graph: Graph, seed: int, device: torch.device | str = "cpu", special: bool = False) -> list[Tensor]:
+    """Random inputs for ``graph``: for each slot a one-dimensional tensor of ``input_numel(slot)`` elements.
+
+    Floats are standard normal, what indexes a gather is within its bound, other integers are in ``[-8, 8)`` (unsigned
+    ones in ``[0, 8)``), booleans are fair coins. An eighth of the terms of a ``sum_at`` goes to one place, as padding
+    and the commonest words do: a schedule chosen for evenly spread terms took three times as long with a model's own.
+    ``special`` makes that a half, and puts NaN, infinities, zeros of both signs and outliers (30; larger ones would
+    show float32's own cancellation, not a kernel's mistake) into up to one float in 500 and always some. What matrix
+    products read is scaled, and holds fewer of these (``autotune.ir.operands``).
+    """
+    rng = torch.Generator(device=device).manual_seed(seed)
+    bounds, multiplied, crowded = index_bounds(graph), operands(graph), _places(graph)
+    out = []
+    for slot, name in enumerate(graph.inputs):
+        n = graph.input_numel(slot)
+        dtype: torch.dtype = getattr(torch, name)
+        if name in FLOATS:
+            t = torch.randn(n, generator=rng, device=device, dtype=torch.float32)
+            operand = multiplied.get(slot, _PLAIN)
+            t = t.mul_(operand.scale).to(dtype)
+            if special:
+                _sprinkle(t.view(torch.uint8) if name in EIGHT_BIT_FLOATS else t, dtype, rng, operand.odd)
+        elif name == "bool":
+            t = torch.randint(0, 2, (n,), generator=rng, device=device).bool()
+        else:
+            lo = 0 if slot in bounds or name == "uint8" else -8
+            t = torch.randint(lo, bounds.get(slot, 8), (n,), generator=rng, device=device).to(dtype)
+            if slot in crowded:
+                share = n // (2 if special else 8)
+                t[torch.randint(0, n, (share,), generator=rng, device=device)] = t[0].clone()
+        out.append(t)
+    return out
+
+
+def _places(graph: Graph) -> set[int]:
+    """The slots that say where the terms of a ``sum_at`` go."""
+    stack = [v.args[1] for v in graph.values if v.op == "sum_at"]
+    found: set[int] = set()
+    while stack:
+        v = graph.values[stack.pop()]
+        stack.extend(v.args)
+        if v.op == "load" and v.dtype in ("int32", "int64"):
+            found.add(v.slot)
+    return found
+
+
+def _sprinkle(t: Tensor, dtype: torch.dtype, rng: torch.Generator, most: int) -> None:
+    """``t`` holds numbers of ``dtype``, or their bytes: torch assigns few floats of eight bits at an index."""
+    odd = torch.tensor([math.nan, math.inf, -math.inf, 30.0, -30.0, 0.0, -0.0], device=t.device).to(dtype).view(t.dtype)
+    count = min(max(1, t.numel() // 500), most)  # few enough that most rows of a large input stay finite
+    where = torch.randint(0, t.numel(), (count,), generator=rng, device=t.device)
+    which = torch.randint(0, len(odd), (count,), generator=rng, device=t.device)
+    t[where] = odd[which]
