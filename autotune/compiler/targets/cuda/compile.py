@@ -11,7 +11,7 @@ import linecache
 import math
 import re
 from collections.abc import Iterator
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 from autotune.compiler.targets.cuda.cubin import blocks_per_sm, capability, limits, taken
@@ -83,7 +83,7 @@ def _numba_ptx(text: str, params: tuple[str, ...], dynamic: bool, block: int, cc
     linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
     exec(compile(text, filename, "exec"), space)
     for name, obj in list(space.items()):
-        if re.fullmatch(r"[fel]\d+", name):
+        if isinstance(obj, FunctionType) and obj.__code__.co_filename == filename and name != "kernel":
             space[name] = cuda.jit(device=True, fastmath=fast)(obj)
     extent0 = [types.int64] if dynamic else []
     sig = types.void(*(types.CPointer(POINTER[s]) for s in params), *extent0)

@@ -100,6 +100,37 @@ _BOOL = {
 _COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 
 
+_STRICT = {
+    "exp": "libdevice.expf({0})",
+    "exp2": "libdevice.exp2f({0})",
+    "reciprocal": "rcp_rn({0})",
+    "sqrt": "sqrt_rn({0})",
+    "rsqrt": "rsqrt_rn({0})",
+    "erf": "libdevice.erff({0})",
+    "tanh": "libdevice.tanhf({0})",
+    "sigmoid": "sigmoid_rn({0})",
+}
+"""Those whose fast version is off by more than 2 units in the last place."""
+
+
+def text(name: str, of: str, args: list[str], strict: bool = False) -> str:
+    """Source of operator ``name`` on arguments of arithmetic type ``of``.
+
+    Raises:
+        Unsupported: there is no such operator on that type.
+    """
+    if of == "bool" and name in _BOOL:
+        return _BOOL[name].format(*args)
+    if name in _COMPARE:
+        return f"({args[0]} {_COMPARE[name]} {args[1]})"
+    table = _FLOAT if of == "float32" else _INT
+    if of == "bool" or name not in table:
+        raise Unsupported(f"operator {name} on {of}")
+    if strict and of == "float32" and name in _STRICT:
+        return _STRICT[name].format(*args)
+    return table[name].format(*args, T=CTOR[of])
+
+
 def pointwise(v: Value, types: list[str], args: list[str]) -> str:
     """Source of ``v`` from its arguments' names; ``types`` are their arithmetic types."""
     if v.op == "where":

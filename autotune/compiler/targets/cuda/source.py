@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
+
+from autotune.compiler.kernel.nodes import Stmt
+from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, Line
 
 GENERATOR = "cuda-4"
 """Changes when emitted code changes meaning; part of an artifact."""
@@ -43,12 +47,12 @@ class CudaSchedule:
 
 @dataclass(frozen=True)
 class CudaSource:
-    """An emitted kernel, in parts, so that several may become one.
+    """A kernel before it is compiled.
 
     Attributes:
-        functions: text of its device functions, named ``f<n>`` and ``e<n>``.
-        body: the kernel's lines. Block number and number of blocks are ``blk`` and ``nblk`` (int32) in them, never
-            ``cuda.blockIdx`` and ``cuda.gridDim``; they return nowhere early.
+        functions: text of device functions that its lines call, named ``f<n>`` and ``e<n>``.
+        body: its statements. Block number and number of blocks are ``device.BLOCK`` and ``BLOCKS`` in them, never
+            CUDA's own; they return nowhere early.
         params: short storage names of its pointers ``p0``, ``p1``, ...; where ``launch["dynamic"]``, ``n0`` (int64)
             follows them.
         launch: the runtime's launch data.
@@ -56,11 +60,11 @@ class CudaSource:
         max_registers: cap for ptxas; 0 for none.
         cluster: blocks a cluster.
         name: what profilers show it as, an identifier.
-        fast: whether it is compiled with CUDA's fast math.
+        fast: whether operators are approximated and it is compiled with CUDA's fast math.
     """
 
     functions: tuple[str, ...]
-    body: tuple[str, ...]
+    body: tuple[Stmt | str, ...]
     params: tuple[str, ...]
     launch: Mapping[str, Any]
     block: int
@@ -69,12 +73,17 @@ class CudaSource:
     name: str = f"{PREFIX}kernel"
     fast: bool = True
 
-    @property
+    @cached_property
     def text(self) -> str:
         """Numba source that defines ``kernel`` and its device functions."""
+        from autotune.compiler.targets.cuda.printer import CudaPrinter
+
+        printer = CudaPrinter(strict=not self.fast)
+        body = [x if isinstance(x, Stmt) else Line(x) for x in self.body]
+        functions = printer.functions(body)
+        lines = printer.block(body, 1)
         args = [f"p{k}" for k in range(len(self.params))] + (["n0"] if self.launch["dynamic"] else [])
-        head = ["blk = int32(cuda.blockIdx.x)"]
-        if any("nblk" in line for line in self.body):
-            head.append("nblk = int32(cuda.gridDim.x)")
-        kernel = [f"def kernel({', '.join(args)}):"] + ["    " + line for line in (*head, *self.body)]
-        return "\n\n".join([*self.functions, "\n".join(kernel)]) + "\n"
+        head = [f"def kernel({', '.join(args)}):", f"    {BLOCK.name} = int32(cuda.blockIdx.x)"]
+        if any(BLOCKS.name in line for line in lines):
+            head.append(f"    {BLOCKS.name} = int32(cuda.gridDim.x)")
+        return "\n\n".join([*self.functions, *functions, "\n".join([*head, *lines])]) + "\n"

@@ -1,0 +1,463 @@
+"""Expressions and statements of a kernel.
+
+A scheme builds them, nothing edits their text, and a target's printer turns them into source. A row's sum of squares::
+
+    total, x = Var("total", "float32"), Var("x", "float32")
+    [Assign(total, total + x * x), If(Var("row", "int32") < 8, (Return((total,)),))]
+
+Expressions are values: equal ones are interchangeable. A :class:`Function` is known by identity, so that two functions
+of the same text stay two. What only one target has (a shuffle, shared memory) is a subclass beside its printer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+COMPARISONS = frozenset({"<", "<=", ">", ">=", "==", "!=", "and", "or"})
+
+
+class Expr:
+    """A value. ``dtype`` is its arithmetic type; "" for tuples, and for whole numbers that take the other side's type."""
+
+    __slots__ = ()
+
+    @property
+    def dtype(self) -> str:
+        return ""
+
+    def children(self) -> tuple[Expr, ...]:
+        """The expressions it is made of."""
+        return ()
+
+    def __add__(self, other: Operand) -> Binary:
+        return Binary("+", self, expr(other))
+
+    def __radd__(self, other: Operand) -> Binary:
+        return Binary("+", expr(other), self)
+
+    def __sub__(self, other: Operand) -> Binary:
+        return Binary("-", self, expr(other))
+
+    def __rsub__(self, other: Operand) -> Binary:
+        return Binary("-", expr(other), self)
+
+    def __mul__(self, other: Operand) -> Binary:
+        return Binary("*", self, expr(other))
+
+    def __rmul__(self, other: Operand) -> Binary:
+        return Binary("*", expr(other), self)
+
+    def __truediv__(self, other: Operand) -> Binary:
+        return Binary("/", self, expr(other))
+
+    def __floordiv__(self, other: Operand) -> Binary:
+        return Binary("//", self, expr(other))
+
+    def __mod__(self, other: Operand) -> Binary:
+        return Binary("%", self, expr(other))
+
+    def __and__(self, other: Operand) -> Binary:
+        return Binary("&", self, expr(other))
+
+    def __or__(self, other: Operand) -> Binary:
+        return Binary("|", self, expr(other))
+
+    def __xor__(self, other: Operand) -> Binary:
+        return Binary("^", self, expr(other))
+
+    def __rshift__(self, other: Operand) -> Binary:
+        return Binary(">>", self, expr(other))
+
+    def __lshift__(self, other: Operand) -> Binary:
+        return Binary("<<", self, expr(other))
+
+    def __lt__(self, other: Operand) -> Binary:
+        return Binary("<", self, expr(other))
+
+    def __le__(self, other: Operand) -> Binary:
+        return Binary("<=", self, expr(other))
+
+    def __gt__(self, other: Operand) -> Binary:
+        return Binary(">", self, expr(other))
+
+    def __ge__(self, other: Operand) -> Binary:
+        return Binary(">=", self, expr(other))
+
+    def __neg__(self) -> Unary:
+        return Unary("-", self)
+
+    def __getitem__(self, index: Operand) -> Item:
+        return Item(self, expr(index))
+
+    def equals(self, other: Operand) -> Binary:
+        """``self == other`` in the kernel; ``==`` itself compares nodes."""
+        return Binary("==", self, expr(other))
+
+    def differs(self, other: Operand) -> Binary:
+        """``self != other`` in the kernel."""
+        return Binary("!=", self, expr(other))
+
+
+Operand = Expr | int
+
+
+def expr(x: Operand) -> Expr:
+    """``x`` as an expression: a Python number is a whole number without a type of its own."""
+    return x if isinstance(x, Expr) else Const(x)
+
+
+@dataclass(frozen=True, slots=True)
+class Var(Expr):
+    """A variable of a kernel or a function."""
+
+    name: str
+    type: str = ""
+
+    @property
+    def dtype(self) -> str:
+        return self.type
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer(Expr):
+    """The kernel's tensor ``number``; in a function, its parameter for that tensor."""
+
+    number: int
+
+    @property
+    def name(self) -> str:
+        return f"p{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class Const(Expr):
+    """A number of arithmetic type ``type``; without one, a whole number in index arithmetic."""
+
+    value: float | int | bool
+    type: str = ""
+
+    @property
+    def dtype(self) -> str:
+        return self.type
+
+
+@dataclass(frozen=True, slots=True)
+class Binary(Expr):
+    """``left op right`` as Python writes it; ``and`` and ``or`` do not evaluate the right side in vain."""
+
+    op: str
+    left: Expr
+    right: Expr
+
+    @property
+    def dtype(self) -> str:
+        return "bool" if self.op in COMPARISONS else self.left.dtype or self.right.dtype
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.left, self.right)
+
+
+@dataclass(frozen=True, slots=True)
+class Unary(Expr):
+    op: str
+    value: Expr
+
+    @property
+    def dtype(self) -> str:
+        return self.value.dtype
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.value,)
+
+
+@dataclass(frozen=True, slots=True)
+class Cast(Expr):
+    """``value`` as a number of arithmetic type ``type``."""
+
+    type: str
+    value: Expr
+
+    @property
+    def dtype(self) -> str:
+        return self.type
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.value,)
+
+
+@dataclass(frozen=True, slots=True)
+class Op(Expr):
+    """An operator of ``autotune.ir.ops`` on arguments of arithmetic type ``of``; a target says how it is computed."""
+
+    name: str
+    args: tuple[Expr, ...]
+    of: str
+    type: str
+
+    @property
+    def dtype(self) -> str:
+        return self.type
+
+    def children(self) -> tuple[Expr, ...]:
+        return self.args
+
+
+@dataclass(frozen=True, slots=True)
+class Select(Expr):
+    """``then`` where ``test``, else ``other``; both are evaluated."""
+
+    test: Expr
+    then: Expr
+    other: Expr
+
+    @property
+    def dtype(self) -> str:
+        return self.then.dtype or self.other.dtype
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.test, self.then, self.other)
+
+
+@dataclass(frozen=True, slots=True)
+class Item(Expr):
+    """Element ``index`` of a tuple or an array."""
+
+    base: Expr
+    index: Expr
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.base, self.index)
+
+
+@dataclass(frozen=True, slots=True)
+class Tuple(Expr):
+    items: tuple[Expr, ...]
+
+    def children(self) -> tuple[Expr, ...]:
+        return self.items
+
+
+@dataclass(frozen=True, slots=True)
+class Intrinsic(Expr):
+    """A call of what a target offers by name."""
+
+    name: str
+    args: tuple[Expr, ...]
+    type: str = ""
+
+    @property
+    def dtype(self) -> str:
+        return self.type
+
+    def children(self) -> tuple[Expr, ...]:
+        return self.args
+
+
+@dataclass(frozen=True, slots=True)
+class Invoke(Expr):
+    """A call of a function of the kernel's own; its result is a tuple."""
+
+    function: Function
+    args: tuple[Expr, ...]
+
+    def children(self) -> tuple[Expr, ...]:
+        return self.args
+
+
+@dataclass(frozen=True, slots=True)
+class Load(Expr):
+    """Elements of a tensor in arithmetic type: a tuple of ``lanes``, or one number where ``lanes`` is 1.
+
+    Attributes:
+        storage: of the tensor.
+        hint: of the cache, as ``search_spaces`` names it; "default" for none.
+        pointer: a :class:`Pointer`, or a variable that holds a selected one.
+        index: of the first element.
+        form: ``plain``; ``words`` (as they lie in memory, 32 bits a word); ``fixed`` (never moved out of its branch);
+            ``touch`` (some of the bytes, for the cache).
+        guard: zeros where it is false, and memory untouched.
+    """
+
+    storage: str
+    lanes: int
+    hint: str
+    pointer: Expr
+    index: Expr
+    form: str = "plain"
+    guard: Expr | None = None
+
+    @property
+    def dtype(self) -> str:
+        from autotune.ir.graph import compute_type
+
+        return compute_type(self.storage) if self.lanes == 1 and self.form in ("plain", "fixed") else ""
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.pointer, self.index, *([self.guard] if self.guard is not None else []))
+
+
+@dataclass(frozen=True, slots=True)
+class Unpack(Expr):
+    """A tuple of ``lanes`` numbers from the words that a load of form ``words`` gave."""
+
+    storage: str
+    lanes: int
+    words: Expr
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.words,)
+
+
+class Stmt:
+    """What is done."""
+
+    __slots__ = ()
+
+    def expressions(self) -> tuple[Expr, ...]:
+        """The expressions of the statement itself, not of those inside."""
+        return ()
+
+    def blocks(self) -> tuple[tuple[Stmt, ...], ...]:
+        """The statements inside."""
+        return ()
+
+
+Body = tuple[Stmt, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Assign(Stmt):
+    """``target = value``; the target is a variable, or an element of an array."""
+
+    target: Var | Item
+    value: Expr
+
+    def expressions(self) -> tuple[Expr, ...]:
+        return (self.target, self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Do(Stmt):
+    """An expression for its effect."""
+
+    value: Expr
+
+    def expressions(self) -> tuple[Expr, ...]:
+        return (self.value,)
+
+
+@dataclass(frozen=True, slots=True)
+class Store(Stmt):
+    """Elements of a tensor from arithmetic type; ``values`` has one for each lane. As :class:`Load`."""
+
+    storage: str
+    hint: str
+    pointer: Expr
+    index: Expr
+    values: tuple[Expr, ...]
+    guard: Expr | None = None
+
+    def expressions(self) -> tuple[Expr, ...]:
+        return (self.pointer, self.index, *self.values, *([self.guard] if self.guard is not None else []))
+
+
+@dataclass(frozen=True, slots=True)
+class If(Stmt):
+    test: Expr
+    then: Body
+    other: Body = ()
+
+    def expressions(self) -> tuple[Expr, ...]:
+        return (self.test,)
+
+    def blocks(self) -> tuple[Body, ...]:
+        return (self.then, self.other)
+
+
+@dataclass(frozen=True, slots=True)
+class For(Stmt):
+    """``body`` for ``var`` from ``start`` to before ``stop``."""
+
+    var: Var
+    start: Expr
+    stop: Expr
+    step: Expr
+    body: Body
+
+    def expressions(self) -> tuple[Expr, ...]:
+        return (self.var, self.start, self.stop, self.step)
+
+    def blocks(self) -> tuple[Body, ...]:
+        return (self.body,)
+
+
+@dataclass(frozen=True, slots=True)
+class Return(Stmt):
+    """The results of a function, a tuple."""
+
+    values: tuple[Expr, ...]
+
+    def expressions(self) -> tuple[Expr, ...]:
+        return self.values
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Function:
+    """A function of a kernel; it sees its parameters only. Known by identity."""
+
+    params: tuple[Var | Pointer, ...]
+    body: Body
+
+    def __call__(self, given: Mapping[str, Expr] | None = None) -> Invoke:
+        """A call with the caller's variables of the same names, but for those ``given`` by name."""
+        return Invoke(self, tuple((given or {}).get(p.name, p) for p in self.params))
+
+
+def loop(var: Var, stop: Operand, body: Iterable[Stmt], start: Operand = 0, step: Operand = 1) -> For:
+    """A :class:`For`, with its usual bounds left out."""
+    return For(var, expr(start), expr(stop), expr(step), tuple(body))
+
+
+def when(test: Expr, then: Iterable[Stmt], other: Iterable[Stmt] = ()) -> If:
+    """An :class:`If` of lists."""
+    return If(test, tuple(then), tuple(other))
+
+
+def both(*tests: Expr | None) -> Expr | None:
+    """All of the tests that there are, evaluated from the left until one is false."""
+    there = [t for t in tests if t is not None]
+    if not there:
+        return None
+    out = there[0]
+    for t in there[1:]:
+        out = Binary("and", out, t)
+    return out
+
+
+def sum_of(terms: Iterable[tuple[Expr, int]], constant: int = 0, empty: int = 0) -> Expr:
+    """``a * 3 + b + 7`` from terms with their factors; factors of 0 are left out, ``empty`` where nothing is left."""
+    parts: list[Expr] = [x if factor == 1 else x * factor for x, factor in terms if factor]
+    if constant or not parts:
+        parts.append(Const(constant if constant or parts else empty))
+    out = parts[0]
+    for part in parts[1:]:
+        out = out + part
+    return out
+
+
+def walk(body: Iterable[Stmt]) -> Iterator[Stmt]:
+    """Every statement in order, those inside after what they are in."""
+    for stmt in body:
+        yield stmt
+        for block in stmt.blocks():
+            yield from walk(block)
+
+
+def subexpressions(stmt: Stmt) -> Iterator[Expr]:
+    """Every expression of a statement itself, outermost first."""
+    stack = list(reversed(stmt.expressions()))
+    while stack:
+        x = stack.pop()
+        yield x
+        stack.extend(reversed(x.children()))

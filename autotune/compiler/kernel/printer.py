@@ -1,0 +1,162 @@
+"""Printing the kernel IR in Python's syntax, which all of today's targets take. A target's printer says the rest.
+
+``for_<Node>`` methods answer the text of an expression, ``put_<Node>`` add the lines of a statement; a target adds
+those of its own nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from autotune.compiler.kernel.nodes import (
+    Assign,
+    Binary,
+    Const,
+    Do,
+    Expr,
+    For,
+    Function,
+    If,
+    Intrinsic,
+    Invoke,
+    Item,
+    Pointer,
+    Return,
+    Select,
+    Stmt,
+    Tuple,
+    Unary,
+    Var,
+)
+from autotune.compiler.kernel.rewrite import functions_of
+
+_PRECEDENCE = (
+    ("or",),
+    ("and",),
+    ("<", "<=", ">", ">=", "==", "!="),
+    ("|",),
+    ("^",),
+    ("&",),
+    ("<<", ">>"),
+    ("+", "-"),
+    ("*", "/", "//", "%"),
+)
+PRECEDENCE = {op: level for level, ops in enumerate(_PRECEDENCE) for op in ops}
+_UNARY = len(_PRECEDENCE)
+_MOST_ITEMS = 16
+"""Items of one tuple display: Python builds one of over 30 through a list, which Numba cannot follow everywhere."""
+
+
+class Printer:
+    """Prints one kernel: its functions get names in the order in which they are needed."""
+
+    def __init__(self) -> None:
+        self.names: dict[Function, str] = {}
+        self.lines: list[str] = []
+        self.depth = 0
+
+    # ---- whole kernels ----------------------------------------------------------------------------------------------
+
+    def functions(self, body: Iterable[Stmt]) -> list[str]:
+        """The texts of all functions that ``body`` needs."""
+        out = []
+        for function in functions_of(body):
+            self.names[function] = f"step{len(self.names)}"
+            params = ", ".join(p.name for p in function.params)
+            out.append("\n".join([f"def {self.names[function]}({params}):", *self.block(function.body, 1)]))
+        return out
+
+    def block(self, body: Iterable[Stmt], depth: int = 0) -> list[str]:
+        """The lines of statements, indented ``depth`` times."""
+        outer = self.lines, self.depth
+        self.lines, self.depth = [], depth
+        for stmt in body:
+            getattr(self, f"put_{type(stmt).__name__}")(stmt)
+        lines = self.lines
+        self.lines, self.depth = outer
+        return lines
+
+    def put(self, text: str) -> None:
+        self.lines.append("    " * self.depth + text)
+
+    def inside(self, body: Sequence[Stmt]) -> None:
+        self.lines += self.block(body, self.depth + 1)
+
+    # ---- statements -------------------------------------------------------------------------------------------------
+
+    def put_Assign(self, s: Assign) -> None:
+        self.put(f"{self.text(s.target)} = {self.text(s.value)}")
+
+    def put_Do(self, s: Do) -> None:
+        self.put(self.text(s.value))
+
+    def put_If(self, s: If) -> None:
+        self.put(f"if {self.text(s.test)}:")
+        self.inside(s.then)
+        if s.other:
+            self.put("else:")
+            self.inside(s.other)
+
+    def put_For(self, s: For) -> None:
+        bounds = [self.text(x) for x in (s.start, s.stop, s.step)]
+        if s.step == Const(1):
+            bounds = bounds[1:2] if s.start == Const(0) else bounds[:2]
+        self.put(f"for {s.var.name} in range({', '.join(bounds)}):")
+        self.inside(s.body)
+
+    def put_Return(self, s: Return) -> None:
+        self.put(f"return {self.tuple_of(s.values)}")
+
+    # ---- expressions ------------------------------------------------------------------------------------------------
+
+    def text(self, x: Expr) -> str:
+        """The expression as it stands by itself, an argument or a right-hand side."""
+        found: str = getattr(self, f"for_{type(x).__name__}")(x)
+        return found
+
+    def operand(self, x: Expr, least: int) -> str:
+        """The expression as an operand of an operator that binds as tightly as ``least``."""
+        text = self.text(x)
+        level = PRECEDENCE[x.op] if isinstance(x, Binary) else _UNARY if isinstance(x, Unary) else _UNARY + 1
+        return text if level >= least else f"({text})"
+
+    def for_Var(self, x: Var) -> str:
+        return x.name
+
+    def for_Pointer(self, x: Pointer) -> str:
+        return x.name
+
+    def for_Const(self, x: Const) -> str:
+        return str(x.value)
+
+    def for_Binary(self, x: Binary) -> str:
+        level = PRECEDENCE[x.op]
+        chained = level == PRECEDENCE["<"]  # Python reads a < b < c as a < b and b < c
+        return f"{self.operand(x.left, level + chained)} {x.op} {self.operand(x.right, level + 1)}"
+
+    def for_Unary(self, x: Unary) -> str:
+        return f"{x.op}{self.operand(x.value, _UNARY)}"
+
+    def for_Item(self, x: Item) -> str:
+        return f"{self.operand(x.base, _UNARY + 1)}[{self.text(x.index)}]"
+
+    def for_Tuple(self, x: Tuple) -> str:
+        text = self.tuple_of(x.items)
+        return f"({text})" if len(x.items) > _MOST_ITEMS else text
+
+    def for_Intrinsic(self, x: Intrinsic) -> str:
+        return self.call(x.name, x.args)
+
+    def for_Invoke(self, x: Invoke) -> str:
+        return self.call(self.names[x.function], x.args)
+
+    def for_Select(self, x: Select) -> str:
+        return self.call("sel", (x.test, x.then, x.other))
+
+    def call(self, name: str, args: Iterable[Expr]) -> str:
+        return f"{name}({', '.join(self.text(a) for a in args)})"
+
+    def tuple_of(self, items: Sequence[Expr]) -> str:
+        texts = [self.text(x) for x in items]
+        parts = [texts[k : k + _MOST_ITEMS] for k in range(0, len(texts), _MOST_ITEMS)] or [[]]
+        return " + ".join(f"({', '.join(part)},)" if part else "()" for part in parts)

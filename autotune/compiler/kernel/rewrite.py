@@ -1,0 +1,83 @@
+"""Passes over the kernel IR: one traversal that rebuilds what changes and keeps what does not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from autotune.compiler.kernel.nodes import Body, Expr, Function, Invoke, Stmt, subexpressions, walk
+
+Change = Callable[[Expr], Expr]
+
+
+class Rewriter:
+    """Rewrites statements and the functions that they call.
+
+    Args:
+        change: answers what stands in an expression's place; its parts are rewritten already.
+        inside: whether functions are rewritten too. A function that stays the same stays the same object.
+    """
+
+    def __init__(self, change: Change, inside: bool = True) -> None:
+        self.change, self.inside = change, inside
+        self.functions: dict[Function, Function] = {}
+
+    def body(self, statements: Iterable[Stmt]) -> Body:
+        return tuple(self._node(s) for s in statements)
+
+    def function(self, function: Function) -> Function:
+        if not self.inside:
+            return function
+        if function not in self.functions:
+            body = self.body(function.body)
+            same = all(new is old for new, old in zip(body, function.body, strict=True))
+            self.functions[function] = function if same else Function(function.params, body)
+        return self.functions[function]
+
+    def expression(self, x: Expr) -> Expr:
+        x = self._node(x)
+        if isinstance(x, Invoke):
+            called = self.function(x.function)
+            x = x if called is x.function else Invoke(called, x.args)
+        return self.change(x)
+
+    def _node(self, node: Any) -> Any:
+        """The node with its fields rewritten."""
+        changed = {}
+        for field in dataclasses.fields(node):
+            old = getattr(node, field.name)
+            new = self._field(old)
+            if new is not old:
+                changed[field.name] = new
+        return dataclasses.replace(node, **changed) if changed else node
+
+    def _field(self, old: Any) -> Any:
+        if isinstance(old, Expr):
+            return self.expression(old)
+        if isinstance(old, Stmt):
+            return self._node(old)
+        if isinstance(old, tuple):
+            new = tuple(self._field(x) for x in old)
+            return old if all(a is b for a, b in zip(old, new, strict=True)) else new
+        return old
+
+
+def functions_of(body: Iterable[Stmt]) -> list[Function]:
+    """The functions that statements call, directly or not, each once, callees first."""
+    found: dict[Function, None] = {}
+
+    def visit(statements: Iterable[Stmt]) -> None:
+        for x in expressions_of(statements):
+            if isinstance(x, Invoke) and x.function not in found:
+                visit(x.function.body)
+                found.setdefault(x.function)
+
+    visit(body)
+    return list(found)
+
+
+def expressions_of(body: Iterable[Stmt]) -> Iterator[Expr]:
+    """Every expression of statements and of those inside them, in order; not those of functions."""
+    for stmt in walk(body):
+        yield from subexpressions(stmt)

@@ -1,0 +1,98 @@
+"""Prints kernels as Numba CUDA source. Intrinsics are named after what they do; see ``intrinsics``."""
+
+from __future__ import annotations
+
+import math
+
+from autotune.compiler.kernel.nodes import Cast, Const, Expr, Load, Op, Store, Tuple, Unpack
+from autotune.compiler.kernel.printer import Printer
+from autotune.compiler.targets.cuda import operators
+from autotune.compiler.targets.cuda.device import (
+    Ballot,
+    Barrier,
+    Bits,
+    Line,
+    Shared,
+    Shuffle,
+    ShuffleFrom,
+    ThreadIndex,
+)
+from autotune.compiler.targets.cuda.names import HINTS, NAMES
+
+_LOADS = {"plain": "ld", "words": "lr", "fixed": "lk", "touch": "touch"}
+_GUARDED = {"plain": "lg", "words": "lw"}
+_EVERY_LANE = "0xffffffff"
+
+
+class CudaPrinter(Printer):
+    """Prints one kernel.
+
+    Args:
+        strict: every operator within 2 units in the last place, for a kernel compiled without fast math.
+    """
+
+    def __init__(self, strict: bool = False) -> None:
+        super().__init__()
+        self.strict = strict
+
+    # ---- numbers and operators --------------------------------------------------------------------------------------
+
+    def for_Const(self, x: Const) -> str:
+        if x.type == "":
+            return str(x.value)
+        if x.type == "bool":
+            return "True" if x.value else "False"
+        if x.type != "float32":
+            return f"{x.type}({int(x.value)})"
+        number = float(x.value)
+        return f"float32({number!r})" if math.isfinite(number) else f"float32({number})"
+
+    def for_Cast(self, x: Cast) -> str:
+        return self.call(operators.CTOR.get(x.type, x.type), (x.value,))
+
+    def for_Op(self, x: Op) -> str:
+        return operators.text(x.name, x.of, [self.operand(a, 99) for a in x.args], self.strict)
+
+    # ---- memory -----------------------------------------------------------------------------------------------------
+
+    def for_Load(self, x: Load) -> str:
+        guarded = x.guard is not None
+        kind = (_GUARDED if guarded else _LOADS)[x.form]
+        name = f"{kind}_{NAMES[x.storage]}_{x.lanes}_{HINTS.get(x.hint, x.hint)}"
+        return self.call(name, (x.pointer, x.index, *([x.guard] if x.guard is not None else [])))
+
+    def for_Unpack(self, x: Unpack) -> str:
+        return self.call(f"un_{NAMES[x.storage]}_{x.lanes}", (x.words,))
+
+    def put_Store(self, s: Store) -> None:
+        lanes = len(s.values)
+        name = f"{'st' if s.guard is None else 'sg'}_{NAMES[s.storage]}_{lanes}_{HINTS.get(s.hint, s.hint)}"
+        value: Expr = s.values[0] if lanes == 1 else Tuple(s.values)
+        guard = [] if s.guard is None else [s.guard]
+        self.put(self.call(name, (s.pointer, s.index, value, *guard)))
+
+    # ---- threads ----------------------------------------------------------------------------------------------------
+
+    def for_ThreadIndex(self, x: ThreadIndex) -> str:
+        return "int32(cuda.threadIdx.x)"
+
+    def for_Shuffle(self, x: Shuffle) -> str:
+        return f"cuda.shfl_xor_sync({_EVERY_LANE}, {self.text(x.value)}, {x.distance})"
+
+    def for_ShuffleFrom(self, x: ShuffleFrom) -> str:
+        return f"cuda.shfl_sync({_EVERY_LANE}, {self.text(x.value)}, {self.text(x.lane)})"
+
+    def for_Ballot(self, x: Ballot) -> str:
+        return f"cuda.ballot_sync({_EVERY_LANE}, {self.text(x.test)})"
+
+    def for_Bits(self, x: Bits) -> str:
+        return f"cuda.popc({self.text(x.value)})"
+
+    def put_Shared(self, s: Shared) -> None:
+        self.put(f"{self.text(s.name)} = cuda.shared.array({s.count}, {s.type})")
+
+    def put_Barrier(self, s: Barrier) -> None:
+        self.put("cuda.syncthreads()")
+
+    def put_Line(self, s: Line) -> None:
+        self.put(s.line)
