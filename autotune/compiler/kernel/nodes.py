@@ -18,7 +18,7 @@ COMPARISONS = frozenset({"<", "<=", ">", ">=", "==", "!=", "and", "or"})
 
 
 class Expr:
-    """A value. ``dtype`` is its arithmetic type; "" for tuples, and for whole numbers that take the other side's type."""
+    """A value. ``dtype`` is its arithmetic type; "" for tuples, and for numbers that take the other side's type."""
 
     __slots__ = ()
 

@@ -21,7 +21,7 @@ class ThreadIndex(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Shuffle(Expr):
-    """``value`` as the lane has it whose number differs in the bits of ``distance``; all lanes of the warp take part."""
+    """``value`` as the lane ``self ^ distance`` has it; all lanes of the warp take part."""
 
     value: Expr
     distance: int

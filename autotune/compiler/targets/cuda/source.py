@@ -64,7 +64,7 @@ class CudaSource:
     """
 
     functions: tuple[str, ...]
-    body: tuple[Stmt | str, ...]
+    body: tuple[Any, ...]  # of Stmt; of lines, where a scheme still writes text
     params: tuple[str, ...]
     launch: Mapping[str, Any]
     block: int
