@@ -140,11 +140,22 @@ class _BySizes:
     def _make(self, key: tuple[int, ...], tensors: Sequence[Any]) -> Call:
         with _lock:
             if key not in self._made:
-                n, m = len(self._call.inputs), len(self._call.outputs)
-                call = at_these(self._call, {name: size for (name, _, _), size in zip(self._places, key, strict=True)})
-                inputs, outputs = (tuple(map(TensorSpec.of, t)) for t in (tensors[:n], tensors[n : n + m]))
-                self._made[key] = _ready(replace(call, inputs=inputs, outputs=outputs))
+                self._made[key] = self._at({p[0]: size for p, size in zip(self._places, key, strict=True)}, tensors)
             return self._made[key]
+
+    def _at(self, sizes: Mapping[str, int], tensors: Sequence[Any]) -> Call:
+        """The function for sizes by symbol. Where they cannot be looked up, the region's operators run."""
+        n, m = len(self._call.inputs), len(self._call.outputs)
+        inputs, outputs = (tuple(map(TensorSpec.of, t)) for t in (tensors[:n], tensors[n : n + m]))
+        try:
+            call = at_these(self._call, sizes)
+        except Exception as e:
+            log.debug("a region whose sizes were not looked up", exc_info=True)
+            source = at_sizes(self._call.source, sizes)
+            operators = _Operators(replace(self._call, source=source, symbols={}, inputs=inputs, outputs=outputs))
+            operators.warn(f"is not used for sizes {dict(sizes)}: {e!r}")
+            return operators
+        return _ready(replace(call, inputs=inputs, outputs=outputs))
 
 
 def look_up(workload: Workload, device: str) -> Match:

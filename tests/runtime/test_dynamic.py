@@ -179,6 +179,26 @@ def test_a_size_without_a_kernel_is_right_and_noted(tune: Tune, db: str, monkeyp
     assert workload.source["inputs"][0]["shape"], "a search can start from the record alone"
 
 
+def test_sizes_that_cannot_be_looked_up_run_the_operators(
+    tune: Tune, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from autotune.runtime import region_call
+
+    def fails(*_: object) -> Any:
+        raise ZeroDivisionError("a fault of ours")
+
+    model = Batched().eval()
+    with torch.no_grad():
+        tune(model, (torch.randn(4, 16, WIDTH),))
+        f = compiled(model, dynamic=True)
+        close(f(x := torch.randn(4, 16, WIDTH)), model(x))
+        monkeypatch.setattr(region_call, "traced", fails)
+        close(f(x := torch.randn(4, 11, WIDTH)), model(x))
+        close(f(x), model(x))
+    assert "ZeroDivisionError('a fault of ours')" in caplog.text
+    assert autotune.counters().fallbacks == 1
+
+
 def test_the_call_keeps_its_symbols_as_text() -> None:
     call = RegionCall("l", {}, "t", (0,), (0,), (), (), "cpu", {"a": {"sym": ["Mul", "s0", 2]}}, {"s0": (1, 0)})
     assert RegionCall.of(call.text()) == call
