@@ -26,7 +26,8 @@ def make_launches(plan: Plan, config: Config) -> list[tuple[range, Callable[[int
     Raises:
         Unsupported, BuildError: a group that cannot be emitted for the CPU.
     """
-    from autotune.compiler.targets.cpu.kernel import CpuSchedule, load_group
+    from autotune.compiler.targets.cpu.kernel import load_group
+    from autotune.compiler.targets.cpu.schedule import CpuSchedule
 
     kernels = [
         load_group(group.graph, CpuSchedule.from_config(own))

@@ -19,7 +19,7 @@ from torch import Tensor
 from zoo import BF16, T, layer_norm_backward, norm_then_softmax
 
 from autotune.compiler.schedules.cuda import Scheme, scheme_of
-from autotune.compiler.targets.cpu.kernel import CpuSchedule
+from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.compiler.targets.cuda import counts
 from autotune.compiler.targets.cuda.compile import build, compile_ptx
 from autotune.compiler.targets.cuda.kernels import GroupKernels

@@ -15,7 +15,8 @@ from autotune.compiler.program.program import build_program
 from autotune.compiler.targets.cpu import batch as cpu_batch
 from autotune.compiler.targets.cpu import launcher as cpu_load
 from autotune.compiler.targets.cpu.batch import batch
-from autotune.compiler.targets.cpu.kernel import CpuSchedule, load
+from autotune.compiler.targets.cpu.kernel import load
+from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.runtime.cpu_launch import make_launches
 
 

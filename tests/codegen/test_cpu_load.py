@@ -21,7 +21,8 @@ from numba.core import caching
 
 from autotune.compiler.program.program import build_program
 from autotune.compiler.targets.cpu import launcher as cpu_load
-from autotune.compiler.targets.cpu.kernel import CpuSchedule, emit, load
+from autotune.compiler.targets.cpu.kernel import emit, load
+from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.errors import UserError
 from autotune.ir.graph import Graph
 
@@ -130,7 +131,8 @@ def test_one_thread_never_enters_a_parallel_region(monkeypatch: pytest.MonkeyPat
 _CHILD = """
 import json, sys, time
 import torch
-from autotune.compiler.targets.cpu.kernel import CpuSchedule, load
+from autotune.compiler.targets.cpu.kernel import load
+from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.compiler.program.program import build_program
 from autotune.ir.graph import Graph
 graph = Graph.from_json(json.loads(sys.argv[1]))

@@ -8,8 +8,8 @@ import pytest
 import torch
 from cpu_graphs import TORCH, Build, own_cpu_cache, run  # noqa: F401
 
-from autotune.compiler.targets.cpu.kernel import CpuSchedule
 from autotune.compiler.targets.cpu.passes import shared_exponentials
+from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.ir.graph import compute_type
 from autotune.ir.ops import POINTWISE
 

@@ -28,9 +28,10 @@ from torch import Tensor
 from autotune.compiler.program.program import build_program
 from autotune.compiler.schedules import cpu as target_cpu
 from autotune.compiler.targets.cpu.columns import group_program
-from autotune.compiler.targets.cpu.kernel import CpuSchedule, emit, load, load_group
+from autotune.compiler.targets.cpu.kernel import emit, load, load_group
 from autotune.compiler.targets.cpu.moves import LINE, STRETCH, fetched, fetched_bytes, streamed, streamed_bytes
 from autotune.compiler.targets.cpu.passes import flatten
+from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.ir.graph import Graph
 from autotune.ir.interpret import interpret
 from autotune.measure.verify import compare

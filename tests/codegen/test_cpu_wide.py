@@ -17,7 +17,8 @@ from torch import Tensor
 
 from autotune.compiler.program.program import build_program
 from autotune.compiler.schedules import cpu as target_cpu
-from autotune.compiler.targets.cpu.kernel import CpuSchedule, emit, load, load_group
+from autotune.compiler.targets.cpu.kernel import emit, load, load_group
+from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.device import cpu_isa
 from autotune.ir.graph import Graph
 from autotune.ir.interpret import interpret

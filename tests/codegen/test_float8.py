@@ -8,7 +8,7 @@ import pytest
 import torch
 from cpu_graphs import TORCH, Build, own_cpu_cache, run  # noqa: F401
 
-from autotune.compiler.targets.cpu.kernel import CpuSchedule
+from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.ir.interpret import interpret
 from autotune.measure.verify import compare
 

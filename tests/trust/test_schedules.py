@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from autotune.compiler.schedules.limits import LIMITS, improper
-from autotune.compiler.targets.cpu.kernel import CpuSchedule
+from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.device import environment, identify
 from autotune.errors import BuildError, Unsupported, UserError
 from autotune.ir.graph import Graph

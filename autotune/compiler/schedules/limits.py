@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from autotune.compiler.targets.cpu.kernel import MOST
+from autotune.compiler.targets.cpu.schedule import MOST
 
 Range = tuple[int, int] | tuple[str, ...] | None
 """Smallest and largest number, or the words there are; None for a truth value."""

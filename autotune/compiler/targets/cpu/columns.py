@@ -25,7 +25,7 @@ from autotune.ir.graph import STORAGE_BYTES, Graph, compute_type
 from autotune.ir.simplify import simplify
 
 if TYPE_CHECKING:
-    from autotune.compiler.targets.cpu.kernel import CpuSchedule
+    from autotune.compiler.targets.cpu.schedule import CpuSchedule
 
 FEWEST_ROWS = 16
 """Rows below which a part would hold next to nothing."""

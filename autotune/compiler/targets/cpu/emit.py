@@ -28,7 +28,7 @@ from autotune.ir.graph import LEAVES, REDUCTIONS
 from autotune.ir.ops import POINTWISE
 
 if TYPE_CHECKING:
-    from autotune.compiler.targets.cpu.kernel import CpuSchedule
+    from autotune.compiler.targets.cpu.schedule import CpuSchedule
 
 
 @cache

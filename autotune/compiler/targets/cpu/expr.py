@@ -11,7 +11,7 @@ from autotune.ir.graph import Value, compute_type
 from autotune.ir.precision import STRICT
 
 if TYPE_CHECKING:
-    from autotune.compiler.targets.cpu.kernel import CpuSchedule
+    from autotune.compiler.targets.cpu.schedule import CpuSchedule
 
 BYTES = {"float32": 4, "int32": 4, "int64": 8, "bool": 1}
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}

@@ -18,7 +18,7 @@ from autotune.compiler.targets.cpu.moves import AHEAD, fetched, streamed
 from autotune.ir.graph import STORAGE_BYTES
 
 if TYPE_CHECKING:
-    from autotune.compiler.targets.cpu.kernel import CpuSchedule
+    from autotune.compiler.targets.cpu.schedule import CpuSchedule
 
 _LEAST = 16  # lanes: a cache line of fp32
 _TOGETHER = 4  # columns per pass over the lanes

@@ -18,7 +18,7 @@ from autotune.compiler.targets.cpu.moves import STRETCH, fetched, streamed
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES
 
 if TYPE_CHECKING:
-    from autotune.compiler.targets.cpu.kernel import CpuSchedule
+    from autotune.compiler.targets.cpu.schedule import CpuSchedule
 
 _LONG_ROW = 65536  # sums over more columns than this are made of partial sums even where the schedule has no tiles
 _PARTIAL = 16384

@@ -19,7 +19,7 @@ from autotune.compiler.program.program import Program, build_program
 from autotune.compiler.schedules.configurations import group_configs
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.targets.cpu.columns import column_split, parts_of, planes_of
-from autotune.compiler.targets.cpu.kernel import CpuSchedule
+from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph
 from autotune.ir.ops import POINTWISE
