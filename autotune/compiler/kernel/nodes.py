@@ -318,6 +318,11 @@ class Stmt:
         """The expressions of the statement itself, not of those inside."""
         return ()
 
+    @property
+    def defines(self) -> Expr | None:
+        """The variable that it sets, the first of its expressions."""
+        return None
+
     def blocks(self) -> tuple[tuple[Stmt, ...], ...]:
         """The statements inside."""
         return ()
@@ -332,6 +337,10 @@ class Assign(Stmt):
 
     target: Var | Item
     value: Expr
+
+    @property
+    def defines(self) -> Expr | None:
+        return self.target if isinstance(self.target, Var) else None
 
     def expressions(self) -> tuple[Expr, ...]:
         return (self.target, self.value)
@@ -384,6 +393,10 @@ class For(Stmt):
     stop: Expr
     step: Expr
     body: Body
+
+    @property
+    def defines(self) -> Expr | None:
+        return self.var
 
     def expressions(self) -> tuple[Expr, ...]:
         return (self.var, self.start, self.stop, self.step)
@@ -456,7 +469,12 @@ def walk(body: Iterable[Stmt]) -> Iterator[Stmt]:
 
 def subexpressions(stmt: Stmt) -> Iterator[Expr]:
     """Every expression of a statement itself, outermost first."""
-    stack = list(reversed(stmt.expressions()))
+    return parts(stmt.expressions())
+
+
+def parts(expressions: Iterable[Expr]) -> Iterator[Expr]:
+    """Expressions and all that they are made of, outermost first."""
+    stack = list(expressions)[::-1]
     while stack:
         x = stack.pop()
         yield x

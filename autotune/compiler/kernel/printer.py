@@ -57,11 +57,11 @@ class Printer:
 
     # ---- whole kernels ----------------------------------------------------------------------------------------------
 
-    def functions(self, body: Iterable[Stmt]) -> list[str]:
-        """The texts of all functions that ``body`` needs."""
+    def functions(self, body: Iterable[Stmt], name: str = "step") -> list[str]:
+        """The texts of all functions that ``body`` needs, called ``name`` and a number."""
         out = []
         for function in functions_of(body):
-            self.names[function] = f"step{len(self.names)}"
+            self.names[function] = f"{name}{len(self.names)}"
             params = ", ".join(p.name for p in function.params)
             out.append("\n".join([f"def {self.names[function]}({params}):", *self.block(function.body, 1)]))
         return out

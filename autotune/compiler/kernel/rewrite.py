@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from autotune.compiler.kernel.nodes import Body, Expr, Function, Invoke, Stmt, subexpressions, walk
+from autotune.compiler.kernel.nodes import Body, Expr, Function, Invoke, Pointer, Stmt, Var, parts, subexpressions, walk
 
 Change = Callable[[Expr], Expr]
 
@@ -81,3 +81,23 @@ def expressions_of(body: Iterable[Stmt]) -> Iterator[Expr]:
     """Every expression of statements and of those inside them, in order; not those of functions."""
     for stmt in walk(body):
         yield from subexpressions(stmt)
+
+
+def free(body: Iterable[Stmt]) -> list[Var | Pointer]:
+    """The pointers of statements, and the variables that they read before they set them, in the order of first use."""
+    found: dict[str, Var | Pointer] = {}
+    known: set[str] = set()
+    for stmt in walk(body):
+        new = stmt.defines
+        for x in parts(stmt.expressions()[1:] if new else stmt.expressions()):
+            if isinstance(x, Var | Pointer) and x.name not in known:
+                found.setdefault(x.name, x)
+        if isinstance(new, Var):
+            known.add(new.name)
+    return list(found.values())
+
+
+def closed(body: Iterable[Stmt]) -> Function:
+    """A function of statements whose parameters are what they take from outside."""
+    made = tuple(body)
+    return Function(tuple(free(made)), made)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.compiler.kernel.nodes import Cast, Const, Expr, Intrinsic
 from autotune.errors import Unsupported
 
 LIMIT = (1 << 31) - (1 << 22)
@@ -22,7 +23,7 @@ MOST_BLOCKS = (1 << 31) - 1
 
 @dataclass(frozen=True)
 class Counts:
-    """How one kernel counts. ``type``, ``udiv`` and ``urem`` are names for its source."""
+    """How one kernel counts."""
 
     wide: bool = False
 
@@ -42,6 +43,16 @@ class Counts:
     @property
     def urem(self) -> str:
         return "urem64" if self.wide else "urem"
+
+    def number(self, x: Expr) -> Cast:
+        """``x`` as a count."""
+        return Cast(self.type, x)
+
+    def quotient(self, x: Expr, n: int) -> Intrinsic:
+        return Intrinsic(self.udiv, (x, Const(n)), self.type)
+
+    def remainder(self, x: Expr, n: int) -> Intrinsic:
+        return Intrinsic(self.urem, (x, Const(n)), self.type)
 
     def launch(self) -> dict[str, Any]:
         """What a kernel's launch data says of it; nothing where 32 bits do."""

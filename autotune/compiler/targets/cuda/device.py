@@ -89,6 +89,10 @@ class Shared(Stmt):
     def bytes(self) -> int:
         return self.count * (8 if self.type == "int64" else 4)
 
+    @property
+    def defines(self) -> Expr | None:
+        return self.name
+
     def expressions(self) -> tuple[Expr, ...]:
         return (self.name,)
 

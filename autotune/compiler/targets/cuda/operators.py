@@ -8,7 +8,10 @@ and the like, whose approximations do not, take the accurate version.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+from autotune.compiler.kernel import lower
+from autotune.compiler.kernel.nodes import Expr
 from autotune.errors import Unsupported
 from autotune.ir.graph import Value
 
@@ -129,6 +132,17 @@ def text(name: str, of: str, args: list[str], strict: bool = False) -> str:
     if strict and of == "float32" and name in _STRICT:
         return _STRICT[name].format(*args)
     return table[name].format(*args, T=CTOR[of])
+
+
+def computed(v: Value, args: Sequence[Expr]) -> Expr:
+    """A pointwise value from its arguments.
+
+    Raises:
+        Unsupported: there is no such operator on their type.
+    """
+    if v.op not in ("where", "cast"):
+        text(v.op, args[0].dtype, ["x", "y"])
+    return lower.pointwise(v, args)
 
 
 def pointwise(v: Value, types: list[str], args: list[str]) -> str:

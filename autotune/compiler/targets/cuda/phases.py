@@ -37,6 +37,7 @@ def renamed(source: CudaSource, first_function: int, pointers: Sequence[int]) ->
     def pointer(m: re.Match[str]) -> str:
         return f"p{pointers[int(m.group(1))]}"
 
+    source = source.lines
     functions = [_FUNCTION.sub(function, text) for text in source.functions]
     body = [_POINTER.sub(pointer, _FUNCTION.sub(function, line)) for line in source.body]
     return functions, body
@@ -64,6 +65,7 @@ def coherent(source: CudaSource, written: Collection[int]) -> CudaSource:
 
     if not written:
         return source
+    source = source.lines
     return replace(source, functions=tuple(map(plain, source.functions)), body=tuple(map(plain, source.body)))
 
 
@@ -184,7 +186,7 @@ def in_phases(phases: Sequence[Phase], state: Ref, sms: int) -> tuple[CudaSource
         back = j > 0 and not back and not phase.any_grid
         if j:
             body.append(f"grid_barrier(p{number[state]}, blk, nblk)")
-        if any(int(m.group(1)) >= STEPS - 1 for text in phase.source.functions for m in _DEFINED.finditer(text)):
+        if any(int(m.group(1)) >= STEPS - 1 for text in phase.source.lines.functions for m in _DEFINED.finditer(text)):
             raise Unsupported(f"more than {STEPS - 1} device functions in one phase")
         inner, lines = renamed(phase.source, j * STEPS, range(len(phase.refs)))
         rows = bool(phase.source.launch["dynamic"])

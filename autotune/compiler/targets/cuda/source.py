@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -74,12 +74,23 @@ class CudaSource:
     fast: bool = True
 
     @cached_property
+    def lines(self) -> CudaSource:
+        """The kernel with text in place of statements, for what still edits that."""
+        from autotune.compiler.targets.cuda.printer import CudaPrinter
+
+        if not any(isinstance(x, Stmt) for x in self.body):
+            return self
+        printer = CudaPrinter(strict=not self.fast)
+        functions = printer.functions(_statements(self.body), "f")
+        return replace(self, functions=tuple(functions), body=tuple(printer.block(_statements(self.body))))
+
+    @cached_property
     def text(self) -> str:
         """Numba source that defines ``kernel`` and its device functions."""
         from autotune.compiler.targets.cuda.printer import CudaPrinter
 
         printer = CudaPrinter(strict=not self.fast)
-        body = [x if isinstance(x, Stmt) else Line(x) for x in self.body]
+        body = _statements(self.body)
         functions = printer.functions(body)
         lines = printer.block(body, 1)
         args = [f"p{k}" for k in range(len(self.params))] + (["n0"] if self.launch["dynamic"] else [])
@@ -87,3 +98,7 @@ class CudaSource:
         if any(BLOCKS.name in line for line in lines):
             head.append(f"    {BLOCKS.name} = int32(cuda.gridDim.x)")
         return "\n\n".join([*self.functions, *functions, "\n".join([*head, *lines])]) + "\n"
+
+
+def _statements(body: tuple[Any, ...]) -> list[Stmt]:
+    return [x if isinstance(x, Stmt) else Line(x) for x in body]

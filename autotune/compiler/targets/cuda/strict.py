@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from autotune.compiler.kernel.nodes import Stmt
 from autotune.compiler.targets.cuda.operators import LOG2E
 from autotune.compiler.targets.cuda.source import CudaSource
 
@@ -30,7 +31,7 @@ def strictly(source: CudaSource) -> CudaSource:
     return replace(
         source,
         functions=tuple(map(accurate, source.functions)),
-        body=tuple(map(accurate, source.body)),
+        body=tuple(x if isinstance(x, Stmt) else accurate(x) for x in source.body),
         fast=False,
     )
 
