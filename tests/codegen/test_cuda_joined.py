@@ -13,10 +13,9 @@ from test_ptx_walk import Made, configured, made, walk
 from torch import Tensor
 from zoo import workloads
 
-from autotune.compiler.program.columns import split_columns
+from autotune.compiler.program.columns import main_program, split_columns
 from autotune.compiler.program.program import build_program
 from autotune.compiler.schedules.cuda import scheme_of
-from autotune.compiler.schedules.cuda.columns import main_program
 from autotune.compiler.targets.cuda.compile import compile_ptx
 from autotune.compiler.targets.cuda.select_load import find_joins
 from autotune.domains.fusion.program_spec import workloads_of

@@ -9,9 +9,10 @@ from cpu_graphs import Build, cross_entropy, gelu_layer_norm, layer_norm, logsum
 from zoo import ZOO, workloads
 
 from autotune.compiler.planner.plan import make_plan
+from autotune.compiler.program.columns import finish_graph, main_program
 from autotune.compiler.program.one_pass import find_online
 from autotune.compiler.program.program import Program, build_program, split_axes
-from autotune.compiler.targets.cpu.columns import column_split, finish_graph, main_program, row_wise
+from autotune.compiler.targets.cpu.columns import column_split, row_wise
 from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS, Graph
 from autotune.ir.ops import POINTWISE
@@ -29,7 +30,7 @@ def programs(keep: bool, online: bool) -> Iterator[Program]:
             if split is None:
                 yield build_program(group.graph, keep=keep, online=online)
             else:
-                yield main_program(split, keep=keep, online=online)
+                yield main_program(split, keep=keep, online=online, unit_rows=True)
                 yield build_program(finish_graph(split, 3)[0], keep=keep, online=online)
 
 

@@ -90,8 +90,8 @@ def _program(graph: Graph, scheme: str, keep: bool, online: bool) -> tuple[Progr
     try:
         if scheme != "columns":
             return build_program(graph, keep=keep, online=online), 0.0
-        from autotune.compiler.program.columns import split_columns
-        from autotune.compiler.schedules.cuda.columns import accumulators, main_program
+        from autotune.compiler.program.columns import main_program, split_columns
+        from autotune.compiler.schedules.cuda.columns import accumulators
 
         program = main_program(split_columns(graph), keep=keep, online=online)
         return program, float(accumulators(program, 1, 1))

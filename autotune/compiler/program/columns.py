@@ -16,34 +16,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from autotune.compiler.program.one_pass import find_moments
+from autotune.compiler.program.one_pass import Column, find_moments
+from autotune.compiler.program.program import Program, build_program
 from autotune.errors import Unsupported
-from autotune.ir.graph import REDUCTIONS, Graph, Output, Value
-from autotune.ir.simplify import remap
-
-
-@dataclass(frozen=True)
-class Column:
-    """One accumulator for each column.
-
-    Attributes:
-        kind: "sum", "max", "min", "prod", or "moments" (running mean and sum of squared deviations).
-        value: of the main graph: what is accumulated.
-        dtype: arithmetic type of the accumulator.
-        planes: arrays of partials it leaves.
-    """
-
-    kind: str
-    value: int
-    dtype: str
-
-    @property
-    def planes(self) -> int:
-        return 2 if self.kind == "moments" else 1
-
-    @property
-    def storage(self) -> str:
-        return "int32" if self.dtype == "bool" else self.dtype
+from autotune.ir.canonical import canonicalize
+from autotune.ir.graph import REDUCTIONS, Graph, Output, Value, compute_type
+from autotune.ir.simplify import remap, simplify
 
 
 @dataclass(frozen=True)
@@ -240,6 +218,30 @@ def _main(graph: Graph, outputs: list[Output], roots: list[int]) -> tuple[Graph,
     return made, {old: new for new, old in enumerate(keep)}
 
 
+def main_program(split: Split, *, keep: bool = True, online: bool = False, unit_rows: bool = False) -> Program:
+    """The program of the kernel that walks the rows.
+
+    Args:
+        unit_rows: whether a row axis of one position may be missing from a reduction over the columns.
+
+    Raises:
+        Unsupported: a reduction over the columns is the same for several rows.
+    """
+    program = build_program(split.main, keep=keep, online=online, split=(split.rows, split.cols), columns=split.columns)
+    rows = {a for a in split.rows if not unit_rows or split.main.extents[a] > 1}
+    if any(not rows <= set(split.main.values[i].axes) for i in program.reductions):
+        raise Unsupported("a reduction that is the same for several rows")
+    return program
+
+
+def finish_graph(split: Split, parts: int) -> tuple[Graph, list[tuple[str, int]], list[int]]:
+    """The canonical graph that reduces ``parts`` partial results, what its slots are ("partial" plane or "input" of the
+    group), and which of the group's outputs it writes."""
+    raw, slots, outputs = split.finish(parts)
+    graph, order, at = canonicalize(simplify(raw))
+    return graph, [slots[s] for s in order], [outputs[k] for k in at]
+
+
 class _Finish:
     """Builds the finish graph: axes as in the group's graph, and one more for the parts."""
 
@@ -280,8 +282,6 @@ class _Finish:
             n *= self.whole.extents[a]
         strides[self.part] = n
         axes = tuple(sorted(strides))
-        from autotune.ir.graph import compute_type
-
         slot = self.slot(("partial", number), storage)
         return self.add(
             Value("load", axes=axes, dtype=compute_type(storage), slot=slot, strides=tuple(strides[a] for a in axes))

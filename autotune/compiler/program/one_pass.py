@@ -34,6 +34,30 @@ class Moments:
     square: int
 
 
+@dataclass(frozen=True)
+class Column:
+    """One accumulator for each column.
+
+    Attributes:
+        kind: "sum", "max", "min", "prod", or "moments" (running mean and sum of squared deviations).
+        value: of the main graph: what is accumulated.
+        dtype: arithmetic type of the accumulator.
+        planes: arrays of partials it leaves.
+    """
+
+    kind: str
+    value: int
+    dtype: str
+
+    @property
+    def planes(self) -> int:
+        return 2 if self.kind == "moments" else 1
+
+    @property
+    def storage(self) -> str:
+        return "int32" if self.dtype == "bool" else self.dtype
+
+
 def find_online(graph: Graph) -> tuple[Online, ...]:
     """Pairs (max, sum of exp) that one pass can compute together.
 

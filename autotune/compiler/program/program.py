@@ -20,15 +20,11 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
-from autotune.compiler.program.one_pass import Moments, Online, find_moments, find_online
+from autotune.compiler.program.one_pass import Column, Moments, Online, find_moments, find_online
 from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph, Value, has_sum_at
 from autotune.ir.ops import LIGHT, POINTWISE
-
-if TYPE_CHECKING:
-    from autotune.compiler.program.columns import Column
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from autotune.compiler.program.columns import Split, split_columns
+from autotune.compiler.program.columns import Split, finish_graph, main_program, split_columns
 from autotune.compiler.program.full_reduction import cut_everything
-from autotune.compiler.program.program import Program, build_program, power_of_two
+from autotune.compiler.program.program import Program, power_of_two
 from autotune.compiler.schedules.configurations import PLAIN_CUDA, narrow, without
 from autotune.compiler.schedules.cuda import rows as row_wise
 from autotune.compiler.targets.cuda.access import vector_length
@@ -20,9 +20,7 @@ from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.kernel import emit_rows
 from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
 from autotune.errors import Unsupported
-from autotune.ir.canonical import canonicalize
 from autotune.ir.graph import STORAGE_BYTES, Graph
-from autotune.ir.simplify import simplify
 from autotune.task import Config
 
 if TYPE_CHECKING:
@@ -41,15 +39,6 @@ ACCUMULATORS_KEPT = 128
 def _split(graph_key: Graph) -> Split:
     # A reduction of everything becomes one over rows and one of their results: many blocks instead of one.
     return split_columns(cut_everything(graph_key) or graph_key)
-
-
-def main_program(split: Split, *, keep: bool = True, online: bool = False) -> Program:
-    """The program of the main kernel."""
-    program = build_program(split.main, keep=keep, online=online, split=(split.rows, split.cols), columns=split.columns)
-    for i in program.reductions:
-        if set(program.graph.values[i].axes) != set(split.rows):
-            raise Unsupported("a reduction that is the same for several rows")
-    return program
 
 
 def accumulators(program: Program, vec: int, packs: int) -> int:
@@ -310,13 +299,6 @@ def emit_main(split: Split, config: Config) -> tuple[CudaSource, Program]:
     schedule = CudaSchedule.from_config(config)
     program = main_program(split, keep=schedule.keep != "reload", online=schedule.online)
     return emit_rows(CudaEmitter(program, schedule)), program
-
-
-def finish_graph(split: Split, parts: int) -> tuple[Graph, list[Ref], list[int]]:
-    """The canonical graph that finishes ``parts`` partials, what its slots are, and the group's outputs it writes."""
-    raw, slots, outputs = split.finish(parts)
-    graph, order, at = canonicalize(simplify(raw))
-    return graph, [slots[s] for s in order], [outputs[k] for k in at]
 
 
 def finish_scheme(graph: Graph) -> Scheme:

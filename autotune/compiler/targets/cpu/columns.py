@@ -15,14 +15,13 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from autotune.compiler.program.columns import Column, Split, split_columns
+from autotune.compiler.program.columns import Split, finish_graph, main_program, split_columns
 from autotune.compiler.program.full_reduction import cut_everything
+from autotune.compiler.program.one_pass import Column
 from autotune.compiler.program.program import Pass, Program, build_program, once_a_row
 from autotune.compiler.targets.cpu.rows import RowPrinter
 from autotune.errors import Unsupported
-from autotune.ir.canonical import canonicalize
 from autotune.ir.graph import STORAGE_BYTES, Graph, compute_type
-from autotune.ir.simplify import simplify
 
 if TYPE_CHECKING:
     from autotune.compiler.targets.cpu.schedule import CpuSchedule
@@ -39,26 +38,13 @@ def column_split(graph: Graph) -> Split | None:
     """A group taken apart into rows and reductions over all rows; None where it is not of that form."""
     try:
         split = split_columns(cut_everything(graph) or graph)
-        program = main_program(split)
+        program = main_program(split, unit_rows=True)
         build_program(finish_graph(split, 2)[0])
     except Unsupported:
         return None
     if split.main.size(split.rows) < FEWEST_ROWS or program.n_cols < 2:
         return None
     return split
-
-
-def main_program(split: Split, *, keep: bool = True, online: bool = False) -> Program:
-    """The program of the kernel that walks the rows.
-
-    Raises:
-        Unsupported: a reduction over the columns is the same for several rows.
-    """
-    program = build_program(split.main, keep=keep, online=online, split=(split.rows, split.cols), columns=split.columns)
-    rows = {a for a in split.rows if split.main.extents[a] > 1}
-    if any(not rows <= set(split.main.values[i].axes) for i in program.reductions):
-        raise Unsupported("a reduction that is the same for several rows")
-    return program
 
 
 def group_program(graph: Graph, config: Mapping[str, object]) -> Program:
@@ -72,7 +58,7 @@ def group_program(graph: Graph, config: Mapping[str, object]) -> Program:
     split = column_split(graph) if config.get("parts", 0) else None
     if split is None:
         return build_program(graph, keep=keep, online=online)
-    program = main_program(split, keep=keep, online=online)
+    program = main_program(split, keep=keep, online=online, unit_rows=True)
     return replace(program, dynamic=-1) if split.counts else program
 
 
@@ -83,14 +69,6 @@ def row_wise(graph: Graph) -> bool:
     except Unsupported:
         return False
     return True
-
-
-def finish_graph(split: Split, parts: int) -> tuple[Graph, list[tuple[str, int]], list[int]]:
-    """The canonical graph that reduces ``parts`` partial results, what its slots are ("partial" plane or "input" of the
-    group), and which of the group's outputs it writes."""
-    raw, slots, outputs = split.finish(parts)
-    graph, order, at = canonicalize(simplify(raw))
-    return graph, [slots[s] for s in order], [outputs[k] for k in at]
 
 
 def parts_of(split: Split, schedule: CpuSchedule) -> int:

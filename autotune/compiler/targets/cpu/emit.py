@@ -16,9 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.compiler.program.columns import Split
+from autotune.compiler.program.columns import Split, main_program
 from autotune.compiler.program.program import Program, build_program
-from autotune.compiler.targets.cpu.columns import ColumnPrinter, main_program
+from autotune.compiler.targets.cpu.columns import ColumnPrinter
 from autotune.compiler.targets.cpu.expr import Printer
 from autotune.compiler.targets.cpu.lanes import LanePrinter, lanes_suit
 from autotune.compiler.targets.cpu.passes import flatten, thin
@@ -64,7 +64,7 @@ def emit_columns(split: Split, schedule: CpuSchedule) -> tuple[str, int]:
     Raises:
         Unsupported: the group has an operator that the CPU has no code for.
     """
-    program = main_program(split, keep=schedule.keep == "scratch", online=schedule.online)
+    program = main_program(split, keep=schedule.keep == "scratch", online=schedule.online, unit_rows=True)
     _check_operators(program)
     printer = ColumnPrinter(split, thin(program), schedule)
     return _source(printer, schedule), printer.pieces

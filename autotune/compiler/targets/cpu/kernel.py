@@ -7,12 +7,10 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 
-from autotune.compiler.program.columns import Split
+from autotune.compiler.program.columns import Split, finish_graph, main_program
 from autotune.compiler.program.program import Program, build_program, once_a_row
 from autotune.compiler.targets.cpu.columns import (
     column_split,
-    finish_graph,
-    main_program,
     parts_of,
     plane_bytes,
     planes_of,
@@ -65,7 +63,7 @@ def _load_columns(graph: Graph, split: Split, schedule: CpuSchedule) -> Callable
     from autotune.compiler.targets.cpu.launcher import launcher
 
     source, pieces = emit_columns(split, schedule)
-    program = main_program(split)
+    program = main_program(split, unit_rows=True)
     main = launcher(source, schedule.threads, _serial_below(program), lambda n0: pieces)
     parts = parts_of(split, schedule)
     own, slots, results = finish_graph(split, parts)

@@ -15,7 +15,7 @@ from autotune.compiler.targets.cuda.names import tuple_of
 from autotune.compiler.targets.cuda.operators import accumulator, combine, identity
 
 if TYPE_CHECKING:
-    from autotune.compiler.program.columns import Column
+    from autotune.compiler.program.one_pass import Column
     from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
     from autotune.compiler.targets.cuda.rows.kernel import Rows
 
