@@ -17,11 +17,14 @@ from typing import Any, Protocol
 
 from autotune.errors import UserError
 from autotune.resources import resource_dir
-from autotune.task import Choice, Config
 from autotune.toml import read_toml
 from autotune.workload import digest
 
 VERSION = 1
+
+Choice = int | str | bool | float
+Config = dict[str, Choice]
+"""A candidate: parameter name to value. Flat, JSON, every key one of the task's space."""
 
 
 class Suggests(Protocol):

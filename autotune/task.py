@@ -14,16 +14,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from autotune.space import Choice as Choice
+from autotune.space import Config as Config
+from autotune.space import Space
 from autotune.workload import Workload, digest
 
 if TYPE_CHECKING:
     from autotune.device import DeviceIdentity
     from autotune.measure.policy import Policy
-    from autotune.space import Space
-
-Choice = int | str | bool | float
-Config = dict[str, Choice]
-"""A candidate: parameter name to value. Flat, JSON, every key one of the task's space."""
 
 
 def config_key(config: Mapping[str, Choice]) -> str:

@@ -5,14 +5,21 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from autotune.cli.options import add_db, add_device, add_json, add_ranks, natural_int, positive_int, seconds
+from autotune.cli.options import (
+    add_db,
+    add_device,
+    add_json,
+    add_ranks,
+    natural_int,
+    only_of,
+    positive_int,
+    result_file,
+    seconds,
+)
 from autotune.cli.output import machine_output
 from autotune.errors import UserError
-from autotune.outputs import check_output
 
 
 def add_parser(subparsers: Any) -> None:
@@ -114,26 +121,6 @@ def run(args: argparse.Namespace) -> int:
     for line in missing:
         print(f"autotune: NOT MEASURED: {line}", file=sys.stderr)
     return 1 if missing else 0
-
-
-def result_file(args: argparse.Namespace) -> Path:
-    """``--out``, or the default; raises UserError."""
-    out = Path(args.out or f"bench-{args.suite}.json")
-    if out.suffix != ".json":
-        raise UserError(f"--out {out}: name a file that ends in .json; the table goes beside it as .md")
-    if args.list or args.search_only:
-        return out
-    check_output(out, f"--out {out}", make=True)  # told before the measuring, which takes minutes
-    table = out.with_suffix(".md")
-    check_output(table, f"--out {out}: the table beside it, {table.name}")
-    return out
-
-
-def only_of(suite: str, args: argparse.Namespace, names: Sequence[str]) -> None:
-    """Refuse arguments of another suite; raises UserError."""
-    given = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name)]
-    if given:
-        raise UserError(f"{', '.join(given)}: only of the suite {suite}")
 
 
 def _list(args: argparse.Namespace, emit: Any) -> int:

@@ -6,10 +6,10 @@ negative stride and nothing that 63 bits cannot count; what has any of it is ref
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from math import prod
 
-if TYPE_CHECKING:
-    from autotune.ir.graph import Graph, Value
+from autotune.ir.nodes import Output, Value
 
 MOST = 1 << 62
 """What every number in a graph, every product of extents and every reach in elements lies below: kernels multiply and
@@ -17,23 +17,23 @@ add these in 64 bits."""
 _WIDTH = {"int32": 1 << 31, "int64": 1 << 63}
 
 
-def check_numbers(graph: Graph) -> None:
+def check_numbers(extents: Sequence[int], values: Sequence[Value], outputs: Sequence[Output]) -> None:
     """Every field that counts something is an integer in range.
 
     Raises:
         ValueError: one is not.
     """
-    for e in graph.extents:
+    for e in extents:
         if not _is_count(e):
             raise ValueError(f"an axis has the extent {e!r}")
-    for i, v in enumerate(graph.values):
+    for i, v in enumerate(values):
         guards = [n for g in v.guards for n in g]
         own = (*v.args, *v.axes, *v.strides, *v.over, *guards, v.slot, v.offset, v.index_stride, v.bound)
         if not all(type(n) is int and -MOST < n < MOST for n in (*own, v.scale, v.shift)):
             raise ValueError(f"value {i}: a number that is no integer, or out of range")
         if v.op == "const":
             _check_constant(i, v)
-    for o in graph.outputs:
+    for o in outputs:
         if not all(type(n) is int and abs(n) < MOST for n in (o.value, o.offset, *o.axes, *o.strides)):
             raise ValueError("an output has a number that is no integer, or out of range")
 
@@ -50,7 +50,7 @@ def _check_constant(i: int, v: Value) -> None:
         raise ValueError(f"value {i}: the constant {v.number!r} of type {v.dtype}")
 
 
-def check_loads(graph: Graph) -> None:
+def check_loads(extents: Sequence[int], values: Sequence[Value]) -> None:
     """Every load and gather reaches from its tensor's first element on, and no further than can be counted.
 
     Expects that axes and slots are those of the graph.
@@ -58,8 +58,8 @@ def check_loads(graph: Graph) -> None:
     Raises:
         ValueError: one does not.
     """
-    for i, v in enumerate(graph.values):
-        _check_size(graph, i, v)
+    for i, v in enumerate(values):
+        _check_size(extents, i, v)
         if v.op == "index" and (len(v.axes) != 1 or v.args):
             raise ValueError(f"value {i}: an index along {len(v.axes)} axes")
         if v.op not in ("load", "gather"):
@@ -69,9 +69,9 @@ def check_loads(graph: Graph) -> None:
         walked = [a for a, _, _ in v.guards]
         if len(set(walked)) != len(walked) or not set(walked) <= set(v.axes):
             raise ValueError(f"value {i}: bad guards")
-        low, high, empty = _reach(graph, v)
+        low, high, empty = _reach(extents, v)
         if v.op == "gather":
-            high += _check_gather(graph, i, v)
+            high += _check_gather(values, i, v)
         elif v.args:
             raise ValueError(f"value {i}: a load that takes values")
         if not empty and low < 0:
@@ -80,46 +80,47 @@ def check_loads(graph: Graph) -> None:
             raise ValueError(f"value {i}: an access beyond what 63 bits count")
 
 
-def _check_size(graph: Graph, i: int, v: Value) -> None:
+def _check_size(extents: Sequence[int], i: int, v: Value) -> None:
     n = 1
     for a in {*v.axes, *v.over}:
-        n *= max(1, graph.extents[a])
+        n *= max(1, extents[a])
     if n >= MOST:
         raise ValueError(f"value {i}: more elements than 63 bits count")
 
 
-def _check_gather(graph: Graph, i: int, v: Value) -> int:
+def _check_gather(values: Sequence[Value], i: int, v: Value) -> int:
     """How much further than its own walk a gather reaches."""
     if len(v.args) != 1 or v.bound < 0 or v.index_stride < 1:
         raise ValueError(f"value {i}: bad index, bound or stride of a gather")
-    index = graph.values[v.args[0]]
+    index = values[v.args[0]]
     if index.dtype not in ("int32", "int64") or not set(index.axes) <= set(v.axes):
         raise ValueError(f"value {i}: a gather by what is no integer, or varies over other axes")
     return max(0, v.bound - 1) * v.index_stride
 
 
-def _reach(graph: Graph, v: Value) -> tuple[int, int, bool]:
+def _reach(extents: Sequence[int], v: Value) -> tuple[int, int, bool]:
     """(lowest, highest) element that a load's own axes reach within its guards, and whether there is none."""
     low = high = v.offset
     empty = False
     parts = {a: (lo, hi) for a, lo, hi in v.guards}
     for a, s in zip(v.axes, v.strides, strict=True):
-        first, end = parts.get(a, (0, graph.extents[a]))
-        first, end = max(0, first), min(end, graph.extents[a])
+        first, end = parts.get(a, (0, extents[a]))
+        first, end = max(0, first), min(end, extents[a])
         empty = empty or first >= end
         low += first * s
         high += max(0, end - 1) * s
     return low, high, empty
 
 
-def check_outputs(graph: Graph) -> None:
+def check_outputs(extents: Sequence[int], outputs: Sequence[Output]) -> None:
     """Every store lies from its tensor's first element on, and no further than can be counted.
 
     Raises:
         ValueError: one does not.
     """
-    for k, o in enumerate(graph.outputs):
+    for k, o in enumerate(outputs):
         if o.offset < 0 or any(s < 0 for s in o.strides):
             raise ValueError(f"output {k}: a negative offset or stride")
-        if max(graph.output_numel(k), graph.size(o.axes)) >= MOST:
+        last = o.offset + sum((extents[a] - 1) * s for a, s in zip(o.axes, o.strides, strict=True))
+        if max(1 + last, prod(extents[a] for a in o.axes)) >= MOST:
             raise ValueError(f"output {k}: more elements than 63 bits count")

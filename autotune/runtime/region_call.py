@@ -21,7 +21,8 @@ from torch import fx
 
 from autotune.compiler.regions import aten
 from autotune.compiler.regions.find import workload_of
-from autotune.compiler.regions.symbols import at_sizes, traced
+from autotune.compiler.regions.sizes import at_sizes
+from autotune.compiler.regions.symbols import traced
 from autotune.device import environment, identify
 from autotune.errors import UserError
 from autotune.ir.graph import Graph

@@ -18,7 +18,8 @@ from autotune.compiler.capture.joint import takes_bias_apart
 from autotune.compiler.planner.kernel_names import kernel_name, program_ops
 from autotune.compiler.regions import aten
 from autotune.compiler.regions.find import Region, find_regions
-from autotune.compiler.regions.symbols import concrete, is_symbolic, places_of, symbolic_program, symbols_of
+from autotune.compiler.regions.sizes import symbols_of
+from autotune.compiler.regions.symbols import concrete, is_symbolic, places_of, symbolic_program
 from autotune.compiler.targets.cuda.source import PREFIX
 from autotune.errors import Unsupported
 from autotune.runtime.counters import count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
@@ -34,7 +35,7 @@ from autotune.store.outage import LostConnection, Patience, within
 from autotune.store.urls import default_path, parse_url, server_options, show_url, without_secrets
 from autotune.workload import canonical_json
 
-__all__ = ["Database", "create_engine", "default_path", "parse_url", "revision", "show_url", "user_errors"]
+__all__ = ["Database", "create_engine", "default_path", "parse_url", "patient", "revision", "show_url", "user_errors"]
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -337,3 +338,28 @@ class Database:
         if self._pid != os.getpid():  # the parent's connections must be neither used nor closed here
             self._engine.dispose(close=False)
             self._pid = os.getpid()
+
+
+def patient(cls: type[T]) -> type[T]:
+    """Make every public method of a store, its own and inherited, go through its :class:`Patience`.
+
+    Each is one transaction, or several that may be done again: a repeated one finds what an earlier attempt stored.
+    """
+    for base in cls.__mro__:
+        if base is object or base is Database:
+            continue
+        for name, method in vars(base).items():
+            if callable(method) and not name.startswith("_") and not isinstance(method, (type, staticmethod)):
+                setattr(cls, name, _repeated(getattr(cls, name)))
+    return cls
+
+
+def _repeated(method: Callable[..., Any]) -> Callable[..., Any]:
+    if hasattr(method, "__wrapped__"):
+        return method
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.outlast(lambda: method(self, *args, **kwargs))
+
+    return call

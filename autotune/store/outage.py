@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import socket
 import sys
@@ -10,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import sqlalchemy as sa
 
@@ -133,30 +132,3 @@ class Patience:
                 away = time.monotonic() - self._since
                 self._since = None
                 print(f"autotune: {self._name} answers again, after {away:.0f} s", file=sys.stderr, flush=True)
-
-
-def patient(cls: type[T]) -> type[T]:
-    """Make every public method of a store, its own and inherited, go through its :class:`Patience`.
-
-    Each is one transaction, or several that may be done again: a repeated one finds what an earlier attempt stored.
-    """
-    from autotune.store.engine import Database
-
-    for base in cls.__mro__:
-        if base is object or base is Database:
-            continue
-        for name, method in vars(base).items():
-            if callable(method) and not name.startswith("_") and not isinstance(method, (type, staticmethod)):
-                setattr(cls, name, _repeated(getattr(cls, name)))
-    return cls
-
-
-def _repeated(method: Callable[..., Any]) -> Callable[..., Any]:
-    if hasattr(method, "__wrapped__"):
-        return method
-
-    @functools.wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.outlast(lambda: method(self, *args, **kwargs))
-
-    return call

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from autotune.errors import UserError
 from autotune.store.efforts import Efforts
-from autotune.store.engine import create_engine, parse_url, revision, show_url
+from autotune.store.engine import create_engine, parse_url, patient, revision, show_url
 from autotune.store.measurements import Measurements
 from autotune.store.models import SCHEMA_REVISION
-from autotune.store.outage import OUTAGE_S, patient
+from autotune.store.outage import OUTAGE_S
 from autotune.store.overviews import Overviews
 from autotune.store.runs import Runs
 from autotune.store.schedules import Schedules

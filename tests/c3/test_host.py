@@ -11,7 +11,7 @@ import pytest
 
 from autotune.domains.c3 import task
 from autotune.domains.c3.collectives import host_copy
-from autotune.domains.c3.collectives.host import pieces
+from autotune.domains.c3.collectives.buffers import pieces
 from autotune.domains.c3.measuring.ranks import Ranks
 from autotune.domains.c3.scenario import COLLECTIVES
 from autotune.errors import Unsupported

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.domains.c3.run.base import Overlap, open_overlap
+from autotune.domains.c3.run.base import Overlap
+from autotune.domains.c3.run.open import open_overlap
 from autotune.domains.c3.strategy import HostStrategy
 
 CPU = torch.device("cpu")

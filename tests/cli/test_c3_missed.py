@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from autotune.cli import c3_search
 from autotune.cli.app import main
 from autotune.device import DeviceIdentity, identify
+from autotune.domains.c3.cli import search as c3_search
 from autotune.domains.c3.scenario import Gemm, Scenario
 from autotune.errors import UserError
 from autotune.store import Store

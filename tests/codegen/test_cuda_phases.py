@@ -22,7 +22,7 @@ from zoo import workloads
 
 from autotune.compiler.assemble import build_artifact, compile_source, packed, phased
 from autotune.compiler.planner.packing import pack
-from autotune.compiler.planner.plan import Shape, greedy, make_plan, read_text, write_text
+from autotune.compiler.planner.plan import Shape, build_plan, greedy, make_plan, read_text, write_text
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.targets.cuda.compile import build, compile_ptx
 from autotune.compiler.targets.cuda.intrinsics import cluster as intrinsics_cluster
@@ -182,7 +182,7 @@ def test_softmax_of_everything() -> None:
 def test_packed_groups_are_a_phase() -> None:
     """Two unrelated parts, each of two dependent groups, side by side in both phases; another group beside."""
     task = task_of(beside(maxima_then_rows(40, 64), maxima_then_rows(24, 32), update(50)))
-    shape = pack(task.graph, greedy(task.graph, "cpu"))
+    shape = pack(build_plan(task.graph, greedy(task.graph, "cpu")))
     assert [len(launch[0]) for launch in shape] == [3, 2]
     assert run(task, one(shape), 4, seed=1) == [2]
 

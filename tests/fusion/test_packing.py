@@ -273,10 +273,10 @@ def test_pack_and_unpack() -> None:
     graph = canonical(beside(update(40), softmax(3, 8), update(9), layer_norm(4, 8)))
     apart = greedy(graph)
     assert [len(launch[0]) for launch in apart] == [1, 1, 1, 1]
-    together = pack(graph, apart)
+    together = pack(build_plan(graph, apart))
     assert len(together) == 1
     assert unpack(together) == apart
-    assert pack(graph, together) == together
+    assert pack(build_plan(graph, together)) == together
     assert read_text(write_text(together)) == together
     assert make_plan(graph).text == write_text(together)
     assert make_plan(graph, "cpu").text == write_text(apart)
@@ -295,7 +295,7 @@ def test_what_waits_is_not_packed_with_what_it_waits_for() -> None:
     graph = canonical(beside(two_steps(), update(40), two_steps()))
     apart = greedy(graph, "cpu")
     assert len(apart) == 5
-    packed = build_plan(graph, pack(graph, apart))
+    packed = build_plan(graph, pack(build_plan(graph, apart)))
     made = {n: k for k, g in enumerate(packed.groups) for kind, n in g.outputs if kind == "scratch"}
     place = {g: n for n, launch in enumerate(packed.launches) for phase in launch for g in phase}
     waits = [(made[n], k) for k, g in enumerate(packed.groups) for kind, n in g.inputs if kind == "scratch"]
@@ -352,7 +352,7 @@ def test_a_packed_plan_runs_on_a_cpu() -> None:
     task = task_of(beside(update(40), softmax(3, 8), update(), update(9)), "cpu")
     bench = FusionBench(task.workload, "cpu")
     apart = task.default()
-    for config in (apart, apart | {"plan": write_text(pack(task.graph, greedy(task.graph)))}):
+    for config in (apart, apart | {"plan": write_text(pack(build_plan(task.graph, greedy(task.graph))))}):
         config = task.normalize(config)
         verdict = bench.verify(bench.load(config, task.build(config)), seed=3)
         assert verdict.ok, verdict.detail

@@ -70,7 +70,7 @@ def test_packing_leaves_phases_as_they_are() -> None:
     assert ">" not in apart
     text = "r1 > r3,r5 > o0"
     alone = task_of(columns_then_rows(40, 64)).graph
-    assert pack(alone, read_text(text)) == read_text(text)
+    assert pack(build_plan(alone, read_text(text))) == read_text(text)
 
 
 def test_a_barrier_costs_about_what_a_launch_does() -> None:

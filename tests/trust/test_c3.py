@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from autotune.cli import c3_search
 from autotune.cli.app import main
 from autotune.device import DeviceIdentity, environment
+from autotune.domains.c3.cli import search as c3_search
 from autotune.domains.c3.deploy.match import C3Level, C3Match, match_scenario
 from autotune.domains.c3.scenario import Gemm, Program, Scenario
 from autotune.domains.c3.strategy import HOST_NAIVE, LIMITS, HostStrategy, Strategy, improper

@@ -292,7 +292,7 @@ def _launched(graph: Graph, shape: Shape, method: Method) -> list[Shape]:
     out = [shape]
     if len(shape) > 1 and method.packing:
         with contextlib.suppress(Unsupported):
-            out.append(pack(graph, shape))
+            out.append(pack(build_plan(graph, shape)))
     if method.grid:
         out += [joined for s in list(out) if (joined := _behind_barriers(graph, s)) is not None]
     return list({write_text(s): s for s in out}.values())

@@ -9,8 +9,9 @@ do not wait for each other may share one: each gets blocks of its own in proport
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
-from autotune.compiler.planner.plan import Group, Plan, Shape, build_plan
+from autotune.compiler.schedules import configurations
 from autotune.compiler.schedules.configurations import one_block, one_launch
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.ir.families import Family, family_of
@@ -26,28 +27,48 @@ SMALL_BYTES = 4 << 20
 """Bytes that a group moves in about the time of a launch. Larger ones share a launch with their like only: a block size
 and register count that suit all of them would cost more than the launch."""
 
+Roots = tuple[str, ...]
+Shape = tuple[tuple[tuple[Roots, ...], ...], ...]
+"""Launches of phases of groups, each group its roots."""
+
+
+class Group(configurations.Group, Protocol):
+    """What is asked of a group here; see ``autotune.compiler.planner.plan.Group``."""
+
+    @property
+    def inputs(self) -> Sequence[tuple[str, int]]: ...
+
+    @property
+    def outputs(self) -> Sequence[tuple[str, int]]: ...
+
+    @property
+    def roots(self) -> Roots: ...
+
+
+class Plan(configurations.Plan, Protocol):
+    """What is asked of a plan here; see ``autotune.compiler.planner.plan.Plan``."""
+
+    @property
+    def groups(self) -> Sequence[Group]: ...
+
 
 def packable(group: Group) -> bool:
     """Whether a group may share a launch at all."""
     return scheme_of(group.graph).name in SCHEMES
 
 
-def pack(graph: Graph, shape: Shape) -> Shape:
+def pack(plan: Plan) -> Shape:
     """Join launches that do not wait for each other, as many as is legal and worth it.
 
     Launches come out in the order in which they can run; those of several phases stay as they are. A plan of one launch
     comes back unchanged, and so does one that is packed already.
 
     Args:
-        graph: the region's.
-        shape: a plan for CUDA.
-
-    Raises:
-        Unsupported: the plan is not legal.
+        plan: for CUDA.
     """
+    shape = tuple(tuple(tuple(plan.groups[k].roots for k in phase) for phase in launch) for launch in plan.launches)
     if len(shape) < 2:
         return shape
-    plan = build_plan(graph, shape)
     level = _levels(plan)
     families = [family_of(g.graph) for g in plan.groups]
     joined: list[list[int]] = []

@@ -19,12 +19,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
+from autotune.compiler.planner.packing import Roots as Roots
+from autotune.compiler.planner.packing import Shape as Shape
+from autotune.compiler.planner.packing import pack
 from autotune.compiler.schedules.cuda import legal
 from autotune.errors import Unsupported
 from autotune.ir.components import components
 from autotune.ir.graph import REDUCTIONS, Graph, Output, Value
-
-Roots = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,6 @@ class Plan:
         """(storage type, elements, False: no state) of each scratch tensor for the region ``graph``."""
         return tuple((dtype, graph.size(axes), False) for dtype, axes in self.scratch)
 
-
-Shape = tuple[tuple[tuple[Roots, ...], ...], ...]
-"""Launches of phases of groups, each group its roots."""
 
 _ROOT = re.compile(r"([rov])(\d+)")
 
@@ -174,12 +172,8 @@ def _planned(key: str, text: str, target: str) -> Plan:
             return build_plan(graph, read_text(text), target)
         except ValueError as error:
             raise Unsupported(f"the plan {text!r}: {error}") from error
-    shape = greedy(graph, target)
-    if target == "cuda":
-        from autotune.compiler.planner.packing import pack
-
-        shape = pack(graph, shape)
-    return build_plan(graph, shape, target)
+    plan = build_plan(graph, greedy(graph, target), target)
+    return plan if target == "cpu" else build_plan(graph, pack(plan), target)
 
 
 def make_plan(graph: Graph, target: str = "cuda", text: str = "") -> Plan:

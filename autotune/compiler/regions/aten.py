@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autotune.compiler.regions.symbols import Size, expression_of
+from autotune.compiler.regions.sizes import Size, expression_of
 from autotune.errors import Unsupported
 
 NAMESPACES = ("aten", "prims")
@@ -69,7 +69,7 @@ def tensor_spec(value: torch.Tensor) -> dict[str, Any]:
 
 
 def _size(size: Any) -> Any:
-    """A number, or what a symbolic size is (:func:`autotune.compiler.regions.symbols.expression_of`)."""
+    """A number, or what a symbolic size is (:func:`autotune.compiler.regions.sizes.expression_of`)."""
     return {"sym": expression_of(size)} if isinstance(size, torch.SymInt) else int(size)
 
 

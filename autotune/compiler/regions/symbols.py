@@ -3,36 +3,21 @@
 Kernels take their rows at run time, so a region is found, searched and looked up by numbers. A graph that torch.compile
 traced with symbols is copied with the numbers of its first inputs (:func:`concrete`), regions are found in the copy,
 and each keeps its operators with the symbols in them (:func:`symbolic_program`), from which it is made anew for other
-numbers (:func:`at_sizes`).
+numbers (:func:`autotune.compiler.regions.sizes.at_sizes`).
 """
 
 from __future__ import annotations
 
-import math
-import operator
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from autotune.errors import Unsupported
-
-if TYPE_CHECKING:
-    from autotune.compiler.regions.find import Region
-
-Sizes = Mapping[str, int]
-"""Symbol to number."""
-
-
-@dataclass(frozen=True)
-class Size:
-    """A symbolic size as an argument of a program; ``expression`` as of :func:`expression_of`."""
-
-    expression: Any
+from autotune.compiler.regions import aten
+from autotune.compiler.regions.find import Region
+from autotune.compiler.regions.sizes import Size, expression_of
 
 
 def is_symbolic(graph: fx.Graph) -> bool:
@@ -137,90 +122,8 @@ def places_of(symbols: Sequence[str], tensors: Sequence[torch.Tensor]) -> dict[s
     return {name: found[name] for name in symbols} if found.keys() >= set(symbols) else None
 
 
-def symbols_of(program: Any) -> list[str]:
-    """The symbols in a program as JSON (:func:`autotune.compiler.regions.aten.to_json`), sorted."""
-    names: set[str] = set()
-
-    def walk(value: Any) -> None:
-        if isinstance(value, Mapping):
-            if value.keys() == {"sym"}:
-                names.update(_names(value["sym"]))
-            else:
-                for inner in value.values():
-                    walk(inner)
-        elif isinstance(value, (list, tuple)):
-            for inner in value:
-                walk(inner)
-
-    walk(program)
-    return sorted(names)
-
-
-def _names(expression: Any) -> set[str]:
-    if isinstance(expression, str):
-        return {expression}
-    return set().union(*map(_names, expression[1:])) if isinstance(expression, list) else set()
-
-
-_FUNCTIONS: Mapping[str, Callable[..., int]] = {
-    "Add": lambda *xs: sum(xs),
-    "Mul": lambda *xs: math.prod(xs),
-    "FloorDiv": operator.floordiv,
-    "CleanDiv": operator.floordiv,
-    "Mod": operator.mod,
-    "PythonMod": operator.mod,
-    "Max": max,
-    "Min": min,
-}
-
-
-def expression_of(size: Any) -> Any:
-    """A size as JSON: a number, a symbol's name, or [function, *arguments].
-
-    Raises:
-        Unsupported: an expression of functions that are not known here.
-    """
-    expression = size.node.expr if isinstance(size, torch.SymInt) else size
-    if isinstance(expression, (int, sympy.Integer)):
-        return int(expression)
-    if isinstance(expression, sympy.Symbol):
-        return str(expression)
-    name = type(expression).__name__
-    if name == "Pow" and expression.args[1].is_Integer and expression.args[1] > 0:
-        return ["Mul", *[expression_of(expression.args[0])] * int(expression.args[1])]
-    if name not in _FUNCTIONS:
-        raise Unsupported(f"a size that is {expression}")
-    return [name, *map(expression_of, expression.args)]
-
-
-def evaluate(expression: Any, sizes: Sizes) -> int:
-    """The number that :func:`expression_of` tells, at given sizes.
-
-    Raises:
-        KeyError: a symbol without a number. ValueError: not such an expression.
-    """
-    if type(expression) is int:
-        return expression
-    if isinstance(expression, str):
-        return sizes[expression]
-    if not isinstance(expression, list) or not expression or expression[0] not in _FUNCTIONS:
-        raise ValueError(f"not a size: {expression!r}")
-    return _FUNCTIONS[expression[0]](*[evaluate(x, sizes) for x in expression[1:]])
-
-
-def at_sizes(program: Any, sizes: Sizes) -> Any:
-    """A program as JSON with numbers for its symbols."""
-    if isinstance(program, Mapping):
-        if program.keys() == {"sym"}:
-            return evaluate(program["sym"], sizes)
-        return {k: at_sizes(v, sizes) for k, v in program.items()}
-    return [at_sizes(v, sizes) for v in program] if isinstance(program, (list, tuple)) else program
-
-
 def traced(program: Mapping[str, Any], device: str) -> fx.GraphModule:
     """A program as JSON, of numbers, as a graph with fake tensors in ``meta["val"]``; nothing is computed."""
-    from autotune.compiler.regions import aten
-
     gm, mode = aten.from_json(program, device), FakeTensorMode()
     specs = iter(program["inputs"])
     for node in gm.graph.nodes:
@@ -233,9 +136,3 @@ def traced(program: Mapping[str, Any], device: str) -> fx.GraphModule:
             with mode:
                 node.meta["val"] = node.target(*args, **kwargs)
     return gm
-
-
-__all__ = [
-    "Size", "at_sizes", "concrete", "evaluate", "expression_of", "fake", "is_symbolic", "places_of", "symbolic_program",
-    "symbols_of", "traced",
-]  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from autotune.compiler.program.one_pass import find_online
 from autotune.compiler.program.program import Program
@@ -18,8 +18,27 @@ from autotune.ir.graph import REDUCTIONS, Graph
 from autotune.task import Choice, Config
 
 if TYPE_CHECKING:
-    from autotune.compiler.planner.plan import Plan
     from autotune.space import Space
+
+
+class Group(Protocol):
+    """What is asked of a group here; see ``autotune.compiler.planner.plan.Group``."""
+
+    @property
+    def graph(self) -> Graph: ...
+
+
+class Plan(Protocol):
+    """What is asked of a plan here; see ``autotune.compiler.planner.plan.Plan``."""
+
+    @property
+    def groups(self) -> Sequence[Group]: ...
+
+    @property
+    def launches(self) -> Sequence[Sequence[Sequence[int]]]: ...
+
+    @property
+    def leaders(self) -> Sequence[int]: ...
 
 
 PLAIN_CUDA: Config = {

@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from autotune.compiler.planner.ablation import Method
 from autotune.compiler.planner.cost import Costs, Figures, GroupCost, plan_us
 from autotune.compiler.planner.kernel_names import graph_ops
 from autotune.compiler.planner.latency import predict_cpu, predict_cuda
@@ -21,15 +22,39 @@ from autotune.ir.graph import Graph
 from autotune.task import Composition, Config, Ranked
 from autotune.workload import Workload
 
-if TYPE_CHECKING:
-    from autotune.domains.fusion.task import FusionTask
-
 _TRIES = 48  # ways to combine the groups' candidates that are looked at
 _ADAPTED = 1.15  # what a part may take longer whose blocks were made those of other phases of its launch
 _SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 
 
-def compositions(task: FusionTask, limit: int) -> list[Composition]:
+class Region(Protocol):
+    """What is asked of a task here; see :class:`autotune.domains.fusion.task.FusionTask`."""
+
+    workload: Workload
+    graph: Graph
+    plan: Plan
+    method: Method
+
+    @property
+    def side(self) -> str: ...
+
+    @property
+    def estimates(self) -> Figures: ...
+
+    def target(self) -> tuple[str, int]: ...
+
+    def default(self) -> Config: ...
+
+    def predict(self, config: Config) -> float | None: ...
+
+    def parts_of(self, plan: Plan, config: Config) -> list[Config]: ...
+
+    def joined(self, plan: Plan, parts: Sequence[Config]) -> Config: ...
+
+    def reject(self, config: Config) -> str | None: ...
+
+
+def compositions(task: Region, limit: int) -> list[Composition]:
     """Plans of the task's region under its method, the most promising first.
 
     Empty where the only plan is one group: the region itself.
@@ -54,7 +79,7 @@ def compositions(task: FusionTask, limit: int) -> list[Composition]:
     return out
 
 
-def composition(task: FusionTask, plan: Plan, figures: Figures) -> Composition:
+def composition(task: Region, plan: Plan, figures: Figures) -> Composition:
     """One plan as a composition of its groups' workloads; groups of one family are tuned as their leader is."""
     leaders = sorted(set(plan.leaders))
     if len(leaders) == 1 and plan.text == task.plan.text:
@@ -85,7 +110,7 @@ class Combined:
         scale: each group's time over that of its part.
     """
 
-    task: FusionTask
+    task: Region
     plan: Plan
     figures: Figures
     which: tuple[int, ...]
@@ -132,7 +157,7 @@ def whole_us(plan: Plan, costs: Sequence[GroupCost], times: Sequence[float], f: 
     return plan_us([[[inner[g] for g in phase] for phase in launch] for launch in plan.launches], f)
 
 
-def plan_prediction(task: FusionTask, plan: Plan, config: Config) -> float | None:
+def plan_prediction(task: Region, plan: Plan, config: Config) -> float | None:
     """The latency-evaluator's microseconds of a plan under a configuration; None where a group has no model."""
     figures = task.estimates
     times: list[float] = []

@@ -23,6 +23,7 @@ from autotune.compiler.schedules.configurations import agree, group_configs, joi
 from autotune.compiler.schedules.cuda import Scheme, scheme_of
 from autotune.compiler.schedules.limits import improper
 from autotune.device import describe_cuda, usable_processors
+from autotune.domains.fusion.compositions import compositions, plan_prediction
 from autotune.errors import BuildError, Unsupported
 from autotune.ir.graph import FLOATS, REDUCTIONS, Graph
 from autotune.task import Artifact, Composition, Config, Kernel, Verdict
@@ -72,16 +73,12 @@ class FusionTask:
 
     def compositions(self, limit: int) -> Sequence[Composition]:
         """Plans worth tuning, as compositions of their groups' workloads."""
-        from autotune.domains.fusion.compositions import compositions
-
         return compositions(self, limit)
 
     def predict(self, config: Config) -> float | None:
         """Microseconds by the latency-evaluator; None where a group's scheme has no model, or the method has none."""
         if not self.method.model:
             return None
-        from autotune.domains.fusion.compositions import plan_prediction
-
         try:
             return plan_prediction(self, self.plan_of(config), config)
         except (Unsupported, KeyError):

@@ -17,12 +17,23 @@ from typing import TYPE_CHECKING
 from autotune.compiler.program.lane_axis import narrowest, unit_axis, vector_length
 from autotune.compiler.program.program import Program, build_program, power_of_two
 from autotune.compiler.schedules.configurations import PLAIN_CUDA, has_online, narrow, without
+from autotune.compiler.schedules.cuda.outer_seeds import copied_seeds
+from autotune.compiler.schedules.cuda.outer_shape import (
+    HELD,
+    SMS,
+    across,
+    clusters,
+    crowded,
+    kept,
+    kept_words,
+    lines,
+    may_copy,
+    vectors,
+)
 from autotune.compiler.schedules.cuda.rows import REGISTERS_KEPT
 from autotune.compiler.targets.cuda.cubin import SmLimits
 from autotune.compiler.targets.cuda.kernels import GroupKernels
-from autotune.compiler.targets.cuda.outer.copied import copied
 from autotune.compiler.targets.cuda.outer.kernel import emit_outer, static_bytes
-from autotune.compiler.targets.cuda.outer.lanes import Lanes
 from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
 from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS, Graph
@@ -35,10 +46,6 @@ NARROWEST = 8
 """Elements of the kept axis below which a warp's accesses fall apart into sectors of other rows."""
 IDLE: Config = {"finish": "kernel"}
 """Parameters that mean nothing here, at the value they are given."""
-SMS = 132
-"""Multiprocessors that a default schedule wants to give work to; a search finds out for others."""
-HELD = (0, 1, 2, 3, 4, 6, 8)
-"""Places of a strip that a thread may have in registers beside those in shared memory."""
 
 
 @lru_cache(maxsize=256)
@@ -59,57 +66,9 @@ def _program(graph: Graph, keep: bool = True, online: bool = False) -> Program:
     return program
 
 
-def kept_words(program: Program, vec: int) -> float:
-    """32-bit registers a place of the reduced axes takes in values that wait for a later pass, where they are most."""
-    x, widest = unit_axis(program.graph), 0.0
-    last = {i: q for q, pas in enumerate(program.passes) for i in pas.kept_in}
-    live: set[int] = set()
-    for q, pas in enumerate(program.passes):
-        live = {i for i in live | set(pas.kept_out) if last.get(i, q) > q}
-        words = 0.0
-        for i in live:
-            v = program.graph.values[i]
-            half = v.op == "load" and vec > 1 and program.graph.inputs[v.slot] in ("float16", "bfloat16")
-            words += (vec if x in v.axes else 1) * (0.5 if half else 1.0)
-        widest = max(widest, words)
-    return widest
-
-
-def lines(program: Program, vec: int) -> int:
-    """Packs along the axes that packs cover, all of them together."""
-    return _kept(program) // vec
-
-
-def _kept(program: Program) -> int:
-    """Elements along the axes that packs cover: the kept ones, and in a tile the one they lie on."""
-    x = unit_axis(program.graph)
-    return program.n_rows * (1 if x in program.rows else program.graph.extents[x])
-
-
-def across(program: Program, vector_bytes: int) -> int:
-    """Threads that must lie side by side: those of one tile."""
-    x = unit_axis(program.graph)
-    vec = vector_length(program.graph, x, vector_bytes)
-    return 1 if x in program.rows or not vec else program.graph.extents[x] // vec
-
-
 def _deepest(program: Program) -> int:
     """The most threads along the reduced axes; a block of one thread along the kept ones has 64."""
     return min(256, max(64, power_of_two(program.n_cols)))
-
-
-def clusters(program: Program) -> list[int]:
-    """Blocks that may share a strip: each has 32 places of the reduced axes or more."""
-    return [c for c in (2, 4, 8) if c * 32 <= program.n_cols]
-
-
-def vectors(program: Program) -> list[int]:
-    """Vector sizes in bytes that divide the axis that packs lie on, widest first, at most four.
-
-    A tile is at most a warp wide.
-    """
-    g, x = program.graph, unit_axis(program.graph)
-    return [b for b in (32, 16, 8, 4, 2, 1) if vector_length(g, x, b) and across(program, b) <= 32][:4]
 
 
 def _registers(program: Program, config: Config) -> float:
@@ -127,19 +86,6 @@ def _held(program: Program, config: Config) -> bool:
     # The compiler keeps some elements of packed pairs unpacked as well, from one pass to the next.
     room = 1.8 if narrowest(program.graph, unit_axis(program.graph)) == 2 else 1.25
     return words <= 64 and (room * words + 28) * block <= 65536
-
-
-def crowded(program: Program) -> bool:
-    """Whether what waits for later passes takes most of a large device's shared memory, or more than it has."""
-    return 4 * kept_words(program, 1) * _kept(program) * program.n_cols > SmLimits().shared * SMS / 2
-
-
-def may_copy(program: Program, config: Config) -> bool:
-    """Whether there are loads that can be copied to shared memory ahead, with vectors of this size."""
-    try:
-        return bool(copied(Lanes(program, CudaSchedule.from_config(config))))
-    except Unsupported:
-        return False
 
 
 class OuterScheme:
@@ -173,7 +119,7 @@ class OuterScheme:
             space = narrow(space, "prefetch", [False])
         if len(space["prefetch"].choices) < 2 or not crowded(program):
             space = narrow(space, "held", [0])
-        if _kept(program) * program.n_cols < 1 << 20:
+        if kept(program) * program.n_cols < 1 << 20:
             space = narrow(space, "blocks_per_sm", [0])
             space = narrow(space, "store_hint", ["default"])
         return space
@@ -219,7 +165,7 @@ class OuterScheme:
         usable, g, x = vectors(program), program.graph, unit_axis(program.graph)
         # The widest vectors of up to 16 bytes that leave enough strips of a 32-byte sector for all multiprocessors.
         fits = [b for b in usable if b <= 16] or usable[-1:]
-        bytes_ = next((b for b in fits if _kept(program) * b >= vector_length(g, x, b) * 32 * SMS), fits[-1])
+        bytes_ = next((b for b in fits if kept(program) * b >= vector_length(g, x, b) * 32 * SMS), fits[-1])
         vec = vector_length(g, x, bytes_)
         packs = lines(program, vec)
         config: Config = PLAIN_CUDA | {"vector_bytes": bytes_}
@@ -257,9 +203,7 @@ class OuterScheme:
         program, d = self.program(graph), self.default(graph)
         t, r = int(d["threads_per_row"]), int(d["rows_per_block"])
         out: list[Config] = []
-        if _kept(program) * program.n_cols >= 1 << 20:
-            from autotune.compiler.schedules.cuda.outer_seeds import copied_seeds
-
+        if kept(program) * program.n_cols >= 1 << 20:
             out += copied_seeds(self, graph, d)
         for a, b in ((1, 2.0), (1, 0.5), (2, 0.5), (0.5, 2), (2, 1), (0.5, 1), (4, 0.25)):
             n, m = int(t * a), int(r * b)
@@ -283,7 +227,7 @@ class OuterScheme:
                 if half < wide:
                     strip = {"threads_per_row": half, "rows_per_block": max(1, 512 // half), "max_registers": 64}
                     out.append(held | strip)
-        if _kept(program) * program.n_cols >= 1 << 20:
+        if kept(program) * program.n_cols >= 1 << 20:
             out += [d | {"load_hint": "no_allocate"}, d | {"store_hint": "evict_last"}, d | {"blocks_per_sm": 2}]
         made = [self.normalize(graph, c) for c in out]
         return [c for c in made if self.reject(graph, c) is None]

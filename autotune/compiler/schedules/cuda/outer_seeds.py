@@ -6,11 +6,13 @@ is read at once and then written at once. What counts is how many blocks fit an 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Protocol
 
 from autotune.compiler.program.lane_axis import unit_axis, vector_length
+from autotune.compiler.program.program import Program
 from autotune.compiler.schedules.configurations import has_online
-from autotune.compiler.schedules.cuda.outer import (
+from autotune.compiler.schedules.cuda.outer_shape import (
     HELD,
     SMS,
     across,
@@ -26,9 +28,6 @@ from autotune.compiler.targets.cuda.cubin import SmLimits
 from autotune.ir.graph import Graph
 from autotune.task import Config
 
-if TYPE_CHECKING:
-    from autotune.compiler.schedules.cuda.outer import OuterScheme
-
 SYSTEM = 1024
 """Bytes of shared memory that the system takes for each block."""
 WORK = 20, 4
@@ -36,7 +35,16 @@ WORK = 20, 4
 MOST = SmLimits()
 
 
-def copied_seeds(scheme: OuterScheme, graph: Graph, d: Config) -> list[Config]:
+class Sized(Protocol):
+    """What is asked of the scheme here; see ``autotune.compiler.schedules.cuda.outer.OuterScheme``."""
+
+    @property
+    def program(self) -> Callable[..., Program]: ...
+
+    def shared(self, graph: Graph, config: Config) -> tuple[int, int]: ...
+
+
+def copied_seeds(scheme: Sized, graph: Graph, d: Config) -> list[Config]:
     """Variations of the default ``d`` whose strips are copied ahead; none where nothing can be."""
     program = scheme.program(graph)
     wide = next((b for b in vectors(program) if b <= 16), 0)
@@ -47,7 +55,7 @@ def copied_seeds(scheme: OuterScheme, graph: Graph, d: Config) -> list[Config]:
     return (_whole(scheme, graph, d) if crowded(program) else []) + _in_turn(scheme, graph, d)
 
 
-def _in_turn(scheme: OuterScheme, graph: Graph, d: Config) -> list[Config]:
+def _in_turn(scheme: Sized, graph: Graph, d: Config) -> list[Config]:
     """Three blocks an SM or more, under a register cap that lets them, in the smallest clusters that have strips so
     small; and one block an SM that copies a strip while it stores another."""
     program, wide = scheme.program(graph), int(d["vector_bytes"])
@@ -67,7 +75,7 @@ def _in_turn(scheme: OuterScheme, graph: Graph, d: Config) -> list[Config]:
     return out + ([out[0] | {"online": True}] if out and has_online(program) else [])
 
 
-def _whole(scheme: OuterScheme, graph: Graph, d: Config) -> list[Config]:
+def _whole(scheme: Sized, graph: Graph, d: Config) -> list[Config]:
     """Strips that are all on the device at the same time, or in two waves.
 
     A part of each lies in registers where shared memory alone does not hold them. No SM waits for a last, short wave
@@ -95,7 +103,7 @@ def _whole(scheme: OuterScheme, graph: Graph, d: Config) -> list[Config]:
     return []
 
 
-def _fitting(scheme: OuterScheme, graph: Graph, config: Config, waves: int) -> Config | None:
+def _fitting(scheme: Sized, graph: Graph, config: Config, waves: int) -> Config | None:
     """``config`` with as much in registers as lets all blocks run in ``waves``, under a cap.
 
     None if they cannot, or would leave many places empty.

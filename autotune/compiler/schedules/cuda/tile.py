@@ -13,7 +13,8 @@ from functools import lru_cache
 
 from autotune.compiler.program.lane_axis import ACROSS, lower, unit_axis
 from autotune.compiler.program.program import Program, build_program, stride_of
-from autotune.compiler.schedules.cuda.outer import NARROWEST, OuterScheme, vectors
+from autotune.compiler.schedules.cuda.outer import NARROWEST, OuterScheme
+from autotune.compiler.schedules.cuda.outer_shape import vectors
 from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS, Graph
 

@@ -29,7 +29,7 @@ def _namespace(text: str) -> dict[str, Any]:
     from numba import cuda, types
     from numba.cuda import libdevice
 
-    from autotune.compiler.targets.cuda.intrinsics.base import resolve
+    from autotune.compiler.targets.cuda.intrinsics.resolve import resolve
 
     space: dict[str, Any] = {
         "cuda": cuda,

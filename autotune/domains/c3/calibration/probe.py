@@ -135,7 +135,7 @@ class Opened:
         self._collectives: dict[tuple[Any, ...], Collective] = {}
 
     def overlap(self, run: Mapping[str, Any]) -> Any:
-        from autotune.domains.c3.run.base import open_overlap
+        from autotune.domains.c3.run.open import open_overlap
 
         config = run["config"]
         compute = self.compute(int(config["panels"])) if run["parts"] != "comm" else None

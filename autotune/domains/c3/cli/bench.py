@@ -7,7 +7,7 @@ import shlex
 import sys
 from typing import Any
 
-from autotune.cli.bench import only_of, result_file
+from autotune.cli.options import only_of, result_file
 from autotune.cli.output import machine_output
 from autotune.domains.c3.cli.scenario import ranks_of, serves
 from autotune.runtime.database import deploying_from

@@ -1,7 +1,8 @@
-"""Small helpers that the CUDA collectives share."""
+"""Small helpers that collectives share."""
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,3 +27,9 @@ def cuts(nbytes: int, chunks: int) -> list[tuple[int, int]]:
         begin = min(nbytes, c * step)
         out.append((begin, min(nbytes, begin + step) - begin))
     return out
+
+
+def pieces(numel: int, chunks: int) -> list[tuple[int, int]]:
+    """``numel`` elements in ``chunks`` pieces (begin, end) that differ by one element at most; some may be empty."""
+    bounds = [numel * c // chunks for c in range(chunks + 1)]
+    return list(itertools.pairwise(bounds))

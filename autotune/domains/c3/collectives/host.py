@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -10,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from autotune.domains.c3.collectives.base import Collective, Spec
-from autotune.domains.c3.collectives.buffers import dtype_of
+from autotune.domains.c3.collectives.buffers import dtype_of, pieces
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.strategy import HostStrategy
 
@@ -33,12 +32,6 @@ def open_host(spec: Spec, group: Group, strategy: HostStrategy) -> Collective:
 
         return HostCopy(spec, group, strategy)
     return GlooCollective(spec, group, strategy)
-
-
-def pieces(numel: int, chunks: int) -> list[tuple[int, int]]:
-    """``numel`` elements in ``chunks`` pieces (begin, end) that differ by one element at most; some may be empty."""
-    bounds = [numel * c // chunks for c in range(chunks + 1)]
-    return list(itertools.pairwise(bounds))
 
 
 class GlooCollective:

@@ -21,8 +21,7 @@ import numpy as np
 import torch
 
 from autotune.domains.c3.collectives.base import Spec
-from autotune.domains.c3.collectives.buffers import dtype_of
-from autotune.domains.c3.collectives.host import pieces
+from autotune.domains.c3.collectives.buffers import dtype_of, pieces
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.scenario import ITEMSIZE, REDUCING
 from autotune.domains.c3.strategy import HostStrategy

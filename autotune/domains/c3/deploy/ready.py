@@ -13,7 +13,8 @@ from autotune.domains.c3.collectives.open import open_collective
 from autotune.domains.c3.deploy.buffers import Buffers, Shapes
 from autotune.domains.c3.deploy.compute import CallerCompute
 from autotune.domains.c3.deploy.match import C3Level, C3Match, without_search
-from autotune.domains.c3.run.base import Overlap, open_overlap
+from autotune.domains.c3.run.base import Overlap
+from autotune.domains.c3.run.open import open_overlap
 from autotune.domains.c3.scenario import Gemm, Scenario
 from autotune.errors import UserError, first_line
 from autotune.runtime.counters import count

@@ -13,8 +13,9 @@ from autotune.domains.c3.collectives.base import Collective, Spec
 from autotune.domains.c3.collectives.open import open_collective
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.measuring.verify import Call, ordinary, poison
-from autotune.domains.c3.run.base import Overlap, open_overlap
+from autotune.domains.c3.run.base import Overlap
 from autotune.domains.c3.run.compute import open_compute
+from autotune.domains.c3.run.open import open_overlap
 from autotune.domains.c3.scenario import REDUCING, Scenario
 from autotune.domains.c3.strategy import (
     HOST_NAIVE,

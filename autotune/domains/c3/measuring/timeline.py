@@ -161,7 +161,7 @@ class _Chunks:
 
 
 def _host(bench: RankBench, run: Run, config: Config) -> tuple[list[dict[str, Any]], Counter[str]]:
-    from autotune.domains.c3.run.base import open_overlap
+    from autotune.domains.c3.run.open import open_overlap
 
     assert run.computation is not None
     assert run.collective is not None

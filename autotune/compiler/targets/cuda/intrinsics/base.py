@@ -16,7 +16,6 @@ Measured on an H200: 16-byte accesses reach what torch's copy reaches; ``cuda.fl
 
 from __future__ import annotations
 
-import functools
 import math
 import re
 from collections.abc import Callable
@@ -442,9 +441,8 @@ EXACT: dict[str, Callable[..., Any]] = {"sigmoid_rn": _sigmoid_rn, "rsqrt_rn": _
 _PATTERN = re.compile(r"^(ld|lk|lr|st|un)_([a-z0-9]+)_(\d+)(?:_([dsnpelcw]))?$")
 
 
-@functools.cache
 def resolve(name: str) -> Any:
-    """The object behind a name that generated code uses, or None if the name is not an intrinsic."""
+    """The object behind a name of this module, ``cluster`` or ``comm``, or None if it is none of theirs."""
     if name in PLAIN:
         return PLAIN[name]
     if name in intrinsics_cluster.PLAIN:
@@ -459,14 +457,7 @@ def resolve(name: str) -> Any:
         return cuda.jit(device=True)(EXACT[name])
     m = _PATTERN.match(name)
     if not m:
-        from autotune.compiler.targets.cuda.intrinsics import (
-            async_copy as intrinsics_async,  # which are made of the above
-        )
-        from autotune.compiler.targets.cuda.intrinsics import (
-            guarded as intrinsics_guarded,  # which are made of the above
-        )
-
-        return intrinsics_guarded.resolve(name) or intrinsics_async.resolve(name)
+        return None
     kind, short, n, hint = m.group(1), m.group(2), int(m.group(3)), m.group(4)
     if kind == "ld":
         return _make_load(short, n, hint)

@@ -1,0 +1,78 @@
+"""The extents that schedules of the outer scheme divide among threads, and what a thread has to hold."""
+
+from __future__ import annotations
+
+from autotune.compiler.program.lane_axis import unit_axis, vector_length
+from autotune.compiler.program.program import Program
+from autotune.compiler.targets.cuda.cubin import SmLimits
+from autotune.compiler.targets.cuda.outer.copied import copied
+from autotune.compiler.targets.cuda.outer.lanes import Lanes
+from autotune.compiler.targets.cuda.source import CudaSchedule
+from autotune.errors import Unsupported
+from autotune.task import Config
+
+SMS = 132
+"""Multiprocessors that a default schedule wants to give work to; a search finds out for others."""
+HELD = (0, 1, 2, 3, 4, 6, 8)
+"""Places of a strip that a thread may have in registers beside those in shared memory."""
+
+
+def kept_words(program: Program, vec: int) -> float:
+    """32-bit registers a place of the reduced axes takes in values that wait for a later pass, where they are most."""
+    x, widest = unit_axis(program.graph), 0.0
+    last = {i: q for q, pas in enumerate(program.passes) for i in pas.kept_in}
+    live: set[int] = set()
+    for q, pas in enumerate(program.passes):
+        live = {i for i in live | set(pas.kept_out) if last.get(i, q) > q}
+        words = 0.0
+        for i in live:
+            v = program.graph.values[i]
+            half = v.op == "load" and vec > 1 and program.graph.inputs[v.slot] in ("float16", "bfloat16")
+            words += (vec if x in v.axes else 1) * (0.5 if half else 1.0)
+        widest = max(widest, words)
+    return widest
+
+
+def lines(program: Program, vec: int) -> int:
+    """Packs along the axes that packs cover, all of them together."""
+    return kept(program) // vec
+
+
+def kept(program: Program) -> int:
+    """Elements along the axes that packs cover: the kept ones, and in a tile the one they lie on."""
+    x = unit_axis(program.graph)
+    return program.n_rows * (1 if x in program.rows else program.graph.extents[x])
+
+
+def across(program: Program, vector_bytes: int) -> int:
+    """Threads that must lie side by side: those of one tile."""
+    x = unit_axis(program.graph)
+    vec = vector_length(program.graph, x, vector_bytes)
+    return 1 if x in program.rows or not vec else program.graph.extents[x] // vec
+
+
+def clusters(program: Program) -> list[int]:
+    """Blocks that may share a strip: each has 32 places of the reduced axes or more."""
+    return [c for c in (2, 4, 8) if c * 32 <= program.n_cols]
+
+
+def vectors(program: Program) -> list[int]:
+    """Vector sizes in bytes that divide the axis that packs lie on, widest first, at most four.
+
+    A tile is at most a warp wide.
+    """
+    g, x = program.graph, unit_axis(program.graph)
+    return [b for b in (32, 16, 8, 4, 2, 1) if vector_length(g, x, b) and across(program, b) <= 32][:4]
+
+
+def crowded(program: Program) -> bool:
+    """Whether what waits for later passes takes most of a large device's shared memory, or more than it has."""
+    return 4 * kept_words(program, 1) * kept(program) * program.n_cols > SmLimits().shared * SMS / 2
+
+
+def may_copy(program: Program, config: Config) -> bool:
+    """Whether there are loads that can be copied to shared memory ahead, with vectors of this size."""
+    try:
+        return bool(copied(Lanes(program, CudaSchedule.from_config(config))))
+    except Unsupported:
+        return False
