@@ -66,15 +66,13 @@ class Kernel:
 class Artifact:
     """What one configuration compiles to: kernels in launch order and the scratch tensors between them.
 
-    ``target`` is "sm_90" and the like, or "cpu". ``scratch`` holds (storage type, elements, whether it
-    is state) of each global intermediate: first those of the plan, which scale with the open extent, then those that
-    belong to single groups. State is zero before the first launch, and what one leaves is good for the next: the
-    counter of a grid barrier.
+    ``target`` is "sm_90" and the like, or "cpu". ``scratch`` holds (storage type, elements) of each global
+    intermediate: first those of the plan, which scale with the open extent, then those that belong to single groups.
     """
 
     target: str
     kernels: tuple[Kernel, ...]
-    scratch: tuple[tuple[str, int, bool], ...] = ()
+    scratch: tuple[tuple[str, int], ...] = ()
     generator: str = ""
 
 

@@ -40,7 +40,6 @@ ABLATIONS: Mapping[str, Ablation] = {
     "greedy": Ablation("the largest groups that are legal, their schedules searched", {"ablation": "greedy"}),
     "model": Ablation("plans and schedules by the cost models alone, nothing searched", {"ablation": "model"}),
     "no-model": Ablation("plans and schedules searched without the cost models", {"ablation": "no-model"}),
-    "no-grid": Ablation("no kernel waits for its whole grid", {"ablation": "no-grid"}),
     "no-pack": Ablation("no unrelated computations in one launch", {"ablation": "no-pack"}),
 }
 

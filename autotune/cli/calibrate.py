@@ -99,7 +99,6 @@ _ABOUT = {
     "l2_gbs": "the same through the last-level cache",
     "first_us": "a launch by itself, us",
     "next_us": "another launch after it, us",
-    "barrier_us": "a barrier over the grid, us",
     "ops_gs": "light operators, 10^9 a second",
     "heavy_gs": "special functions, 10^9 a second in the cost of light ones",
 }

@@ -261,16 +261,12 @@ def _counts(operators: Any) -> str:
     return ", ".join(f"{n} {name}" if n > 1 else name for name, n in operators.items())
 
 
-def _launch(number: int, phases: Sequence[Sequence[GroupAnatomy]]) -> Iterator[str]:
+def _launch(number: int, groups: Sequence[GroupAnatomy]) -> Iterator[str]:
     from autotune.domains.fusion.drawing.picture import folded
 
-    groups = sum(len(phase) for phase in phases)
-    extra = f", {groups} groups" if groups > 1 else ""
-    extra += f" in {len(phases)} phases with a grid barrier between" if len(phases) > 1 else ""
-    yield f"   launch {number + 1}{extra}"
-    for phase in phases:
-        for group, many in folded(phase):
-            yield from _group(group, many)
+    yield f"   launch {number + 1}" + (f", {len(groups)} groups" if len(groups) > 1 else "")
+    for group, many in folded(groups):
+        yield from _group(group, many)
 
 
 def _group(group: GroupAnatomy, many: int) -> Iterator[str]:

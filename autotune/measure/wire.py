@@ -77,6 +77,6 @@ def artifact_from_wire(head: Mapping[str, Any], blob: bytes) -> Artifact:
     return Artifact(
         target=str(head["target"]),
         kernels=tuple(kernels),
-        scratch=tuple((str(t), int(n), bool(s)) for t, n, s in head["scratch"]),
+        scratch=tuple((str(t), int(n)) for t, n in head["scratch"]),
         generator=str(head["generator"]),
     )

@@ -175,30 +175,19 @@ class _Config(ctypes.Structure):
     )
 
 
-class _Attribute(ctypes.Structure):
-    """``CUlaunchAttribute``: an id, padding to 8 bytes, and a union of 64 bytes whose first word is all we set."""
-
-    _fields_ = (("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("value", ctypes.c_int), ("rest", ctypes.c_uint * 15))
-
-
-_COOPERATIVE = 2  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE: all blocks run at the same time, or the launch is refused
-
-
 class _Arguments:
     """What one launch hands to the driver: the values, the pointers to them, and the launch's shape.
 
     Nothing but ``values`` and the stream changes from launch to launch, and the stream seldom does.
     """
 
-    __slots__ = ("attribute", "config", "config_ref", "params", "stream", "values")
+    __slots__ = ("config", "config_ref", "params", "stream", "values")
 
-    def __init__(self, n: int, grid: int, block: int, shared: int, cooperative: bool) -> None:
+    def __init__(self, n: int, grid: int, block: int, shared: int) -> None:
         self.values = (ctypes.c_uint64 * n)()
         base = ctypes.addressof(self.values)
         self.params = (ctypes.c_void_p * n)(*(base + 8 * i for i in range(n)))
-        self.attribute = _Attribute(_COOPERATIVE, 0, 1) if cooperative else None
-        attributes = ctypes.addressof(self.attribute) if self.attribute is not None else None
-        self.config = _Config((grid, 1, 1), (block, 1, 1), shared, None, attributes, int(cooperative))
+        self.config = _Config((grid, 1, 1), (block, 1, 1), shared, None, None, 0)
         self.config_ref = ctypes.byref(self.config)
         self.stream = 0
 
@@ -222,7 +211,6 @@ def make_launch(kernel: Kernel, device: int, grid: int, extent0: int) -> Launch:
     rule = kernel.launch
     check_rule(kernel)
     n_pointers, dynamic = len(rule["args"]), bool(rule.get("dynamic"))
-    cooperative = bool(rule.get("cooperative"))
     function = ctypes.c_void_p(load_function(kernel, device))
     lib = driver()
     call, context = lib.cuLaunchKernelEx, _primary_context(device)
@@ -233,7 +221,7 @@ def make_launch(kernel: Kernel, device: int, grid: int, extent0: int) -> Launch:
     free: list[_Arguments] = []
 
     def new() -> _Arguments:
-        made = _Arguments(n_pointers + dynamic, grid, int(rule["block"]), int(rule.get("shared", 0)), cooperative)
+        made = _Arguments(n_pointers + dynamic, grid, int(rule["block"]), int(rule.get("shared", 0)))
         if dynamic:
             made.values[n_pointers] = extent0
         return made
@@ -287,7 +275,7 @@ def _through_torch(general: Launch, function: int, kernel: Kernel, grid: int, ex
     threads, n_pointers = int(kernel.launch["block"]), len(kernel.launch["args"])
     if not hasattr(static, "_launch_kernel") or threads % 32 or n_pointers >= _TORCH_ARGUMENTS:
         return None
-    if kernel.launch.get("cooperative") or os.environ.get("AUTOTUNE_LAUNCHER") == "ctypes":
+    if os.environ.get("AUTOTUNE_LAUNCHER") == "ctypes":
         return None
     dynamic = bool(kernel.launch.get("dynamic"))
     call, warps, shared = static._launch_kernel, threads // 32, int(kernel.launch.get("shared", 0))

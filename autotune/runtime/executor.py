@@ -20,7 +20,6 @@ from autotune.errors import BuildError, Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Graph
 from autotune.runtime.counters import count
 from autotune.runtime.cuda_launch import REFUSED, check_rule
-from autotune.runtime.state import state_for
 from autotune.store.records import Schedule
 from autotune.task import Kernel
 
@@ -90,7 +89,7 @@ def load_executor(
     if len(artifact.scratch) < len(plan.scratch) or not all(map(_is_scratch, own)):
         raise BuildError("the artifact is of another plan")
     _check_reach(graph, slots, results, inputs, outputs)
-    scratch = [(getattr(torch, dtype), n, state) for dtype, n, state in (*plan.scratch_numel(graph), *own)]
+    scratch = [(getattr(torch, dtype), n) for dtype, n in (*plan.scratch_numel(graph), *own)]
     steps: list[tuple[Launch, tuple[int, ...]]] = []
     aligned = [1] * len(graph.inputs)
     if not any(n == 0 for n in graph.extents):
@@ -108,8 +107,8 @@ _MOST_SCRATCH = 1 << 40
 """Elements of scratch that no kernel of ours has."""
 
 
-def _is_scratch(described: tuple[str, int, bool]) -> bool:
-    storage, elements, _ = described
+def _is_scratch(described: tuple[str, int]) -> bool:
+    storage, elements = described
     return storage in STORAGE_BYTES and type(elements) is int and 0 <= elements < _MOST_SCRATCH
 
 
@@ -215,7 +214,7 @@ class Executor:
         results: Sequence[int],
         inputs: Sequence[TensorSpec],
         outputs: Sequence[TensorSpec],
-        scratch: Sequence[tuple[torch.dtype, int, bool]],
+        scratch: Sequence[tuple[torch.dtype, int]],
         aligned: Sequence[int],
         device: torch.device,
     ) -> None:
@@ -228,7 +227,7 @@ class Executor:
         self._alloc = tuple((o.size, o.stride, o.dtype) for o in outputs)
         # Where the k-th output of the graph is among the region's; None where they are in order.
         self._result_of = None if list(results) == list(range(len(outputs))) else tuple(results)
-        self._scratch = tuple(((n,), (1,), dtype, state) for dtype, n, state in scratch)
+        self._scratch = tuple(((n,), (1,), dtype) for dtype, n in scratch)
         n_pointers = len(slots) + len(results) + len(scratch)
         self._steps = tuple(
             (launch, None if order == tuple(range(n_pointers)) else _pick(order)) for launch, order in steps
@@ -291,8 +290,7 @@ class Executor:
         work = self._addresses()
         work += [f"if {' or '.join(misaligned)}: return slow({takes})"] if misaligned else []
         work += [] if self._is_cuda else ["on = 0"]
-        scratch = [(size, stride, dtype) for size, stride, dtype, state in self._scratch if not state]
-        work += self._allocations("z", scratch, names)
+        work += self._allocations("z", self._scratch, names)
         work += self._launches(names)
         body = [f"if given_up: return given_up({takes})", "try:", *(f"    {line}" for line in work)]
         body += ["except no_memory: raise", f"except Exception as error: give_up(error)({takes})"]
@@ -323,12 +321,7 @@ class Executor:
         results = list(self._result_of) if self._result_of is not None else range(len(self._alloc))
         pointers = [f"p{slot}" for slot in range(len(self._inputs))]
         outs = [f"y{k}.data_ptr()" for k in results]
-        for n, (size, _, dtype, state) in enumerate(self._scratch):
-            if state:
-                names |= {"state_for": state_for, "place": self._device}
-                outs.append(f"state_for(place, on, {size[0] * dtype.itemsize}).data_ptr()")
-            else:
-                outs.append(f"z{sum(not s for *_, s in self._scratch[:n])}.data_ptr()")
+        outs += [f"z{k}.data_ptr()" for k in range(len(self._scratch))]
         body = []
         if len(self._orders) > 1:
             body += [f"q{k} = {out}" for k, out in enumerate(outs)]
@@ -391,12 +384,8 @@ class Executor:
             pointers += [o.data_ptr() for o in outputs]
         else:
             pointers += [outputs[k].data_ptr() for k in self._result_of]
-        if self._scratch:
-            scratch = [
-                state_for(self._device, stream, n[0] * dtype.itemsize) if state else self._allocate(n, one, dtype)
-                for n, one, dtype, state in self._scratch
-            ]
-            pointers += [s.data_ptr() for s in scratch]
+        scratch = [self._allocate(*spec) for spec in self._scratch]
+        pointers += [s.data_ptr() for s in scratch]
         for launch, pick in steps:
             launch(stream, pointers if pick is None else pick(pointers))
         return outputs

@@ -236,7 +236,7 @@ def _launch_misfit(graph: Graph, plan: Plan, there: Plan, schedule: Schedule) ->
 
 def _one_each(plan: Plan, kernels: Sequence[Kernel]) -> bool:
     """Whether every group has a kernel of its own."""
-    return len(kernels) == len(plan.groups) and all(len(phases) == len(phases[0]) == 1 for phases in plan.launches)
+    return len(kernels) == len(plan.groups) and all(len(launch) == 1 for launch in plan.launches)
 
 
 def group_program(plan: Plan, k: int, config: Config) -> Program:

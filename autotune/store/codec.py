@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.errors import printable
@@ -29,7 +29,7 @@ def artifact_json(artifact: Artifact) -> dict[str, Any]:
             }
             for k in artifact.kernels
         ],
-        "scratch": [[storage, elements, state] for storage, elements, state in artifact.scratch],
+        "scratch": [[storage, elements] for storage, elements in artifact.scratch],
     }
 
 
@@ -72,9 +72,17 @@ def _artifact(fingerprint: str, data: Mapping[str, Any], blobs: Mapping[str, byt
     return Artifact(
         target=data["target"],
         kernels=tuple(kernels),
-        scratch=tuple((str(storage), int(n), bool(state)) for storage, n, state in data["scratch"]),
+        scratch=tuple(_scratch(described) for described in data["scratch"]),
         generator=data["generator"],
     )
+
+
+def _scratch(described: Sequence[Any]) -> tuple[str, int]:
+    """Earlier versions wrote a third element, true where the memory was the counter of a grid barrier."""
+    storage, elements, *counter = described
+    if counter not in ([], [False]):
+        raise ValueError("its kernels have grid barriers")
+    return str(storage), int(elements)
 
 
 def key_values(key: Key) -> dict[str, str]:

@@ -265,7 +265,10 @@ def _polish(context: Context, s: Session, budget: Budget) -> None:
     most = _POLISH if budget.trials is None else min(_POLISH, budget.trials - s.done - s.measured)
     if not ranking or most < 1 or s.interrupt.requested or not isinstance(s.task, ComposedTask):
         return
-    space = s.task.space_for(ranking[0].config, context.space_file)
+    try:
+        space = s.task.space_for(ranking[0].config, context.space_file)
+    except Unsupported:  # stored by an earlier version, which had more plans
+        return
     if not space.contains(ranking[0].config):
         return
     trials, s.trials = s.trials, most

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import Counter
@@ -10,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from autotune.errors import UserError
+from autotune.errors import Unsupported, UserError
 from autotune.measure.blame import Blame
 from autotune.measure.outcome import Outcome
 from autotune.measure.policy import Policy
@@ -126,7 +127,8 @@ class Session:
         if key not in self._allowed:
             space = self.narrowed
             if isinstance(self.task, ComposedTask):
-                space = self.task.space_for(config, self.space_file)
+                with contextlib.suppress(Unsupported):  # stored by an earlier version, which had more plans
+                    space = self.task.space_for(config, self.space_file)
             self._allowed[key] = holds(space, config, self.task.normalize)
         return self._allowed[key]
 

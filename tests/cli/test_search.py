@@ -127,7 +127,7 @@ def test_what_is_known_counts_as_not_begun_where_it_was_to_be_searched_further(
     [
         (["--missed", "--train"], "leave out TARGET, --inputs, --train and --precision"),
         (["--missed", "--precision", "strict"], "leave out TARGET, --inputs, --train and --precision"),
-        (["--missed", "--plans", "greedy", "--ablation", "no-grid"], "exclude each other"),
+        (["--missed", "--plans", "greedy", "--ablation", "no-pack"], "exclude each other"),
         (["c3", "--gemm", "8x8x8", "--collective", "all_gather", "--bytes", "1KiB", "--caches", "warm"], "of fusion"),
     ],
 )

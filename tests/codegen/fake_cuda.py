@@ -213,8 +213,6 @@ class Machine:
                 p.fresh[:] = False
         args = [*pointers, *([extent0] if self.source.launch["dynamic"] else [])]
         together = self.source.cluster
-        if self.source.launch.get("cooperative"):
-            together = self.grid
         if self.grid % together:
             raise KernelError(f"{self.grid} blocks are not whole clusters of {together}")
         with np.errstate(all="ignore"):
@@ -260,8 +258,8 @@ class Machine:
             if all(t.waits and t.waits[0] == "syncthreads" for t in own):
                 block.epoch += 1
                 _go(own)
-        # Beyond a block: cluster and grid are never in one kernel, so all blocks at hand are the cluster, or the grid.
-        for wide in ("cluster_sync", "cluster_wait", "grid_barrier"):
+        # Beyond a block: all blocks at hand are the cluster.
+        for wide in ("cluster_sync", "cluster_wait"):
             if all(t.waits and t.waits[0] == wide for t in threads):
                 for block in self.blocks.values():
                     block.met = True
@@ -312,13 +310,10 @@ def run_group(graph: Graph, made: GroupKernels, inputs: Sequence[Tensor], sms: i
         KernelError: see the module.
     """
     outputs = [Pointer.poisoned(o.dtype, graph.output_numel(k), once=True) for k, o in enumerate(graph.outputs)]
-    private = [
-        Pointer.zeros(p.storage, p.numel) if p.state else Pointer.poisoned(p.storage, p.numel) for p in made.private
-    ]
     memory = {
         "input": [Pointer.reading(t, graph.inputs[k]) for k, t in enumerate(inputs)],
         "output": outputs,
-        "private": private,
+        "private": [Pointer.poisoned(p.storage, p.numel) for p in made.private],
     }
     extent0 = graph.extents[0] if graph.extents else 1
     for source, refs in zip(made.sources, made.args, strict=True):
@@ -327,9 +322,6 @@ def run_group(graph: Graph, made: GroupKernels, inputs: Sequence[Tensor], sms: i
         for p, short, need in zip(pointers, source.params, source.launch["align"], strict=True):
             p.check(short, int(need))
         Machine(source, grid_of(source, extent0, sms), seed).run(pointers, extent0)
-    for p, q in zip(private, made.private, strict=True):
-        if q.state and p.data.any():
-            raise KernelError("a kernel left its state words other than zero")
     return [p.tensor() for p in outputs]
 
 

@@ -217,13 +217,13 @@ LIBDEVICE = {
     "truncf": _trunc,
 }
 MATH = {"log": _one(np.log), "log2": _one(np.log2), "copysign": lambda a, b: F(np.copysign(a, b))}
-WAITING = frozenset(["cluster_sync", "cluster_wait", "grid_barrier"])
+WAITING = frozenset(["cluster_sync", "cluster_wait"])
 """Functions at which a thread waits for those of other blocks."""
 
 _MEMORY = re.compile(r"\b(ld|lk|lg|lw|lr|sg|st|touch|un)_([a-z]+\d+)_(\d+)(?:_([a-z]))?\b")
 
 
-COHERENT = ("c", "w")
+COHERENT = ("c",)
 """Hints of loads that see what the same launch wrote."""
 
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cpu_graphs import Build
-from fake_cuda import KernelError, Machine
+from fake_cuda import KernelError, Machine, grid_of
 from fake_intrinsics import Pointer
 from torch import Tensor
 
-from autotune.compiler.assemble import packed
+from autotune.compiler.assemble import draft, packed
+from autotune.compiler.planner.plan import make_plan
 from autotune.domains.fusion.task import FusionTask
 from autotune.ir.canonical import canonicalize, to_workload
 from autotune.ir.graph import REDUCTIONS, Graph, Output, Value
@@ -87,7 +88,7 @@ def run_packed(task: FusionTask, config: Config | None = None, seed: int = 0, sp
         "output": [Pointer.poisoned(o.dtype, graph.output_numel(k), once=True) for k, o in enumerate(graph.outputs)],
     }
     grids = []
-    for (numbers,) in task.plan.launches:
+    for numbers in task.plan.launches:
         source, refs = packed(task.plan, numbers, parts, 3)
         assert len(refs) == len(set(refs)) == len(source.params) == len(source.launch["align"])
         pointers = [memory[kind][n] for kind, n in refs]
@@ -95,6 +96,36 @@ def run_packed(task: FusionTask, config: Config | None = None, seed: int = 0, sp
             p.check(short, int(need))
         Machine(source, int(source.launch["grid"]), seed).run(pointers, 1)
         grids.append(int(source.launch["grid"]))
+    check_outputs(graph, inputs, [p.tensor() for p in memory["output"]])
+    return grids
+
+
+def run_plan(task: FusionTask, text: str, seed: int = 0, special: bool = False) -> list[int]:
+    """Run a plan's kernels one after the other by the fake machine, and compare the region's outputs with the oracle.
+
+    Returns:
+        Blocks of each kernel.
+
+    Raises:
+        KernelError: as :func:`run_packed`.
+    """
+    graph, plan = task.graph, make_plan(task.graph, "cuda", text)
+    config = task.joined(plan, [on.default(g.graph) for on, g in task.sides(plan)])
+    drafts, scratch = draft(graph, plan, task.parts_of(plan, config), 3)
+    inputs = make_inputs(graph, seed=seed, special=special)
+    memory: dict[str, Sequence[Pointer]] = {
+        "input": [Pointer.reading(t, graph.inputs[k]) for k, t in enumerate(inputs)],
+        "output": [Pointer.poisoned(o.dtype, graph.output_numel(k), once=True) for k, o in enumerate(graph.outputs)],
+        "scratch": [Pointer.poisoned(dtype, n) for dtype, n in scratch],
+    }
+    grids = []
+    for d in drafts:
+        extents = plan.groups[d.group].graph.extents
+        pointers = [memory[kind][n] for kind, n in d.refs]
+        for p, short, need in zip(pointers, d.source.params, d.source.launch["align"], strict=True):
+            p.check(short, int(need))
+        grids.append(grid_of(d.source, extents[0] if extents else 1, 3))
+        Machine(d.source, grids[-1], seed).run(pointers, extents[0] if extents else 1)
     check_outputs(graph, inputs, [p.tensor() for p in memory["output"]])
     return grids
 

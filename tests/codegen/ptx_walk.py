@@ -3,8 +3,8 @@
 The fake machine runs the source that is emitted, in which a guard comes before the load that it guards; a compiler may
 change that order. Here integers, addresses and branches are exact, whereas the results of floating-point instructions
 are zero: addresses do not depend on them. The thread is alone, whatever the number of its block and of all blocks: so
-barriers pass at once, shuffles give back what they are given, nobody else votes, a counter that it watches moves on by
-itself, and another block's shared memory is its own.
+barriers pass at once, shuffles give back what they are given, nobody else votes, and another block's shared memory is
+its own.
 """
 
 from __future__ import annotations
@@ -90,12 +90,7 @@ class Walk:
         self.shared = bytearray(end - _SHARED)
         self.registers: dict[str, int] = {"%tid.x": tid, "%ctaid.x": block, "%nctaid.x": blocks, "%laneid": tid % 32}
         self.registers |= {"%nctaid.y": 1, "%cluster_ctarank": rank}
-        self.passed = 0  # grid barriers so far
-        self.counted = 0  # what the last counter was
         self.copied = 0  # bytes, by asynchronous copies
-        # Numbers of the pointers read through, whether by the path for read-only data, and behind how many barriers:
-        self.read: set[tuple[int, bool, int]] = set()
-        self.written: set[tuple[int, int]] = set()
         self.registers["%dynamic_smem_size"] = dynamic_shared
 
     def run(self) -> int:
@@ -138,7 +133,7 @@ class Walk:
         if kind in _SILENT:
             for o in operands[:1] if kind == "createpolicy" else ():
                 self.registers[o] = 0
-        elif kind in ("ld", "st", "atom"):
+        elif kind in ("ld", "st"):
             self.memory(kind, rest, operands)
         elif kind == "cp":
             self.copy(rest, operands)
@@ -233,12 +228,6 @@ class Walk:
             return
         address = self.value(base) + (int(offset, 0) if offset else 0)
         data, at = self.find(rest, address, width * vector)
-        if address >= _SPACE:
-            pointer = address // _SPACE - 1
-            if kind == "ld" and "acquire" not in rest:
-                self.read.add((pointer, "nc" in rest, self.passed))
-            elif kind == "st":
-                self.written.add((pointer, self.passed))
         if kind == "st":
             for k, o in enumerate(_items(operands[1])):
                 data[at + k * width : at + (k + 1) * width] = (self.value(o) & ((1 << 8 * width) - 1)).to_bytes(
@@ -248,16 +237,6 @@ class Walk:
         for k, o in enumerate(_items(operands[0])):
             here = data[at + k * width : at + (k + 1) * width]
             self.registers[o] = int.from_bytes(here, "little", signed=rest[-1][0] == "s")
-        if kind == "atom":
-            assert "add" in rest
-            self.counted = self.registers[operands[0]] & 0xFFFFFFFF
-            sum_ = self.registers[operands[0]] + self.value(operands[2])
-            data[at : at + width] = (sum_ & ((1 << 8 * width) - 1)).to_bytes(width, "little")
-
-        if "acquire" in rest and kind == "ld":  # the last of the other blocks arrives
-            self.registers[operands[0]] = self.counted ^ 1 << 31
-            data[at : at + width] = self.registers[operands[0]].to_bytes(width, "little")
-            self.passed += 1
 
     def copy(self, rest: list[str], operands: list[str]) -> None:
         """An asynchronous copy, done at once; its other instructions only wait."""

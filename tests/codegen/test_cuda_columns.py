@@ -103,16 +103,14 @@ def test_partials_that_do_not_fit_go_in_rounds(monkeypatch: pytest.MonkeyPatch) 
     assert "bytes of partials" in (scheme.reject(group.graph, config) or "")
 
 
-def test_a_cluster_has_its_own_rows_and_no_barrier() -> None:
+def test_a_cluster_has_its_own_rows() -> None:
     task = task_of(layer_norm_backward, torch.randn(64, 96), torch.randn(64, 96), torch.randn(96))
     (group,) = task.plan.groups
     scheme = scheme_of(group.graph)
     config = scheme.default(group.graph) | {"cluster": 8, "vector_bytes": 4}
     few = scheme.normalize(group.graph, config | {"threads_per_row": 8, "rows_per_block": 16})
     assert few["cluster"] == 2  # four sets of rows
-    assert scheme.normalize(group.graph, config | {"finish": "barrier"})["cluster"] == 1
     assert "no use for clusters" in (scheme.reject(group.graph, few | {"cluster": 8}) or "")
-    assert "no use for clusters" in (scheme.reject(group.graph, few | {"finish": "barrier"}) or "")
     uneven = config | {"threads_per_row": 96, "rows_per_block": 1, "cluster": 64, "vector_bytes": 4}
     with pytest.raises(Unsupported, match="96 threads among 64 blocks"):
         scheme.emit(group.graph, uneven, 3)

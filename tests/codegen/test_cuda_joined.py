@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 import torch
 from fake_cuda import check_group, run_group
-from test_cuda_phases import run
 from test_ptx_walk import Made, configured, made, walk
 from torch import Tensor
 from zoo import workloads
@@ -189,21 +188,3 @@ def test_guarded_loads_are_issued_a_row_ahead(first: int, count: int, dim: int) 
     check_group(group.graph, emitted, seed=1, special=True)
     for source in emitted.sources:
         compile_ptx(source, "sm_90")
-
-
-def with_part(x: Tensor, y: Tensor, exp: bool) -> tuple[Tensor, ...]:
-    """A packed gradient of which one part has row sums, too."""
-    h, sizes = torch.nn.functional.gelu(x), [2 + exp, *x.shape]
-    total = BACK(h, sizes, 0, 0) + BACK(y.exp() if exp else y, sizes, 0, 1)
-    whole = total.permute(1, 0, 2).reshape(x.shape[0], -1)
-    return whole, whole.sum(0), h.sum(1)
-
-
-@pytest.mark.parametrize("prefetch", [False, True])
-@pytest.mark.parametrize(
-    ("exp", "text"), [(False, "v13,r14,o0 > o1,r17,o2"), (True, "v18,r22,o2 > o0,r21,o1")], ids=["joined", "apart"]
-)
-def test_what_a_phase_before_wrote_is_read_coherently(exp: bool, text: str, prefetch: bool) -> None:
-    """Part of what a joined load selects from, or of what is loaded a row ahead under a guard."""
-    task = task_of(lambda x, y: with_part(x, y, exp), torch.randn(80, 64), torch.randn(80, 64))
-    assert run(task, text, 3, prefetch=prefetch) == [3]

@@ -117,15 +117,14 @@ def test_columns(name: str, prefetch: bool, keep: str, online: bool) -> None:
     assert ran
 
 
-@pytest.mark.parametrize("finish", ["kernel", "barrier"])
-def test_a_reduction_of_everything_has_many_blocks(finish: str) -> None:
+def test_a_reduction_of_everything_has_many_blocks() -> None:
     """Cut into rows, whose sums are the partials of a finish."""
     (work, _), *_ = workloads_of(lambda x: (x * x).sum(), (torch.randn(64, 1024),))
     task = FusionTask(work, "cuda:0", target="sm_90", sms=3)
     (group,) = task.plan.groups
     scheme = scheme_of(group.graph)
     assert scheme.name == "columns"
-    config = scheme.normalize(group.graph, scheme.default(group.graph) | {"finish": finish, "blocks_per_sm": 1})
+    config = scheme.normalize(group.graph, scheme.default(group.graph) | {"blocks_per_sm": 1})
     made = scheme.emit(group.graph, config, 3)
     assert int(made.sources[0].launch["grid"]) == 3
     check_group(group.graph, made, seed=1, special=True)

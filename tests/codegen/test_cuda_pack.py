@@ -6,13 +6,14 @@ import re
 from dataclasses import replace
 
 import pytest
-from cpu_graphs import Build, layer_norm, softmax
+from cpu_graphs import Build, layer_norm, softmax, softmax_of_everything
 from fake_cuda import Machine
 from fake_intrinsics import Pointer
-from many_parts import beside, row_sums, run_packed, task_of, update
+from many_parts import beside, row_sums, run_packed, run_plan, task_of, update
 
 from autotune.compiler.assemble import packed
-from autotune.compiler.planner.plan import build_plan, read_text
+from autotune.compiler.planner.packing import pack
+from autotune.compiler.planner.plan import build_plan, greedy, read_text, write_text
 from autotune.compiler.targets.cuda.compile import build, compile_ptx
 from autotune.compiler.targets.cuda.kernels import Ref
 from autotune.compiler.targets.cuda.pack import Body, Run, deal, pack_bodies
@@ -29,7 +30,7 @@ def optimizer(*sizes: int, **kind) -> FusionTask:
 
 
 def only_launch(task: FusionTask, **changes) -> tuple[CudaSource, tuple[Ref, ...]]:
-    ((numbers,),) = task.plan.launches
+    (numbers,) = task.plan.launches
     config = {k: changes.get(k.partition(".")[2], v) for k, v in task.default().items()}
     return packed(task.plan, numbers, task._parts(task.plan, config), 3)
 
@@ -38,7 +39,7 @@ def only_launch(task: FusionTask, **changes) -> tuple[CudaSource, tuple[Ref, ...
 @pytest.mark.parametrize("blocks_per_sm", [0, 2])
 def test_tensors_of_odd_sizes_share_one_body(vector: int, blocks_per_sm: int) -> None:
     task = optimizer(*ODD)
-    assert [len(phase) for (phase,) in task.plan.launches] == [7]
+    assert [len(launch) for launch in task.plan.launches] == [7]
     config = task.default()
     prefix = next(iter(config)).partition(".")[0]
     assert {k.partition(".")[0] for k in config} == {prefix}
@@ -46,7 +47,7 @@ def test_tensors_of_odd_sizes_share_one_body(vector: int, blocks_per_sm: int) ->
     config |= {f"{prefix}.blocks_per_sm": blocks_per_sm}
     (grid,) = run_packed(task, config, seed=vector)
     assert grid >= 7
-    source, _ = packed(task.plan, task.plan.launches[0][0], task._parts(task.plan, config), 3)
+    source, _ = packed(task.plan, task.plan.launches[0], task._parts(task.plan, config), 3)
     bodies = [f for f in source.functions if "blk" in f.splitlines()[0]]
     assert len(bodies) == 1
 
@@ -76,7 +77,7 @@ def test_special_values() -> None:
 
 def test_different_bodies_share_a_launch() -> None:
     task = task_of(beside(softmax(5, 96), update(333), layer_norm(3, 64), row_sums(9, 40), update(7)))
-    assert [len(phase) for (phase,) in task.plan.launches] == [5]
+    assert [len(launch) for launch in task.plan.launches] == [5]
     assert len(set(task.plan.leaders)) == 4
     (grid,) = run_packed(task, seed=6)
     blocks = [int(c["threads_per_row"]) * int(c["rows_per_block"]) for c in task._parts(task.plan, task.default())]
@@ -170,8 +171,6 @@ def test_what_cannot_share_a_launch_is_refused() -> None:
         pack_bodies([Body(source(), runs(5)), Body(source(128), runs(5))], 4)
     with pytest.raises(Unsupported, match="wait for each other"):
         pack_bodies([Body(source(), runs(5)), Body(replace(source(), cluster=2), runs(5))], 4)
-    with pytest.raises(Unsupported, match="wait for each other"):
-        pack_bodies([Body(source(cooperative=True), runs(5)), Body(source(), runs(5))], 4)
 
 
 def test_the_loosest_register_cap_holds() -> None:
@@ -221,7 +220,7 @@ def test_bias_gradients_share_a_launch() -> None:
     """Sums over rows: of one family where only the columns differ, which stay; beside rows and elements."""
     shapes = [(48, 64), (48, 128), (30, 64)]
     task = task_of(beside(*(column_sums(*s) for s in shapes), softmax(6, 100), update(77)))
-    assert [len(phase) for (phase,) in task.plan.launches] == [5]
+    assert [len(launch) for launch in task.plan.launches] == [5]
     config = task.default()
     assert task.reject(config) is None
     assert task.normalize(config) == config
@@ -230,4 +229,25 @@ def test_bias_gradients_share_a_launch() -> None:
 
 def test_large_groups_share_a_launch_with_their_like_only() -> None:
     task = task_of(beside(update(3_000_000), update(2_000_001), softmax(6, 100), row_sums(6, 40)))
-    assert sorted(len(phase) for (phase,) in task.plan.launches) == [2, 2]
+    assert sorted(len(launch) for launch in task.plan.launches) == [2, 2]
+
+
+def maxima_then_rows(rows: int, cols: int) -> Graph:
+    """Column maxima, and row sums of what they leave: two dependent kernels."""
+    b = Build(rows, cols)
+    x = b.load("float32", 0, 1)
+    b.out(b.reduce("sum", b.sub(x, b.reduce("max", x, 0)), 1), "float32")
+    return b.graph()
+
+
+def test_values_between_launches() -> None:
+    """Two unrelated parts, each of two dependent groups, side by side in both launches; another group beside."""
+    task = task_of(beside(maxima_then_rows(40, 64), maxima_then_rows(24, 32), update(50)))
+    shape = pack(build_plan(task.graph, greedy(task.graph, "cpu")))
+    assert [len(launch) for launch in shape] == [3, 2]
+    assert len(run_plan(task, write_text(shape), seed=1)) == 2
+
+
+def test_partial_results_beside_values_between_launches() -> None:
+    """Partial maxima, their maximum, partial sums, their sum, and the quotients."""
+    assert len(run_plan(task_of(softmax_of_everything(64, 512)), "r1 / r4 / o0", special=True)) == 5

@@ -8,8 +8,7 @@ import fake_intrinsics
 import pytest
 import torch
 from fake_cuda import KernelError, check_group, check_inputs, run_group
-from many_parts import run_packed
-from test_cuda_phases import run as run_phases
+from many_parts import run_packed, run_plan
 from torch import Tensor
 from zoo import (
     BF16,
@@ -173,9 +172,7 @@ def test_tables_share_a_launch() -> None:
     assert task.build(task.default()).kernels[0].code
 
 
-@pytest.mark.parametrize("blocks", [1, 3])
-def test_sums_are_a_phase_among_others(blocks: int) -> None:
-    """The rows that the phase before wrote are read behind the barrier, and each block owns several sets of places."""
+def test_sums_and_what_is_made_of_them() -> None:
 
     def normed(g: Tensor, ids: Tensor) -> Tensor:
         return torch.softmax(torch.ops.aten.embedding_dense_backward(g, ids, 24, -1, False), -1)
@@ -183,7 +180,7 @@ def test_sums_are_a_phase_among_others(blocks: int) -> None:
     (work,) = workloads_of(Case("", normed, (T(70, 16), T(70, d=I64))))
     task = FusionTask(work, "cuda:0", target="sm_90", sms=3)
     assert len(task.plan.groups) == 2
-    run_phases(task, task.plan.text.replace("/", ">"), blocks)
+    run_plan(task, task.plan.text, seed=1)
 
 
 def test_the_order_of_threads_does_not_matter() -> None:

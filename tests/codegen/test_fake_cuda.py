@@ -55,16 +55,14 @@ def test_what_later_passes_need_is_done_early(
     check_group(group.graph, made, special=not online)
 
 
-@pytest.mark.parametrize("finish", ["kernel", "barrier"])
-def test_columns_and_their_finish(finish: str) -> None:
-    """Two kernels, or one with a barrier over the whole grid."""
+def test_columns_and_their_finish() -> None:
     task = FusionTask(workloads("layer_norm_backward")[0], "cuda:0", target="sm_90", sms=3)
     group = task.plan.groups[0]
     scheme = scheme_of(group.graph)
     assert scheme.name == "columns"
-    config = scheme.default(group.graph) | {"finish": finish, "blocks_per_sm": 1}
+    config = scheme.default(group.graph) | {"blocks_per_sm": 1}
     made = scheme.emit(group.graph, config, 3)
-    assert len(made.sources) == (1 if finish == "barrier" else 2)
+    assert len(made.sources) == 2
     check_group(group.graph, made, special=True)
 
 

@@ -11,7 +11,8 @@ import torch
 
 sys.path.append(str(Path(__file__).parents[1] / "codegen"))
 
-from cpu_graphs import Build, layer_norm_backward
+from cpu_graphs import Build, layer_norm_backward, softmax_of_everything
+from many_parts import task_of
 from test_plan import graph_of, normalized_by_columns_then_rows, run_groups
 from zoo import ZOO
 
@@ -142,10 +143,9 @@ def test_many_values_take_seconds_at_most() -> None:
 
 
 def test_methods_take_away_what_they_say() -> None:
-    packed = read_text("r1,o0 + r2,o1 / r3 > o2")
+    packed = read_text("r1,o0 + r2,o1 / r3 / o2")
     assert confined(packed, FULL) == packed
-    assert write_text(confined(packed, METHODS["no-pack"])) == "r1,o0 / r2,o1 / r3 > o2"
-    assert write_text(confined(packed, METHODS["no-grid"])) == "r1,o0 + r2,o1 / r3 / o2"
+    assert write_text(confined(packed, METHODS["no-pack"])) == "r1,o0 / r2,o1 / r3 / o2"
     graph = graph_of("relu_statistics")
     assert len(shapes(graph, "cuda", METHODS["greedy"], F, 6)) == 1
     assert len(shapes(graph, "cuda", METHODS["model-plan"], F, 6)) == 1
@@ -158,3 +158,14 @@ def test_methods_take_away_what_they_say() -> None:
 
 def test_bits() -> None:
     assert list(bits(0b101001)) == [0, 3, 5]
+
+
+def test_a_softmax_of_everything_is_taken_apart() -> None:
+    """Its maximum and its sum are each shared by all blocks, which cannot be where something large waits for them."""
+    graph = task_of(softmax_of_everything(1024, 1024)).graph
+    costs = Costs(graph, F)
+    whole, apart = "r1,r4,o0", "r1 / r4 / o0"
+    assert shape_us(graph, costs, read_text(apart)) < 0.5 * shape_us(graph, costs, read_text(whole))
+    assert write_text(shapes(graph, "cuda", FULL, F, 8)[0]) == apart
+    small = task_of(softmax_of_everything(16, 32)).graph  # one block is as fast
+    assert shape_us(small, Costs(small, F), read_text(apart)) > shape_us(small, Costs(small, F), read_text(whole))

@@ -55,13 +55,9 @@ def test_figures_follow_from_the_probes() -> None:
         "from memory": 6.0,
         "through the cache": 6.0 + 1.2 + made["through the cache"].work / 8e6,
         "light operators": 2.5 + made["light operators"].work / 1.1e7,
-        "finish by kernel": 20.0,
-        "finish by barrier": 19.5,
     }
     found = figures(list(made.values()), times)
-    assert found == pytest.approx(
-        {"first_us": 2.5, "next_us": 1.2, "copy_gbs": 4200, "l2_gbs": 8000, "ops_gs": 11000, "barrier_us": 0.7}
-    )
+    assert found == pytest.approx({"first_us": 2.5, "next_us": 1.2, "copy_gbs": 4200, "l2_gbs": 8000, "ops_gs": 11000})
     assert "heavy_gs" not in found  # its probe failed: the built-in figure stays
     assert figures(list(made.values()), {}) == {}
 

@@ -272,7 +272,7 @@ def test_families() -> None:
 def test_pack_and_unpack() -> None:
     graph = canonical(beside(update(40), softmax(3, 8), update(9), layer_norm(4, 8)))
     apart = greedy(graph)
-    assert [len(launch[0]) for launch in apart] == [1, 1, 1, 1]
+    assert [len(launch) for launch in apart] == [1, 1, 1, 1]
     together = pack(build_plan(graph, apart))
     assert len(together) == 1
     assert unpack(together) == apart
@@ -297,12 +297,12 @@ def test_what_waits_is_not_packed_with_what_it_waits_for() -> None:
     assert len(apart) == 5
     packed = build_plan(graph, pack(build_plan(graph, apart)))
     made = {n: k for k, g in enumerate(packed.groups) for kind, n in g.outputs if kind == "scratch"}
-    place = {g: n for n, launch in enumerate(packed.launches) for phase in launch for g in phase}
+    place = {g: n for n, launch in enumerate(packed.launches) for g in launch}
     waits = [(made[n], k) for k, g in enumerate(packed.groups) for kind, n in g.inputs if kind == "scratch"]
     assert len(waits) == 2
     assert all(place[a] < place[b] for a, b in waits)
     assert len(packed.launches) < len(apart)
-    assert {r for g in packed.groups for r in g.roots} == {r for launch in apart for p in launch for g in p for r in g}
+    assert {r for g in packed.groups for r in g.roots} == {r for launch in apart for g in launch for r in g}
 
 
 def test_a_launch_has_room_for_so_many_tensors() -> None:

@@ -27,7 +27,7 @@ ARTIFACT = Artifact(
         Kernel("second", CODE, {"grid": [1]}),
         Kernel("third", CODE[::-1]),
     ),
-    scratch=(("float32", 4096, False),),
+    scratch=(("float32", 4096),),
     generator="autotune 0.1",
 )
 CPU_ARTIFACT = Artifact("cpu", (Kernel("rows", b"", {"threads": 2}),))
@@ -227,9 +227,15 @@ def test_a_damaged_schedule_is_passed_over_with_a_reason(
 
 
 def test_an_artifact_of_another_form_is_told_apart_from_damage() -> None:
-    data = artifact_json(ARTIFACT) | {"scratch": [["float32", 4096]]}
+    data = artifact_json(ARTIFACT) | {"scratch": [["float32", 4096], ["int32", 32, True]]}
     with pytest.raises(Damaged, match="another version"):
         artifact_from(artifact_id(data), data, artifact_blobs(ARTIFACT))
+
+
+def test_scratch_of_an_earlier_version_is_read() -> None:
+    """It said of each piece whether it counts the arrivals at a grid barrier."""
+    data = artifact_json(ARTIFACT) | {"scratch": [["float32", 4096, False]]}
+    assert artifact_from(artifact_id(data), data, artifact_blobs(ARTIFACT)) == ARTIFACT
 
 
 def test_an_undamaged_schedule_stands_in_for_a_damaged_one(store: Store) -> None:

@@ -93,7 +93,6 @@ CHANGES: dict[str, Any] = {
     "align": [1, 1],
     "grid": 1,
     "cluster": 8,
-    "cooperative": True,
     "wide": True,
     "blocks_per_sm": 31,
 }
@@ -114,9 +113,9 @@ def test_changed_launch_data_are_no_hit(name: str, db: Path) -> None:
 def test_changed_scratch_kernels_and_resources_are_no_hit(change: str, db: Path) -> None:
     def apply(data: dict[str, Any]) -> None:
         if change == "more":
-            data["scratch"].append(["float32", 1 << 50, False])
+            data["scratch"].append(["float32", 1 << 50])
         elif change == "size":
-            data["scratch"] = [[s, 1, state] for s, _, state in data["scratch"]]
+            data["scratch"] = [[s, 1] for s, _ in data["scratch"]]
         elif change == "fewer kernels":
             data["kernels"].pop()
         elif change == "resources":

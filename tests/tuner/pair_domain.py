@@ -2,6 +2,7 @@
 
 Each part is a workload of :mod:`toy_domain`. ``spec["skewed"]`` names a composition whose model says that it costs
 nothing; the truth is in the measurements. ``spec["rival"]`` is a toy in the place of the first part, in a third one.
+A composition "gone" is one that an earlier version had.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from autotune.errors import UserError
+from autotune.errors import BuildError, Unsupported, UserError
 from autotune.space import Parameter, Space
 from autotune.task import Artifact, Composition, Config, Kernel, Ranked, Runnable, Verdict
 from autotune.workload import Workload
@@ -65,6 +66,8 @@ class PairTask:
         return self.space_for({}, file)
 
     def space_for(self, config: Config, file: str | None = None) -> Space:
+        if config.get("plan") == "gone":
+            raise Unsupported("a plan of an earlier version")
         one = self.tasks[0].space(file)
         both = [replace(p, name=f"g{k}.{p.name}") for k in range(2) for p in one.parameters]
         plan = [Parameter("plan", (config["plan"],))] if "plan" in config else []
@@ -89,6 +92,8 @@ class PairTask:
         return None
 
     def build(self, config: Config) -> Artifact:
+        if config.get("plan") == "gone":
+            raise BuildError("a plan of an earlier version")
         return Artifact("cpu", (Kernel("pair"),), generator="pair")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from autotune.measure.policy import Policy
 from autotune.measure.pool import CompilePool
 from autotune.measure.worker import Worker
 from autotune.store import Store
-from autotune.task import Composition, Ranked
+from autotune.task import Composition, Ranked, Status
 from autotune.tuner import compose
 from autotune.tuner.budget import Budget
 from autotune.tuner.context import Context
@@ -232,7 +233,7 @@ def test_unknown_methods_are_told(tune: Tune) -> None:
     with pytest.raises(UserError, match="no ablation 'nothing'"):
         tune(A, B, ablation="nothing")
     with pytest.raises(UserError, match="exclude each other"):
-        tune(A, B, plans="greedy", ablation="no-grid")
+        tune(A, B, plans="greedy", ablation="no-pack")
     with pytest.raises(UserError, match="no method 'greedy'"):
         tune(A, B, plans="greedy")
 
@@ -247,3 +248,21 @@ def test_a_narrowed_space_holds_for_parts_too(tune: Tune, store: Store, tmp_path
     assert (narrow.best["g0.block"], narrow.best["g1.block"]) == (16, 16)
     (schedule,) = store.schedules()
     assert schedule.config == narrow.best
+
+
+@pytest.mark.parametrize("narrowed", [False, True])
+def test_a_search_goes_on_where_the_best_so_far_has_a_plan_that_is_gone(
+    narrowed: bool, tune: Tune, store: Store, tmp_path: Path
+) -> None:
+    first = tune(A, B, trials=4, sampler="tpe")
+    m = next(m for m in store.measurements(workload=first.workload) if m.status is Status.OK)
+    for stage in ("screen", "repeat"):
+        store.add_measurement(replace(m, config={**m.config, "plan": "gone"}, stage=stage, latency_us=1.0))
+    mine = tmp_path / "mine.toml"
+    mine.write_text("block = [1, 16]")
+    again = tune(A, B, trials=4, sampler="tpe", **({"space_file": str(mine)} if narrowed else {}))
+    assert again.ok
+    assert again.best is not None
+    assert again.best.get("plan") != "gone"
+    (schedule,) = store.schedules()
+    assert schedule.config == again.best

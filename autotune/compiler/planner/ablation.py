@@ -23,7 +23,6 @@ class Method:
             plan that the cost model likes best; "greedy": only the largest groups; "any": plans drawn without a model.
         search: whether schedules are searched; otherwise the latency model chooses them.
         model: whether the latency model suggests schedules and keeps hopeless ones from being measured.
-        grid: whether stages of a kernel may be joined by grid barriers.
         packing: whether independent groups may share a launch.
     """
 
@@ -31,7 +30,6 @@ class Method:
     plans: str = "measured"
     search: bool = True
     model: bool = True
-    grid: bool = True
     packing: bool = True
 
 
@@ -42,10 +40,9 @@ METHODS: Mapping[str, Method] = {
     "model-plan": Method("the plan the cost model likes best, its schedules searched", plans="model"),
     "model": Method("plan and schedules by the cost models, nothing searched", plans="model", search=False),
     "no-model": Method("plans and schedules searched without the cost models", plans="any", model=False),
-    "no-grid": Method("without grid barriers", grid=False),
     "no-pack": Method("without packing of independent groups", packing=False),
 }
-ABLATIONS = (FULL, "greedy", "model", "no-model", "no-grid", "no-pack")
+ABLATIONS = (FULL, "greedy", "model", "no-model", "no-pack")
 """The methods of the table of what each part buys."""
 PLANS: Mapping[str, str] = {"measured": FULL, "model": "model-plan", "greedy": "greedy"}
 """What ``plans`` may be, and the method it stands for."""

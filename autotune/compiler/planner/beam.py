@@ -3,7 +3,7 @@
 Of the candidates of every producer (:mod:`autotune.compiler.planner.patterns`) a plan takes disjoint ones that leave
 no cycle; the beam keeps the three best sets by the delta-evaluator. What the search then measures are the best of
 those, the greedy plan, variants that keep an expensive value in memory instead of computing it twice, and variants
-whose launches are packed, unpacked or joined by grid barriers.
+whose launches are packed or unpacked.
 """
 
 from __future__ import annotations
@@ -14,32 +14,22 @@ from collections.abc import Iterable, Sequence
 
 from autotune.compiler.planner.ablation import Method
 from autotune.compiler.planner.cost import Costs, Figures, plan_us
+from autotune.compiler.planner.packing import pack, unpack
 from autotune.compiler.planner.patterns import Mask, Vertices, bits, candidates
 from autotune.compiler.planner.plan import Roots, Shape, build_plan, cone, make_plan, read_text, write_text
 from autotune.errors import Unsupported
-from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph
+from autotune.ir.graph import REDUCTIONS, Graph
 from autotune.ir.ops import LIGHT, POINTWISE
 
 WIDTH = 3
 """States of the beam."""
 MOST_VERTICES = 48
 """Roots beyond which only the greedy plan and its variants are looked at."""
-MOST_GRID_BYTES = 24 << 20
-"""Bytes of scratch between phases of one launch: beyond what the cache holds a barrier saves little."""
-MOST_PHASES = 4
-"""Launches that are joined: each takes its share of a block size and registers that suit all."""
 
 
 def confined(shape: Shape, method: Method) -> Shape:
-    """``shape`` without what a method lacks: packed groups in launches of their own, phases too."""
-    out: list[tuple[tuple[Roots, ...], ...]] = []
-    for launch in shape:
-        phases = launch if method.packing else tuple((group,) for phase in launch for group in phase)
-        if method.grid and (method.packing or len(phases) == len(launch)):
-            out.append(phases)
-        else:
-            out.extend((phase,) for phase in phases)
-    return tuple(out)
+    """``shape`` without what a method lacks: packed groups in launches of their own."""
+    return shape if method.packing else unpack(shape)
 
 
 def shapes(graph: Graph, side: str, method: Method, figures: Figures, limit: int) -> list[Shape]:
@@ -59,7 +49,7 @@ def shapes(graph: Graph, side: str, method: Method, figures: Figures, limit: int
             drafts = [_drawn(vertices, rng) for _ in range(2 * limit)]
         else:
             drafts = beam(vertices)
-        bare = [tuple(((v,),) for v in groups) for groups in drafts if groups]
+        bare = [tuple((v,) for v in groups) for groups in drafts if groups]
         found += bare
         if method.plans != "any":
             found += [cut for shape in (default, *bare[:1]) for cut in _cuts(graph, vertices.costs, shape)]
@@ -86,9 +76,9 @@ def _different(graph: Graph, costs: Costs, found: Sequence[Shape]) -> list[Shape
     us = {write_text(s): shape_us(graph, costs, s) for s in found}
     best: dict[object, Shape] = {}
     for shape in sorted(found, key=lambda s: us[write_text(s)] * (1 + _CUT_GAIN * _cut_count(s))):
-        groups = [group for launch in shape for phase in launch for group in phase]
+        groups = [group for launch in shape for group in launch]
         reductions = frozenset(frozenset(r for r in g if r[0] == "r") for g in groups)
-        alike = (reductions, tuple(sorted(len(launch) for launch in shape)), len(shape))
+        alike = (reductions, len(shape))
         best.setdefault(alike, shape)
     ranked = list(best.values())
     if found[0] not in ranked:  # the default gives way to its like only where that promises something
@@ -105,7 +95,7 @@ _CUT_GAIN, _TIE = 0.03, 0.01
 
 
 def _cut_count(shape: Shape) -> int:
-    return sum(r[0] == "v" for launch in shape for phase in launch for group in phase for r in group)
+    return sum(r[0] == "v" for launch in shape for group in launch for r in group)
 
 
 def beam(v: Vertices) -> list[list[Roots]]:
@@ -218,7 +208,7 @@ def _ordered(v: Vertices, masks: Sequence[Mask]) -> list[Mask]:
 
 def shape_us(graph: Graph, costs: Costs, shape: Shape) -> float:
     """Microseconds of a plan by the delta-evaluator; works on any shape, cut values included."""
-    groups = [group for launch in shape for phase in launch for group in phase]
+    groups = [group for launch in shape for group in launch]
     home = {int(r[1:]): k for k, roots in enumerate(groups) for r in roots if r[0] in "rv"}
     cones = [cone(graph, roots, home, k) for k, roots in enumerate(groups)]
     crossing = {i for k, values in enumerate(cones) for i in values if home.get(i, k) != k}
@@ -230,14 +220,13 @@ def shape_us(graph: Graph, costs: Costs, shape: Shape) -> float:
         cost = costs.group(inside, taken, left, [int(r[1:]) for r in roots if r[0] == "o"])
         kinds = {graph.values[i].over for i in inside if graph.values[i].op in REDUCTIONS}
         times.append(cost.us(costs.figures) + (costs.figures.next_us if len(kinds) > 1 else 0.0))
-    at = iter(times)
-    return plan_us([[[next(at) for _ in phase] for phase in launch] for launch in shape], costs.figures)
+    return plan_us(times, len(shape), costs.figures)
 
 
 def _cuts(graph: Graph, costs: Costs, shape: Shape) -> list[Shape]:
     """Variants of a shape that keep an expensive value, which several groups compute, in memory: the best two."""
-    groups = [group for launch in shape for phase in launch for group in phase]
-    if len(groups) < 2 or any(len(launch) > 1 for launch in shape):
+    groups = [group for launch in shape for group in launch]
+    if len(groups) < 2:
         return []
     home = {int(r[1:]): k for k, roots in enumerate(groups) for r in roots if r[0] in "rv"}
     made: dict[int, list[int]] = {}
@@ -251,10 +240,7 @@ def _cuts(graph: Graph, costs: Costs, shape: Shape) -> list[Shape]:
         if len(makers) < 2 or i in home or _effort(graph, i, home) <= LIGHT:
             continue
         first = makers[0]
-        cut = tuple(
-            tuple(tuple((*g, f"v{i}") if g == groups[first] else g for g in phase) for phase in launch)
-            for launch in shape
-        )
+        cut = tuple(tuple((*g, f"v{i}") if g == groups[first] else g for g in launch) for launch in shape)
         us = shape_us(graph, costs, cut)
         if us < base * 1.1:
             found.append((us, cut))
@@ -286,28 +272,9 @@ def _effort(graph: Graph, i: int, home: Iterable[int]) -> int:
 
 
 def _launched(graph: Graph, shape: Shape, method: Method) -> list[Shape]:
-    """A shape with its launches as they are, packed, and joined by grid barriers, as far as that is legal."""
-    from autotune.compiler.planner.packing import pack
-
+    """A shape with its launches as they are, and packed, as far as that is legal."""
     out = [shape]
     if len(shape) > 1 and method.packing:
         with contextlib.suppress(Unsupported):
             out.append(pack(build_plan(graph, shape)))
-    if method.grid:
-        out += [joined for s in list(out) if (joined := _behind_barriers(graph, s)) is not None]
     return list({write_text(s): s for s in out}.values())
-
-
-def _behind_barriers(graph: Graph, shape: Shape) -> Shape | None:
-    """All launches as phases of one, where what goes between them fits the cache and a block size suits all."""
-    from autotune.compiler.planner.packing import may_be_phases
-
-    if not 2 <= len(shape) <= MOST_PHASES or any(len(launch) > 1 for launch in shape):
-        return None
-    try:
-        plan = build_plan(graph, shape)
-    except Unsupported:
-        return None
-    if sum(STORAGE_BYTES[dtype] * n for dtype, n, _ in plan.scratch_numel(graph)) > MOST_GRID_BYTES:
-        return None
-    return (tuple(launch[0] for launch in shape),) if may_be_phases(plan) else None

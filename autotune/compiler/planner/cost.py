@@ -29,7 +29,6 @@ class Figures:
         l2_gbs: the same for what lies in the last-level cache; ``l2_mib`` is its size.
         first_us: what a launch takes before its first byte, timed by itself.
         next_us: what another kernel after it adds.
-        barrier_us: a barrier over the whole grid.
         ops_gs: light operators (as fused multiply-adds) in 10^9 a second; ``units`` compute units share them.
         heavy_gs: operators of special functions, in the same unit (their cost in ``autotune.ir.ops`` over time).
     """
@@ -39,7 +38,6 @@ class Figures:
     l2_mib: float = 50.0
     first_us: float = 2.5
     next_us: float = 1.3
-    barrier_us: float = 1.6
     ops_gs: float = 12000.0
     heavy_gs: float = 9000.0
     units: float = 132.0
@@ -97,7 +95,6 @@ CLASSES: Mapping[str, Mapping[str, float]] = {
         "l2_mib": 16.0,
         "first_us": 10.0,
         "next_us": 8.0,
-        "barrier_us": 5.0,
         "ops_gs": 20.0,
         "heavy_gs": 8.0,
         "units": 2.0,
@@ -274,11 +271,6 @@ def unfused(costs: Costs) -> tuple[float, float, int]:
     return memory, compute, kernels
 
 
-def launch_us(phases: Sequence[Sequence[float]], f: Figures) -> float:
-    """One launch: phases one after the other behind barriers, each with groups side by side that share the device."""
-    return sum(sum(phase) for phase in phases) + f.barrier_us * (len(phases) - 1)
-
-
-def plan_us(launches: Sequence[Sequence[Sequence[float]]], f: Figures) -> float:
-    """A plan of launches of phases of groups' times (without launches), in microseconds."""
-    return sum(launch_us(phases, f) for phases in launches) + f.first_us + f.next_us * (len(launches) - 1)
+def plan_us(groups: Sequence[float], launches: int, f: Figures) -> float:
+    """Microseconds of a plan: its groups' times, which hold no launches, and so many launches."""
+    return sum(groups) + f.first_us + f.next_us * (launches - 1)

@@ -77,11 +77,11 @@ def launch_names(plan: Plan, source: Json) -> list[str]:
     names: list[str] = []
     met: dict[str, list[object]] = {}
     for launch in plan.launches:
-        graphs = [[plan.groups[k].graph for k in phase] for phase in launch]
+        graphs = [plan.groups[k].graph for k in launch]
         whole = len(plan.launches) == 1 and ops
-        own = ops if whole else [op for phase in graphs for g in phase for op in graph_ops(g, vectors)]
+        own = ops if whole else [op for g in graphs for op in graph_ops(g, vectors)]
         name = kernel_name(own)
-        equal, form = met.setdefault(name, []), [[_any_rows(g) for g in phase] for phase in graphs]
+        equal, form = met.setdefault(name, []), [_any_rows(g) for g in graphs]
         if form not in equal:
             equal.append(form)
         nth = equal.index(form) + 1

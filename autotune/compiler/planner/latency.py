@@ -79,8 +79,6 @@ def predict_cuda(graph: Graph, config: Schedule, figures: Figures, target: str) 
     if name == "transpose" and not config.get("tile"):
         shape = replace(shape, spread=1.0 + (_SPREAD - 1.0) * tiling(graph).share)
     us = _time(graph, program, config, shape, figures, limits(target))
-    if name == "columns" and config.get("finish") == "barrier":
-        return figures.first_us + us + figures.barrier_us + 1.0
     return figures.first_us + us + (figures.next_us + 1.5 if name == "columns" else 0.0)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from autotune.compiler.schedules import configurations
-from autotune.compiler.schedules.configurations import one_block, one_launch
+from autotune.compiler.schedules.configurations import one_block
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.ir.families import Family, family_of
 from autotune.ir.graph import Graph
@@ -28,8 +28,8 @@ SMALL_BYTES = 4 << 20
 and register count that suit all of them would cost more than the launch."""
 
 Roots = tuple[str, ...]
-Shape = tuple[tuple[tuple[Roots, ...], ...], ...]
-"""Launches of phases of groups, each group its roots."""
+Shape = tuple[tuple[Roots, ...], ...]
+"""Launches of groups, each group its roots."""
 
 
 class Group(configurations.Group, Protocol):
@@ -60,13 +60,13 @@ def packable(group: Group) -> bool:
 def pack(plan: Plan) -> Shape:
     """Join launches that do not wait for each other, as many as is legal and worth it.
 
-    Launches come out in the order in which they can run; those of several phases stay as they are. A plan of one launch
-    comes back unchanged, and so does one that is packed already.
+    Launches come out in the order in which they can run. A plan of one launch comes back unchanged, and so does one
+    that is packed already.
 
     Args:
         plan: for CUDA.
     """
-    shape = tuple(tuple(tuple(plan.groups[k].roots for k in phase) for phase in launch) for launch in plan.launches)
+    shape = tuple(tuple(plan.groups[k].roots for k in launch) for launch in plan.launches)
     if len(shape) < 2:
         return shape
     level = _levels(plan)
@@ -79,34 +79,12 @@ def pack(plan: Plan) -> Shape:
                 break
         else:
             joined.append([n])
-    return tuple(
-        shape[launches[0]] if len(launches) == 1 else (tuple(g for n in launches for g in shape[n][0]),)
-        for launches in joined
-    )
-
-
-def may_be_phases(plan: Plan) -> bool:
-    """Whether all launches of a plan may be phases of one: their tensors fit, and no group is the worse for the block
-    size that suits them all."""
-    if sum(len(g.inputs) + len(g.outputs) for g in plan.groups) > MOST_POINTERS:
-        return False
-    numbers = [[k for phase in launch for k in phase] for launch in plan.launches]
-    schemes = [scheme_of(g.graph) for g in plan.groups]
-    parts = [s.default(g.graph) for s, g in zip(schemes, plan.groups, strict=True)]
-    agreed = one_launch(plan, numbers, parts)
-    for scheme, group, before, after in zip(schemes, plan.groups, parts, agreed, strict=True):
-        why = scheme.reject(group.graph, scheme.normalize(group.graph, after))
-        if why is not None and scheme.reject(group.graph, before) is None:
-            return False
-    return True
+    return tuple(tuple(group for n in launches for group in shape[n]) for launches in joined)
 
 
 def unpack(shape: Shape) -> Shape:
-    """The inverse of :func:`pack`: groups of a launch's only phase get a launch each."""
-    out: list[tuple[tuple[tuple[str, ...], ...], ...]] = []
-    for launch in shape:
-        out += [((group,),) for group in launch[0]] if len(launch) == 1 else [launch]
-    return tuple(out)
+    """The inverse of :func:`pack`: every group gets a launch of its own."""
+    return tuple((group,) for launch in shape for group in launch)
 
 
 def _levels(plan: Plan) -> list[int]:
@@ -119,15 +97,12 @@ def _levels(plan: Plan) -> list[int]:
     return level
 
 
-def _scratch(plan: Plan, launch: Sequence[Sequence[int]], side: str) -> list[int]:
-    groups = [plan.groups[k] for phase in launch for k in phase]
-    return [n for g in groups for kind, n in getattr(g, side) if kind == "scratch"]
+def _scratch(plan: Plan, launch: Sequence[int], side: str) -> list[int]:
+    return [n for k in launch for kind, n in getattr(plan.groups[k], side) if kind == "scratch"]
 
 
 def _may_share(plan: Plan, families: Sequence[Family], launches: Sequence[int]) -> bool:
-    if any(len(plan.launches[n]) != 1 for n in launches):
-        return False
-    numbers = [k for n in launches for k in plan.launches[n][0]]
+    numbers = [k for n in launches for k in plan.launches[n]]
     groups = [plan.groups[k] for k in numbers]
     if sum(len(g.inputs) + len(g.outputs) for g in groups) > MOST_POINTERS or not all(map(packable, groups)):
         return False

@@ -2,12 +2,12 @@
 
 A plan is written as text, which is what a configuration stores (``config["plan"]``) and all that deployment needs::
 
-    r3,o0 > o2 / r5,o1 + v7,o3
+    r3,o0 / r5,o1 + v7,o3
 
-``/`` separates launches, ``>`` phases of one launch with a grid barrier between them, ``+`` groups packed side by side
-in one phase. A group is the list of its *roots*: reductions (``r`` and the value's number), region outputs (``o`` and
-the output's number), and values that other groups read from memory instead of computing them again (``v``). Everything
-else a group needs it computes for itself. Results that another group reads travel through scratch tensors.
+``/`` separates launches, ``+`` groups packed side by side in one launch. A group is the list of its *roots*: reductions
+(``r`` and the value's number), region outputs (``o`` and the output's number), and values that other groups read from
+memory instead of computing them again (``v``). Everything else a group needs it computes for itself. Results that
+another group reads travel through scratch tensors.
 
 Each group's graph is canonical, so that equal groups of different regions are equal workloads: they are tuned once.
 """
@@ -50,13 +50,13 @@ class Plan:
     Attributes:
         groups: every group, each after those whose scratch it reads.
         scratch: (storage type, axes) of each global intermediate, dense in that axis order.
-        launches: for each launch its phases, for each phase the numbers of its groups.
+        launches: for each launch the numbers of its groups.
         text: the plan as stored.
     """
 
     groups: tuple[Group, ...]
     scratch: tuple[tuple[str, tuple[int, ...]], ...]
-    launches: tuple[tuple[tuple[int, ...], ...], ...]
+    launches: tuple[tuple[int, ...], ...]
     text: str
 
     @cached_property
@@ -72,38 +72,35 @@ class Plan:
                 found.append(k)
         return tuple(next(n for n in found if families[n].has(f)) for f in families)
 
-    def scratch_numel(self, graph: Graph) -> tuple[tuple[str, int, bool], ...]:
-        """(storage type, elements, False: no state) of each scratch tensor for the region ``graph``."""
-        return tuple((dtype, graph.size(axes), False) for dtype, axes in self.scratch)
+    def scratch_numel(self, graph: Graph) -> tuple[tuple[str, int], ...]:
+        """(storage type, elements) of each scratch tensor for the region ``graph``."""
+        return tuple((dtype, graph.size(axes)) for dtype, axes in self.scratch)
 
 
 _ROOT = re.compile(r"([rov])(\d+)")
 
 
 def read_text(text: str) -> Shape:
-    """The launches, phases and groups of a plan's text.
+    """The launches and groups of a plan's text.
 
     Raises:
         ValueError: it is not of the form.
     """
     out = []
     for launch in text.split("/"):
-        phases = []
-        for phase in launch.split(">"):
-            groups = []
-            for group in phase.split("+"):
-                roots = tuple(r.strip() for r in group.split(","))
-                if not all(_ROOT.fullmatch(r) for r in roots):
-                    raise ValueError(f"{group.strip()!r} is not a list of roots such as r3,o0")
-                groups.append(roots)
-            phases.append(tuple(groups))
-        out.append(tuple(phases))
+        groups = []
+        for group in launch.split("+"):
+            roots = tuple(r.strip() for r in group.split(","))
+            if not all(_ROOT.fullmatch(r) for r in roots):
+                raise ValueError(f"{group.strip()!r} is not a list of roots such as r3,o0")
+            groups.append(roots)
+        out.append(tuple(groups))
     return tuple(out)
 
 
 def write_text(shape: Shape) -> str:
     """The text of a plan; the inverse of :func:`read_text`."""
-    return " / ".join(" > ".join(" + ".join(",".join(g) for g in phase) for phase in launch) for launch in shape)
+    return " / ".join(" + ".join(",".join(group) for group in launch) for launch in shape)
 
 
 def all_roots(graph: Graph) -> Roots:
@@ -124,13 +121,13 @@ def build_plan(graph: Graph, shape: Shape, target: str = "cuda") -> Plan:
     """The plan of a region with the given launches.
 
     Args:
-        target: "cuda" or "cpu"; phases and packing are for "cuda" only.
+        target: "cuda" or "cpu"; packing is for "cuda" only.
 
     Raises:
         Unsupported: a root is missing, is there twice or does not exist; a group reads what is made after it; or a
             group has no kernel.
     """
-    drafts = [roots for launch in shape for phase in launch for roots in phase]
+    drafts = [roots for launch in shape for roots in launch]
     _check_roots(graph, drafts)
     home = {int(r[1:]): k for k, roots in enumerate(drafts) for r in roots if r[0] in "rv"}
     crossing: dict[int, int] = {}
@@ -144,11 +141,8 @@ def build_plan(graph: Graph, shape: Shape, target: str = "cuda") -> Plan:
         groups.append(_build_group(graph, roots, cones[k], home, k, crossing))
     launches, n = [], 0
     for launch in shape:
-        phases = []
-        for phase in launch:
-            phases.append(tuple(range(n, n + len(phase))))
-            n += len(phase)
-        launches.append(tuple(phases))
+        launches.append(tuple(range(n, n + len(launch))))
+        n += len(launch)
     plan = Plan(
         tuple(groups),
         tuple((graph.values[i].dtype, graph.values[i].axes) for i in crossing),
@@ -247,7 +241,7 @@ def greedy(graph: Graph, target: str = "cuda") -> Shape:
 
     for k in range(len(groups)):
         visit(k)
-    return tuple(((tuple(groups[k]),),) for k in order)
+    return tuple((tuple(groups[k]),) for k in order)
 
 
 def _parts(graph: Graph) -> dict[str, int]:
@@ -345,8 +339,8 @@ def _check_roots(graph: Graph, drafts: Sequence[Roots]) -> None:
 
 
 def _check_order(plan: Plan) -> None:
-    """Scratch is read after it is written: by a later launch, or a later phase of the same one."""
-    place = {g: (n, m) for n, launch in enumerate(plan.launches) for m, phase in enumerate(launch) for g in phase}
+    """Scratch is read after it is written: by a later launch."""
+    place = {g: n for n, launch in enumerate(plan.launches) for g in launch}
     made = {n: k for k, g in enumerate(plan.groups) for kind, n in g.outputs if kind == "scratch"}
     for k, g in enumerate(plan.groups):
         for kind, n in g.inputs:

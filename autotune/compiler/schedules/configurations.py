@@ -53,10 +53,12 @@ PLAIN_CUDA: Config = {
     "store_hint": "default",
     "blocks_per_sm": 0,
     "cluster": 1,
-    "finish": "kernel",
     "prefetch": False,
 }
 """Every CUDA parameter at what asks for nothing: where the schemes' defaults begin."""
+EARLIER = ("finish",)
+"""Parameters that configurations stored by earlier versions have beside these; what they may say is what happens anyway
+(see ``autotune.compiler.schedules.limits``)."""
 
 
 def group_config(config: Mapping[str, Choice], group: int, groups: int, leader: int | None = None) -> Config:
@@ -65,12 +67,12 @@ def group_config(config: Mapping[str, Choice], group: int, groups: int, leader: 
     ``leader`` is the group whose parameters it shares; where the configuration has none for that one, its own count.
     """
     if groups == 1:
-        return {k: v for k, v in config.items() if k != "plan"}
+        return {k: v for k, v in config.items() if k not in ("plan", *EARLIER)}
     for number in (group if leader is None else leader, group):
         prefix = f"g{number}."
         found = {k.removeprefix(prefix): v for k, v in config.items() if k.startswith(prefix)}
         if found:
-            return found
+            return {k: v for k, v in found.items() if k not in EARLIER}
     return {}
 
 
@@ -101,24 +103,10 @@ def agree(plan: Plan, parts: Sequence[Config]) -> list[Config]:
     """The configurations with one block size within each launch of several groups."""
     out = list(parts)
     for launch in plan.launches:
-        if len(launch) > 1 or len(launch[0]) > 1:
-            out = one_launch(plan, launch, out)
-    return out
-
-
-def one_launch(plan: Plan, launch: Sequence[Sequence[int]], parts: Sequence[Config]) -> list[Config]:
-    """The configurations of all groups, with one block size within ``launch``.
-
-    In a launch of several phases a group of several kernels has a grid barrier between them too.
-    """
-    from autotune.compiler.schedules.cuda import scheme_of
-
-    out = list(parts)
-    numbers = [k for phase in launch for k in phase]
-    graphs = [plan.groups[k].graph for k in numbers]
-    for k, graph, config in zip(numbers, graphs, one_block(graphs, [out[k] for k in numbers]), strict=True):
-        behind: Config = {"finish": "barrier"} if len(launch) > 1 and scheme_of(graph).name == "columns" else {}
-        out[k] = config | behind
+        if len(launch) > 1:
+            agreed = one_block([plan.groups[k].graph for k in launch], [out[k] for k in launch])
+            for k, config in zip(launch, agreed, strict=True):
+                out[k] = config
     return out
 
 

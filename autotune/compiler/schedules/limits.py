@@ -28,7 +28,7 @@ LIMITS: Mapping[str, Mapping[str, Range]] = {
         "store_hint": ("default", "streaming", "evict_first", "evict_last"),
         "blocks_per_sm": (0, 32),
         "cluster": (1, 16),
-        "finish": ("kernel", "barrier"),
+        "finish": ("kernel",),  # of earlier versions
         "prefetch": None,
         "held": (0, 64),
         "tile": (0, 256),
@@ -53,6 +53,7 @@ _LONGEST_PLAN = 1 << 20
 _GROUP = re.compile(r"g(0|[1-9]\d{0,5})\.(\w+)")
 _BLOCK = 1024
 """Threads that a block may have."""
+_BARRIERS = "grid barriers, which this autotune lacks"
 
 
 def improper(config: Mapping[str, object], side: str) -> str:
@@ -66,11 +67,15 @@ def improper(config: Mapping[str, object], side: str) -> str:
         if name == _PLAN:
             if not isinstance(value, str) or len(value) > _LONGEST_PLAN:
                 return "its plan is no text"
+            if side == "cuda" and ">" in value:
+                return f"its plan has {_BARRIERS}"
             continue
         of_group = _GROUP.fullmatch(name)
         bare = of_group[2] if of_group else name
         if bare not in limits:
             return f"it has a parameter {name[:40]!r}, which this autotune lacks"
+        if bare == "finish" and value == "barrier":
+            return f"{name} asks for {_BARRIERS}"
         if not _within(value, limits[bare]):
             return f"{name} = {_shown(value)} is out of range"
     if side == "cuda":

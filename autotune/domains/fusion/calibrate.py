@@ -37,14 +37,12 @@ class Probe:
     Attributes:
         graph: of the region; ``plan`` its plan's text in the canonical graph, "" for the greedy one.
         work: bytes or operations that figures are made of.
-        choose: parameters that its schedule must have.
     """
 
     name: str
     graph: Graph
     work: float
     plan: str = ""
-    choose: Mapping[str, str] | None = None
 
 
 def probes(side: str) -> list[Probe]:
@@ -63,9 +61,6 @@ def probes(side: str) -> list[Probe]:
     found.append(Probe("light operators", _chain(n, ["mul", "add"], _LIGHT), float(n * _cost(["mul", "add"], _LIGHT))))
     heavy = ["erf", "exp", "neg", "tanh"]
     found.append(Probe("special functions", _chain(n, heavy, _HEAVY), float(n * _cost(heavy, _HEAVY))))
-    if side == "cuda":
-        for finish in ("kernel", "barrier"):
-            found.append(Probe(f"finish by {finish}", _columns(8192, 512), 0.0, choose={"finish": finish}))
     return found
 
 
@@ -117,9 +112,6 @@ def figures(made: Sequence[Probe], times: Mapping[str, float]) -> dict[str, floa
     for name, figure in (("light operators", "ops_gs"), ("special functions", "heavy_gs")):
         if name in times and times[name] > first:
             out[figure] = by_name[name].work / (times[name] - first) / 1e3
-    if {"finish by kernel", "finish by barrier"} <= times.keys() and "next_us" in out:
-        saved = times["finish by kernel"] - times["finish by barrier"]
-        out["barrier_us"] = max(out["next_us"] - saved, 0.1)
     return out
 
 
@@ -134,7 +126,7 @@ def _time(probe: Probe, device: str, measurer: Callable[[FusionTask], Measurer])
         return None
     worker = measurer(task)
     best: float | None = None
-    for config in _configs(task, plan.text, probe):
+    for config in _configs(task, plan.text):
         try:
             artifact = task.build(config)
         except BuildError:
@@ -145,13 +137,12 @@ def _time(probe: Probe, device: str, measurer: Callable[[FusionTask], Measurer])
     return best
 
 
-def _configs(task: FusionTask, text: str, probe: Probe) -> list[Config]:
+def _configs(task: FusionTask, text: str) -> list[Config]:
     plan = make_plan(task.graph, task.side, text)
     if text != task.plan.text:
         default = task.joined(plan, [on.default(g.graph) for on, g in task.sides(plan)])
         return [default]
-    found = [task.default(), *task.seeds()][:_TRIES] if not probe.choose else [task.default()]
-    chosen = [task.normalize(config | dict(probe.choose or {})) for config in found]
+    chosen = [task.normalize(config) for config in [task.default(), *task.seeds()][:_TRIES]]
     return [c for c in chosen if task.reject(c) is None]
 
 
@@ -210,11 +201,6 @@ def _chain(n: int, ops: Sequence[str], times: int) -> Graph:
 
 def _cost(ops: Sequence[str], times: int) -> int:
     return times * sum(POINTWISE[op].cost for op in ops)
-
-
-def _columns(rows: int, cols: int) -> Graph:
-    values = (_load(2, (cols, 1)), Value("sum", (0,), (1,), over=(0,)))
-    return Graph((rows, cols), values, ("float32",), (Output(1, (1,), (1,), "float32"),))
 
 
 __all__ = ["Probe", "calibrate", "figures", "probes"]

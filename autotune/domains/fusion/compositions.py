@@ -23,7 +23,6 @@ from autotune.task import Composition, Config, Ranked
 from autotune.workload import Workload
 
 _TRIES = 48  # ways to combine the groups' candidates that are looked at
-_ADAPTED = 1.15  # what a part may take longer whose blocks were made those of other phases of its launch
 _SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 
 
@@ -86,7 +85,7 @@ def composition(task: Region, plan: Plan, figures: Figures) -> Composition:
         # One body for all groups: the region has the parameters of one group, and knows better than a group alone what
         # suits all of them together.
         expected = task.predict(task.default()) or plan_us(
-            [[[group_cost(g, figures).us(figures) for g in plan.groups]]], figures
+            [group_cost(g, figures).us(figures) for g in plan.groups], 1, figures
         )
         return Composition(plan.text, (task.workload,), (expected,), expected, lambda choices: list(choices[0]))
     workloads = {k: group_workload(plan.groups[k].graph) for k in leaders}
@@ -122,20 +121,16 @@ class Combined:
         # In the order of how far down the rankings they reach: the best of each part comes first.
         depth = [range(min(len(c), 8)) for c in choices]
         ways = sorted(itertools.islice(itertools.product(*depth), 4096), key=sum)[:_TRIES]
-        phased = {k for launch in self.plan.launches if len(launch) > 1 for phase in launch for k in phase}
         for way in ways:
             picked = [choices[p][n] for p, n in enumerate(way)]
             config = self.task.joined(self.plan, [picked[p][0] for p in self.which])
             if self.task.reject(config) is not None:
                 continue
             times = [picked[p][1] * scale for p, scale in zip(self.which, self.scale, strict=True)]
-            for k in phased:  # blocks of another size than the part was measured with
-                if _blocks(self.task.parts_of(self.plan, config)[k]) != _blocks(picked[self.which[k]][0]):
-                    times[k] *= _ADAPTED
             found.append((config, self.whole_us(times)))
-            if len(found) == 3 and not phased:
+            if len(found) == 3:
                 break
-        return sorted(found, key=lambda r: r[1])[:3]
+        return sorted(found, key=lambda r: r[1])
 
     def whole_us(self, times: Sequence[float]) -> float:
         """See :func:`whole_us`."""
@@ -154,7 +149,7 @@ def whole_us(plan: Plan, costs: Sequence[GroupCost], times: Sequence[float], f: 
         cached = cost.scratch if cost.scratch < f.l2_mib * 2**20 / 2 else 0.0
         saved = cached / 1e3 * (1 / f.copy_gbs - 1 / f.l2_gbs)
         inner.append(max(us - f.first_us - max(saved, 0.0), 0.1 * us))
-    return plan_us([[[inner[g] for g in phase] for phase in launch] for launch in plan.launches], f)
+    return plan_us(inner, len(plan.launches), f)
 
 
 def plan_prediction(task: Region, plan: Plan, config: Config) -> float | None:
@@ -201,10 +196,6 @@ def describe_graph(graph: Graph) -> str:
     return (
         f"{'+'.join(names[:3])}{'+...' if len(names) > 3 else ''} {_SHORT.get(largest.dtype, largest.dtype)} {extents}"
     )
-
-
-def _blocks(config: Config) -> tuple[object, ...]:
-    return tuple(config.get(name) for name in ("threads_per_row", "rows_per_block", "cluster"))
 
 
 def _alone(group: Group, side: str) -> bool:

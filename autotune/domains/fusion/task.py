@@ -19,7 +19,7 @@ from autotune.compiler.planner.ablation import FULL, METHODS, Method
 from autotune.compiler.planner.cost import Figures
 from autotune.compiler.planner.plan import Group, Plan, make_plan, read_text, write_text
 from autotune.compiler.schedules import cpu as target_cpu
-from autotune.compiler.schedules.configurations import agree, group_configs, join_configs, join_spaces, narrow
+from autotune.compiler.schedules.configurations import agree, group_configs, join_configs, join_spaces
 from autotune.compiler.schedules.cuda import Scheme, scheme_of
 from autotune.compiler.schedules.limits import improper
 from autotune.device import describe_cuda, usable_processors
@@ -129,8 +129,6 @@ class FusionTask:
         from autotune.space import Parameter, load_space
 
         base = load_space("fusion", self.side, file)
-        if not self.method.grid and any(p.name == "finish" for p in base):
-            base = narrow(base, "finish", ["kernel"])
         space = join_spaces([on.space_of(g.graph, base) for on, g in self.sides(plan)], plan.leaders)
         fixed = tuple(Parameter(name, (text,), "how the region is cut") for name, text in self._named(plan).items())
         return replace(space, parameters=(*space.parameters, *fixed))
@@ -144,19 +142,17 @@ class FusionTask:
         return self.normalize(self._joined(plan, parts) | self._named(plan))
 
     def default(self) -> Config:
-        return self._confined([on.default(g.graph) for on, g in self.sides(self.plan)])
+        return self._planned([on.default(g.graph) for on, g in self.sides(self.plan)])
 
     def seeds(self) -> Sequence[Config]:
         sides = self.sides(self.plan)
         found = [on.seeds(g.graph) for on, g in sides]
         base = [on.default(g.graph) for on, g in sides]
         rows = itertools.zip_longest(*found)
-        return [self._confined([c or b for c, b in zip(row, base, strict=True)]) for row in rows]
+        return [self._planned([c or b for c, b in zip(row, base, strict=True)]) for row in rows]
 
-    def _confined(self, parts: Sequence[Config]) -> Config:
-        """The configuration under the default plan, without what the method lacks."""
-        if not self.method.grid:
-            parts = [c | {"finish": "kernel"} if "finish" in c else c for c in parts]
+    def _planned(self, parts: Sequence[Config]) -> Config:
+        """The configuration under the default plan."""
         return self._joined(self.plan, parts) | self._named(self.plan)
 
     def normalize(self, config: Config) -> Config:
@@ -176,7 +172,7 @@ class FusionTask:
 
     def _joined(self, plan: Plan, parts: Sequence[Config]) -> Config:
         """The region's configuration: one copy for each family of groups, block sizes agreed within each launch."""
-        if self._cuda and any(len(launch) > 1 or len(launch[0]) > 1 for launch in plan.launches):
+        if self._cuda and any(len(launch) > 1 for launch in plan.launches):
             # Another block size may leave other parameters without effect.
             agreed = zip(self.sides(plan), agree(plan, parts), strict=True)
             parts = agree(plan, [on.normalize(g.graph, c) for (on, g), c in agreed])

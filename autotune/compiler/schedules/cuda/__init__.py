@@ -8,7 +8,7 @@ transpose  no reductions, tensors with unit stride along different axes: tiles t
 flat       no reductions: every element is independent
 rows       reductions over one set of axes, everything else row by row: thread, warp, block or cluster scope
 columns    as ``flat`` or ``rows``, with reductions over all the rows beside: per-block partials, finished by a second
-           kernel or behind a grid barrier
+           kernel
 outer      reductions over outer axes, results used again at full size: threads side by side on the axis that stays
 scatter    sums at places that other data tell: each block scans the places for those of its rows
 tile       as ``outer``, with reductions over the unit-stride axis beside, both inside small tiles

@@ -145,7 +145,7 @@ class ColumnsScheme:
 
     def normalize(self, graph: Graph, config: Config) -> Config:
         program = main_program(_split(graph))
-        missing: Config = {"cluster": 1, "finish": "kernel", "prefetch": False}
+        missing: Config = {"cluster": 1, "prefetch": False}
         c = missing | dict(config)
         t, r = int(c["threads_per_row"]), int(c["rows_per_block"])
         while r * t > 1024:
@@ -202,8 +202,7 @@ class ColumnsScheme:
         out += [d | c | {"cluster": 2} for c in widest.values()]
         if not program.pointwise and t <= 512:  # as few partials as can be: a large block an SM, whose rows meet in it
             large = {"rows_per_block": 1024 // t, "blocks_per_sm": 1, "prefetch": True, "max_registers": 64}
-            out += [d | large, d | large | {"cluster": 2}, d | large | {"finish": "barrier"}]
-        out += [d | c | {"finish": "barrier"} for c in by_blocks[:1]]
+            out += [d | large, d | large | {"cluster": 2}]
         out.append(d | {"cluster": 2})
         for factor in (2, 0.5, 4, 0.25):
             n = int(power_of_two(t) * factor)
@@ -212,7 +211,6 @@ class ColumnsScheme:
         out += [d | {"blocks_per_sm": b} for b in (1, 2, 4, 8) if b != d["blocks_per_sm"]]
         out.append(d | {"rows_per_block": power_of_two(512 // t + 1) // 2 or 1})
         out.append(d | {"rows_per_block": 1})
-        out.append(d | {"finish": "barrier", "blocks_per_sm": min(2, int(d["blocks_per_sm"]))})
         out.append(d | {"load_hint": "no_allocate"})
         out += [d | {"prefetch": True, "blocks_per_sm": b} for b in (1, 2, 4)]
         usable = row_wise.vectors(program)
@@ -259,7 +257,7 @@ class ColumnsScheme:
         args += [("private", k) for k in range(len(private))]
         finish, slots, outputs = finish_graph(split, parts)
         scheme = finish_scheme(finish)
-        made = finish_kernels(scheme, finish, config, source.block, sms)
+        made = scheme.emit(finish, scheme.default(finish), sms, fixed=True)
         refs: list[Ref] = [("private" if kind == "partial" else kind, n) for kind, n in slots]
         first = len(private)
 
@@ -270,18 +268,14 @@ class ColumnsScheme:
             return ("output", outputs[n]) if kind == "output" else ("private", first + n)
 
         after = [tuple(place(r) for r in a) for a in made.args]
-        if config.get("finish", "kernel") == "barrier":
-            from autotune.compiler.targets.cuda.phases import behind_barrier
-
-            return behind_barrier(main, tuple(args), made, after, (*private, *made.private))
         return GroupKernels((main, *made.sources), (tuple(args), *after), (*private, *made.private))
 
 
 def _idle_cluster(program: Program, config: Config) -> bool:
-    """Whether a schedule has clusters that it cannot have beside a barrier, or no two of them to join anything for."""
+    """Whether a schedule has clusters, and no two of them to join anything for."""
     cluster = int(config.get("cluster", 1))
     sets = -(-program.n_rows // int(config["rows_per_block"]))
-    return cluster > 1 and (config.get("finish") == "barrier" or sets < 2 * cluster)
+    return cluster > 1 and sets < 2 * cluster
 
 
 def grid_rows(program: Program, config: Config, tiles: int, sms: int) -> int:
@@ -321,26 +315,6 @@ def finish_scheme(graph: Graph) -> Scheme:
             continue
         return scheme
     raise why
-
-
-def finish_kernels(scheme: Scheme, graph: Graph, config: Config, block: int, sms: int) -> GroupKernels:
-    """The finish under its default schedule; of ``block`` threads where it runs behind a barrier."""
-    own = scheme.default(graph)
-    if config.get("finish", "kernel") == "barrier":
-        own = scheme.normalize(graph, own | _of_block(own, block))
-        schedule = CudaSchedule.from_config(own)
-        if schedule.block != block:
-            raise Unsupported(f"no finish with blocks of {block} threads")
-    return scheme.emit(graph, own, sms, fixed=True)
-
-
-def _of_block(config: Config, block: int) -> Config:
-    """``config`` with as many threads on the kept axis, and the rest of ``block`` on the other one."""
-    t = int(config["threads_per_row"])
-    while t > 1 and block % t:
-        t //= 2
-    t = min(t, block)
-    return {"threads_per_row": t, "rows_per_block": block // t, "blocks_per_sm": 1}
 
 
 SCHEME = ColumnsScheme()

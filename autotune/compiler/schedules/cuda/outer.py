@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
 NARROWEST = 8
 """Elements of the kept axis below which a warp's accesses fall apart into sectors of other rows."""
-IDLE: Config = {"finish": "kernel"}
-"""Parameters that mean nothing here, at the value they are given."""
 
 
 @lru_cache(maxsize=256)
@@ -113,8 +111,6 @@ class OuterScheme:
         if not has_online(program):
             space = narrow(space, "online", [False])
         space = narrow(space, "cluster", [1, *clusters(program)])
-        for name in {p.name for p in space} & set(IDLE):
-            space = narrow(space, name, [IDLE[name]])
         if not any(may_copy(program, PLAIN_CUDA | {"vector_bytes": b}) for b in usable):
             space = narrow(space, "prefetch", [False])
         if len(space["prefetch"].choices) < 2 or not crowded(program):
@@ -138,7 +134,6 @@ class OuterScheme:
         while cluster > 1 and (r < cluster or r * cluster >= program.n_cols):
             cluster //= 2
         c.update(threads_per_row=t, rows_per_block=max(1, r), cluster=cluster)
-        c.update(IDLE)
         if cluster > 1:
             c["blocks_per_sm"] = 0
         if not any(pas.kept_out for pas in program.passes) and c["keep"] == "shared":

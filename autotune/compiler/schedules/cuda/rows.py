@@ -116,7 +116,6 @@ def space_of(program: Program, space: Space) -> Space:
     usable = vectors(program)
     wide = usable[:3]
     space = narrow(without(space, "tile", "held", "owned"), "vector_bytes", wide)
-    space = narrow(space, "finish", ["kernel"])
     if not clustered(program):
         space = narrow(space, "cluster", [1])
     if program.pointwise:
@@ -153,7 +152,7 @@ def normalize(program: Program, config: Config) -> Config:
 
     Many combinations mean the same kernel; measuring one of them is enough.
     """
-    c: Config = {"cluster": 1, "prefetch": False} | dict(config) | {"finish": "kernel"}
+    c: Config = {"cluster": 1, "prefetch": False} | dict(config)
     t = int(c["threads_per_row"])
     if program.pointwise:
         c.update(

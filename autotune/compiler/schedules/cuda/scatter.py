@@ -38,7 +38,7 @@ LEAST_BYTES = 1 << 14
 SECTOR = 32
 """Bytes that memory is read in at the least."""
 _SAME = ("threads_per_row", "rows_per_block", "vector_bytes", "unroll", "max_registers", "load_hint", "store_hint")
-_ONE: Config = {"keep": "registers", "online": False, "blocks_per_sm": 0, "cluster": 1, "finish": "kernel"}
+_ONE: Config = {"keep": "registers", "online": False, "blocks_per_sm": 0, "cluster": 1}
 
 
 def place_bytes(s: Scattered) -> int:

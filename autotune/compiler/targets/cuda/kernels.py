@@ -12,17 +12,15 @@ Ref = tuple[str, int]
 
 @dataclass(frozen=True)
 class Private:
-    """Global memory between the kernels of one group (or between the two sides of a grid barrier).
+    """Global memory between the kernels of one group.
 
     Attributes:
         storage: storage type.
         numel: elements, whatever the extent of the open axis.
-        state: a few words that are zero before the first launch and kept from launch to launch: a barrier's counter.
     """
 
     storage: str
     numel: int
-    state: bool = False
 
 
 @dataclass(frozen=True)
@@ -33,13 +31,11 @@ class GroupKernels:
         sources: in launch order.
         args: for each source, what each of its pointers is.
         private: the group's own scratch.
-        apart: where a grid barrier joins kernels, these before that: of one block size, without the barrier's counters.
     """
 
     sources: tuple[CudaSource, ...]
     args: tuple[tuple[Ref, ...], ...]
     private: tuple[Private, ...] = ()
-    apart: GroupKernels | None = None
 
     @classmethod
     def single(cls, source: CudaSource, inputs: int, outputs: int) -> GroupKernels:

@@ -9,13 +9,16 @@ FusionStitching (arXiv 2009.10924, section 4) calls it kernel packing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.compiler.targets.cuda.kernels import Ref
-from autotune.compiler.targets.cuda.phases import renamed
 from autotune.compiler.targets.cuda.source import GENERATOR, CudaSource
 from autotune.errors import Unsupported
+
+_FUNCTION = re.compile(r"\b([fel])(\d+)\(")
+_POINTER = re.compile(r"\bp(\d+)\b")
 
 FUNCTIONS = 100
 """Numbers of device functions set aside for each body; the last is the body itself."""
@@ -50,7 +53,7 @@ def pack_bodies(bodies: Sequence[Body], sms: int) -> tuple[CudaSource, tuple[Ref
     The kernel's grid is fixed (``launch["grid"]``). It is itself a body: its lines use ``blk`` only.
 
     Args:
-        bodies: of one block size, without clusters and without waiting for other blocks.
+        bodies: of one block size, without clusters.
         sms: multiprocessors of the device: persistent bodies get ``blocks_per_sm`` times as many blocks in all.
 
     Raises:
@@ -60,7 +63,7 @@ def pack_bodies(bodies: Sequence[Body], sms: int) -> tuple[CudaSource, tuple[Ref
     for body in bodies:
         if body.source.block != first.block:
             raise Unsupported(f"blocks of {body.source.block} and of {first.block} threads in one launch")
-        if body.source.cluster > 1 or body.source.launch.get("cooperative"):
+        if body.source.cluster > 1:
             raise Unsupported("blocks that wait for each other beside others in one launch")
     refs = tuple(dict.fromkeys(ref for body in bodies for run in body.runs for ref in run.refs))
     number = {ref: k for k, ref in enumerate(refs)}
@@ -105,6 +108,22 @@ def deal(bodies: Sequence[Body], sms: int) -> list[list[int]]:
             counts.append(max(1, count))
         out.append(counts)
     return out
+
+
+def renamed(source: CudaSource, first_function: int, pointers: Sequence[int]) -> tuple[list[str], list[str]]:
+    """Functions and body of ``source`` with its functions numbered from ``first_function`` and its pointer ``k`` called
+    ``p<pointers[k]>``. Device functions name pointers as parameters, which stay as they are."""
+
+    def function(m: re.Match[str]) -> str:
+        return f"{m.group(1)}{int(m.group(2)) + first_function}("
+
+    def pointer(m: re.Match[str]) -> str:
+        return f"p{pointers[int(m.group(1))]}"
+
+    source = source.lines
+    functions = [_FUNCTION.sub(function, text) for text in source.functions]
+    body = [_POINTER.sub(pointer, _FUNCTION.sub(function, line)) for line in source.body]
+    return functions, body
 
 
 def _takes(source: CudaSource) -> list[str]:

@@ -31,13 +31,12 @@ class CudaSchedule:
     store_hint: str
     blocks_per_sm: int
     cluster: int = 1
-    finish: str = "kernel"
     prefetch: bool = False
     held: int = 0
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> CudaSchedule:
-        later = ("cluster", "finish", "prefetch", "held")  # what configurations stored by earlier versions lack
+        later = ("cluster", "prefetch", "held")  # what configurations stored by earlier versions lack
         return cls(**{name: config[name] for name in cls.__dataclass_fields__ if name in config or name not in later})
 
     @property

@@ -157,18 +157,18 @@ class Anatomy:
 
     Attributes:
         plan: the plan's text.
-        launches: for each launch its phases (a grid barrier between them), for each phase its groups.
+        launches: for each launch its groups.
         scratch_bytes: of the tensors between groups and of partial results.
     """
 
     plan: str
-    launches: tuple[tuple[tuple[GroupAnatomy, ...], ...], ...]
+    launches: tuple[tuple[GroupAnatomy, ...], ...]
     scratch_bytes: int
     notes: tuple[str, ...] = field(default=())
 
     @property
     def groups(self) -> list[GroupAnatomy]:
-        return [g for launch in self.launches for phase in launch for g in phase]
+        return [g for launch in self.launches for g in launch]
 
     @property
     def kernels(self) -> int:
@@ -192,7 +192,7 @@ class Anatomy:
             "bytes": self.bytes,
             "scratch_bytes": self.scratch_bytes,
             "cost": self.cost,
-            "launches": [[[g.to_json() for g in phase] for phase in launch] for launch in self.launches],
+            "launches": [[g.to_json() for g in launch] for launch in self.launches],
         }
 
 
@@ -213,19 +213,15 @@ def dissect(graph: Graph, config: Config, side: str, sms: int) -> Anatomy:
     launches = []
     private = 0
     for launch in plan.launches:
-        alone = len(launch) == 1 and len(launch[0]) == 1
-        phases = []
-        for p, phase in enumerate(launch):
-            groups = []
-            for g, k in enumerate(phase):
-                part = parts[k]
-                kernels, own = _kernels(plan.groups[k].graph, part, side, sms)
-                private += own
-                shared = 1 if p == 0 and g == 0 else 0
-                groups.append(_group(graph, plan, k, part, side, kernels if alone else shared, own))
-            phases.append(tuple(groups))
-        launches.append(tuple(phases))
-    between = sum(STORAGE_BYTES[dtype] * numel for dtype, numel, _ in plan.scratch_numel(graph))
+        groups = []
+        for n, k in enumerate(launch):
+            part = parts[k]
+            kernels, own = _kernels(plan.groups[k].graph, part, side, sms)
+            private += own
+            shared = 1 if n == 0 else 0
+            groups.append(_group(graph, plan, k, part, side, kernels if len(launch) == 1 else shared, own))
+        launches.append(tuple(groups))
+    between = sum(STORAGE_BYTES[dtype] * numel for dtype, numel in plan.scratch_numel(graph))
     return Anatomy(plan.text, tuple(launches), between + private)
 
 

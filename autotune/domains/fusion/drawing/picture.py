@@ -37,7 +37,6 @@ _FILL = {
     "launch": ("#f3f4f6", "#9ca3af"),
     "group": ("#ffffff", "#374151"),
     "pass": ("#f9fafb", "#e5e7eb"),
-    "barrier": ("#fee2e2", "#dc2626"),
     "load": ("#dbeafe", "#2563eb"),
     "leaf": ("#f3f4f6", "#9ca3af"),
     "pointwise": ("#ffffff", "#6b7280"),
@@ -52,7 +51,7 @@ _LEGEND_BOXES = (
     ("output", "result"),
     ("scratch", "scratch"),
 )
-_INNER = ("load", "leaf", "pointwise", "reduction", "output", "scratch", "barrier")
+_INNER = ("load", "leaf", "pointwise", "reduction", "output", "scratch")
 _TITLE = 16
 _LEGEND_WIDTH = 640
 

@@ -1,6 +1,6 @@
 """Where everything lies in the picture of a plan: boxes in boxes, and edges between them. No drawing here.
 
-Top to bottom: a region, in it launches, in them phases and groups, in a group its passes, in a pass its operators, one
+Top to bottom: a region, in it launches, in them groups, in a group its passes, in a pass its operators, one
 line for each step of dependence. What a group writes is a line of its own at the bottom. The same plan gives the same
 layout. Lengths are in CSS pixels, text is measured as monospaced.
 """
@@ -29,7 +29,7 @@ class Box:
     """A rectangle with text.
 
     Attributes:
-        kind: "region", "launch", "barrier", "group", "pass", "load", "leaf", "pointwise", "reduction", "output",
+        kind: "region", "launch", "group", "pass", "load", "leaf", "pointwise", "reduction", "output",
             "scratch", or "via": a place kept free for an edge.
         lines: text; in the middle of operators, at the top left of everything else.
         label: shown under the box: where its value lives.
@@ -112,10 +112,10 @@ def text_width(text: str) -> float:
     return len(text) * GLYPH
 
 
-def folded(phase: Sequence[GroupAnatomy]) -> list[tuple[GroupAnatomy, int]]:
-    """The groups of a phase, those of equal form once, with how many there are."""
+def folded(launch: Sequence[GroupAnatomy]) -> list[tuple[GroupAnatomy, int]]:
+    """The groups of a launch, those of equal form once, with how many there are."""
     found: dict[object, list[GroupAnatomy]] = {}
-    for group in phase:
+    for group in launch:
         found.setdefault(group.form, []).append(group)
     return [(groups[0], len(groups)) for groups in found.values()]
 
@@ -154,26 +154,17 @@ def _region(drawing: Drawing, edges: list[Edge]) -> Box:
     return region
 
 
-def _launch(
-    number: int, phases: Sequence[Sequence[GroupAnatomy]], made: dict[str, Box], edges: list[Edge]
-) -> Box:  # fmt: skip
-    kernels = sum(g.kernels for phase in phases for g in phase)
+def _launch(number: int, groups: Sequence[GroupAnatomy], made: dict[str, Box], edges: list[Edge]) -> Box:
+    kernels = sum(g.kernels for g in groups)
     launch = Box("launch", (f"launch {number + 1}" + (f": {kernels} kernels" if kernels > 1 else ""),))
-    y = launch.header + PAD
-    for n, phase in enumerate(phases):
-        if n:
-            barrier = Box("barrier", ("grid barrier",), PAD, y, text_width("grid barrier") + 2 * PAD, LINE + 4)
-            launch.inside.append(barrier)
-            y += barrier.h + PAD
-        x = row_h = 0.0
-        for group, many in folded(phase):
-            box = _group(group, many, made, edges)
-            if x and x + box.w > PAGE:
-                y, x, row_h = y + row_h + PAD, 0.0, 0.0
-            box.x, box.y = PAD + x, y
-            launch.inside.append(box)
-            x, row_h = x + box.w + PAD, max(row_h, box.h)
-        y += row_h + PAD
+    x, y, row_h = 0.0, launch.header + PAD, 0.0
+    for group, many in folded(groups):
+        box = _group(group, many, made, edges)
+        if x and x + box.w > PAGE:
+            y, x, row_h = y + row_h + PAD, 0.0, 0.0
+        box.x, box.y = PAD + x, y
+        launch.inside.append(box)
+        x, row_h = x + box.w + PAD, max(row_h, box.h)
     launch.fit()
     return launch
 

@@ -2,9 +2,7 @@
 
 Each name a generated kernel may use is made by :func:`resolve` on first use. Loads are ``ld.global.nc`` through inline
 assembly without side effects, so that the compiler may move them above stores: a kernel never reads what it writes, but
-for hint ``c`` (coherent), where what a thread stores to an address depends on what it loaded there, and ``w``, behind a
-grid barrier. For the compiler nothing orders a ``w`` load and the barrier; it moves loads up to where a loop begins and
-no further, and no loop may have a grid barrier in it.
+for hint ``c`` (coherent), where what a thread stores to an address depends on what it loaded there.
 
 Without side effects also means that the compiler takes such a load for arithmetic, which it may do before it knows
 whether the result is wanted: one whose address is the same in every turn of a loop is moved out of the loop, and out of
@@ -40,7 +38,6 @@ LOAD_HINT = {
     "p": "ld.global.nc.L1::no_allocate.L2::256B",
     "e": "ld.global.nc.L1::no_allocate.L2::cache_hint",
     "c": "ld.global.L1::no_allocate",  # of what this kernel, or another device, writes
-    "w": "ld.global",  # of what other blocks wrote before a grid barrier
 }
 STORE_HINT = {"d": "st.global", "s": "st.global.cs", "e": "st.global.L2::cache_hint", "l": "st.global.L2::cache_hint"}
 POLICY = {"e": "evict_first", "l": "evict_last"}
@@ -438,7 +435,7 @@ PLAIN: dict[str, Any] = {
 DEVICE: dict[str, Callable[..., Any]] = {"tanh_": _tanh, "sigmoid_": _sigmoid, "erf_": _erf}
 EXACT: dict[str, Callable[..., Any]] = {"sigmoid_rn": _sigmoid_rn, "rsqrt_rn": _rsqrt_rn}
 """Those of strict kernels, compiled without fast math."""
-_PATTERN = re.compile(r"^(ld|lk|lr|st|un)_([a-z0-9]+)_(\d+)(?:_([dsnpelcw]))?$")
+_PATTERN = re.compile(r"^(ld|lk|lr|st|un)_([a-z0-9]+)_(\d+)(?:_([dsnpelc]))?$")
 
 
 def resolve(name: str) -> Any:
@@ -449,8 +446,6 @@ def resolve(name: str) -> Any:
         return intrinsics_cluster.PLAIN[name]
     if name in intrinsics_comm.PLAIN:
         return intrinsics_comm.PLAIN[name]
-    if name in intrinsics_cluster.DEVICE:
-        return cuda.jit(device=True)(intrinsics_cluster.DEVICE[name])
     if name in DEVICE:
         return cuda.jit(device=True, fastmath=True)(DEVICE[name])
     if name in EXACT:

@@ -1,4 +1,4 @@
-"""Blocks that work together: thread-block clusters (sm_90) and the barrier over a whole grid.
+"""Blocks that work together: thread-block clusters (sm_90).
 
 Names that generated code uses; :func:`resolve` finds them, as ``intrinsics.resolve`` does its own.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import llvmlite.ir as ir
-from numba import cuda, types
+from numba import types
 from numba.cuda.extending import intrinsic
 
 _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
@@ -85,51 +85,6 @@ def _make_remote_store(dtype: str) -> Any:
     return store
 
 
-def _counter(text: str, operands: int, constraints: str) -> Any:
-    """An access to ``counter[index]`` (int32) with the order of memory that its assembly states."""
-
-    @intrinsic
-    def read(typingctx, ptr, index):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-            return _call(builder, _I32, [builder.gep(args[0], [args[1]])], text, constraints)
-
-        return types.int32(ptr, types.int64), codegen
-
-    @intrinsic
-    def add(typingctx, ptr, index, value):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-            return _call(builder, _I32, [builder.gep(args[0], [args[1]]), args[2]], text, constraints)
-
-        return types.int32(ptr, types.int64, types.int32), codegen
-
-    return add if operands == 2 else read
-
-
-arrive = _counter("atom.add.release.gpu.global.u32 $0, [$1], $2;", 2, "=r,l,r")
-"""Add to a counter, after what this thread wrote and knows to be written; answers what it was."""
-watch = _counter("ld.acquire.gpu.global.u32 $0, [$1];", 1, "=r,l")
-"""Read a counter; what was written before it was counted is seen after."""
-
-STATE_WORDS = 32
-"""int32 words of a grid barrier, of which the first counts: a cache line of its own, zero before the first launch."""
-
-
-def _grid_barrier(state, blk, nblk):  # type: ignore[no-untyped-def]
-    # What all blocks add is 2**31 (to 32 bits): the sign changes when the last one has arrived, and everything else is
-    # as before, ready for the next barrier, of whatever launch. (Cooperative groups count in the same way.) With a
-    # second counter for those who leave, a barrier took 2.2 us in place of 1.1 (132 blocks of an H200). All blocks
-    # must run at the same time: a cooperative launch.
-    cuda.syncthreads()
-    if cuda.threadIdx.x == 0:
-        mine = types.int32(1)
-        if blk == 0:
-            mine = types.int32((1 - nblk) ^ -2147483648)  # 2**31 - (nblk - 1)
-        was = arrive(state, 0, mine)
-        while (watch(state, 0) ^ was) >= 0:
-            pass
-    cuda.syncthreads()
-
-
 PLAIN: dict[str, Any] = {
     "cluster_rank": _cluster_rank,
     "cluster_sync": _cluster_sync,
@@ -139,4 +94,3 @@ PLAIN: dict[str, Any] = {
     "rs_int32": _make_remote_store("int32"),
     "rs_int64": _make_remote_store("int64"),
 }
-DEVICE: dict[str, Any] = {"grid_barrier": _grid_barrier}
