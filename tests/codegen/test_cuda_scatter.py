@@ -166,7 +166,7 @@ def test_tables_share_a_launch() -> None:
     rows = T(60, 16)
     (work,) = workloads_of(Case("", embeddings, (rows, T(60, d=I64), rows, T(60, d=I64))))
     task = FusionTask(work, "cuda:0", target="sm_90", sms=3)
-    assert [len(phase) for (phase,) in task.plan.launches] == [2]
+    assert [len(launch) for launch in task.plan.launches] == [2]
     (grid,) = run_packed(task, special=True)
     assert grid > 2
     assert task.build(task.default()).kernels[0].code
