@@ -1,7 +1,7 @@
 """A program's way from PyTorch to cubins, each stage printed. It needs no GPU.
 
-    python examples/stages.py                     # a layer norm and its backward pass, as in ARCHITECTURE.md
-    python examples/stages.py my_package.model:block my_package.model:example_inputs
+python examples/stages.py                     # a layer norm and its backward pass, as in ARCHITECTURE.md
+python examples/stages.py my_package.model:block my_package.model:example_inputs
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def calls(source: Mapping[str, Any]) -> Iterator[str]:
 def values(graph: Graph) -> Iterator[str]:
     """The values of a region graph: axes in brackets, strides of loads after @."""
     for k, v in enumerate(graph.values):
-        what = {"load": f"x{v.slot} @ {v.strides}", "const": str(v.number)}.get(v.op, ", ".join(f"v{a}" for a in v.args))
+        what = {"load": f"x{v.slot} @ {v.strides}", "const": str(v.number)}.get(
+            v.op, ", ".join(f"v{a}" for a in v.args)
+        )
         over = f" over {list(v.over)}" if v.over else ""
         yield f"v{k}{list(v.axes)} = {v.op} {what}{over}"
     for k, o in enumerate(graph.outputs):

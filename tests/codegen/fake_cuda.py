@@ -33,7 +33,7 @@ from torch import Tensor
 
 from autotune.compiler.targets.cuda.kernels import GroupKernels
 from autotune.compiler.targets.cuda.source import CudaSource
-from autotune.domains.fusion.task import _from_float
+from autotune.domains.fusion.bench import from_float
 from autotune.ir.graph import REDUCTIONS, Graph
 from autotune.ir.interpret import interpret, make_inputs
 from autotune.measure.verify import compare
@@ -341,6 +341,6 @@ def check_inputs(graph: Graph, made: GroupKernels, inputs: Sequence[Tensor], see
     for k, (o, want) in enumerate(zip(graph.outputs, interpret(graph, inputs), strict=True)):
         got = outputs[k].as_strided([graph.extents[a] for a in o.axes], o.strides, o.offset)
         floats = o.dtype in ("float32", "float16", "bfloat16")
-        verdict = compare(got, want, o.dtype, length, off_by_one=not floats and _from_float(graph, k))
+        verdict = compare(got, want, o.dtype, length, off_by_one=not floats and from_float(graph, k))
         if not verdict.ok:
             raise KernelError(f"output {k}: {verdict.detail}")

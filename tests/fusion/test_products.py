@@ -20,7 +20,8 @@ from autotune.compiler.lower.rules.product import is_memory_intensive
 from autotune.compiler.lower.translate import op_name
 from autotune.compiler.regions import find as regions
 from autotune.compiler.regions.contraction import merge_groups
-from autotune.compiler.regions.find import Region, factors, find_regions
+from autotune.compiler.regions.find import Region, find_regions
+from autotune.compiler.regions.tensors import factors
 
 
 def regions_of(fn: Callable[..., Any], *args: Tensor, side: str = "cuda", grad: bool = False) -> list[Region]:

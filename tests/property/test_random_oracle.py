@@ -7,7 +7,7 @@ from collections import Counter
 from checks import has_fused, left_out, oracle_against_eager, parts_of, regions_of
 from families import program
 
-from autotune.compiler.regions.find import tensors_of
+from autotune.compiler.regions.tensors import tensors_of
 
 OPAQUE = {
     "flip",  # negative strides

@@ -18,7 +18,6 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import fx
@@ -34,10 +33,20 @@ from autotune.compiler.regions.contraction import bundle_groups, levels, merge_g
 from autotune.compiler.regions.delay import delays
 from autotune.compiler.regions.label import describe
 from autotune.compiler.regions.remote import Candidate, candidate, may_join
+from autotune.compiler.regions.tensors import (
+    bytes_of,
+    factors,
+    is_aligned,
+    is_float8,
+    is_random,
+    is_window,
+    storable,
+    tensors_of,
+    used_results,
+)
 from autotune.compiler.regions.wide import is_wide, passing
 from autotune.errors import Repeated, Unsupported
 from autotune.ir.canonical import canonicalize, to_workload
-from autotune.ir.graph import EIGHT_BIT_FLOATS, STORAGE_BYTES
 from autotune.workload import Workload
 
 
@@ -76,85 +85,6 @@ class Region:
     reason: str = ""
 
 
-def tensors_of(value: Any) -> list[torch.Tensor]:
-    """The tensors in a node's meta value."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, (tuple, list)):
-        return [t for v in value for t in tensors_of(v)]
-    return []
-
-
-def _used_results(node: fx.Node) -> Any:
-    """A node's meta value; of a tuple, those elements that are read (others may be empty placeholders)."""
-    value = meta(node)
-    if not isinstance(value, (tuple, list)) or any(u.target is not operator.getitem for u in node.users):
-        return value
-    return [value[u.args[1]] for u in node.users]  # type: ignore[index]
-
-
-def _storable(t: torch.Tensor, wide: bool = False) -> bool:
-    """Whether a region may hold a tensor; ``wide``: float64 too."""
-    known = str(t.dtype).removeprefix("torch.") in STORAGE_BYTES or (wide and t.dtype == torch.float64)
-    if t.layout != torch.strided or not known:
-        return False
-    sizes = (*t.shape, *t.stride())
-    return all(type(n) is int for n in sizes) and 0 not in t.shape and not t.is_conj() and not t.is_neg()
-
-
-def is_random(node: fx.Node) -> bool:
-    """Whether a node draws from a generator, whose state orders it against the others that do.
-
-    Attention has the tag of those for its dropout, and draws nothing where that is 0.
-    """
-    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
-        return False
-    for k, argument in enumerate(node.target._schema.arguments):
-        if argument.name == "dropout_p":
-            given = node.args[k] if k < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
-            return bool(given != 0)
-    return True
-
-
-_ALIGNMENT = 16
-"""Bytes: the widest load of a kernel. A window that begins elsewhere would have to be copied before each launch."""
-
-
-def _is_window(node: fx.Node) -> bool:
-    """Whether a view leaves elements out: its result begins where its argument may not."""
-    if node.target is operator.getitem:
-        return True
-    return op_name(node) in ("select", "slice", "narrow", "diagonal")
-
-
-def _bytes(value: Any) -> int:
-    """Size of a node's tensors; huge where it is not known."""
-    total = 0
-    for t in tensors_of(value):
-        if not all(type(n) is int for n in t.shape):
-            return 1 << 62
-        total += t.numel() * t.element_size()
-    return total
-
-
-def _is_aligned(window: Any, source: Any) -> bool:
-    if not isinstance(window, torch.Tensor) or not isinstance(source, torch.Tensor):
-        return False
-    offset = (window.storage_offset() - source.storage_offset()) * window.element_size()
-    return type(offset) is int and offset % _ALIGNMENT == 0
-
-
-def _is_float8(node: fx.Node) -> bool:
-    """Whether a node makes floats of eight bits."""
-    return any(str(t.dtype).removeprefix("torch.") in EIGHT_BIT_FLOATS for t in tensors_of(meta(node)))
-
-
-def factors(product: fx.Node) -> list[fx.Node]:
-    """The two that a matrix product multiplies; fewer where they are given by name."""
-    first = PRODUCTS[op_name(product)]
-    return [a for a in product.args[first : first + 2] if isinstance(a, fx.Node)]
-
-
 class Finder:
     """Regions of one graph. ``hard`` holds the nodes that turned out not to be translatable, and ``kept`` the products
     whose results are to be stored before they are read.
@@ -177,14 +107,14 @@ class Finder:
             return self._classify(owner) if isinstance(owner, fx.Node) else "opaque"
         if name not in RULES or node.target._schema.is_mutable or is_written_back(node):  # type: ignore[union-attr]
             return "opaque"
-        made = tensors_of(_used_results(node))
+        made = tensors_of(used_results(node))
         read = [t for n in node.all_input_nodes for t in tensors_of(meta(n))]
         wide = self._passing.issuperset(n for n in (node, *node.all_input_nodes) if is_wide(n))
-        if not made or not all(_storable(t, wide) for t in (*made, *read)):
+        if not made or not all(storable(t, wide) for t in (*made, *read)):
             return "opaque"
         if any(not tensors_of(meta(n)) for n in node.all_input_nodes) or len({t.device for t in (*made, *read)}) != 1:
             return "opaque"
-        if any(_is_float8(n) for n in (node, *node.all_input_nodes)) and not self._converts_float8(node):
+        if any(is_float8(n) for n in (node, *node.all_input_nodes)) and not self._converts_float8(node):
             return "opaque"
         if (name in PRODUCTS and not self._may_hold(node)) or (name in SCATTERS and not self._on_cuda(node)):
             return "opaque"
@@ -247,7 +177,7 @@ class Finder:
         order, before, members = self.condensed()
         stored = self.stored(members)
         movable = {n for n in members - set(stored) if self._may_wait(n, members)}
-        size = {n: _bytes(meta(n)) for n in order}
+        size = {n: bytes_of(meta(n)) for n in order}
         late = delays(order, before, levels(order, before, members, stored=stored), movable, size, stored)
         groups = merge_groups(order, before, members, late, stored)
         return [g for g in groups if not all(map(self._is_the_library_s, g))]
@@ -275,7 +205,7 @@ class Finder:
                 if isinstance(rows, fx.Node):
                     made = self.producers(rows) if self.free(rows) else [rows]
                     found[n] = found.get(n, set()) | {p for p in made if not self._read_by_one(p, members)}
-            rounded = {p for p in self.producers(n) if _is_float8(p)} if not _is_float8(n) else set()
+            rounded = {p for p in self.producers(n) if is_float8(p)} if not is_float8(n) else set()
             if rounded:
                 found[n] = found.get(n, set()) | rounded
         return found
@@ -359,9 +289,9 @@ class Finder:
                     break
                 node = users[0]
                 chain.append(node)
-                if _is_window(node):
+                if is_window(node):
                     window = len(chain)
-            if window and _is_aligned(meta(chain[window - 1]), meta(source)):
+            if window and is_aligned(meta(chain[window - 1]), meta(source)):
                 out -= set(chain[:window])
         return out
 

@@ -1,18 +1,17 @@
 """The fusion domain: a region of memory-intensive operators as something to be searched.
 
-:class:`FusionTask` is the search's side (spaces, defaults, compiling), :class:`FusionBench` the measuring worker's: it
-owns the inputs, verifies candidates against the oracle and rebuilds the baselines from the program the user had.
+:class:`FusionTask` is the search's side: spaces, defaults, compiling. :mod:`autotune.domains.fusion.bench` is the
+measuring worker's.
 """
 
 from __future__ import annotations
 
 import copy
 import itertools
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from autotune.compiler.planner import ablation
 from autotune.compiler.planner.ablation import FULL, METHODS, Method
@@ -23,18 +22,15 @@ from autotune.compiler.schedules.configurations import agree, group_configs, joi
 from autotune.compiler.schedules.cuda import Scheme, scheme_of
 from autotune.compiler.schedules.limits import improper
 from autotune.device import describe_cuda, usable_processors
+from autotune.domains.fusion.bench import FusionBench
 from autotune.domains.fusion.compositions import compositions, plan_prediction
 from autotune.errors import BuildError, Unsupported
-from autotune.ir.graph import FLOATS, REDUCTIONS, Graph
-from autotune.task import Artifact, Composition, Config, Kernel, Verdict
+from autotune.ir.graph import Graph
+from autotune.task import Artifact, Composition, Config, Kernel
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
-    import torch
-
-    from autotune.runtime.executor import Executor
     from autotune.space import Space
-    from autotune.task import Runnable
 
 
 class FusionTask:
@@ -223,294 +219,6 @@ class FusionTask:
         from autotune.runtime.cpu_launch import make_launches
 
         make_launches(plan, join_configs(parts))
-
-
-class _Inputs:
-    """A set of a bench's inputs: flat, as kernels take them, and as views of the same memory for baselines."""
-
-    def __init__(self, source: Mapping[str, Any], flat: list[torch.Tensor], device: torch.device) -> None:
-        self.flat = flat
-        self.views = source_inputs(source, flat, device) if source else []
-
-
-class _Candidate:
-    """A loaded configuration; calling it runs the kernels as deployment would, outputs allocated anew."""
-
-    def __init__(self, executor: Executor, bench: FusionBench) -> None:
-        self.executor, self.bench = executor, bench
-
-    def __call__(self, given: _Inputs | None = None) -> object:
-        return self.executor.call(*(given or self.bench.given).flat)
-
-
-class _Baseline:
-    """What the user had, on the bench's inputs."""
-
-    def __init__(self, function: Callable[..., object], bench: FusionBench) -> None:
-        self.function, self.bench = function, bench
-
-    def __call__(self, given: _Inputs | None = None) -> object:
-        return self.function(*(given or self.bench.given).views)
-
-
-_KEPT_BYTES = 1 << 31
-"""What the oracle's results of one seed may take to be kept for the next candidate."""
-_KEPT_SHARE = 0.2
-"""On a GPU that has more: of its memory. A large region's oracle takes seconds, longer than all else of a candidate."""
-
-
-class _Expectation:
-    """Inputs, the oracle's results, and, once asked for, how far rounding alone may move them."""
-
-    def __init__(self, inputs: list[torch.Tensor], want: list[torch.Tensor]) -> None:
-        self.inputs, self.want = inputs, want
-        self.lost: list[torch.Tensor | None] | None = None
-        """For each output, where eager comes to NaN or an infinity, once asked for."""
-        self._slack: list[torch.Tensor | None] | None = None
-
-    @property
-    def nbytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in (*self.inputs, *self.want))
-
-    def slack(self, graph: Graph) -> list[torch.Tensor | None]:
-        if self._slack is None:
-            from autotune.ir import conditioning
-
-            self._slack = conditioning.slack(graph, self.inputs, self.want, self.inputs[0].device)
-        return self._slack
-
-
-class FusionBench:
-    """A region's inputs, oracle and baselines on one device; see ``autotune.task.Bench``."""
-
-    def __init__(self, workload: Workload, device: str) -> None:
-        import torch
-
-        from autotune.ir.interpret import make_inputs
-
-        self.workload, self.graph = workload, Graph.from_json(workload.spec)
-        self.device = torch.device(device)
-        self.inputs: list[torch.Tensor] = make_inputs(self.graph, seed=0, device=self.device, special=False)
-        self.reduction_length = max(
-            (self.graph.size(v.over) for v in self.graph.values if v.op in REDUCTIONS), default=1
-        )
-        self._expected: dict[tuple[int, bool], _Expectation] = {}
-
-    @cached_property
-    def _kept_bytes(self) -> int:
-        import torch
-
-        if self.device.type != "cuda":
-            return _KEPT_BYTES
-        return max(_KEPT_BYTES, int(_KEPT_SHARE * torch.cuda.mem_get_info(self.device)[1]))
-
-    def bytes_moved(self) -> int:
-        return self.graph.bytes_moved
-
-    @cached_property
-    def doubt(self) -> str:
-        """Why the workload's program, which may come from a database, is not run; "" where it is what it should be."""
-        from autotune.domains.fusion.rederive import check_source
-
-        return check_source(self.workload)
-
-    @property
-    def source(self) -> Mapping[str, Any]:
-        """The program that the user had; empty where there is none to be trusted."""
-        return {} if self.doubt else self.workload.source
-
-    @cached_property
-    def given(self) -> _Inputs:
-        """The inputs for kernels and baselines, which read the same memory."""
-        return _Inputs(self.source, self.inputs, self.device)
-
-    def input_sets(self, count: int) -> list[_Inputs]:
-        """See ``autotune.task.CopiedBench``."""
-        copies = ([t.clone() for t in self.inputs] for _ in range(count - 1))
-        return [self.given, *(_Inputs(self.source, flat, self.device) for flat in copies)]
-
-    def load(self, config: Config, artifact: Artifact) -> Runnable:
-        import torch
-
-        from autotune.runtime.executor import TensorSpec, load_executor
-        from autotune.store.records import Key, Schedule
-
-        schedule = Schedule(Key("", "", "", ""), config, 0.0, {}, artifact)
-        inputs = [TensorSpec((t.numel(),), (1,), t.dtype) for t in self.inputs]
-        outputs = [
-            TensorSpec((self.graph.output_numel(k),), (1,), getattr(torch, o.dtype))
-            for k, o in enumerate(self.graph.outputs)
-        ]
-        executor = load_executor(
-            self.graph, schedule, range(len(inputs)), range(len(outputs)), inputs, outputs, self.device
-        )
-        return _Candidate(executor, self)
-
-    def verify(self, run: Runnable, seed: int) -> Verdict:
-        """Ordinary random inputs, then ones with NaN, infinities, huge values and zeros among them."""
-        assert isinstance(run, _Candidate)
-        worst = 0.0
-        for special in (False, True):
-            verdict = self._verify(run, seed, special)
-            if not verdict.ok:
-                return verdict
-            worst = max(worst, verdict.error)
-        return Verdict(True, worst)
-
-    def _verify(self, run: _Candidate, seed: int, special: bool) -> Verdict:
-        import torch
-
-        from autotune.measure.verify import compare
-
-        expected = self._expectation(seed, special)
-        outputs = [
-            _poison(torch.empty(self.graph.output_numel(k), dtype=getattr(torch, o.dtype), device=self.device))
-            for k, o in enumerate(self.graph.outputs)
-        ]
-        run.executor.run_into(expected.inputs, outputs)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        worst, kind = 0.0, "inputs with NaN and infinities" if special else "random inputs"
-        for k, (o, want) in enumerate(zip(self.graph.outputs, expected.want, strict=True)):
-            shape = [self.graph.extents[a] for a in o.axes]
-            got = outputs[k].as_strided(shape, o.strides, o.offset)
-            # Rounding a float to an integer (quantisation) may fall either way at a tie.
-            rounded = o.dtype not in FLOATS
-            off_by_one = rounded and _from_float(self.graph, k)
-            verdict = compare(got, want, o.dtype, self.reduction_length, off_by_one=off_by_one)
-            lost = None
-            if not verdict.ok and not rounded and special:
-                lost = self._lost(expected)[k]
-                verdict = compare(got, want, o.dtype, self.reduction_length, lost=lost)
-            if not verdict.ok and not rounded and math.isfinite(verdict.error):
-                slack = expected.slack(self.graph)[k]
-                verdict = compare(got, want, o.dtype, self.reduction_length, slack=slack, lost=lost)
-            if not verdict.ok:
-                return Verdict(False, verdict.error, f"output {k} on {kind}: {verdict.detail}")
-            worst = max(worst, verdict.error)
-        return Verdict(True, worst)
-
-    def _lost(self, expected: _Expectation) -> list[torch.Tensor | None]:
-        """For each float output, where the user's own program, run as it is on the same inputs, comes to NaN or an
-        infinity, as a mask of the oracle's shape; None where there is no such program.
-
-        Which of the two an operator makes of infinities depends on the order of additions and products: a kernel may
-        factor ``inf * a - inf * b``, which is NaN, into ``inf * (a - b)``. Where eager is finite, nothing is lost.
-        """
-        if expected.lost is None:
-            expected.lost = [None] * len(self.graph.outputs)
-            if self.source:
-                from autotune.domains.fusion.rederive import results_of
-
-                results = self._module().forward(*source_inputs(self.source, expected.inputs, self.device))
-                results = results if isinstance(results, (tuple, list)) else [results]
-                for k, (o, r) in enumerate(zip(self.graph.outputs, results_of(self.workload), strict=True)):
-                    shape, made = [self.graph.extents[a] for a in o.axes], results[r]
-                    if made.is_floating_point() and _span(made) == self.graph.output_numel(k):
-                        seen = made.as_strided(shape, o.strides, made.storage_offset() + o.offset)
-                        expected.lost[k] = ~seen.isfinite()
-        return expected.lost
-
-    def _expectation(self, seed: int, special: bool) -> _Expectation:
-        """Inputs and what the oracle makes of them; those of the last seeds are kept where they are not too large."""
-        from autotune.ir.interpret import interpret, make_inputs
-
-        found = self._expected.get((seed, special))
-        if found is None:
-            inputs = make_inputs(self.graph, seed=seed, device=self.device, special=special)
-            found = _Expectation(inputs, interpret(self.graph, inputs))
-            if found.nbytes <= self._kept_bytes:
-                while len(self._expected) >= 2:
-                    del self._expected[next(iter(self._expected))]
-                self._expected[seed, special] = found
-        return found
-
-    def baselines(self) -> Mapping[str, Callable[[], Runnable]]:
-        if not self.workload.source:
-            return {}
-        return {
-            "eager": self._eager,
-            "inductor": self._inductor,
-        }
-
-    def _module(self) -> Any:
-        from autotune.compiler.regions import aten
-
-        if self.doubt:
-            raise BuildError(self.doubt)
-        return aten.from_json(self.source, self.device.type)
-
-    def _eager(self) -> Runnable:
-        return _Baseline(self._module().forward, self)
-
-    def _inductor(self) -> Runnable:
-        import torch
-
-        if self.device.type == "cpu":
-            from autotune.runtime.inductor import compile_bare
-
-            return _Baseline(compile_bare(self._module(), self.given.views), self)
-        torch._dynamo.reset()
-        run = _Baseline(torch.compile(self._module(), dynamic=False), self)
-        run()
-        return run
-
-
-def source_inputs(source: Mapping[str, Any], flat: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    """The tensors that a workload's source program takes, in its order, laid over the graph's flat inputs.
-
-    An input that no slot reads (only its shape matters) gets fresh memory.
-    """
-    import torch
-
-    slot_of = {int(i): slot for slot, i in enumerate(source["slots"])}
-    out = []
-    for i, spec in enumerate(source["inputs"]):
-        shape, strides = [int(n) for n in spec["shape"]], [int(n) for n in spec["strides"]]
-        span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if all(shape) else 0
-        dtype = getattr(torch, spec["dtype"])
-        base = torch.zeros(max(span, 1), dtype=dtype, device=device)
-        if i in slot_of:
-            have = flat[slot_of[i]]
-            if have.numel() >= span:
-                base = have
-            else:  # the graph reads less than the whole tensor
-                base[: have.numel()] = have
-        out.append(base.as_strided(shape, strides))
-    return out
-
-
-def _span(t: torch.Tensor) -> int:
-    """Elements of memory from a tensor's first to its last."""
-    return 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-
-
-def _poison(t: torch.Tensor) -> torch.Tensor:
-    """A value no kernel writes by chance: an element that is not written shows."""
-    if t.dtype.is_floating_point and t.dtype.itemsize == 1:
-        return t.fill_(-352.0)
-    if t.dtype.is_floating_point:
-        return t.fill_(-7.03125e4 if t.dtype.itemsize == 4 else -60000.0)
-    return (
-        t.fill_(True)
-        if t.dtype.itemsize == 1 and str(t.dtype) == "torch.bool"
-        else t.fill_(-113 if t.dtype.is_signed else 113)
-    )
-
-
-def _from_float(graph: Graph, k: int) -> bool:
-    """Whether output ``k`` is an integer made from floats."""
-    stack, seen = [graph.outputs[k].value], set()
-    while stack:
-        i = stack.pop()
-        if i in seen:
-            continue
-        seen.add(i)
-        v = graph.values[i]
-        if v.op == "cast" and v.dtype != "bool" and graph.values[v.args[0]].dtype == "float32":
-            return True
-        stack.extend(v.args)
-    return False
 
 
 def open_task(workload: Workload, device: str) -> FusionTask:
