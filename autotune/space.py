@@ -35,11 +35,15 @@ class Suggests(Protocol):
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter: its name, the values it may take in the order of the file, and a line about it."""
+    """One parameter: its name, the values it may take in the order of the file, and a line about it.
+
+    ``bounds`` are the smallest and the largest number that a stored configuration may hold; () where it is no number.
+    """
 
     name: str
     choices: tuple[Choice, ...]
     about: str = ""
+    bounds: tuple[int, ...] = ()
 
     def index(self, value: object) -> int | None:
         """Position of ``value`` among the choices; types count, so ``True`` is not 1. None where it is not one."""
@@ -184,7 +188,7 @@ def load_space(domain: str, section: str, file: str | None = None) -> Space:
     if section not in sections:
         raise UserError(f"{shipped}: no search space for {section!r}; it has {_list(sorted(sections))}")
     parameters = {
-        name: Parameter(name, tuple(entry["choices"]), str(entry.get("about", "")))
+        name: Parameter(name, tuple(entry["choices"]), str(entry.get("about", "")), tuple(entry.get("bounds", ())))
         for name, entry in sections[section].items()
     }
     if file is None:
@@ -225,8 +229,10 @@ def _narrow(file: str, section: str, name: str, entry: object, base: Mapping[str
     if not isinstance(entry, dict) or not isinstance(entry.get("choices"), list):
         raise UserError(f"{file}: {where} needs a list, such as choices = {_list(base[name]['choices'][:3])}")
     for key in entry:
-        if key not in ("choices", "about"):
+        if key not in ("choices", "about", "bounds"):
             raise UserError(f"{file}: unknown key {key!r} in [{where}]; {_known(key, ['choices', 'about'])}")
+    if entry.get("bounds", base[name].get("bounds")) != base[name].get("bounds"):
+        raise UserError(f"{file}: the bounds of {where} are the code generator's: leave them as they are, or out")
     allowed = Parameter(name, tuple(base[name]["choices"]))
     if not entry["choices"]:
         raise UserError(f"{file}: {where} has no choices left; take some of {_list(allowed.choices)}")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.compiler.schedules.limits import LIMITS, improper
+from autotune.compiler.schedules.limits import improper, ranges
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.device import environment, identify
 from autotune.errors import BuildError, Unsupported, UserError
@@ -85,12 +85,12 @@ def test_it_is_told_once(db: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert sum("column_tile = 9223372036854775807 is out of range" in r.message for r in caplog.records) == 1
 
 
-@pytest.mark.parametrize("name", sorted(LIMITS["cpu"]))
+@pytest.mark.parametrize("name", sorted(ranges("cpu")))
 def test_whatever_is_let_in_at_boundaries_runs_and_is_right(name: str, db: Path) -> None:
     """Every boundary value is refused, or its kernel computes what it should."""
     workload, config = tuned(db, normalised, X)
     want, spec = normalised(X), TensorSpec.of(X)
-    limits = LIMITS["cpu"][name]
+    limits = ranges("cpu")[name]
     edges = () if limits is None or isinstance(limits[0], str) else (*limits, int(limits[1]) + 1, int(limits[0]) - 1)
     graph = Graph.from_json(workload.spec)
     taken = 0

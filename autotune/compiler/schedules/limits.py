@@ -1,52 +1,39 @@
 """What a stored configuration may hold: every value's type and range, whoever wrote the database.
 
-The search space (``search_spaces/fusion.toml``) says what is tried; a stored configuration may also hold what adapting
-and joining groups made of it. Numbers are therefore bounded by what any kernel can mean, and beyond that nothing is
-emitted or launched: 2**31 rows a block crash a process, and 2**63 - 1 columns a tile wrap around.
+The search space (``search_spaces/fusion.toml``) says what is tried, and bounds what adapting and joining groups may
+make of it. Beyond the bounds nothing is emitted or launched: 2**31 rows a block crash a process, and 2**63 - 1 columns
+a tile wrap around.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 
-from autotune.compiler.targets.cpu.schedule import MOST
+from autotune.space import load_space
 
 Range = tuple[int, int] | tuple[str, ...] | None
 """Smallest and largest number, or the words there are; None for a truth value."""
 
-LIMITS: Mapping[str, Mapping[str, Range]] = {
-    "cuda": {
-        "threads_per_row": (1, 1024),
-        "rows_per_block": (1, 1024),
-        "vector_bytes": (1, 64),
-        "keep": ("registers", "shared", "reload"),
-        "online": None,
-        "unroll": (1, 64),
-        "max_registers": (0, 255),
-        "load_hint": ("default", "streaming", "no_allocate", "prefetch", "evict_first"),
-        "store_hint": ("default", "streaming", "evict_first", "evict_last"),
-        "blocks_per_sm": (0, 32),
-        "cluster": (1, 16),
-        "finish": ("kernel",),  # of earlier versions
-        "prefetch": None,
-        "held": (0, 64),
-        "tile": (0, 256),
-        "owned": (1, 4096),
-    },
-    "cpu": {
-        "row_block": (1, MOST["row_block"]),
-        "column_tile": (0, MOST["column_tile"]),
-        "keep": ("scratch", "reload"),
-        "online": None,
-        "parts": (0, MOST["parts"]),
-        "stream": None,
-        "prefetch": None,
-        "wide": None,
-        "threads": (1, MOST["threads"]),
-    },
-}
-"""For each side, its parameters."""
+EARLIER: Mapping[str, Mapping[str, Range]] = {"cuda": {"finish": ("kernel",)}, "cpu": {}}
+"""For each side, parameters that only configurations of earlier versions have."""
+
+
+@cache
+def ranges(side: str) -> dict[str, Range]:
+    """What each parameter of a stored configuration may be on "cuda" or "cpu"; from ``search_spaces/fusion.toml``."""
+    found: dict[str, Range] = dict(EARLIER[side])
+    for p in load_space("fusion", side):
+        if isinstance(p.choices[0], bool):
+            found[p.name] = None
+        elif isinstance(p.choices[0], str):
+            found[p.name] = tuple(str(c) for c in p.choices)
+        else:
+            least, most = p.bounds
+            found[p.name] = (least, most)
+    return found
+
 
 _PLAN = "plan"
 _LONGEST_PLAN = 1 << 20
@@ -62,7 +49,7 @@ def improper(config: Mapping[str, object], side: str) -> str:
     Args:
         side: "cuda" or "cpu".
     """
-    limits = LIMITS[side]
+    limits = ranges(side)
     for name, value in config.items():
         if name == _PLAN:
             if not isinstance(value, str) or len(value) > _LONGEST_PLAN:

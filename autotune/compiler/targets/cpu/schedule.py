@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 
 from autotune.errors import UserError
+from autotune.space import load_space
 
-MOST = {"row_block": 1024, "column_tile": 1 << 16, "parts": 16, "threads": 1024}
-"""Largest values of a schedule: what is emitted multiplies them by extents, and they may come from a database."""
+
+@cache
+def _bounds() -> dict[str, tuple[int, ...]]:
+    """Smallest and largest numbers of a schedule: they are multiplied by extents, and may come from a database."""
+    return {p.name: p.bounds for p in load_space("fusion", "cpu") if p.bounds}
 
 
 @dataclass(frozen=True)
@@ -30,13 +35,9 @@ class CpuSchedule:
     wide: bool = False
 
     def __post_init__(self) -> None:
-        if self.row_block < 1 or self.threads < 1 or self.column_tile < 0 or self.parts < 0:
-            raise UserError(
-                f"row_block={self.row_block}, threads={self.threads}, column_tile={self.column_tile}, "
-                f"parts={self.parts}: row_block and threads must be at least 1, column_tile and parts at least 0"
-            )
-        if large := next((name for name, most in MOST.items() if getattr(self, name) > most), None):
-            raise UserError(f"{large}={getattr(self, large)}: must be {MOST[large]} at most")
+        for name, (least, most) in _bounds().items():
+            if not least <= getattr(self, name) <= most:
+                raise UserError(f"{name}={getattr(self, name)}: must be {least} to {most}")
         if self.keep not in ("scratch", "reload"):
             raise UserError(f"keep={self.keep!r}: must be 'scratch' or 'reload'")
 
