@@ -50,10 +50,10 @@ demo: $(READY)
 	$(BIN)/autotune compare $(DEMO)
 	$(BIN)/python examples/residual_mlp.py --device cpu --db $(DEMO_DB)
 
-# What times nothing, or candidates that sleep, runs in as many processes as there are cores, file by file in this order:
-# folders whose files take longest go first, so that no process is left with one at the end. The rest needs the machine
-# for itself.
-APART := benchmarks cli examples c3 runtime tuner codegen fusion property store
+# What is timed needs the machine for itself; the rest runs in as many processes as there are cores, file by file. The
+# layers whose files take longest go first, so that no process is left with one at the end.
+ALONE := tests/unit/measure tests/process/measure
+LAYERS := tests/endtoend tests/simulated tests/compile tests/process tests/unit
 
 test: $(READY)
 ifdef PYTEST_ARGS
@@ -61,8 +61,8 @@ ifdef PYTEST_ARGS
 else
 	@failed=0; set -x; \
 	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder \
-		$(APART:%=tests/%) || failed=1; \
-	$(BIN)/python -m pytest $(APART:%=--ignore=tests/%) || failed=1; \
+		$(LAYERS) $(ALONE:%=--ignore=%) || failed=1; \
+	$(BIN)/python -m pytest $(ALONE) || failed=1; \
 	exit $$failed
 endif
 

@@ -3,17 +3,15 @@ terminal of one width. And an end for the processes that a test starts."""
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-GPU_TESTS = Path(__file__).parent / "gpu"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -37,6 +35,32 @@ def own_data_directory(tmp_path_factory: pytest.TempPathFactory, monkeypatch: py
     monkeypatch.setenv("COLUMNS", "120")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """CPU kernels are compiled once for all tests of a process, and none come from the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AUTOTUNE_CACHE_DIR", str(tmp_path_factory.mktemp("kernels")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_once() -> Iterator[None]:
+    """Numba takes a second for a kernel; many tests look at the same one, or link it with other limits."""
+    from autotune.compiler.targets.cuda import compile as compiling
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiling, "_numba_ptx", functools.cache(compiling._numba_ptx))
+        yield
+
+
+@pytest.fixture
+def compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numba itself, for tests of what it makes of the same kernel twice."""
+    from autotune.compiler.targets.cuda import compile as compiling
+
+    monkeypatch.setattr(compiling, "_numba_ptx", compiling._numba_ptx.__wrapped__)
+
+
 @pytest.fixture
 def started() -> Iterator[list[subprocess.Popen[str]]]:
     """Processes that a test has started, for it to append to: whatever is left of them is killed at the end."""
@@ -48,6 +72,17 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
         process.communicate()
 
 
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Who measures pins the process; other tests get their threads back."""
+    import torch
+
+    cpus, count = os.sched_getaffinity(0), torch.get_num_threads()
+    yield
+    os.sched_setaffinity(0, cpus)
+    torch.set_num_threads(count)
+
+
 def pytest_collection_finish() -> None:
     """What is imported by now stays: the collector need not go through it again and again, which costs a tenth of the
     time of tests that compile or simulate kernels."""
@@ -56,13 +91,15 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 20, 50)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests/gpu, and say why, where no CUDA device can be used."""
-    on_gpu = [item for item in items if GPU_TESTS in item.path.parents]
-    if not on_gpu:
-        return
-    import torch
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests marked ``programs`` run once for each of their share of the random programs, whose number is ``seed``.
 
-    if not torch.cuda.is_available():
-        for item in on_gpu:
-            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+    ``AUTOTUNE_PROPERTY_CASES=N`` tries N programs (default 40) times the marker's share; ``AUTOTUNE_PROPERTY_FIRST=K``
+    begins at seed K.
+    """
+    marker = metafunc.definition.get_closest_marker("programs")
+    if marker is None:
+        return
+    first = int(os.environ.get("AUTOTUNE_PROPERTY_FIRST", "0"))
+    count = max(1, round(marker.args[0] * int(os.environ.get("AUTOTUNE_PROPERTY_CASES", "40"))))
+    metafunc.parametrize("seed", range(first, first + count))

@@ -52,7 +52,7 @@ class _Colours:
     """The colouring of a graph's values, axes, slots and outputs; the extent of ``open_axis`` plays no part in it.
 
     Colours are in every fingerprint that is stored anywhere: what is hashed must stay as it is, to the letter. A round
-    is that of ``tests/fusion/plain_colours.py``, with what no round changes thought out before the first.
+    is that of ``tests/support/plain_colours.py``, with what no round changes thought out before the first.
     """
 
     def __init__(self, graph: Graph, open_axis: int | None = None) -> None:

@@ -19,17 +19,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE)]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import faulty_domain  # noqa: E402
-from faulty_domain import EXPECTED, KIND, FaultyTask, workload  # noqa: E402
-
-from autotune import api  # noqa: E402
-from autotune import task as tasks  # noqa: E402
-from autotune.errors import BuildError  # noqa: E402
-from autotune.measure.policy import Policy, default_policy  # noqa: E402
-from autotune.store import Store  # noqa: E402
+from autotune import api
+from autotune import task as tasks
+from autotune.errors import BuildError
+from autotune.measure.policy import Policy, default_policy
+from autotune.store import Store
+from tests.gpu import faulty_domain
+from tests.gpu.faulty_domain import EXPECTED, KIND, FaultyTask, workload
 
 
 def dry(device: str) -> int:

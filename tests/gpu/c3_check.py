@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from c3_host import open_ranks, parser, write
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from autotune.domains.c3.checks.check import ENGINES, Batch, batches
 from autotune.domains.c3.checks.check_deploy import CHECKS
@@ -30,6 +30,7 @@ from autotune.domains.c3.measuring.ranks import Ranks
 from autotune.domains.c3.scenario import COLLECTIVES
 from autotune.errors import UserError
 from autotune.measure.worker import WorkerFault
+from tests.gpu.c3_host import open_ranks, parser, write
 
 STRATEGIES, DEPLOYED = "autotune.domains.c3.checks.check:strategies", "autotune.domains.c3.checks.check_deploy:deployed"
 NAMES = (*dict.fromkeys(engine for side in ENGINES.values() for engine in side), *COLLECTIVES, *CHECKS)

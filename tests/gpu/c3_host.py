@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from autotune.bench import form
 from autotune.device import environment, resolve_device
 from autotune.domains.c3 import task

@@ -9,12 +9,14 @@ code is 1 if a single element was wrong, or a rank died or hung, and 2 where the
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
-from c3_host import open_ranks, parser, write
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from autotune.errors import UserError
 from autotune.measure.worker import WorkerFault
+from tests.gpu.c3_host import open_ranks, parser, write
 
 SOAK = "autotune.domains.c3.checks.soak:soak"
 

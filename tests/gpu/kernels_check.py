@@ -17,19 +17,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "codegen")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import command  # noqa: E402
-import torch  # noqa: E402
-from zoo import BY_NAME, candidates, workloads  # noqa: E402
+import torch
 
-from autotune.device import environment  # noqa: E402
-from autotune.domains.fusion.task import FusionBench, FusionTask  # noqa: E402
-from autotune.errors import BuildError  # noqa: E402
-from autotune.ir.interpret import make_inputs  # noqa: E402
-from autotune.task import Artifact, Config  # noqa: E402
-from autotune.workload import Workload  # noqa: E402
+from autotune.device import environment
+from autotune.domains.fusion.task import FusionBench, FusionTask
+from autotune.errors import BuildError
+from autotune.ir.interpret import make_inputs
+from autotune.task import Artifact, Config
+from autotune.workload import Workload
+from tests.gpu import command
+from tests.support.zoo import BY_NAME, candidates, workloads
 
 MARGIN = 4096  # bytes round each output that must stay as they were; keeps the alignment
 

@@ -18,18 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "codegen")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import torch  # noqa: E402
-from torch import Tensor  # noqa: E402
-from zoo import random_configs  # noqa: E402
+import torch
+from torch import Tensor
 
-from autotune.domains.fusion.task import FusionTask  # noqa: E402
-from autotune.runtime.executor import TensorSpec, load_executor  # noqa: E402
-from autotune.store.records import Key, Schedule  # noqa: E402
-from autotune.task import Config  # noqa: E402
-from autotune.workload import Workload  # noqa: E402
+from autotune.domains.fusion.task import FusionTask
+from autotune.runtime.executor import TensorSpec, load_executor
+from autotune.store.records import Key, Schedule
+from autotune.task import Config
+from autotune.workload import Workload
+from tests.support.zoo import random_configs
 
 PIECE = 1 << 26
 BF16 = torch.bfloat16

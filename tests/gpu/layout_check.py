@@ -17,13 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "fusion")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import torch  # noqa: E402
-from node_strides import checking_backend, strides_apart  # noqa: E402
-from torch import Tensor, fx, nn  # noqa: E402
-from torch.utils import _pytree as pytree  # noqa: E402
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from tests.support.node_strides import checking_backend, strides_apart
 
 CONVOLUTION = torch.ops.aten.convolution.default
 

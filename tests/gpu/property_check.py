@@ -4,10 +4,11 @@
         [--wide]
     python tests/gpu/property_check.py --only 1234    # one program again: prints it, and every candidate's verdict
 
-The programs are those of tests/property (``families.program(seed, size_of(seed))``). Candidates are compiled in a pool
-of processes beside one process that owns the GPU: it compares each with the fp64 oracle on random inputs and on ones
-with NaN and infinities, and looks for writes outside the outputs. What is about to run is written to DIR/current.txt
-first; a candidate that kills that process, or hangs, is named and counted, and a new process goes on with the next.
+The programs are those of tests/support/random_programs (``families.program(seed, size_of(seed))``). Candidates are
+compiled in a pool of processes beside one process that owns the GPU: it compares each with the fp64 oracle on random
+inputs and on ones with NaN and infinities, and looks for writes outside the outputs. What is about to run is written to
+DIR/current.txt first; a candidate that kills that process, or hangs, is named and counted, and a new process goes on
+with the next.
 
 Prints what is wrong and a last line "checked N bad M"; exit code 1 if M is not 0. Writes DIR/property_check.json.
 ``--dry`` only compiles, without a GPU; ``--device cpu`` checks the CPU target. ``--wide``: every CUDA kernel counts in
@@ -31,16 +32,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE), str(HERE.parent / "codegen"), str(HERE.parent / "property")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import torch  # noqa: E402
-from families import program  # noqa: E402
+import torch
 
-from autotune.compiler.targets.cuda import counts  # noqa: E402
-from autotune.errors import BuildError, Unsupported  # noqa: E402
-from autotune.task import Artifact, Config  # noqa: E402
-from autotune.workload import Workload  # noqa: E402
+from autotune.compiler.targets.cuda import counts
+from autotune.errors import BuildError, Unsupported
+from autotune.task import Artifact, Config
+from autotune.workload import Workload
+from tests.support.random_programs.families import program
 
 PATIENCE = 60.0  # seconds for one candidate, its oracle included
 
@@ -80,10 +80,9 @@ def _calm(wide: bool) -> None:
 
 def prepare(seed: int, configs: int, device: str, target: str | None, sms: int | None) -> Prepared:
     """Capture and compile; runs in the pool, without a GPU."""
-    from checks import parts_of
-    from zoo import random_configs
-
     from autotune.domains.fusion.task import FusionTask
+    from tests.support.random_programs.checks import parts_of
+    from tests.support.zoo import random_configs
 
     begin, out = time.perf_counter(), Prepared(seed)
     try:
@@ -122,8 +121,8 @@ def prepare(seed: int, configs: int, device: str, target: str | None, sms: int |
 
 def check_all(pipe: Connection, device: str) -> None:
     """Receives candidates, sends (status, detail); ends when it is sent None, or after a lost context."""
-    from judge import verify
-    from kernels_check import Bench
+    from tests.gpu.kernels_check import Bench
+    from tests.support.random_programs.judge import verify
 
     bench: Bench | None = None
     of = ""

@@ -14,14 +14,19 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "codegen")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import command  # noqa: E402
-import torch  # noqa: E402
-from timed import timed  # noqa: E402
-from torch import Tensor  # noqa: E402
-from zoo import (  # noqa: E402
+import torch
+from torch import Tensor
+
+from autotune.bench.backward import layer_norm_backward
+from autotune.bench.mixed import mixed_axes
+from autotune.domains.fusion.task import FusionBench, FusionTask
+from autotune.errors import BuildError
+from autotune.task import Artifact, Config
+from tests.gpu import command
+from tests.gpu.timed import timed
+from tests.support.zoo import (
     BF16,
     F16,
     F32,
@@ -41,12 +46,6 @@ from zoo import (  # noqa: E402
     scatter_tied,
     workloads_of,
 )
-
-from autotune.bench.backward import layer_norm_backward  # noqa: E402
-from autotune.bench.mixed import mixed_axes  # noqa: E402
-from autotune.domains.fusion.task import FusionBench, FusionTask  # noqa: E402
-from autotune.errors import BuildError  # noqa: E402
-from autotune.task import Artifact, Config  # noqa: E402
 
 GN = torch.nn.functional.group_norm
 

@@ -15,16 +15,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "codegen")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import command  # noqa: E402
-import torch  # noqa: E402
-from zoo import BF16, F16, Case, T, candidates, nhwc, workloads_of  # noqa: E402
+import torch
 
-from autotune.domains.fusion.task import FusionBench, FusionTask  # noqa: E402
-from autotune.errors import BuildError  # noqa: E402
-from autotune.task import Artifact, Config  # noqa: E402
+from autotune.domains.fusion.task import FusionBench, FusionTask
+from autotune.errors import BuildError
+from autotune.task import Artifact, Config
+from tests.gpu import command
+from tests.support.zoo import BF16, F16, Case, T, candidates, nhwc, workloads_of
 
 ROUNDS = 40
 CASES = {

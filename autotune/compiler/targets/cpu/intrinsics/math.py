@@ -5,7 +5,7 @@ built from multiply-adds, bit operations and selects only. Range reduction and e
 library's single precision routines (S. Moshier, 1992); the two polynomials of ``erf`` were fitted by Lawson-weighted
 least squares.
 
-Errors against fp64, in units in the last place over the whole range (``tests/codegen/test_cpu_math.py`` measures
+Errors against fp64, in units in the last place over the whole range (``tests/compile/cpu/test_cpu_math.py`` measures
 them): at most 2 for exp, exp2, log, rsqrt; 3 for log2, log1p, expm1, sigmoid, erf; 4 for tanh. 0, infinities and NaN
 give what torch gives.
 ``sin``, ``cos`` and ``pow`` are libm's: right for every argument, but not vectorised.

@@ -1,0 +1,114 @@
+"""The end of ``autotune search`` on a program: its step, and what ``show`` and ``compare`` tell of the verdict."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import autotune
+from autotune.bench import decide
+from autotune.bench.decide import Decision
+from autotune.cli.app import main
+from autotune.errors import UserError
+from autotune.runtime.verdict import Family
+from autotune.store import Store
+
+HERE = "tests.endtoend.cli.test_decided"
+
+
+def program(x: Tensor) -> Tensor:
+    return torch.softmax(x * 2.0, -1)
+
+
+def inputs() -> Tensor:
+    return torch.linspace(-1.0, 1.0, 4 * 32).reshape(4, 32)
+
+
+def decision(mode: str) -> Decision:
+    families = {name: Family(name, f"{name} f32", 10.0, 12.0, ()) for name in ("tanh", "softmax")}
+    return Decision(
+        mode=mode, compile_us=100.0, all_us=120.0, autotune_us=90.0, ratio=100 / 90, noise=0.01, tries=2, seconds=3.0,
+        cut=False, left=frozenset({"tanh"}), families=families, counts=Counter(tanh=1, softmax=3),
+        gains={"tanh": 2.0, "softmax": 6.0}, in_step=frozenset({"softmax"}),
+        graphs={("a" * 64, "cpu"): {"tanh": 1, "softmax": 2}, ("b" * 64, "cpu"): {"softmax": 1}},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What the step was to be decided with; the first mode is decided, others fail."""
+    found: list[dict[str, Any]] = []
+
+    def fake(fn: Any, args: Any, kwargs: Any, **options: Any) -> Decision:
+        found.append(options)
+        if options["mode"] != "default":
+            raise UserError("it does not compile")
+        return decision(options["mode"])
+
+    monkeypatch.setattr(decide, "decide", fake)
+    return found
+
+
+def command(name: str, db: Path, *more: str) -> list[str]:
+    words = [name, "fusion", f"{HERE}:program", "--inputs", f"{HERE}:inputs", "--device", "cpu"]
+    return [*words, "--db", str(db), *more]
+
+
+def test_a_search_ends_with_the_step_and_its_verdict_is_told(
+    tmp_path: Path, asked: list[dict[str, Any]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db = tmp_path / "t.db"
+    assert main(command("search", db, "--trials", "1", "--no-step")) == 0
+    assert asked == []
+    with Store.open(db) as store:
+        assert store.verdicts() == []
+    capsys.readouterr()
+
+    modes = ("--mode", "reduce-overhead,max-autotune", "--step-timeout", "7")
+    assert main(command("search", db, "--trials", "1", *modes, "--json")) == 0
+    out, err = capsys.readouterr()
+    assert [(a["mode"], a["limit_s"], a["train"]) for a in asked] == [
+        ("default", 7.0, False),
+        ("max-autotune-no-cudagraphs", 7.0, False),
+    ]
+    (step,) = json.loads(out)["steps"]
+    assert step["autotune_us"] == 90.0
+    assert "90.0 us (1.111x) without 1 of 2 families" in err
+    assert "WARNING: step, mode max-autotune-no-cudagraphs: nothing was decided, it does not compile" in err
+    with Store.open(db) as store:
+        assert {v.graph[0]: v.left for v in store.verdicts()} == {"a": ("tanh",), "b": ()}
+
+    assert main(["show", "--db", str(db), "--json"]) == 0
+    (shown,) = json.loads(capsys.readouterr().out)["steps"]
+    assert (shown["target"], shown["mode"], shown["graphs"]) == (f"{HERE}:program", "default", 2)
+    assert {f["label"]: (f["count"], f["gain_us"], f["gain_of"], f["kept"]) for f in shown["families"]} == {
+        "tanh f32": (1, 2.0, "alone", False),
+        "softmax f32": (3, 6.0, "step", True),
+    }
+    assert main(["show", "--db", str(db)]) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "100 us" in line]
+    assert row.split()[-7:] == ["100", "us", "90", "us", "1.11x", "1", "1"]
+
+    monkeypatch.setattr(torch, "compile", lambda fn, **kwargs: fn)
+    monkeypatch.setattr(autotune, "compile", lambda fn, **kwargs: fn, raising=False)
+    assert main(command("compare", db, "--rounds", "2")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "verdict of the search, mode default: torch.compile 100 us, autotune 90 us; 1 of 2 families" in "".join(
+        lines
+    )
+    assert any(line.split()[:3] == ["left", "+2.0", "us"] and line.endswith("1 x tanh f32") for line in lines)
+    assert any("in the step" in line and line.endswith("3 x softmax f32") for line in lines)
+    assert main(command("compare", db, "--rounds", "2", "--mode", "max-autotune", "--json")) == 0
+    assert json.loads(capsys.readouterr().out)["verdicts"] == []
+
+
+def test_modes_are_looked_at_before_the_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command("search", tmp_path / "t.db", "--mode", "fastest")) == 2
+    assert "torch.compile has no mode 'fastest'" in capsys.readouterr().err
+    assert not (tmp_path / "t.db").exists()

@@ -1,0 +1,52 @@
+"""A process that forgets between tests what it compiled and opened, and databases filled by hand with real kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch._inductor.config
+from torch._dynamo.backends import registry
+from torch._functorch import config as aot_config
+
+from autotune.runtime.backend import dynamo_backend
+from autotune.runtime.counters import reset_counters
+from autotune.runtime.database import forget_stores
+from autotune.runtime.region_call import forget_calls
+from tests.support.deployment import Tune, tune_in
+
+
+@pytest.fixture(scope="session", autouse=True)
+def registered() -> None:
+    """The entry point of an installed package does this; a checkout on sys.path has none."""
+    if "autotune" not in registry.list_backends(exclude_tags=()):
+        torch._dynamo.register_backend(dynamo_backend, name="autotune")
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """Every graph is compiled anew: a cached one is not looked up again, and what is counted here would not be."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    reset_counters()
+    with torch._inductor.config.patch(fx_graph_cache=False), aot_config.patch(enable_autograd_cache=False):
+        yield
+    forget_stores()
+    forget_calls()
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The file that $AUTOTUNE_DB names; not there yet."""
+    path = str(tmp_path / "tuned.db")
+    monkeypatch.setenv("AUTOTUNE_DB", path)
+    return path
+
+
+@pytest.fixture
+def tune(db: str) -> Tune:
+    """Stores the default configuration of a function's regions in the file that $AUTOTUNE_DB names."""
+    return tune_in(db)

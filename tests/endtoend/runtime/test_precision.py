@@ -1,0 +1,143 @@
+"""Strict precision through deployment: what was found under one precision is never run under another."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import autotune
+from autotune.domains.fusion.program_spec import captured, workloads_of
+from autotune.domains.fusion.rederive import check_source
+from autotune.errors import UserError
+from autotune.ir.precision import VARIABLE, asked, asking
+from autotune.runtime.counters import reset_counters
+from autotune.runtime.database import state_of_store
+from autotune.runtime.lookup import lookup
+from autotune.store import Store
+from autotune.workload import Workload
+from tests.support.deployment import Tune
+
+
+def scaled(x: Tensor) -> Tensor:
+    return x / x.abs().amax(-1, keepdim=True)
+
+
+X = torch.randn(64, 256)
+
+
+def counted() -> tuple[int, int]:
+    """Hits and misses of one compilation."""
+    torch._dynamo.reset()
+    reset_counters()
+    got = torch.compile(scaled, backend="autotune")(X)
+    torch.testing.assert_close(got, scaled(X))
+    found = autotune.counters()
+    return found["hits"], found["misses"]
+
+
+@pytest.mark.parametrize(("searched", "deployed"), [("default", "strict"), ("strict", "default")])
+def test_a_deployment_finds_what_was_searched_under_its_precision(
+    tune: Tune, monkeypatch: pytest.MonkeyPatch, searched: str, deployed: str
+) -> None:
+    with asking(searched):
+        (work,) = tune(scaled, (X,))
+    monkeypatch.setenv(VARIABLE, searched)
+    assert counted() == (1, 0)
+    assert lookup(scaled, X).level == "exact"
+    monkeypatch.setenv(VARIABLE, deployed)
+    assert counted() == (0, 1)
+    assert lookup(scaled, X).level == "none"
+    assert work.label.endswith(" strict") is (searched == "strict")
+
+
+def test_other_rows_are_of_the_same_precision(tune: Tune) -> None:
+    with asking("strict"):
+        tune(scaled, (torch.randn(128, 256),))
+        assert lookup(scaled, X).level == "other_rows"
+    assert lookup(scaled, X).level == "none"
+
+
+def test_a_strict_deployment_gives_eager_s_digits(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    """x / y, and not x times 1 / y."""
+    monkeypatch.setenv(VARIABLE, "strict")
+    tune(scaled, (X,))
+    assert torch.equal(torch.compile(scaled, backend="autotune")(X), scaled(X))
+
+
+def test_missed_workloads_are_searched_as_they_were_missed(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "strict")
+    assert counted() == (0, 1)
+    monkeypatch.delenv(VARIABLE)
+    with Store.open(db) as store:
+        from autotune.device import identify
+
+        (miss,) = store.misses(identify("cpu").fingerprint)
+        work = store.get_workload(miss.workload)
+    assert work is not None
+    assert work.spec["precision"] == "strict"
+    assert not check_source(work), "a program is rederived under its workload's precision, whatever is asked for now"
+
+
+def test_the_caches_of_inductor_know_the_precision(db: str, tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    tune(scaled, (X,))
+    plain = state_of_store()
+    monkeypatch.setenv(VARIABLE, "strict")
+    assert state_of_store() != plain
+
+
+def test_a_search_is_of_the_precision_asked_for(tmp_path: Path) -> None:
+    """And a deployment under the same finds what it stored."""
+    db = str(tmp_path / "searched.db")
+    (result,) = autotune.search(scaled, X, device="cpu", db=db, precision="strict", trials=1, timeout=20)
+    assert result.label.endswith(" strict")
+    assert asked() == ""
+    assert lookup(scaled, X, db=db).level == "none"
+    with asking("strict"):
+        assert lookup(scaled, X, db=db).level == "exact"
+
+
+def test_a_known_capture_is_of_its_precision() -> None:
+    """The signature, by which a search finds an earlier capture, differs."""
+    target = ("torch.nn:Softmax(-1)", "tests.endtoend.runtime.test_precision:inputs", "cpu")
+    signed = []
+    for name in ("default", "strict"):
+        with asking(name):
+            signed.append(captured(*target).signature)
+    assert None not in signed
+    assert signed[0] != signed[1]
+
+
+def inputs() -> Tensor:
+    return X
+
+
+def test_a_workload_says_its_precision_once() -> None:
+    ((plain, _),) = workloads_of(scaled, (X,))
+    with asking("strict"):
+        ((strict, _),) = workloads_of(scaled, (X,))
+    assert "precision" not in plain.spec, "databases of earlier versions are found again"
+    assert strict.spec == {**plain.spec, "precision": "strict"}
+    assert strict.fingerprint != plain.fingerprint
+    assert strict.family != plain.family
+    assert Workload.from_json(json.loads(json.dumps(strict.to_json()))) == strict
+    with pytest.raises(UserError, match="give `precision` with a program"):
+        autotune.search(strict, device="cpu", precision="strict")
+
+
+def test_a_wrong_precision_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match="no precision 'exact': it may be default or strict"), asking("exact"):
+        pass
+    monkeypatch.setenv(VARIABLE, "exact")
+    with pytest.raises(UserError, match="AUTOTUNE_PRECISION='exact' is no precision"):
+        workloads_of(scaled, (X,))
+
+
+def test_a_wrong_variable_leaves_a_model_as_it_was(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "exact")
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(scaled, backend="autotune")(X), scaled(X))
+    assert autotune.counters()["hits"] == 0

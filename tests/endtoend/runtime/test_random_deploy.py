@@ -1,0 +1,68 @@
+"""Random programs as a user runs them: torch.compile(backend="autotune") with a kernel stored for every region."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from autotune.device import environment, identify
+from autotune.domains.fusion.task import FusionTask
+from autotune.measure.verify import compare
+from autotune.runtime.backend import dynamo_backend
+from autotune.runtime.counters import counters, reset_counters
+from autotune.runtime.database import forget_stores
+from autotune.store import Store
+from autotune.store.records import Key, Schedule
+from tests.support.random_programs.checks import eager_in_double, regions_of
+from tests.support.random_programs.families import program
+from tests.support.random_programs.programs import Program
+
+
+@pytest.fixture
+def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    path = str(tmp_path / "tuned.db")
+    monkeypatch.setenv("AUTOTUNE_DB", path)
+    reset_counters()
+    yield path
+    forget_stores()
+
+
+def store_defaults(p: Program, db: str) -> int:
+    """Stores the default configuration of every region as if a search had found it; how many regions there are."""
+    found = [r.workload for r in regions_of(p) if r.workload is not None]
+    with Store.open(db) as store:
+        device, env = store.put_device(identify("cpu")), store.put_environment(environment("cpu"))
+        for w in dict.fromkeys(found):
+            task = FusionTask(w, "cpu")
+            config = task.default()
+            key = Key(store.put_workload(w), device, env, "by hand")
+            schedule = Schedule(
+                key, config, 10.0, {"eager": 20.0}, task.build(config), family=w.family, extent=w.extent
+            )
+            store.put_schedule(schedule)
+    return len(found)
+
+
+@pytest.mark.programs(0.3)
+def test_compiled_programs_agree_with_eager(seed: int, db: str) -> None:
+    p = program(seed)
+    if p.train or any(0 in i.shape for i in p.inputs):
+        pytest.skip("a program of the other tests: autograd, or no elements")
+    regions = store_defaults(p, db)
+    inputs = p.arguments(seed)
+    with torch.no_grad():
+        graph = make_fx(p.fn)(*inputs)
+    longest = max((i.span for i in p.inputs), default=1)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        got = torch.compile(p.fn, backend=dynamo_backend, dynamic=False)(*inputs)
+    assert counters().hits == regions
+    assert counters().fallbacks == 0
+    for k, (a, want) in enumerate(zip(got, eager_in_double(graph, inputs), strict=True)):
+        assert a.shape == want.shape
+        verdict = compare(a, want, a.dtype, longest)
+        assert verdict.ok, f"result {k}: {verdict.detail}\n{p}"

@@ -1,0 +1,132 @@
+"""Inductor's caches hold code with calls of stored kernels, which is used as long as the database says the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.device import environment, identify
+from autotune.runtime.backend import trial_backend
+from autotune.runtime.verdict import Trial
+from autotune.store import Store, Verdict
+from tests.support import ROOT
+from tests.support.deployment import Tune
+from tests.support.runtime.warm_job import example
+
+
+def job(folder: Path, **environment: str) -> dict[str, Any]:
+    """What :mod:`warm_job` tells, run in a process of its own."""
+    env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "AUTOTUNE_DB": str(folder / "tuned.db")}
+    env |= {"TORCHINDUCTOR_FX_GRAPH_CACHE": "1", "TORCHINDUCTOR_AUTOGRAD_CACHE": "1", **environment}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.runtime.warm_job"],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("warm")
+
+
+def stored_into(folder: Path, tune: Tune, db: str, which: str) -> None:
+    """Store the kernel of one of the example's two regions."""
+    if (folder / "tuned.db").exists():
+        shutil.copy(folder / "tuned.db", db)
+    model, x = example()
+    backward = which == "backward"
+    assert len(tune(model, (x.requires_grad_(),), select=lambda w: ("backward" in w.label) is backward)) == 1
+    with sqlite3.connect(db) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    shutil.copy(db, folder / "tuned.db")
+
+
+def remove_schedules(folder: Path) -> None:
+    with sqlite3.connect(folder / "tuned.db") as connection:
+        assert connection.execute("DELETE FROM autotune_schedules").rowcount == 1
+
+
+@pytest.fixture
+def warmed(shared: Path, tune: Tune, db: str, tmp_path: Path) -> Path:
+    """A folder with a database, which has the forward's kernel alone, and the caches of a process that ran with it."""
+    if not (shared / "tuned.db").exists():
+        stored_into(shared, tune, db, "forward")
+        cold = job(shared)
+        assert cold["counters"] == {"graphs": 2, "hits": 1, "misses": 1}
+        assert not cold["aot"].get("autograd_cache_hit")
+    folder = tmp_path / "warm"
+    shutil.copytree(shared, folder)
+    return folder
+
+
+def test_a_second_process_runs_stored_kernels_out_of_the_caches(warmed: Path) -> None:
+    warm = job(warmed)
+    assert warm["counters"] == {"hits": 1}, "no graph is looked up"
+    assert warm["aot"]["autograd_cache_hit"] == 1
+    assert warm["warnings"] == []
+
+
+def test_inductors_cache_alone_does_the_same(warmed: Path) -> None:
+    warm = job(warmed, TORCHINDUCTOR_AUTOGRAD_CACHE="0")
+    assert warm["counters"] == {"hits": 1}
+    assert warm["inductor"]["fxgraph_cache_hit"] == 2
+
+
+def test_a_schedule_more_or_less_is_noticed(warmed: Path, tune: Tune, db: str) -> None:
+    stored_into(warmed, tune, db, "backward")
+    more = job(warmed)
+    assert more["counters"] == {"graphs": 2, "hits": 2}
+    with sqlite3.connect(warmed / "tuned.db") as connection:
+        connection.execute("DELETE FROM autotune_schedules")
+    less = job(warmed)
+    assert less["counters"] == {"graphs": 2, "misses": 2}
+    assert less["warnings"] == []
+
+
+@pytest.mark.parametrize("gone", ["schedule", "database"])
+def test_kernels_that_have_gone_since_are_replaced_by_their_operators(warmed: Path, gone: str) -> None:
+    job(warmed, STALE="1")
+    if gone == "schedule":
+        remove_schedules(warmed)
+    else:
+        (warmed / "tuned.db").unlink()
+    found = job(warmed, STALE="1")
+    assert found["counters"] == {"hits": 1, "fallbacks": 1}
+    (warning,) = found["warnings"]
+    assert ("no longer stored" if gone == "schedule" else "there is no database") in warning
+
+
+def test_a_verdict_is_obeyed_by_other_processes_with_warm_caches_and_without(
+    warmed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOTUNE_DB", str(warmed / "tuned.db"))
+    trial = Trial()
+    model, x = example()
+    torch.compile(model, backend=trial_backend(trial))(x.requires_grad_()).sum().backward()
+    with Store.open(warmed / "tuned.db") as store:
+        device, strict = store.put_device(identify("cpu")), store.put_environment(environment("cpu"))
+        assert len(trial.graphs) == 1, "the forward's, which has a kernel"
+        for (graph, _), workloads in trial.graphs.items():
+            store.put_verdicts([Verdict(graph, device, strict, "default", tuple(workloads))])
+    left = job(warmed)
+    assert left["counters"] == {"graphs": 2, "left": 1, "misses": 1}, "what was cached before the verdict is not used"
+    warm = job(warmed)
+    assert warm["counters"] == {}
+    assert warm["aot"]["autograd_cache_hit"] == 1
+    assert warm["warnings"] == []

@@ -1,0 +1,275 @@
+"""Cases measured side by side: turns on the device, lanes that die, are interrupted or resumed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from autotune.bench import form, instrument, lane, suite
+from autotune.bench import run as runs
+from autotune.bench.entry import Entries, Plan
+from autotune.bench.run import Settings
+from autotune.bench.turns import Turns, inductor_takes_turns
+from autotune.cli.app import main
+from autotune.device import identify
+from autotune.measure.lock import device_lock
+from autotune.measure.policy import default_policy
+from tests.support import odd_lane
+
+QUICK = replace(default_policy("cpu"), quiet_s=0.0, cold_bytes=1 << 16, warmup=1, final_s=0.05)
+HOLD = """
+import sys, time
+from autotune.measure.lock import device_lock
+with device_lock("cpu", 10) as held:
+    print(held, flush=True)
+    time.sleep(0.4)
+    print(time.monotonic(), flush=True)
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else's measuring holds this up, in children neither."""
+    (tmp_path / "locks").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "locks"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "locks"))
+
+
+def free(device: str = "cpu") -> bool:
+    """Whether the device's lock can be had now."""
+    with device_lock(device, 0) as held:
+        return held
+
+
+def test_who_has_a_turn_may_ask_again_and_others_wait() -> None:
+    turns = Turns("cpu", 60)
+    with turns.mine():
+        with turns.mine():
+            assert not free()
+        assert not free()
+        assert free("cuda:0")
+    assert free()
+    before = turns.waited_s
+    assert before < 50  # asking again is not waiting for oneself until the time is up
+    with subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "True\n"
+        asked = time.monotonic()
+        with turns.mine():
+            got = time.monotonic()
+            assert not free()
+        released = float(other.stdout.readline())
+    assert got > released
+    assert turns.waited_s - before > 0.5 * (released - asked)
+
+
+def test_threads_of_a_process_take_turns() -> None:
+    turns, order = Turns("cpu", 60), list[str]()
+
+    def other() -> None:
+        with turns.mine():
+            order.append("other")
+
+    with turns.mine():
+        thread = threading.Thread(target=other)
+        thread.start()
+        time.sleep(0.1)
+        order.append("first")
+    thread.join()
+    assert order == ["first", "other"]
+
+
+def test_a_thread_that_is_waited_for_goes_on_without_its_turn() -> None:
+    turns, done = Turns("cpu", 0.2), list[str]()
+
+    def backward() -> None:
+        with turns.mine():
+            done.append("compiled")
+
+    with turns.mine():
+        thread = threading.Thread(target=backward, daemon=True)
+        thread.start()
+        thread.join(60)
+        assert done
+        assert not free()
+    assert free()
+    backward()
+    assert len(done) == 2
+
+
+def test_a_lane_that_does_not_take_its_case_is_told() -> None:
+    class Silent:
+        def kill(self) -> None: ...
+
+    silent: Any = Silent()
+    busy = {silent: suite.CASES["rope"]}
+    assert lane._end(silent, busy, lane.ChildSilent()).missing == "the process that measured it did not answer"
+    assert not busy
+
+
+def test_an_error_ends_a_turn() -> None:
+    turns = Turns("cpu", 5)
+    with pytest.raises(ZeroDivisionError), turns.mine():
+        _ = 1 / 0
+    assert free()
+    with turns.mine():
+        assert not free()
+
+
+def test_inductor_times_in_turn_and_as_before_afterwards() -> None:
+    from torch._inductor.runtime.benchmarking import benchmarker
+
+    kind, held = type(benchmarker), list[bool]()
+    before = {name: (kind.__dict__.get(name), getattr(kind, name, None)) for name in dir(kind)}
+    with inductor_takes_turns(Turns("cpu", 5)):
+        x = torch.ones(4)
+        benchmarker.benchmark(lambda v: held.append(free()), (x,), {}, warmup=1, rep=1)
+        assert free()
+    assert held
+    assert not any(held)
+    assert {name: (kind.__dict__.get(name), getattr(kind, name, None)) for name in dir(kind)} == before
+    held.clear()
+    benchmarker.benchmark(lambda v: held.append(free()), (x,), {}, warmup=1, rep=1)
+    assert all(held)
+
+
+def measured_by_inductor(found: list[bool]) -> None:
+    """Whether the lock is free while Inductor times something."""
+    from torch._inductor.runtime.benchmarking import benchmarker
+
+    benchmarker.benchmark(lambda v: found.append(free()), (torch.ones(4),), {}, warmup=1, rep=1)
+
+
+@pytest.mark.usefixtures("threads")
+def test_a_case_is_compiled_out_of_turn_and_timed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiling, timing = list[bool](), list[bool]()
+
+    def compiled(fn: Any, args: Any, options: Any = None) -> Any:
+        compiling.append(free())
+        measured_by_inductor(timing)
+        return lambda given=args: fn(*given)
+
+    def rotate(calls: Any, sets: Any, policy: Any) -> dict[str, list[float]]:
+        timing.append(free())
+        return {name: [1.0] for name in calls}
+
+    monkeypatch.setattr("autotune.bench.peers.inductor", compiled)
+    monkeypatch.setattr("autotune.bench.measure.rotate", rotate)
+    plan = Plan("cpu", "cpu", None, QUICK, 1e4, frozenset({"inductor"}), {"set": {}}, {"full": None})
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    with Entries(plan) as entries:
+        answer = entries.of(odd_lane.ODD["right"])
+    assert answer.entry is not None
+    assert answer.entry["inductor_options"] == {"set": 1.0}
+    assert compiling == [True, True]
+    assert len(timing) > 2
+    assert not any(timing)
+    timing.clear()
+    measured_by_inductor(timing)
+    assert all(timing)
+
+
+def test_what_is_profiled_is_compiled_out_of_turn_and_traced_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiling, timing = list[bool](), list[bool]()
+
+    def compiled(fn: Any, args: Any, options: Any = None) -> Any:
+        compiling.append(free())
+        measured_by_inductor(timing)
+
+    def kernel_times(calls: Any) -> dict[str, Any]:
+        timing.append(free())
+        return {}
+
+    monkeypatch.setattr("autotune.bench.peers.inductor", compiled)
+    monkeypatch.setattr("autotune.bench.kernels.kernel_times", kernel_times)
+    monkeypatch.setattr("torch.cuda.set_device", lambda device: None)
+    request = {"case": "mixed_axes_small", "size": "cpu", "device": "cpu", "lock_s": 5.0, "best": {}}
+    instrument.measure(request | {"contenders": ["inductor", "inductor_best"]})
+    assert compiling == [True, True]
+    assert len(timing) > 2
+    assert not any(timing)
+
+
+@pytest.fixture
+def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Settings of a run in two lanes whose suite has a few more cases; takes their names."""
+    monkeypatch.setattr(lane, "MODULE", odd_lane.__name__)
+    monkeypatch.setattr(runs, "_prepare", lambda settings: (QUICK, 1e4))
+    monkeypatch.setenv("ODD_PIDS", str(tmp_path / "pids"))
+    monkeypatch.setattr(suite, "CASES", {**suite.CASES, **odd_lane.ODD})
+
+    def settings(*names: str, **more: Any) -> Settings:
+        base = Settings("cpu", "cpu", tmp_path / "x.json", "c", names, peers=["eager"], search=False, jobs=2)
+        return replace(base, **more)
+
+    return settings
+
+
+def test_a_lane_that_dies_costs_its_case(odd: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    kept = {"name": "dies f32 1", "case": "rope", "eager_us": 1.0, "autotune_us": 1.0, "ablations": {}, "bytes": 4,
+            "inductor_best_us": None, "inductor_us": None, "xla_us": None, "floor_us": 1.0}  # fmt: skip
+    label = suite.CASES["rope"].label("cpu")
+    names = ["rope", "dies", "gives_up", "wrong", "right"]
+    settings = odd(*names, resume=True)
+    form.write(settings.out, identify("cpu").label, [kept | {"name": label}], command="c", extra={"suite": "fusion"})
+    data, missing = runs.run(settings)
+    assert data is not None
+    assert data == form.read(settings.out)
+    assert [case["case"] for case in data["cases"]] == ["rope", "right"]  # in the suite's order
+    assert data["cases"][0]["eager_us"] == 1.0  # resumed
+    entry = data["cases"][1]
+    assert entry["eager_us"] > 0
+    assert entry["autotune_us"] > 0
+    assert entry["copy_tb_s"] == 0.01
+    assert entry["measure_s"] >= entry["waited_s"] >= 0
+    by_name = {line.split()[0]: line for line in missing}
+    assert list(by_name) == ["wrong", "dies", "gives_up"]  # in the suite's order
+    assert "killed by SIGKILL" in by_name["dies"]
+    assert "illegal memory access" in by_name["gives_up"]
+    assert "autotune and eager disagree" in by_name["wrong"]
+    out, err = capfd.readouterr()
+    assert "what a compiler may print" not in out
+    assert "what a compiler may print" in err
+    assert "[4/4]" in err
+    assert "right f32 64x32: autotune " in err
+    assert "NOT MEASURED" in err
+
+
+def test_an_interrupt_ends_all_lanes_and_keeps_what_is_written(
+    odd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = runs._write
+
+    def interrupted(*args: Any) -> Any:
+        write(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "_write", interrupted)
+    settings = odd("hangs", "waits")
+    with pytest.raises(KeyboardInterrupt):
+        runs.run(settings)
+    assert [case["case"] for case in form.read(settings.out)["cases"]] == ["waits"]
+    for pid in map(int, (tmp_path / "pids").read_text().split()):
+        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_jobs_are_refused_on_a_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "fusion", "--device", "cpu", "--jobs", "2"]) == 2
+    err = capsys.readouterr().err
+    assert "--jobs 2: on a CPU" in err
+    assert err.count("\n") == 1
+    assert main(["bench", "c3", "--jobs", "2", "--list"]) == 2
+    assert "--jobs: only of the suite fusion" in capsys.readouterr().err

@@ -1,0 +1,55 @@
+"""The toy domain, whose bad candidates are what workers have to survive; and one PostgreSQL server a run."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from autotune import task
+from autotune.measure.policy import Policy
+from tests.support.postgres import PostgresServer
+from tests.support.toy import toy_domain
+from tests.support.toy.policy import QUICK
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Register the toy domain; children are told by whoever spawns them."""
+    monkeypatch.setitem(task.DOMAINS, toy_domain.KIND, toy_domain.__name__)
+
+
+@pytest.fixture
+def policy() -> Policy:
+    return QUICK
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    """The folder of the socket of a server for the whole session; it goes at the end, and every database with it."""
+    server = PostgresServer()
+    with contextlib.closing(server):
+        server.start()
+        yield str(server.folder)
+
+
+@pytest.fixture
+def own_server() -> Iterator[PostgresServer]:
+    """A running server for one test, to be stopped and frozen."""
+    server = PostgresServer()
+    with contextlib.closing(server):
+        server.start()
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres_server: str) -> str:
+    """An empty database on the server; the server goes at the end of the session, and every database with it."""
+    import psycopg
+
+    name = f"t{uuid.uuid4().hex}"
+    with psycopg.connect(host=postgres_server, user="autotune", dbname="postgres", autocommit=True) as c:
+        c.execute(f"CREATE DATABASE {name}")
+    return f"postgresql://autotune@/{name}?host={postgres_server}"

@@ -1,0 +1,199 @@
+"""Rows that are damaged on disk: everything else is read, they are told in a line each, ``db verify`` finds all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autotune.cli import app
+from autotune.errors import UserError
+from autotune.store import Calibration, Effort, Key, Measurement, Store, Verdict
+from autotune.store.bundle import export_bundle, import_bundle
+from autotune.store.verify import damage
+from autotune.task import Status
+from tests.process.store.test_schedules import schedule
+from tests.support.rows import ENVIRONMENT, GPU, put_key, workload
+
+
+@pytest.fixture
+def filled(sqlite_file: Path) -> Iterator[tuple[Path, Key]]:
+    """Two of everything, of which the first will be damaged."""
+    with Store.open(sqlite_file) as store:
+        for rows in (1, 2):
+            key = put_key(store, workload(rows))
+            for stage in ("screen", "final"):
+                config = {"threads": 32 * rows}
+                store.add_measurement(
+                    Measurement(key, config, Status.OK, stage, latency_us=10.0, samples=(9.0, 11.0), noise=0.1)
+                )
+            store.put_schedule(schedule(key, 10.0 * rows, config={"threads": 32 * rows}, extent=rows))
+            store.add_effort(Effort(key, "s" * 64, 1.0, 2.0, True))
+            store.add_miss(workload(rows + 10), GPU.fingerprint, "why")
+            store.start_run(f"run {rows}")
+        store.put_calibration(Calibration(key.device, "fusion", {"copy_gbs": 1.0}))
+        for graph in "ab":
+            record = {"compile_us": 2.0, "autotune_us": 1.0, "families": []}
+            store.put_verdicts([Verdict(graph * 64, key.device, key.environment, "default", ("x",), record)])
+        first = put_key(store, workload(1))
+    return sqlite_file, first  # type: ignore[return-value]
+
+
+W1 = "fingerprint = (SELECT fingerprint FROM autotune_workloads WHERE extent = 1)"
+S1 = "workload = (SELECT fingerprint FROM autotune_workloads WHERE extent = 1)"
+C1 = "fingerprint IN (SELECT config FROM autotune_schedules WHERE extent = 1)"
+DEEP = "[" * 100_000
+DAMAGE = {
+    "spec no json": f"UPDATE autotune_workloads SET spec = '{{' WHERE {W1}",
+    "spec deep": f"UPDATE autotune_workloads SET spec = '{DEEP}' WHERE {W1}",
+    "spec a number": f"UPDATE autotune_workloads SET spec = '5' WHERE {W1}",
+    "spec another": f"UPDATE autotune_workloads SET spec = '{{}}' WHERE {W1}",
+    "spec not utf-8": f"UPDATE autotune_workloads SET spec = CAST(x'ff7b' AS TEXT) WHERE {W1}",
+    "source null": f"UPDATE autotune_workloads SET source = 'null' WHERE {W1}",
+    "extent a text": f"UPDATE autotune_workloads SET extent = 'many' WHERE {W1}",
+    "identity a list": "UPDATE autotune_devices SET identity = '[]'",
+    "identity another": "UPDATE autotune_devices SET identity = replace(identity, '132', '133')",
+    "identity units": "UPDATE autotune_devices SET identity = replace(identity, '132', '\"x\"')",
+    "versions": "UPDATE autotune_environments SET versions = '{'",
+    "versions another": "UPDATE autotune_environments SET versions = replace(versions, '580', '581')",
+    "loose": "UPDATE autotune_environments SET loose = 'x'",
+    "config no json": f"UPDATE autotune_configs SET params = '{{' WHERE {C1}",
+    "config a list": f"UPDATE autotune_configs SET params = '[]' WHERE {C1}",
+    "config another": f"UPDATE autotune_configs SET params = '{{\"threads\": 1}}' WHERE {C1}",
+    "config long number": f"UPDATE autotune_configs SET params = '{{\"a\": {'9' * 5000}}}' WHERE {C1}",
+    "config gone": f"DELETE FROM autotune_configs WHERE {C1}",
+    "latency a text": f"UPDATE autotune_schedules SET latency_us = 'fast' WHERE {S1}",
+    "latency below 0": f"UPDATE autotune_schedules SET latency_us = -1 WHERE {S1}",
+    "latency infinite": f"UPDATE autotune_schedules SET latency_us = 9e999 WHERE {S1}",
+    "baselines a list": f"UPDATE autotune_schedules SET baselines = '[1]' WHERE {S1}",
+    "baselines texts": f'UPDATE autotune_schedules SET baselines = \'{{"eager": "x"}}\' WHERE {S1}',
+    "baselines no json": f"UPDATE autotune_schedules SET baselines = 'x' WHERE {S1}",
+    "schedule time": f"UPDATE autotune_schedules SET created = 'now' WHERE {S1}",
+    "schedule others": f"UPDATE autotune_schedules SET others = 'many' WHERE {S1}",
+    "code": "UPDATE autotune_blobs SET code = x'00'",
+    "code a text": "UPDATE autotune_blobs SET code = 'text'",
+    "code gone": "DELETE FROM autotune_blobs",
+    "artifact target": "UPDATE autotune_artifacts SET target = 'x'",
+    "artifact kernels": "UPDATE autotune_artifacts SET kernels = '5'",
+    "artifact kernels no json": "UPDATE autotune_artifacts SET kernels = '['",
+    "artifact gone": "DELETE FROM autotune_artifacts",
+    "workload gone": f"DELETE FROM autotune_workloads WHERE {W1}",
+    "device gone": "DELETE FROM autotune_devices",
+    "environment gone": "DELETE FROM autotune_environments",
+    "status": f"UPDATE autotune_measurements SET status = 'fine' WHERE {S1}",
+    "measured latency": f"UPDATE autotune_measurements SET latency_us = NULL WHERE {S1}",
+    "samples": f"UPDATE autotune_measurements SET samples = '{{' WHERE {S1}",
+    "samples texts": f"UPDATE autotune_measurements SET samples = '[\"x\"]' WHERE {S1}",
+    "measured when": f"UPDATE autotune_measurements SET created = 'now' WHERE {S1}",
+    "effort": f"UPDATE autotune_efforts SET seconds = 'long' WHERE {S1}",
+    "calibration": "UPDATE autotune_calibrations SET figures = '[]'",
+    "calibration figure": "UPDATE autotune_calibrations SET figures = '{\"copy_gbs\": null}'",
+    "verdict": "UPDATE autotune_verdicts SET \"left\" = '{' WHERE graph LIKE 'a%'",
+    "verdict left": "UPDATE autotune_verdicts SET \"left\" = '[1]' WHERE graph LIKE 'a%'",
+    "verdict record": "UPDATE autotune_verdicts SET record = '[]' WHERE graph LIKE 'a%'",
+    "verdict time": "UPDATE autotune_verdicts SET created = 'now' WHERE graph LIKE 'a%'",
+    "miss": "UPDATE autotune_misses SET count = 'often'",
+    "miss of nothing": "DELETE FROM autotune_workloads WHERE extent > 10",
+    "run": "UPDATE autotune_runs SET summary = '['",
+    "run began": "UPDATE autotune_runs SET started = 'early'",
+}
+
+
+def _damage(file: Path, name: str) -> None:
+    c = sqlite3.connect(file)
+    c.execute("PRAGMA foreign_keys = OFF")
+    assert c.execute(DAMAGE[name]).rowcount > 0
+    c.commit()
+    c.close()
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_one_damaged_row_stops_nothing(
+    filled: tuple[Path, Key], name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file, key = filled
+    _damage(file, name)
+    second = workload(2).fingerprint
+    with Store.open(file) as store:
+        for loose in ("loose", "strict"):
+            store.get_schedule(key.workload, key.device, ENVIRONMENT, match=loose)  # type: ignore[arg-type]
+            store.nearest("f" * 64, key.device, ENVIRONMENT, 3, match=loose, limit=9)  # type: ignore[arg-type]
+            store.family_schedules("f" * 64, key.device, ENVIRONMENT, match=loose)  # type: ignore[arg-type]
+        store.get_workload(key.workload)
+        store.get_device(key.device)
+        store.get_environment(key.environment)
+        store.get_effort(key, "s" * 64)
+        store.get_calibration(key.device, "fusion")
+        if name.startswith("verdict"):
+            assert store.get_verdict("a" * 64, key.device, ENVIRONMENT, "default") is None
+            assert [v.graph for v in store.verdicts()] == ["b" * 64]
+        assert store.state()
+        store.best(key)
+        store.status_counts(key)
+        store.neighbours("f" * 64, key.device)
+        store.captured("x")
+        spoiled = ("code", "artifact", "environment", "device", "versions", "identity", "loose")
+        if not name.startswith(spoiled):
+            assert store.get_schedule(second, key.device, ENVIRONMENT) is not None
+        count = 0
+        with contextlib.suppress(UserError):  # the device of both schedules may be the damaged row
+            count = export_bundle(store, tmp_path / "b.zip")
+        assert count or name.startswith(spoiled)
+        if count:
+            with Store.open(tmp_path / "to.db") as other:
+                assert import_bundle(other, tmp_path / "b.zip") == {"schedules": count, "stored": count}
+        found = list(damage(store))
+        assert found, "verify finds it"
+        assert all("\n" not in line and len(line) <= 500 for line in found)
+    for command in (["show"], ["show", "--json"], ["db", "stats"], ["db", "stats", "--json"]):
+        assert app.main([*command, "--db", str(file)]) == 0
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_verify_finds_nothing_in_a_sound_database(store: Store, key: Key) -> None:
+    store.add_measurement(Measurement(key, {"a": 1}, Status.OK, latency_us=1.0, samples=(1.0,), noise=0.1))
+    store.add_measurement(Measurement(key, {"a": 2}, Status.WRONG_RESULT, error=float("inf"), reason="off"))
+    store.add_measurement(Measurement(key, {"a": 3}, Status.TIMEOUT))
+    store.put_schedule(schedule(key))
+    store.put_schedule(schedule(put_key(store, workload(2)), config=None, artifact=None, winner="eager"))
+    store.add_effort(Effort(key, "s", 1.0, 2.0, False))
+    store.put_calibration(Calibration(key.device, "fusion", {"copy_gbs": 1.0}))
+    store.put_verdicts([Verdict("a" * 64, key.device, key.environment, "default")])
+    store.add_miss(workload(9), GPU.fingerprint, "why")
+    store.finish_run(store.start_run("c").id)
+    store.claim(key, {"a": 4}, "screen", "me", 60)
+    assert list(damage(store)) == []
+
+
+def test_a_damaged_row_is_named_once(filled: tuple[Path, Key], caplog: pytest.LogCaptureFixture) -> None:
+    file, key = filled
+    _damage(file, "latency a text")
+    with Store.open(file) as store, caplog.at_level(logging.WARNING, "autotune.store"):
+        for _ in range(3):
+            assert store.get_schedule(key.workload, key.device) is None
+            assert len(store.schedules()) == 1
+    told = [r.getMessage() for r in caplog.records]
+    assert len(told) == 1
+    assert key.workload[:12] in told[0]
+    assert "its latency is 'fast'" in told[0]
+
+
+def test_the_command(filled: tuple[Path, Key], capsys: pytest.CaptureFixture[str]) -> None:
+    file, key = filled
+    assert app.main(["db", "verify", "--db", str(file)]) == 0
+    assert "no damaged row" in capsys.readouterr().out
+    _damage(file, "baselines a list")
+    _damage(file, "config another")
+    assert app.main(["db", "verify", "--db", str(file)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("configs ") for line in lines) == 1
+    assert sum(line.startswith(f"schedules {key.workload[:12]}") for line in lines) == 1
+    assert sum(line.startswith("measurements ") for line in lines) == 2, "those of that configuration are not used"
+    assert lines[-1].endswith("4 damaged rows")
+    assert app.main(["db", "verify", "--db", str(file), "--json"]) == 1
+    assert len(json.loads(capsys.readouterr().out)["damaged"]) == 4

@@ -1,0 +1,186 @@
+"""A PostgreSQL server that goes away or freezes: a search waits for it, a deployment does not."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from autotune.device import DeviceIdentity
+from autotune.errors import UserError
+from autotune.runtime import database
+from autotune.store import LostConnection, Measurement, Store
+from autotune.task import Status
+from tests.process.store.test_schedules import schedule
+from tests.support.postgres import PostgresServer
+from tests.support.rows import GPU, put_key, workload
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    yield
+    database.forget_stores()
+
+
+@pytest.fixture
+def dead_port() -> Iterator[int]:
+    """A port that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
+
+
+def test_a_search_waits_for_its_server(own_server: PostgresServer, capfd: pytest.CaptureFixture[str]) -> None:
+    with Store.open(own_server.database()) as store:
+        key = put_key(store)
+        own_server.stop()
+        later = threading.Timer(2.5, own_server.start)
+        later.start()
+        try:
+            assert store.add_measurement(Measurement(key, {"a": 1}, Status.OK, latency_us=1.0))
+        finally:
+            later.join()
+        assert len(store.measurements()) == 1
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 2, lines
+    assert "cannot use the database" in lines[0]
+    assert "waiting for it" in lines[0]
+    assert "answers again" in lines[1]
+
+
+def test_a_server_that_restarts_between_two_calls_is_not_noticed(
+    own_server: PostgresServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    url = own_server.database()
+    with Store.open(url) as store, Store.attach(url) as deployed:  # type: ignore[union-attr]
+        key = put_key(store)
+        assert deployed.get_workload(key.workload) is not None
+        own_server.stop()
+        own_server.start()
+        assert store.put_schedule(schedule(key))
+        assert deployed.get_schedule(key.workload, key.device) is not None
+        own_server.stop()
+        own_server.start()
+        assert deployed.state() == store.state()
+        assert not deployed.lost
+    assert capfd.readouterr().err == ""
+
+
+def test_a_connection_that_breaks_within_a_transaction(own_server: PostgresServer) -> None:
+    import psycopg
+
+    url = own_server.database()
+    with Store.open(url) as store:
+        key = put_key(store)
+        attempts = []
+
+        def one() -> bool:
+            with store.writing() as c:
+                attempts.append(1)
+                if len(attempts) == 1:
+                    pid = c.exec_driver_sql("SELECT pg_backend_pid()").scalar()
+                    with psycopg.connect(host=str(own_server.folder), user="autotune", dbname="postgres") as other:
+                        other.execute("SELECT pg_terminate_backend(%s)", [pid])
+                store._put_workload(c, workload(7))
+            return True
+
+        assert store.outlast(one)
+        assert len(attempts) == 2
+        assert store.get_workload(workload(7).fingerprint) == workload(7)
+        assert store.get_workload(key.workload) is not None
+
+
+def test_patience_ends(own_server: PostgresServer, capfd: pytest.CaptureFixture[str]) -> None:
+    with Store.open(own_server.database(), patience_s=1.0) as store:
+        own_server.stop()
+        begin = time.monotonic()
+        with pytest.raises(LostConnection, match="cannot use the database") as e:
+            store.captured("any")  # calls other methods, which wait for it too
+        assert "\n" not in str(e.value)
+        assert 0.9 < time.monotonic() - begin < 4
+        assert store.lost
+    assert capfd.readouterr().err.count("waiting") == 1
+
+
+def test_deployment_loses_little_once_to_a_server_that_never_answers(
+    dead_port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"postgresql://autotune:secret@127.0.0.1:{dead_port}/x"
+    begin = time.monotonic()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(4):
+            assert database.deploy_store(url) is None
+            assert database.record_misses([(workload(), "why")], "cpu", url) == 0
+    assert 1.5 < time.monotonic() - begin < 4.5
+    warned = [r.getMessage() for r in caplog.records if r.name == "autotune"]
+    assert len(warned) == 1
+    assert "secret" not in caplog.text
+
+
+def test_a_server_that_was_lost_is_tried_again_after_a_while(
+    own_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = own_server.database()
+    Store.open(url).close()
+    own_server.stop()
+    assert database.deploy_store(url) is None
+    own_server.start()
+    assert database.deploy_store(url) is None, "it is left alone"
+    now = time.monotonic()
+    monkeypatch.setattr(database.time, "monotonic", lambda: now + database.RETRY_S + 1)
+    assert database.deploy_store(url) is not None
+
+
+def test_deployment_from_a_frozen_server_goes_on(own_server: PostgresServer) -> None:
+    url = own_server.database()
+    with Store.open(url) as store:
+        key = put_key(store)
+        store.put_schedule(schedule(key))
+    deployed = database.deploy_store(url)
+    assert deployed is not None
+    assert deployed.get_schedule(key.workload, key.device) is not None
+    own_server.freeze()
+    begin = time.monotonic()
+    with pytest.raises(UserError, match="did not answer within 2 s"):
+        deployed.get_schedule(key.workload, key.device)
+    for _ in range(4):
+        assert database.deploy_store(url) is None
+        assert database.record_misses([(workload(5), "why")], "cpu", url) == 0
+    assert time.monotonic() - begin < 4.5
+
+
+def test_what_is_deployed_has_a_state_which_a_lost_server_has_not(own_server: PostgresServer) -> None:
+    url = own_server.database()
+    with Store.open(url) as store:
+        key = put_key(store)
+        empty = database.state_of_store(url)
+        store.put_schedule(schedule(key))
+    stored = database.state_of_store(url)
+    assert len({empty, stored, b"none"}) == 3
+    assert database.state_of_store(url) == stored
+    own_server.freeze()
+    begin = time.monotonic()
+    for _ in range(4):
+        assert database.state_of_store(url) == b"none"
+    assert 1.5 < time.monotonic() - begin < 4.5
+
+
+def test_misses_wait_for_a_frozen_server_once(own_server: PostgresServer) -> None:
+    url = own_server.database()
+    Store.open(url).close()
+    assert database.deploy_store(url) is not None
+    own_server.freeze()
+    begin = time.monotonic()
+    assert database.record_misses([(workload(n), "why") for n in range(5)], "cpu", url, identity=GPU) == 0
+    assert database.record_misses([(workload(9), "why")], "cpu", url, identity=GPU) == 0
+    assert time.monotonic() - begin < 4.5
+
+
+def test_misses_wait_for_a_locked_file_once(sqlite_file: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[DeviceIdentity] = []
+    monkeypatch.setattr(Store, "add_miss", lambda self, *args: bool(calls.append(GPU)))
+    assert database.record_misses([(workload(n), "why") for n in range(5)], "cpu", str(sqlite_file)) == 0
+    assert len(calls) == 1

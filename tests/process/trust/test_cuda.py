@@ -1,0 +1,198 @@
+"""A stored artifact is launched as its workload and configuration say, or not at all. No GPU is needed to tell."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.compiler.audit import BOUND, foreign
+from autotune.compiler.targets.cuda.source import GENERATOR
+from autotune.device import DeviceIdentity, Environment
+from autotune.domains.fusion.compositions import compositions
+from autotune.domains.fusion.task import FusionTask
+from autotune.errors import Unsupported
+from autotune.runtime.cuda_launch import LaunchError, check_rule
+from autotune.runtime.executor import TensorSpec, load_executor
+from autotune.runtime.match import Level, Match, deployed, match
+from autotune.store import Key, Schedule, Store
+from autotune.store.codec import artifact_id, artifact_json
+from autotune.task import Artifact, Config
+from autotune.workload import Workload
+from tests.support.hostile import execute, normalised, softmax, workload_of
+
+GPU = DeviceIdentity("cuda", "NVIDIA Test", 132, 143360, "9.0")
+ENV = Environment("cuda", torch="2.11.0", numba="0.68.1", numba_cuda="0.30.4", cuda="13.0", driver="580.1")
+
+
+def both(x: torch.Tensor) -> torch.Tensor:
+    """Column maxima, then row sums of what they leave: several plans."""
+    y = x - x.amax(0)
+    return y / y.sum(1, keepdim=True)
+
+
+@functools.cache
+def built(name: str = "softmax") -> tuple[FusionTask, Config, Artifact]:
+    fn = {"softmax": softmax, "normalised": normalised, "both": both}[name]
+    task = FusionTask(workload_of(fn, torch.ones(64, 256)), "cuda:0", "sm_90", 132)
+    config = task.default()
+    return task, config, task.build(config)
+
+
+@functools.cache
+def cut() -> tuple[FusionTask, Config, Artifact]:
+    """A region under a plan of several launches, with scratch between."""
+    task, _, _ = built("both")
+    plan = next(p for p in (task.plan_of({"plan": c.name}) for c in compositions(task, 8)) if p.scratch)
+    config = task.joined(plan, [on.default(g.graph) for on, g in task.sides(plan)])
+    return task, config, task.build(config)
+
+
+def stored(db: Path, workload: Workload, config: Config, artifact: Artifact) -> None:
+    with Store.open(db) as store:
+        key = Key(store.put_workload(workload), store.put_device(GPU), store.put_environment(ENV), "by hand")
+        schedule = Schedule(key, config, 10.0, {"eager": 20.0}, artifact, "autotune", workload.family, workload.extent)
+        store.put_schedule(schedule)
+
+
+def rewritten(db: Path, change: Any) -> None:
+    """Change an artifact as somebody would who knows how: under a new and right SHA-256."""
+    with Store.open(db) as store:
+        (schedule,) = store.schedules(artifacts=True)
+        assert schedule.artifact is not None
+        data = copy.deepcopy(artifact_json(schedule.artifact))
+    change(data)
+    name = artifact_id(data)
+    values = (name, data["target"], data["generator"], json.dumps(data["kernels"]), json.dumps(data["scratch"]), 0.0)
+    columns = "fingerprint, target, generator, kernels, scratch, created"
+    execute(db, f"INSERT INTO autotune_artifacts ({columns}) VALUES (?, ?, ?, ?, ?, ?)", values)
+    execute(db, "UPDATE autotune_schedules SET artifact = ?", (name,))
+
+
+def look_up(db: Path, workload: Workload) -> Match:
+    with Store.open(db) as store:
+        return match(workload, store, GPU, ENV)
+
+
+CHANGES: dict[str, Any] = {
+    "block": 1024,
+    "shared": 1,
+    "inner": 1 << 40,
+    "per_block": 7,
+    "cap": 100_000,
+    "dynamic": None,
+    "group": 3,
+    "args": [["input", 0], ["input", 0]],
+    "align": [1, 1],
+    "grid": 1,
+    "cluster": 8,
+    "wide": True,
+    "blocks_per_sm": 31,
+}
+
+
+@pytest.mark.parametrize("name", sorted(CHANGES))
+def test_changed_launch_data_are_no_hit(name: str, db: Path) -> None:
+    task, config, artifact = built()
+    stored(db, task.workload, config, artifact)
+    assert look_up(db, task.workload).level is Level.EXACT
+    rewritten(db, lambda data: data["kernels"][0]["launch"].update({name: CHANGES[name]}))
+    found = look_up(db, task.workload)
+    assert found.level is Level.NONE
+    assert "damaged" in found.reason
+
+
+@pytest.mark.parametrize("change", ["more", "size", "fewer kernels", "resources", "entry", "no code"])
+def test_changed_scratch_kernels_and_resources_are_no_hit(change: str, db: Path) -> None:
+    def apply(data: dict[str, Any]) -> None:
+        if change == "more":
+            data["scratch"].append(["float32", 1 << 50])
+        elif change == "size":
+            data["scratch"] = [[s, 1] for s, _ in data["scratch"]]
+        elif change == "fewer kernels":
+            data["kernels"].pop()
+        elif change == "resources":
+            data["kernels"][0]["resources"]["shared"] += 1 << 16
+        elif change == "entry":
+            data["kernels"][0]["entry"] = "another"
+        else:
+            data["kernels"][0]["sha256"] = None
+
+    task, config, artifact = cut()
+    assert artifact.scratch
+    stored(db, task.workload, config, artifact)
+    assert look_up(db, task.workload).level is Level.EXACT
+    rewritten(db, apply)
+    assert look_up(db, task.workload).level is Level.NONE
+
+
+def test_another_plan_beside_an_intact_artifact_is_no_hit(db: Path) -> None:
+    task, config, made = cut()
+    assert foreign(made, task.graph, config, 132) == ""
+    artifact = built("both")[2]
+    stored(db, task.workload, config, artifact)
+    assert "compiled for another configuration" in look_up(db, task.workload).reason
+    rewritten(db, lambda data: [k["launch"].pop(BOUND) for k in data["kernels"]])
+    found = look_up(db, task.workload)
+    assert found.level is Level.NONE
+    assert "damaged" in found.reason
+
+
+def test_another_workload_s_artifact_is_no_hit(db: Path) -> None:
+    task, config, _ = built()
+    stored(db, task.workload, config, built("normalised")[2])
+    assert look_up(db, task.workload).level is Level.NONE
+
+
+def test_code_that_was_compiled_before_checks_what_it_finds(db: Path) -> None:
+    """Inductor's caches keep the fingerprint only: what is stored under it may have been changed meanwhile."""
+    task, config, artifact = built()
+    stored(db, task.workload, config, artifact)
+    with Store.open(db) as store:
+        assert deployed(task.workload.fingerprint, store, GPU, ENV).artifact == artifact
+    rewritten(db, lambda data: data["kernels"][0]["launch"].update(per_block=7))
+    with Store.open(db) as store, pytest.raises(Unsupported, match="damaged"):
+        deployed(task.workload.fingerprint, store, GPU, ENV)
+    with Store.open(db) as store, pytest.raises(Unsupported, match="no longer stored"):
+        deployed("0" * 64, store, GPU, ENV)
+
+
+def test_the_parameters_are_bound_too(db: Path) -> None:
+    """Another configuration whose launch data are the same: the kernels are not what was measured under it."""
+    task, config, artifact = built()
+    stored(db, task.workload, {**config, "store_hint": "evict_last"}, artifact)
+    assert "compiled for another configuration" in look_up(db, task.workload).reason
+
+
+def test_what_earlier_versions_stored_is_found() -> None:
+    """It does not say what it was compiled for, and another generator's launch data cannot be printed again."""
+    task, config, artifact = built()
+    kernels = tuple(replace(k, launch={n: v for n, v in k.launch.items() if n != BOUND}) for k in artifact.kernels)
+    assert foreign(replace(artifact, kernels=kernels), task.graph, config, 132) == ""
+    assert artifact.generator == GENERATOR
+    odd = tuple(replace(k, launch={**k.launch, "inner": 5}) for k in kernels)
+    assert foreign(replace(artifact, kernels=odd), task.graph, config, 132)
+    assert foreign(replace(artifact, kernels=odd, generator="cuda-3"), task.graph, config, 132) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("block", 0), ("block", 2048), ("block", 1.5), ("shared", -1), ("shared", 1 << 30), ("grid", 0), ("grid", 1 << 31),
+     ("cluster", 64), ("per_block", 0), ("args", 5)],
+)  # fmt: skip
+def test_no_device_launches_it_whatever_printed_it(name: str, value: Any) -> None:
+    task, config, artifact = built()
+    kernel = replace(artifact.kernels[0], launch={**artifact.kernels[0].launch, name: value})
+    with pytest.raises(LaunchError, match="damaged"):
+        check_rule(kernel)
+    old = replace(artifact, kernels=(kernel,), generator="cuda-3")
+    schedule = Schedule(Key("", "", "", ""), config, 1.0, {}, old)
+    spec = TensorSpec((64, 256), (256, 1), torch.float32)
+    with pytest.raises((LaunchError, TypeError), match=r"damaged|iterable"):
+        load_executor(task.graph, schedule, [0], [0], [spec], [spec], torch.device("cuda:0"))

@@ -1,0 +1,279 @@
+"""Compiling what the next workloads begin with."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autotune import api, task
+from autotune.errors import Unsupported
+from autotune.measure.policy import Policy
+from autotune.measure.pool import Built, CompilePool
+from autotune.store import Store
+from autotune.task import Config
+from autotune.tuner import ahead
+from autotune.tuner.ahead import WORKLOADS, Ahead, first
+from autotune.tuner.budget import Budget
+from autotune.tuner.context import Context
+from autotune.workload import Workload
+from tests.support.toy import pair_domain
+from tests.support.toy.toy_domain import ToyTask
+from tests.support.toy.toy_domain import workload as toy
+
+ENDLESS = Budget()
+SEEDS = [{"how": "vector", "block": b} for b in (1, 2, 64)]  # the last is outside the space
+
+
+class Pool(CompilePool):
+    """Notes what it is to build, and what that was in vain."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.noted: list[tuple[str, Config]] = []
+        self.forgotten: list[set[str]] = []
+
+    def ahead(self, workload: Workload, device: str, config: Config) -> None:
+        assert device == "cuda:0"
+        self.noted.append((workload.fingerprint, config))
+
+    def forget(self, workloads: Collection[str]) -> None:
+        self.forgotten.append(set(workloads))
+
+
+@pytest.fixture
+def context(store: Store, policy: Policy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
+    monkeypatch.setitem(task.DOMAINS, pair_domain.KIND, pair_domain.__name__)
+    monkeypatch.setattr(Context, "_place", lambda self, workload: ("device", "environment"))
+    pool = Pool()
+    yield Context(store=store, device="cuda:0", policy=policy, lent=(pool,), _pool=pool)
+    pool.close()
+
+
+def settle(waiting: Ahead) -> None:
+    until = time.monotonic() + 30
+    while not waiting.idle and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+def pool_of(context: Context) -> Pool:
+    pool = context.pool
+    assert isinstance(pool, Pool)
+    return pool
+
+
+def noted(context: Context) -> list[tuple[str, Config]]:
+    return pool_of(context).noted
+
+
+def ahead_of(context: Context, works: list[Workload], budget: Budget = ENDLESS) -> Ahead:
+    return Ahead(context, works, lambda i: budget)
+
+
+def test_a_workload_begins_with_the_default_and_what_the_heuristics_suggest(context: Context) -> None:
+    work = toy(rows=4, seeds=[*SEEDS, {"how": "rows", "block": 8}])  # a block of 8 rows of 4 is refused
+    assert [config for _, config in first(context, work, ENDLESS)] == [{"how": "rows", "block": 4}, *SEEDS[:2]]
+    asked = replace(context, seeds={work.fingerprint: [{"how": "vector", "block": 4}]})
+    assert [config["block"] for _, config in first(asked, work, ENDLESS)] == [4, 4, 1, 2]
+
+
+def test_no_more_than_is_likely_to_be_asked_for(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "FIRST", 2)
+    assert len(list(first(context, toy(seeds=SEEDS), ENDLESS))) == 2
+
+
+def test_parts_come_before_the_whole(context: Context) -> None:
+    work = pair_domain.workload({"rows": 8, "slow_us": 1}, {"rows": 4, "slow_us": 2, "seeds": SEEDS})
+    found = [(w.fingerprint, config) for w, config in first(context, work, ENDLESS)]
+    one, two = (toy(**work.spec[k]).fingerprint for k in "ab")
+    assert [f for f, _ in found] == [one, two, two, two, work.fingerprint]
+    assert found[-1][1] == pair_domain.PairTask(work, "cuda:0").default()
+
+
+def test_a_few_workloads_ahead_and_none_that_is_known(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    works = [toy(rows=r) for r in (2, 3, 4, 5, 6, 7)]
+    known = works[1].fingerprint
+    monkeypatch.setattr(Context, "measured", lambda self, w: w.fingerprint == known)
+    real = task.open_task
+
+    def refused(workload: Workload, device: str) -> Any:
+        if workload.fingerprint == works[2].fingerprint:
+            raise Unsupported("of no kind that we know")
+        return real(workload, device)
+
+    monkeypatch.setattr("autotune.tuner.context.open_task", refused)
+    with ahead_of(context, works) as waiting:
+        waiting.reach(0)
+        settle(waiting)
+        before = [f for f, _ in noted(context)]
+        waiting.reach(1)
+        waiting.reach(1)
+        settle(waiting)
+        after = [f for f, _ in noted(context)]
+        waiting.reach(5)
+        settle(waiting)
+    names = [w.fingerprint for w in works]
+    assert before == [names[0], names[3]]
+    assert WORKLOADS == 4
+    assert after == [names[0], names[3], names[4]]
+    assert [f for f, _ in noted(context)] == [names[0], names[3], names[4], names[5]]
+
+
+def test_what_comes_next_may_be_told(context: Context) -> None:
+    works = [toy(rows=r) for r in (2, 3, 4, 5)]
+    names = [w.fingerprint for w in works]
+    with ahead_of(context, works) as waiting:
+        waiting.reach(0, [3, 1])
+        settle(waiting)
+        assert [f for f, _ in noted(context)] == [names[0], names[3], names[1]]
+        waiting.reach(3, [])
+        settle(waiting)
+        assert pool_of(context).forgotten == [{names[0], names[1]}]
+        waiting.reach(2, [])
+        settle(waiting)
+    assert [f for f, _ in noted(context)][3:] == [names[2]]
+
+
+def test_a_mistake_is_left_to_the_search(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    works = [toy(rows=2), toy(rows=3)]
+    real = ToyTask.seeds
+
+    def broken(self: ToyTask) -> Any:
+        if self.workload.extent == 2:
+            raise ZeroDivisionError
+        return real(self)
+
+    monkeypatch.setattr(ToyTask, "seeds", broken)
+    with ahead_of(context, works) as waiting:
+        waiting.reach(0)
+        settle(waiting)
+    assert [f for f, _ in noted(context)] == [works[1].fingerprint]
+
+
+def test_parts_are_those_that_there_is_time_for(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "_COMPOSITIONS", 3)
+    context, rival = replace(context, plans=3), {"rows": 128, "slow_us": 1}
+    work = pair_domain.workload({"rows": 8, "slow_us": 1}, {"rows": 4, "slow_us": 2}, rival=rival)
+    names = [toy(**work.spec[k]).fingerprint for k in ("a", "b", "rival")]
+    for budget in (ENDLESS, Budget(timeout=60.0), Budget(trials=12)):
+        assert [w.fingerprint for w, _ in first(context, work, budget)] == [*names, work.fingerprint]
+    for budget in (Budget(timeout=3.0), Budget(trials=11)):
+        assert [w.fingerprint for w, _ in first(context, work, budget)] == [*names[:2], work.fingerprint]
+
+
+def test_plans_are_thought_out_once(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    true = pair_domain.PairTask.compositions
+
+    def noted(self: pair_domain.PairTask, limit: int) -> Any:
+        asked.append(self.workload.fingerprint)
+        return true(self, limit)
+
+    monkeypatch.setattr(pair_domain.PairTask, "compositions", noted)
+    works = [pair_domain.workload({"rows": 8}, {"rows": r}) for r in range(2, 20)]
+    for work in works:
+        thread = threading.Thread(target=lambda work=work: list(first(context, work, ENDLESS)))
+        thread.start()
+        found = context.compositions(context.task(work))
+        thread.join()
+        assert context.compositions(context.task(work)) is found
+    assert asked == [w.fingerprint for w in works]
+    assert len(context._planned) < len(works)
+    assert context.compositions(context.task(toy(rows=2))) == ()
+
+
+def test_what_was_built_in_vain_is_dropped_when_the_next_begins(context: Context) -> None:
+    shared = {"rows": 16}
+    works = [pair_domain.workload({"rows": 8}, shared), pair_domain.workload({"rows": 4}, shared), toy(rows=2)]
+    names = [{toy(**w.spec[k]).fingerprint for k in "ab"} | {w.fingerprint} for w in works[:2]]
+    names.append({works[2].fingerprint})
+    with ahead_of(context, works) as waiting:
+        waiting.reach(0)
+        settle(waiting)
+        assert pool_of(context).forgotten == []
+        waiting.reach(1)
+        waiting.reach(1)
+        assert pool_of(context).forgotten == [names[0] - names[1]]
+    assert pool_of(context).forgotten[1:] == [names[1] | names[2]]
+
+
+@pytest.mark.parametrize("how", ["late", "interrupted"])
+def test_nothing_is_handed_over_that_nobody_will_ask_for(
+    how: str, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works = [toy(rows=2), toy(rows=3), toy(rows=4)]
+    thinking, go_on = threading.Event(), threading.Event()
+
+    def slow(self: ToyTask) -> Any:
+        thinking.set()
+        assert go_on.wait(30)
+        return SEEDS
+
+    monkeypatch.setattr(ToyTask, "seeds", slow)
+    with ahead_of(context, works) as waiting:
+        waiting.reach(0)
+        assert thinking.wait(30)
+        if how == "late":
+            waiting.reach(2)
+        else:
+            context.interrupt.requested = True
+        go_on.set()
+        settle(waiting)
+        found = {f for f, _ in noted(context)}
+    assert found == ({works[2].fingerprint} if how == "late" else set())
+
+
+def test_a_run_does_not_wait_for_what_is_thought_of_ahead(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+
+    def endless(self: ToyTask) -> Iterator[Config]:
+        while not ended.wait(0.01):
+            yield self.default()
+
+    monkeypatch.setattr(ToyTask, "seeds", endless)
+    monkeypatch.setattr(ahead, "_JOIN_S", 0.1)
+    began = time.monotonic()
+    with ahead_of(context, [toy(rows=2)]) as waiting:
+        waiting.reach(0)
+    took = time.monotonic() - began
+    ended.set()
+    assert took < 10
+
+
+def test_nothing_is_built_ahead_where_the_model_alone_decides(context: Context) -> None:
+    context = replace(context, sampler="model")
+    with ahead_of(context, [toy(rows=2)]) as waiting:
+        waiting.reach(0)
+        settle(waiting)
+    assert noted(context) == []
+
+
+@pytest.mark.parametrize("active", [False, True])
+def test_a_search_takes_what_was_built_ahead(
+    active: bool, store: Store, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU nothing is built ahead, since that would disturb what is measured."""
+    began: list[str] = []
+    real = CompilePool._build
+
+    def build(self: CompilePool, number: int, workload: Workload, device: str, config: Config, opened: Any) -> Built:
+        began.append(f"{workload.label} {config['how']} {config['block']}")
+        return real(self, number, workload, device, config, opened)
+
+    monkeypatch.setattr(CompilePool, "_build", build)
+    if active:
+        monkeypatch.setattr(ahead, "_overlaps", lambda device: True)
+    works = [toy(rows=r, seeds=SEEDS) for r in (16, 32)]
+    results = api.tune_workloads(works, "cpu", store, policy=policy, trials=4, sampler="random")
+    assert [r.measured for r in results] == [4, 4]
+    assert all(r.ok for r in results)
+    first_two = {f"{w.label} {how} {b}" for w in works for how, b in (("rows", 4), ("vector", 1), ("vector", 2))}
+    assert first_two <= set(began)
+    assert len(began) == len(set(began))
+    of_the_second = min(k for k, name in enumerate(began) if name.startswith(works[1].label))
+    last_of_the_first = max(k for k, name in enumerate(began) if name.startswith(works[0].label))
+    assert (of_the_second < last_of_the_first) == active

@@ -1,0 +1,267 @@
+"""Searching by parts: each is tuned once for all workloads that have it, and the whole is decided by measuring it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune import api, task
+from autotune.errors import UserError
+from autotune.measure.policy import Policy
+from autotune.measure.pool import CompilePool
+from autotune.measure.worker import Worker
+from autotune.store import Store
+from autotune.task import Composition, Ranked, Status
+from autotune.tuner import compose
+from autotune.tuner.budget import Budget
+from autotune.tuner.context import Context
+from autotune.tuner.parts import Parts
+from autotune.tuner.result import Progress, Result
+from autotune.tuner.session import Session
+from tests.support.toy import pair_domain
+from tests.support.toy.pair_domain import workload
+from tests.support.toy.toy_domain import workload as toy
+
+A, B, C = {"rows": 64, "slow_us": 900}, {"rows": 32, "slow_us": 500}, {"rows": 16, "slow_us": 500}
+ALL = {"patience": 0, "sampler": "brute"}
+Tune = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(task.DOMAINS, pair_domain.KIND, pair_domain.__name__)
+
+
+@pytest.fixture
+def tune(store: Store, policy: Policy) -> Tune:
+    def run(a: dict[str, int], b: dict[str, int], rival: dict[str, int] | None = None, **options: object) -> Result:
+        whole = workload(a, b, **({"rival": rival} if rival else {}))
+        return api.tune_workloads([whole], "cpu", store, **{"policy": policy, **ALL, **options})[0]  # type: ignore[arg-type]
+
+    return run
+
+
+def screened(store: Store, fingerprint: str) -> int:
+    return len(store.measurements(workload=fingerprint, stage="screen"))
+
+
+def test_parts_are_tuned_once_and_the_whole_is_measured(tune: Tune, store: Store) -> None:
+    seen: list[Progress] = []
+    first = tune(A, B, progress=seen.append)
+    assert first.ok
+    assert first.best is not None
+    assert (first.best["g0.block"], first.best["g1.block"]) == (8, 8)  # each part's best, found in its own search
+    assert first.winner == "autotune"
+    assert (screened(store, toy(**A).fingerprint), screened(store, toy(**B).fingerprint)) == (12, 12)
+    wholes = store.measurements(workload=first.workload, stage="screen")
+    assert {m.config.get("plan", "apart") for m in wholes} == {"apart", "swapped"}
+    assert len(wholes) == 3  # the default, and the best of both compositions; the hopeless one was not followed up
+    assert screened(store, toy(rows=48, slow_us=1).fingerprint) == 0
+    assert first.measured == 27
+    assert first.default_us is not None
+    assert first.deployed_us is not None
+    assert first.deployed_us < first.default_us
+    assert {p.workload for p in seen} == {"pair 64 32"}
+    counts = [p.measured for p in seen]
+    assert counts == sorted(counts)
+
+    second = tune(A, C)  # shares a part
+    assert second.ok
+    assert second.measured == 10 + 3  # a block of 32 has more rows than the new part
+    assert screened(store, toy(**A).fingerprint) == 12
+
+
+def test_nothing_left_to_do_starts_nothing(tune: Tune, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = tune(A, B)
+
+    def started(*args: object) -> None:
+        raise AssertionError("a worker was started")
+
+    monkeypatch.setattr(Worker, "__init__", started)
+    again = tune(A, B)
+    assert again.measured == 0
+    assert again.stop.startswith("nothing left to do: no gain")
+    same = ("best", "deployed_us", "default_us", "winner", "baselines", "workload", "label")
+    assert {n: getattr(again, n) for n in same} == {n: getattr(first, n) for n in same}
+    with pytest.raises(AssertionError, match="worker was started"):
+        tune(A, B, sampler="random")  # another scope: nothing is known of it
+    with pytest.raises(AssertionError, match="worker was started"):
+        tune(A, B, trials=1)  # so many more, in any case
+
+
+def test_a_search_with_much_more_time_goes_on(tune: Tune, store: Store) -> None:
+    slow = {"rows": 64, "slow_us": 20_000, "eager_us": 0}
+    first = tune(slow, B, timeout=2.0, sampler="tpe", patience=None)
+    assert first.stop == "the time is up"
+    again = tune(slow, B, timeout=3.0, sampler="tpe", patience=None)
+    assert (again.measured, again.stop) == (0, "nothing left to do: the time is up")
+    more = tune(slow, B, timeout=40.0, sampler="tpe", patience=None)
+    assert more.measured > 0
+
+
+def test_trials_are_shared_by_the_parts(tune: Tune, store: Store) -> None:
+    result = tune(A, B, trials=6, sampler="tpe")
+    parts = [screened(store, toy(**spec).fingerprint) for spec in (A, B)]
+    assert sum(parts) == 6
+    assert parts[0] > parts[1] > 0  # by what the model says that they take
+    assert result.measured <= 6 + 3
+
+
+RIVAL = {"rows": 128, "slow_us": 800}
+
+
+def plans(store: Store, result: Result) -> set[object]:
+    return {m.config.get("plan", "apart") for m in store.measurements(workload=result.workload, stage="screen")}
+
+
+def test_a_short_search_follows_the_most_promising_up_and_a_longer_one_goes_on(tune: Tune, store: Store) -> None:
+    short = tune(A, B, RIVAL, timeout=2.0)  # a bit more than a second for parts: no more than the first need
+    assert short.ok
+    assert short.best is not None
+    assert screened(store, toy(**RIVAL).fingerprint) == 0
+    assert min(screened(store, toy(**spec).fingerprint) for spec in (A, B)) > 0
+    assert plans(store, short) == {"apart", "swapped"}  # which has the same parts
+    assert short.stop == "the time is up"  # not settled, though it may have seen all of the first plan's parts
+    known = tune(A, B, RIVAL, timeout=3.0)
+    assert (known.measured, known.stop) == (0, "nothing left to do: the time is up")
+    longer = tune(A, B, RIVAL, timeout=200.0)  # more than they take on a busy machine
+    assert screened(store, toy(**RIVAL).fingerprint) == 12
+    assert plans(store, longer) == {"apart", "swapped", "rival"}
+    assert longer.stop == "no gain in any part"
+    assert tune(A, B, RIVAL, timeout=2000.0).stop == "nothing left to do: no gain in any part"
+
+
+def test_what_is_left_goes_to_the_best_where_it_was_cut_short(
+    tune: Tune, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: list[tuple[str, float]] = []
+    stops = ["the time is up"]
+    true = compose.explore
+
+    def explored(context: Context, s: Session, budget: Budget, *, until_s: float | None) -> str:
+        assert budget.timeout is not None
+        searched.append((s.key.workload, budget.timeout))
+        stop = true(context, s, budget, until_s=until_s)
+        return stops[0] or stop
+
+    monkeypatch.setattr(compose, "explore", explored)
+    a, b = toy(**A).fingerprint, toy(**B).fingerprint
+    first = tune(A, B, timeout=600.0)
+    assert [part for part, _ in searched] == [a, b, a, b]
+    assert searched[2][1] + searched[3][1] > 100.0  # of several hundred for parts, most of which they do not take
+    assert (first.measured, first.reused) == (27, 0)  # nothing twice, and nothing was known before
+    assert first.stop == "the time is up"
+
+    searched.clear()
+    tune(A, {**C, "columns": 128}, timeout=1.0)  # nothing is left
+    assert len(searched) == 1  # the first part is known as far as it would be searched
+    searched.clear()
+    stops[0] = ""
+    tune({**A, "columns": 128}, {**B, "columns": 128}, timeout=600.0)  # nothing was cut short
+    assert len(searched) == 2
+
+
+def test_what_was_compiled_of_a_part_is_kept_until_the_parts_are_done(
+    tune: Tune, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[int] = []
+    gone: list[set[str]] = []
+    keep, forget, explore = CompilePool.keep, CompilePool.forget, compose.explore
+
+    def noted(self: CompilePool, *given: Any) -> None:
+        keep(self, *given)
+        kept.append(len(self._ahead))
+
+    def forgotten(self: CompilePool, workloads: Collection[str]) -> None:
+        gone.append(set(workloads))
+        forget(self, workloads)
+        assert not self._ahead
+
+    def cut(context: Context, s: Session, budget: Budget, *, until_s: float | None) -> str:
+        return explore(context, s, budget, until_s=0.0)  # over as soon as one is measured, others being compiled
+
+    monkeypatch.setattr(CompilePool, "keep", noted)
+    monkeypatch.setattr(CompilePool, "forget", forgotten)
+    monkeypatch.setattr(compose, "explore", cut)
+    monkeypatch.setattr("autotune.measure.pool.default_processes", lambda: 3)
+    monkeypatch.setattr("autotune.tuner.explore._QUIET_S", 0.0)
+    assert tune(A, B).ok
+    assert len(kept) >= 2
+    assert max(kept) >= 1
+    assert gone == [{toy(**A).fingerprint, toy(**B).fingerprint}]
+
+
+def test_the_best_is_told_by_measurements_where_no_model_knows_of_plans() -> None:
+    def made(*specs: dict[str, int]) -> Composition:
+        parts = tuple(toy(**spec) for spec in specs)
+
+        def combine(choices: Sequence[Sequence[Ranked]]) -> list[Ranked]:
+            return [({}, sum(c[0][1] for c in choices))] if len(specs) < 3 else []  # three do not fit together
+
+        return Composition(str(specs), parts, (1.0,) * len(parts), 0.0, combine)
+
+    found: dict[str, list[Ranked]] = {toy(**A).fingerprint: [({}, 9.0)], toy(**B).fingerprint: [({}, 5.0)]}
+    slow, quick, apart, unknown = made(A), made(B), made(A, B, B), made(C)
+    assert compose._best([slow, apart, unknown, quick], Parts(found)) is quick
+    assert compose._best([apart, unknown], Parts(found)) is None
+
+
+def test_few_trials_go_to_the_most_promising(tune: Tune, store: Store) -> None:
+    few = tune(A, B, RIVAL, trials=11, sampler="tpe")  # four for each part is the least
+    assert screened(store, toy(**RIVAL).fingerprint) == 0
+    assert sum(screened(store, toy(**spec).fingerprint) for spec in (A, B)) >= 11
+    assert few.stop == "the trials are used up"
+    more = tune(A, B, RIVAL, trials=36, sampler="tpe")
+    assert screened(store, toy(**RIVAL).fingerprint) > 0
+    assert "rival" in plans(store, more)
+
+
+def test_methods_go_to_the_domain(tune: Tune, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "_method", lambda plans, ablation, sampler: ("short", sampler))
+    result = tune(A, B)
+    assert {m.config.get("plan", "apart") for m in store.measurements(workload=result.workload)} == {"apart"}
+
+
+def test_unknown_methods_are_told(tune: Tune) -> None:
+    with pytest.raises(UserError, match="no way to choose plans 'measure'; did you mean 'measured'"):
+        tune(A, B, plans="measure")
+    with pytest.raises(UserError, match="no ablation 'nothing'"):
+        tune(A, B, ablation="nothing")
+    with pytest.raises(UserError, match="exclude each other"):
+        tune(A, B, plans="greedy", ablation="no-pack")
+    with pytest.raises(UserError, match="no method 'greedy'"):
+        tune(A, B, plans="greedy")
+
+
+def test_a_narrowed_space_holds_for_parts_too(tune: Tune, store: Store, tmp_path: Path) -> None:
+    wide = tune(A, B)
+    assert wide.best is not None
+    mine = tmp_path / "mine.toml"
+    mine.write_text("block = [1, 16]")  # the one takes twice as long as the other
+    narrow = tune(A, B, space_file=str(mine))
+    assert narrow.best is not None
+    assert (narrow.best["g0.block"], narrow.best["g1.block"]) == (16, 16)
+    (schedule,) = store.schedules()
+    assert schedule.config == narrow.best
+
+
+@pytest.mark.parametrize("narrowed", [False, True])
+def test_a_search_goes_on_where_the_best_so_far_has_a_plan_that_is_gone(
+    narrowed: bool, tune: Tune, store: Store, tmp_path: Path
+) -> None:
+    first = tune(A, B, trials=4, sampler="tpe")
+    m = next(m for m in store.measurements(workload=first.workload) if m.status is Status.OK)
+    for stage in ("screen", "repeat"):
+        store.add_measurement(replace(m, config={**m.config, "plan": "gone"}, stage=stage, latency_us=1.0))
+    mine = tmp_path / "mine.toml"
+    mine.write_text("block = [1, 16]")
+    again = tune(A, B, trials=4, sampler="tpe", **({"space_file": str(mine)} if narrowed else {}))
+    assert again.ok
+    assert again.best is not None
+    assert again.best.get("plan") != "gone"
+    (schedule,) = store.schedules()
+    assert schedule.config == again.best

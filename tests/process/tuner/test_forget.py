@@ -1,0 +1,76 @@
+"""Failures that are forgotten are tried again; nothing else is lost."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+from autotune import api
+from autotune.cli.app import main
+from autotune.errors import UserError
+from autotune.measure.policy import Policy
+from autotune.store import Store
+from autotune.task import Status
+from autotune.tuner.forget import forget
+from autotune.tuner.result import Result
+from tests.support.toy.toy_domain import workload
+
+SEEDS = [{"how": "raise", "block": 1}, {"how": "build_error", "block": 2}]
+
+
+def search(store: Store, policy: Policy, rows: int = 64, trials: int | None = 3) -> Result:
+    spec = {"rows": rows, "bad": True, "seeds": SEEDS}
+    options = {"trials": trials, "timeout": None if trials else 2.0, "patience": 0 if trials else None}
+    return api.tune_workloads([workload(**spec)], "cpu", store, policy=policy, **options)[0]
+
+
+def counted(store: Store) -> Counter[str]:
+    return Counter(str(m.status) for m in store.measurements(stage="screen"))
+
+
+def test_what_is_forgotten_is_tried_again(store: Store, policy: Policy) -> None:
+    search(store, policy)
+    before = store.schedules()
+    assert counted(store) == {"ok": 1, "launch_error": 1, "compile_error": 1}
+    assert forget(store, [Status.COMPILE_ERROR]) == (1, 1)
+    assert counted(store) == {"ok": 1, "launch_error": 1}
+    again = search(store, policy, trials=1)
+    assert (again.measured, again.failed) == (1, {"compile_error": 1})  # it was the next thing to try
+    assert store.schedules() == before
+    assert forget(store) == (2, 1)
+    assert counted(store) == {"ok": 1}
+    assert forget(store) == (0, 0)
+
+
+def test_a_workload_or_a_reason_is_picked(store: Store, policy: Policy) -> None:
+    search(store, policy)
+    search(store, policy, rows=32)
+    assert forget(store, workload="32x256", reason="512 KiB") == (1, 1)
+    assert counted(store) == {"ok": 2, "launch_error": 2, "compile_error": 1}
+    assert forget(store, reason="100%") == (0, 0)
+    with pytest.raises(UserError, match=r"no workload of .* is called 'bert'"):
+        forget(store, workload="bert")
+    with pytest.raises(UserError, match="'ok' is no failure"):
+        forget(store, [Status.OK])
+
+
+def test_what_had_nothing_left_to_do_is_begun_again(store: Store, policy: Policy) -> None:
+    search(store, policy)  # meets the failures, however busy the machine
+    search(store, policy, trials=None)
+    assert search(store, policy, trials=None).stop.startswith("nothing left to do")
+    forget(store)
+    assert not search(store, policy, trials=None).stop.startswith("nothing left to do")
+
+
+def test_the_command(store: Store, policy: Policy, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    search(store, policy)
+    assert main(["db", "forget", "--db", url, "--status", "compile_error", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"database": store.name, "forgotten": 1, "workloads": 1}
+    assert main(["db", "forget", "--db", url, "--status", "compile_error"]) == 0
+    assert "no such failure" in capsys.readouterr().out
+    assert main(["db", "forget", "--db", url]) == 0
+    assert "1 failures of 1 workloads forgotten" in capsys.readouterr().out
+    assert main(["db", "forget", "--db", url, "--workload", "bert"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1

@@ -1,0 +1,170 @@
+"""Sums over all rows on CUDA: two sums of a row joined at once, partials joined in clusters, and their finish."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from autotune.compiler.schedules.cuda import scheme_of
+from autotune.compiler.targets.cuda.compile import build, compile_ptx
+from autotune.domains.fusion.program_spec import workloads_of
+from autotune.domains.fusion.task import FusionTask
+from autotune.errors import Unsupported
+from tests.support.fake_cuda import check_group
+
+PLAIN = {"keep": "registers", "unroll": 1, "online": False, "blocks_per_sm": 0, "vector_bytes": 4}
+
+
+def task_of(fn: object, *args: Tensor) -> FusionTask:
+    """The task of a function of one region, for a device of three multiprocessors."""
+    (work, _), *_ = workloads_of(fn, args)  # type: ignore[arg-type]
+    return FusionTask(work, "cuda:0", target="sm_90", sms=3)
+
+
+def two_sums(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    """Two sums, a maximum and a third sum of each row."""
+    return x.sum(-1), (x * y).sum(-1), y.amax(-1), (y * y).sum(-1)
+
+
+def normalised(x: Tensor, y: Tensor) -> Tensor:
+    """Two sums that later passes need."""
+    return x * x.sum(-1, keepdim=True) + y * (x * y).sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("fn", [two_sums, normalised])
+@pytest.mark.parametrize(
+    ("threads", "rows"), [(32, 2), (64, 2), (96, 2), (512, 1), (544, 1), (1024, 1)], ids=lambda n: str(n)
+)
+def test_two_sums_of_a_row(fn: object, threads: int, rows: int) -> None:
+    task = task_of(fn, torch.randn(3, 2048), torch.randn(3, 2048))
+    (group,) = task.plan.groups
+    scheme = scheme_of(group.graph)
+    config = task.default() | PLAIN | {"threads_per_row": threads, "rows_per_block": rows}
+    made = scheme.emit(group.graph, config, 3)
+    assert any("upper" in line for line in made.sources[0].body) == (threads > 32)
+    check_group(group.graph, made, seed=threads, special=rows == 1)
+
+
+def layer_norm_backward(g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    """Two sums a row, two over all rows."""
+    h = g * w
+    dx = h - h.mean(-1, keepdim=True) - x * (h * x).mean(-1, keepdim=True)
+    return dx, (g * x).sum(0), g.sum(0)
+
+
+def statistics(x: Tensor) -> tuple[Tensor, ...]:
+    """Mean and variance over the rows, which blocks join as running moments, beside a softmax."""
+    y = torch.relu(x)
+    return y.mean(0), y.var(0, unbiased=False), torch.softmax(y, -1)
+
+
+def extremes(x: Tensor) -> tuple[Tensor, ...]:
+    """A maximum, a count and a pointwise result: tiles of the columns, integers beside floats."""
+    return x * 2, x.amax(0), (x > 0).sum(0)
+
+
+@pytest.mark.parametrize("fn", [layer_norm_backward, statistics, extremes])
+@pytest.mark.parametrize("cluster", [2, 4])
+@pytest.mark.parametrize(("threads", "rows"), [(64, 1), (16, 4), (32, 2)], ids=lambda n: str(n))
+def test_partials_joined_in_clusters(fn: object, cluster: int, threads: int, rows: int) -> None:
+    shapes = {layer_norm_backward: [(70, 96), (70, 96), (96,)], statistics: [(70, 96)], extremes: [(70, 200)]}
+    task = task_of(fn, *(torch.randn(s) for s in shapes[fn]))  # type: ignore[index]
+    (group,) = task.plan.groups
+    scheme = scheme_of(group.graph)
+    assert scheme.name == "columns"
+    config = {"cluster": cluster, "threads_per_row": threads, "rows_per_block": rows, "blocks_per_sm": 12, "unroll": 1}
+    config = scheme.normalize(group.graph, scheme.default(group.graph) | config)
+    assert config["cluster"] == cluster
+    assert scheme.reject(group.graph, config) is None
+    made = scheme.emit(group.graph, config, 3)
+    main = made.sources[0]
+    tiles = int(main.launch["tiles"])
+    blocks = int(main.launch["grid"]) // tiles
+    assert main.cluster == main.launch["cluster"] == cluster
+    assert blocks % cluster == 0
+    assert blocks > cluster
+    width = group.graph.size([a for a in range(2) if group.graph.extents[a] in (96, 200)])
+    assert max(p.numel for p in made.private) == blocks // cluster * width  # a row of partials a cluster
+    check_group(group.graph, made, seed=cluster, special=rows == 1)
+
+
+def test_partials_that_do_not_fit_go_in_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.compiler.targets.cuda.rows.cluster_partials.MOST_SHARED", 64 * 4 * 5)
+    task = task_of(layer_norm_backward, torch.randn(64, 256), torch.randn(64, 256), torch.randn(256))
+    (group,) = task.plan.groups
+    scheme = scheme_of(group.graph)
+    config = {"cluster": 2, "threads_per_row": 32, "rows_per_block": 2, "blocks_per_sm": 2, "vector_bytes": 16}
+    config = scheme.normalize(group.graph, scheme.default(group.graph) | config)
+    made = scheme.emit(group.graph, config, 3)
+    assert made.sources[0].body.count("cluster_sync()") > 2
+    check_group(group.graph, made, special=True)
+    monkeypatch.setattr("autotune.compiler.targets.cuda.rows.cluster_partials.MOST_SHARED", 768)
+    assert "bytes of partials" in (scheme.reject(group.graph, config) or "")
+
+
+def test_a_cluster_has_its_own_rows() -> None:
+    task = task_of(layer_norm_backward, torch.randn(64, 96), torch.randn(64, 96), torch.randn(96))
+    (group,) = task.plan.groups
+    scheme = scheme_of(group.graph)
+    config = scheme.default(group.graph) | {"cluster": 8, "vector_bytes": 4}
+    few = scheme.normalize(group.graph, config | {"threads_per_row": 8, "rows_per_block": 16})
+    assert few["cluster"] == 2  # four sets of rows
+    assert "no use for clusters" in (scheme.reject(group.graph, few | {"cluster": 8}) or "")
+    uneven = config | {"threads_per_row": 96, "rows_per_block": 1, "cluster": 64, "vector_bytes": 4}
+    with pytest.raises(Unsupported, match="96 threads among 64 blocks"):
+        scheme.emit(group.graph, uneven, 3)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_sums_of_everything_are_joined_in_clusters(rows: int) -> None:
+    """One number a block, not one a column."""
+    task = task_of(lambda x: ((x * x).sum(), x.mean()), torch.randn(64, 1024))
+    (group,) = task.plan.groups
+    scheme = scheme_of(group.graph)
+    config = {"cluster": 4, "blocks_per_sm": 4, "threads_per_row": 64, "rows_per_block": rows}
+    config = scheme.normalize(group.graph, scheme.default(group.graph) | config)
+    made = scheme.emit(group.graph, config, 3)
+    assert made.sources[0].cluster == 4
+    assert {p.numel for p in made.private} == {3}
+    check_group(group.graph, made, seed=rows, special=True)
+
+
+@pytest.mark.parametrize("cluster", [1, 8])
+def test_clusters_compile_and_reductions_share_their_shuffles(cluster: int) -> None:
+    task = task_of(layer_norm_backward, torch.randn(256, 1024), torch.randn(256, 1024), torch.randn(1024))
+    (group,) = task.plan.groups
+    scheme = scheme_of(group.graph)
+    config = scheme.default(group.graph) | {"cluster": cluster, "threads_per_row": 256, "rows_per_block": 1}
+    made = scheme.emit(group.graph, config, 132)
+    ptx, _ = compile_ptx(made.sources[0], "sm_90")
+    # Five levels in a warp and three of eight warps, and one to share both sums, which would be 16 apart.
+    assert ptx.count("shfl.sync") == 9
+    assert ("mapa.shared::cluster" in ptx) == (cluster > 1)
+    assert (".reqnctapercluster 8" in ptx) == (cluster > 1)
+    for source in made.sources:
+        kernel = build(source)
+        assert kernel.resources["stack"] == 0
+        assert kernel.resources["blocks_per_sm"] >= 4
+
+
+def saved_statistics(g: Tensor, x: Tensor, mean: Tensor, late: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
+    """Numbers of a row that the first pass needs, and one that only the second does; one of all rows."""
+    h = (x - mean) * g
+    return (h - h.sum(-1, keepdim=True) * late) * scale, h.sum(0)
+
+
+@pytest.mark.parametrize(("threads", "rows"), [(64, 1), (32, 2), (8, 8)], ids=lambda n: str(n))
+def test_the_numbers_of_a_row_are_loaded_ahead_with_it(threads: int, rows: int) -> None:
+    args = (torch.randn(70, 96), torch.randn(70, 96), torch.randn(70, 1), torch.randint(0, 9, (70, 1)), torch.ones(()))
+    task = task_of(saved_statistics, *args)
+    (group,) = task.plan.groups
+    scheme = scheme_of(group.graph)
+    config = {"prefetch": True, "threads_per_row": threads, "rows_per_block": rows, "blocks_per_sm": 2}
+    made = scheme.emit(group.graph, scheme.default(group.graph) | config, 3)
+    begins = [line for line in made.sources[0].body if line.strip().startswith("for group in")]
+    body = made.sources[0].body[made.sources[0].body.index(begins[0]) + 1 :]
+    ahead = [line.split()[0] for line in body if " = ld_" in line and line.split()[0].endswith("n")]
+    assert len(ahead) == 2
+    assert sum(" = ld_" in line for line in body) == 3  # the number of all rows does not wait for a row
+    check_group(group.graph, made, seed=rows, special=rows == 1)

@@ -1,0 +1,130 @@
+"""One-pass moments, rows loaded ahead and rows shared by a cluster: run in plain Python against the oracle."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from autotune.compiler.schedules.cuda import scheme_of
+from autotune.compiler.targets.cuda.compile import compile_ptx
+from autotune.compiler.targets.cuda.source import CudaSource
+from autotune.domains.fusion.program_spec import workloads_of
+from autotune.domains.fusion.task import FusionTask
+from autotune.ir.interpret import make_inputs
+from tests.support.fake_cuda import check_group, check_inputs
+from tests.support.zoo import workloads
+
+SHAPES = [
+    {"threads_per_row": 8, "rows_per_block": 8},
+    {"threads_per_row": 64, "rows_per_block": 1},
+    {"threads_per_row": 96, "rows_per_block": 1},  # three warps: sides of different size join
+    {"threads_per_row": 32, "rows_per_block": 2, "keep": "reload", "unroll": 2},
+    {"threads_per_row": 32, "rows_per_block": 2, "keep": "shared", "unroll": 1},
+    {"threads_per_row": 64, "rows_per_block": 1, "cluster": 2},
+    {"threads_per_row": 32, "rows_per_block": 1, "cluster": 4},
+    {"threads_per_row": 64, "rows_per_block": 1, "blocks_per_sm": 1, "prefetch": True},
+    {"threads_per_row": 16, "rows_per_block": 4, "blocks_per_sm": 2, "prefetch": True},
+]
+
+
+@pytest.mark.parametrize("name", ["ln_f32", "ln_1001", "softmax_mask", "cross_entropy_f32", "group_norm"])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "-".join(map(str, s.values())))
+@pytest.mark.parametrize("online", [False, True])
+def test_rows(name: str, shape: dict[str, object], online: bool) -> None:
+    (work,) = workloads(name)
+    task = FusionTask(work, "cuda:0", target="sm_90", sms=3)
+    (group,) = task.plan.groups
+    scheme = scheme_of(group.graph)
+    config = task.default() | {"keep": "registers", "unroll": 1, "online": online} | shape
+    if scheme.reject(group.graph, config):
+        pytest.skip("not for this group")
+    check_group(group.graph, scheme.emit(group.graph, config, 3), seed=1, special=online)
+
+
+@cache
+def _norm_with_statistics() -> FusionTask:
+    """A layer norm of 21 x 96 that gives its rows' means and reciprocal deviations too."""
+
+    def norm(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.native_layer_norm(x, [96], w, b, 1e-5)
+
+    (work, _), *_ = workloads_of(norm, (torch.randn(21, 96), torch.randn(96), torch.randn(96)))
+    return FusionTask(work, "cuda:0", target="sm_90", sms=3)
+
+
+@pytest.mark.parametrize("vector", [4, 16])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "-".join(map(str, s.values())))
+def test_an_infinity_anywhere_in_a_row(shape: dict[str, object], vector: int) -> None:
+    """Each row has one at a place of its own, first of its thread or not: its variance is NaN, not infinite."""
+    task = _norm_with_statistics()
+    (group,) = task.plan.groups
+    scheme = scheme_of(group.graph)
+    config = task.default() | {"keep": "registers", "unroll": 1, "online": True, "vector_bytes": vector} | shape
+    if scheme.reject(group.graph, config):
+        pytest.skip("not for this group")
+    inputs = make_inputs(group.graph, seed=1)
+    rows = max(inputs, key=len).view(-1, 96)
+    for row in range(len(rows)):
+        rows[row, row * 11 % 96] = float("inf") if row % 2 else float("-inf")
+    rows[3, :] = rows[4, 7:9] = float("inf")
+    rows[5] = torch.linspace(-3, 2, 96)  # and one without
+    check_inputs(group.graph, scheme.emit(group.graph, config, 3), inputs)
+
+
+def test_what_an_infinity_costs() -> None:
+    """One instruction a row, which the compiler may not leave out; nothing where a pack has several elements."""
+    (work,) = workloads("ln_f32")
+    task = FusionTask(work, "cuda:0", target="sm_90", sms=132)
+    (group,) = task.plan.groups
+
+    def made(vector: int) -> CudaSource:
+        config = task.default() | {"online": True, "vector_bytes": vector}
+        return scheme_of(group.graph).emit(group.graph, config, 132).sources[0]
+
+    def length(source: CudaSource) -> int:
+        return len(re.findall(r"^\s+[a-z]\S*\s.*;$", compile_ptx(source, "sm_90")[0], re.MULTILINE))
+
+    told = re.compile(r" \+ a\d+ \* float32\(0\)$")
+    source = made(4)
+    without = replace(source, body=tuple(told.sub("", line) for line in source.body))
+    assert sum(x != y for x, y in zip(source.body, without.body, strict=True)) == 1
+    assert length(source) == length(without) + 1
+    assert not any(told.search(line) for line in made(16).body)
+
+
+@pytest.mark.parametrize("online", [False, True])
+@pytest.mark.parametrize("keep", ["registers", "reload"])
+@pytest.mark.parametrize("prefetch", [False, True])
+@pytest.mark.parametrize("name", ["layer_norm_backward", "relu_statistics"])
+def test_columns(name: str, prefetch: bool, keep: str, online: bool) -> None:
+    task = FusionTask(workloads(name)[0], "cuda:0", target="sm_90", sms=3)
+    (group,) = task.plan.groups
+    scheme = scheme_of(group.graph)
+    assert scheme.name == "columns"
+    ran = 0
+    for t, r in ((32, 2), (64, 1), (8, 8)):
+        config = scheme.default(group.graph) | {
+            "threads_per_row": t, "rows_per_block": r, "blocks_per_sm": 2, "prefetch": prefetch, "keep": keep,
+            "online": online,
+        }  # fmt: skip
+        if scheme.reject(group.graph, config) is None:
+            ran += 1
+            check_group(group.graph, scheme.emit(group.graph, config, 3), seed=2, special=online)
+    assert ran
+
+
+def test_a_reduction_of_everything_has_many_blocks() -> None:
+    """Cut into rows, whose sums are the partials of a finish."""
+    (work, _), *_ = workloads_of(lambda x: (x * x).sum(), (torch.randn(64, 1024),))
+    task = FusionTask(work, "cuda:0", target="sm_90", sms=3)
+    (group,) = task.plan.groups
+    scheme = scheme_of(group.graph)
+    assert scheme.name == "columns"
+    config = scheme.normalize(group.graph, scheme.default(group.graph) | {"blocks_per_sm": 1})
+    made = scheme.emit(group.graph, config, 3)
+    assert int(made.sources[0].launch["grid"]) == 3
+    check_group(group.graph, made, seed=1, special=True)

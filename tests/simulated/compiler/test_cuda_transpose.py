@@ -1,0 +1,264 @@
+"""The transpose scheme: tiles through shared memory compute what the oracle does, coalesced both ways and compiled."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from autotune.compiler.schedules.cuda import scheme_of
+from autotune.compiler.schedules.cuda.transpose import LEAST_BYTES, SCHEME
+from autotune.compiler.targets.cuda.compile import build, compile_ptx
+from autotune.compiler.targets.cuda.counts import Counts
+from autotune.compiler.targets.cuda.source import CudaSource
+from autotune.compiler.targets.cuda.transpose import _Kernel
+from autotune.errors import Unsupported
+from autotune.ir.graph import Graph
+from autotune.ir.interpret import make_inputs
+from autotune.space import load_space
+from autotune.task import Config
+from tests.simulated.compiler.test_cuda_outer import Case, graphs_of
+from tests.support import fake_cuda
+from tests.support.fake_cuda import KernelError, check_group
+from tests.support.many_parts import beside, run_packed, task_of, update
+from tests.support.zoo import BF16, BOOL, F16, I8, I64, T, drawn, nhwc
+
+
+def with_transposed(x: Tensor) -> Tensor:
+    return x + x.t()
+
+
+def both_outputs(x: Tensor, y: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+    """Outputs of either orientation, and a broadcast along each axis."""
+    h = F.gelu(x + y.t() * b)
+    return h, (h * c[:, None]).t().contiguous(), h > c[:, None]
+
+
+def several(x: Tensor, y: Tensor, m: Tensor, n: Tensor) -> tuple[Tensor, ...]:
+    """Types of every width through the tile, a mask among them."""
+    h = torch.where(m.t(), x * 2, y.t().float())
+    return h, (n.t() + h.long()).t().contiguous(), (h > 0).t().contiguous()
+
+
+def key_transposed(q: Tensor, k: Tensor) -> Tensor:
+    """Heads in the middle, keys with the head's dimension in front."""
+    return (q.transpose(1, 2) * 0.125 + k.transpose(2, 3)).contiguous()
+
+
+def guarded(x: Tensor, y: Tensor) -> Tensor:
+    """Two windows side by side, transposed: guarded loads through the tile."""
+    return (torch.cat((x[:, 4:36], y), 1).t() * 2 + 1).contiguous()
+
+
+def stacked(x: Tensor, y: Tensor, z: Tensor, w: Tensor) -> Tensor:
+    """Parts of a stack, read across."""
+    return torch.stack((x.t(), y.t(), z.t())) + w + w.exp()
+
+
+def stacked_along(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """Parts of a stack, read along, beside what is read across."""
+    return torch.stack((x, y)) * z.t()
+
+
+def looked_up(table: Tensor, ids: Tensor, x: Tensor) -> Tensor:
+    return F.embedding(ids, table) + x.t()
+
+
+def positions(x: Tensor) -> Tensor:
+    """Indices of both axes: a triangle of the transposed."""
+    return (x.t() * 1.5).tril(-1).contiguous()
+
+
+CASES = (
+    Case("square", with_transposed, (T(96, 96),)),
+    Case("odd", with_transposed, (T(37, 37),)),
+    Case("batch", lambda x: x + x.transpose(1, 2), (T(2, 36, 36),)),
+    Case("odd_bf16", lambda x, y: x * 2 + y.t(), (T(35, 50, d=BF16), T(50, 35, d=BF16))),
+    Case("mixed", lambda x, y: x * 2 + y.t(), (T(48, 80, d=F16), T(80, 48))),
+    Case("copy", lambda x: x.t().contiguous(), (T(40, 72, d=BF16),)),
+    Case("both_outputs", both_outputs, (T(40, 72), T(72, 40), T(72), T(40))),
+    Case("several", several, (T(40, 24), T(24, 40, d=I8), T(24, 40, d=BOOL), T(24, 40, d=I64))),
+    Case("nhwc", nhwc, (T(2, 40, 6, 6, d=F16), T(40, d=F16))),
+    Case("heads", key_transposed, (T(2, 33, 3, 16, d=BF16), T(2, 3, 16, 33, d=BF16))),
+    Case("guarded", guarded, (T(20, 40), T(20, 8))),
+    Case("guarded_rows", lambda x, y, z: torch.cat((x, y), 0) + z.t(), (T(20, 32), T(24, 32), T(32, 44))),
+    Case("stacked", lambda x, y, z: torch.stack((x, y)) + z.mT, (T(36, 40), T(36, 40), T(2, 40, 36))),
+    Case("stacked_tiles", lambda x, y, z: torch.stack((x.t(), y.t())) + z, (T(36, 40), T(36, 40), T(2, 40, 36))),
+    Case("stacked_three", stacked, (T(40, 36), T(40, 36), T(40, 36), T(3, 36, 40))),
+    Case("stacked_both", lambda x, y: torch.stack((x.t(), y)), (T(40, 36), T(36, 40))),
+    Case("stacked_along", stacked_along, (T(36, 40), T(36, 40), T(40, 36))),
+    Case("looked_up", looked_up, (T(50, 40), T(24, d=I64), T(40, 24))),
+    Case("positions", positions, (T(44, 44),)),
+    Case("offset", lambda x, y: x + y[1:].t(), (T(32, 40), T(41, 32))),
+    Case("strided", lambda x, y: x + y.t(), (T(32, 40, strides=(80, 2)), T(40, 32, strides=(36, 1)))),
+)
+BY_NAME = {c.name: c for c in CASES}
+
+
+@functools.cache
+def graph(name: str) -> Graph:
+    (only,) = graphs_of(BY_NAME[name].fn, BY_NAME[name].inputs)
+    return only
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_kernels_compute_what_the_oracle_does(case: Case) -> None:
+    g = graph(case.name)
+    configs = [SCHEME.default(g), *SCHEME.seeds(g), *drawn(SCHEME, g, 3, 3, lambda config: config["tile"])]
+    space = SCHEME.space_of(g, load_space("fusion", "cuda"))
+    assert space.contains(configs[0])
+    assert {0, 32, 64} == {c["tile"] for c in configs}
+    for n, config in enumerate(configs):
+        assert SCHEME.normalize(g, config) == config
+        assert SCHEME.reject(g, config) is None
+        check_group(g, SCHEME.emit(g, config, 3, fixed=bool(n % 2)), seed=n, special=bool(n % 2))
+
+
+@pytest.mark.parametrize(
+    "name", ["square", "odd_bf16", "several", "nhwc", "guarded", "stacked", "stacked_both", "stacked_along"]
+)
+def test_kernels_compile(name: str) -> None:
+    g = graph(name)
+    default = SCHEME.default(g)
+    for config in (default, SCHEME.normalize(g, default | {"tile": 64, "blocks_per_sm": 2})):
+        (source,) = SCHEME.emit(g, config, 132).sources
+        kernel = build(source)
+        assert kernel.resources["stack"] == 0
+        assert kernel.resources["registers"] <= (96 if config == default else 200)
+
+
+LARGE = (
+    Case("f32", with_transposed, (T(8192, 8192),)),
+    Case("bf16", lambda x, y: x * 2 + y.t(), (T(4096, 8192, d=BF16), T(8192, 4096, d=BF16))),
+    Case("nhwc", nhwc, (T(16, 320, 64, 64, d=F16), T(320, d=F16))),
+)
+
+
+@pytest.mark.parametrize("case", LARGE, ids=str)
+def test_large_tensors_are_read_and_written_in_whole_vectors(case: Case) -> None:
+    (g,) = graphs_of(case.fn, case.inputs)
+    assert scheme_of(g) is SCHEME
+    config = SCHEME.default(g)
+    (source,) = SCHEME.emit(g, config, 132).sources
+    text = compile_ptx(source, "sm_90")[0]
+    widths = Counter(re.findall(r"(?:ld|st)\.global\S*?\.(v4\.u32|[a-z]\d+) ", text))
+    assert set(widths) == {"v4.u32"}
+    kernel = build(source)
+    assert kernel.resources["stack"] == 0
+    assert kernel.resources["blocks_per_sm"] * source.block >= 768
+    assert SCHEME.reject(g, config | {"threads_per_row": 96}) == "96 threads do not divide a tile of " + str(
+        config["tile"]
+    )
+
+
+class _Banks(fake_cuda._Words):
+    """Notes the word that each access of a thread touches, in order."""
+
+    seen: dict[int, list[int]] = {}
+
+    def _touch(self, k: int, write: bool) -> None:
+        super()._touch(k, write)
+        self.seen.setdefault(self.machine.now.tid, []).append(k)
+
+
+ALIGNED = Case("aligned", both_outputs, (T(64, 64), T(64, 64), T(64), T(64)))
+
+
+@pytest.mark.parametrize("tile", [32, 64])
+@pytest.mark.parametrize("vector_bytes", [4, 8, 16])
+@pytest.mark.parametrize("case", [ALIGNED, BY_NAME["nhwc"], BY_NAME["copy"]], ids=str)
+def test_a_warp_touches_every_bank_once(
+    case: Case, vector_bytes: int, tile: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (g,) = graphs_of(case.fn, case.inputs)
+    changed: Config = {"threads_per_row": 128, "vector_bytes": vector_bytes, "tile": tile}
+    config = SCHEME.normalize(g, SCHEME.default(g) | changed)
+    assert config["tile"] == tile
+    monkeypatch.setattr(fake_cuda, "_Words", _Banks)
+    monkeypatch.setattr(_Banks, "seen", {})
+    made = SCHEME.emit(g, config, 3)
+    fake_cuda.run_group(g, made, make_inputs(g, seed=0))
+    block = made.sources[0].block
+    assert min(map(len, _Banks.seen.values())) >= 2 * tile * tile // block
+    for warp in range(block // 32):
+        threads = [_Banks.seen[t] for t in range(32 * warp, 32 * warp + 32)]
+        for words in zip(*threads, strict=True):
+            assert len({w % 32 for w in words}) == 32
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8, 9])
+def test_mirror_images_follow_each_other_and_every_tile_comes_once(n: int) -> None:
+    parts = {"t": SimpleNamespace(x=1, y=0), "e": SimpleNamespace(side=n + n % 2, lines={1: n}, count=Counts())}
+    lines = _Kernel.pair(SimpleNamespace(**parts, count="int32", tile=1))  # type: ignore[arg-type]
+    found: list[tuple[int, int] | None] = []
+    for place in range((n + n % 2) * (n + n % 2 + 1)):
+        names: dict[str, Any] = {"place": place, "int32": int, "sel": lambda c, a, b: a if c else b}
+        exec("\n".join(lines), {"udiv": lambda a, b: a // b}, names)
+        found.append((names["g0"], names["g1"]) if names["live"] else None)
+    pairs = list(zip(found[::2], found[1::2], strict=True))
+    assert all(b == a[::-1] for a, b in pairs if a and b)
+    assert sorted(t for t in found if t) == [(a, b) for a in range(n) for b in range(n)]
+    assert sum(t is None for t in found) == len(found) - n * n
+
+
+def test_a_missing_barrier_is_found() -> None:
+    g = graph("both_outputs")
+    made = SCHEME.emit(g, SCHEME.default(g), 3)
+    (good,) = made.sources
+    barriers = [n for n, line in enumerate(good.body) if line == "cuda.syncthreads()"]
+    assert len(barriers) == 2
+    for n in barriers:
+        bad = CudaSource(**{**good.__dict__, "body": good.body[:n] + good.body[n + 1 :]})
+        with pytest.raises(KernelError, match="race"):
+            check_group(g, type(made)((bad,), made.args))
+
+
+def test_tiles_share_a_launch_with_other_groups() -> None:
+    (g,) = graphs_of(with_transposed, (T(64, 64),))
+    assert scheme_of(g) is SCHEME
+    task = task_of(beside(g, update(37), update(1301)))
+    (grid,) = run_packed(task)
+    assert grid >= 4
+
+
+def test_what_was_stored_before_there_were_tiles_means_the_flat_kernel() -> None:
+    g = graph("square")
+    old = {k: v for k, v in SCHEME.default(g).items() if k != "tile"}
+    assert SCHEME.normalize(g, old)["tile"] == 0
+    (source,) = SCHEME.emit(g, old, 3).sources
+    assert not source.launch["shared"]
+    check_group(g, SCHEME.emit(g, old, 3))
+
+
+def test_an_axis_across_the_tiles_may_be_open() -> None:
+    g = graph("nhwc")
+    (source,) = SCHEME.emit(g, SCHEME.default(g), 3).sources
+    assert source.launch["dynamic"]
+    (fixed,) = SCHEME.emit(graph("square"), SCHEME.default(graph("square")), 3).sources
+    assert not fixed.launch["dynamic"]
+
+
+@pytest.mark.parametrize(
+    ("name", "fn", "inputs"),
+    [
+        ("one orientation", lambda x, y: x + y, (T(128, 128), T(128, 128))),
+        ("merged heads", lambda x: x.transpose(1, 2).contiguous(), (T(4, 8, 32, 16),)),
+        ("a narrow axis", lambda x: x.t().contiguous(), (T(2048, 8),)),
+        ("small", with_transposed, (T(40, 40),)),
+        ("reductions", lambda x: torch.softmax(x + x.t(), -1), (T(128, 128),)),
+        ("a transposed vector", lambda x, b: x + b[:, None], (T(128, 128), T(128))),
+    ],
+)
+def test_what_other_schemes_do_as_well_is_left_to_them(name: str, fn: Any, inputs: Any) -> None:
+    for g in graphs_of(fn, inputs):
+        with pytest.raises(Unsupported):
+            SCHEME.check(g)
+        assert scheme_of(g) is not SCHEME
+    assert LEAST_BYTES == 1 << 15

@@ -1,0 +1,169 @@
+"""NaN and infinities among the inputs: where eager comes to one, a kernel may come to any, and elsewhere to none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autotune.compiler.schedules.configurations import group_configs
+from autotune.compiler.schedules.cuda import scheme_of
+from autotune.domains.fusion.program_spec import workloads_of
+from autotune.domains.fusion.task import FusionBench, FusionTask
+from autotune.workload import Workload
+from tests.support.fake_cuda import check_group
+
+
+class Norm(nn.Module):
+    """T5's: no mean, no bias, statistics in fp32."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * x.to(self.weight.dtype)
+
+
+class Feed(nn.Module):
+    """T5's feed-forward block: ``x + dropout(w2 dropout(relu(w1 norm(x))))``, clamped in fp16, and the norm after."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.before, self.after = Norm(width), Norm(width)
+        self.w1, self.w2 = nn.Linear(width, 2 * width, bias=False), nn.Linear(2 * width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + F.dropout(self.w2(F.dropout(F.relu(self.w1(self.before(x))), 0.1)), 0.1)
+        if x.dtype == torch.float16:
+            most = torch.finfo(x.dtype).max
+            most = torch.where(torch.isinf(x).any(), most - 1000, most)
+            x = torch.clamp(x, min=-most, max=most)
+        return self.after(x)
+
+
+def t5(dtype: torch.dtype) -> list[Workload]:
+    torch.manual_seed(0)
+    found = workloads_of(Feed(32).to(dtype), (torch.randn(6, 8, 32, dtype=dtype),), train=True)
+    return [workload for workload, _ in found]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_candidates_of_t5_verify_on_a_cpu(dtype: torch.dtype) -> None:
+    works = t5(dtype)
+    assert len(works) >= 4
+    for work in works:
+        task, bench = FusionTask(work, "cpu"), FusionBench(work, "cpu")
+        for config in [task.default(), *task.seeds()][:3]:
+            run = bench.load(config, task.build(config))
+            for seed in range(2):
+                verdict = bench.verify(run, seed)
+                assert verdict.ok, f"{work.label} {config}: {verdict.detail}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_candidates_of_t5_verify_as_cuda_text(dtype: torch.dtype) -> None:
+    for work in t5(dtype):
+        task = FusionTask(work, "cuda:0", target="sm_90", sms=3)
+        for config in [task.default(), *task.seeds()][:2]:
+            plan = task.plan_of(config)
+            for group, own in zip(plan.groups, group_configs(plan, config), strict=True):
+                made = scheme_of(group.graph).emit(group.graph, own, 3)
+                check_group(group.graph, made, seed=1, special=True)
+
+
+# ---- what a wrong kernel may not do
+
+
+def difference(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """NaN where x is infinite, which ``x * (a - b)`` is not."""
+    return x * a - x * b
+
+
+Mutant = Callable[[Tensor], None]
+
+
+def verified(mutate: Mutant, fn: Callable[..., Tensor] = difference, source: bool = True) -> tuple[bool, str]:
+    """The verdict on a right kernel whose stored output is changed after each run on special inputs."""
+    inputs = [torch.randn(64, 40), *(torch.randn(64, 40) for _ in range(2))]
+    ((work, _),) = workloads_of(fn, inputs[: fn.__code__.co_argcount])
+    if not source:
+        work = Workload(work.kind, work.spec, work.family, work.extent, work.label)
+    task, bench = FusionTask(work, "cpu"), FusionBench(work, "cpu")
+    run = bench.load(task.default(), task.build(task.default()))
+    assert bench.verify(run, 0).ok
+
+    class Changed:
+        def run_into(self, given: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+            executor.run_into(given, outputs)
+            if not all(t.isfinite().all() for t in given):
+                mutate(outputs[0])
+
+    executor, run.executor = run.executor, Changed()  # type: ignore[attr-defined, assignment]
+    verdict = bench.verify(run, 0)
+    return verdict.ok, verdict.detail
+
+
+def _where_nan(value: float) -> Mutant:
+    def mutate(y: Tensor) -> None:
+        assert y.isnan().any()
+        y[y.isnan()] = value
+
+    return mutate
+
+
+def _where_finite(value: float, which: int = 0) -> Mutant:
+    def mutate(y: Tensor) -> None:
+        y[torch.nonzero(y.isfinite())[which]] = value
+
+    return mutate
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf])
+def test_an_infinity_may_stand_for_eager_s_nan(value: float) -> None:
+    assert verified(_where_nan(value)) == (True, "")
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 3e38])
+def test_a_number_may_not(value: float) -> None:
+    ok, detail = verified(_where_nan(value))
+    assert not ok
+    assert "inputs with NaN and infinities" in detail
+    assert "instead of nan" in detail
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("which", [0, -1])
+def test_nothing_is_forgiven_where_eager_is_finite(value: float, which: int) -> None:
+    ok, detail = verified(_where_finite(value, which))
+    assert not ok
+    assert f"{value:.9g} instead of" in detail
+
+
+def test_a_wrong_number_beside_what_is_forgiven_shows() -> None:
+    def mutate(y: Tensor) -> None:
+        _where_nan(math.inf)(y)
+        _where_finite(float(y[y.isfinite()][0]) + 0.01)(y)
+
+    assert not verified(mutate)[0]
+
+
+def test_without_the_user_s_program_nothing_is_forgiven() -> None:
+    ok, detail = verified(_where_nan(math.inf), source=False)
+    assert not ok
+    assert "inf instead of nan" in detail
+
+
+def test_a_transposed_result_is_laid_over_the_graph_s() -> None:
+    """Masks are in the order of the graph's axes, not of eager's."""
+
+    def turned(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return (x * a - x * b).t().contiguous()
+
+    assert verified(_where_nan(math.inf), turned)[0]
+    assert not verified(_where_finite(math.inf, 7), turned)[0]

@@ -1,0 +1,5 @@
+"""What tests of several layers share: graphs and programs, simulators of devices, databases, domains made of paper."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]  # of the repository

@@ -1,0 +1,166 @@
+"""The plan search: candidate groups, the beam, and that every plan it proposes computes the region."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from autotune.compiler.planner.ablation import METHODS, choose, method
+from autotune.compiler.planner.beam import beam, confined, shape_us, shapes
+from autotune.compiler.planner.cost import Costs, Figures, unfused
+from autotune.compiler.planner.patterns import Vertices, bits, candidates
+from autotune.compiler.planner.plan import build_plan, make_plan, read_text, write_text
+from autotune.errors import UserError
+from autotune.ir.graph import Graph
+from autotune.ir.interpret import interpret, make_inputs
+from tests.support.cpu_graphs import Build, layer_norm_backward, softmax_of_everything
+from tests.support.many_parts import task_of
+from tests.support.zoo import ZOO
+from tests.unit.compiler.planner.test_plan import graph_of, normalized_by_columns_then_rows, run_groups
+
+FULL = METHODS["full"]
+F = Figures()
+SEVERAL = ["mean_cross_entropy", "relu_statistics", "expanded", "layer_norm_backward", "integers", "minmax_prod"]
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.parametrize("how", ["full", "no-model", "no-pack"])
+def test_every_plan_computes_the_region(name: str, how: str) -> None:
+    graph = graph_of(name)
+    inputs = make_inputs(graph, seed=3)
+    want = interpret(graph, inputs)
+    found = shapes(graph, "cuda", METHODS[how], F, 6)
+    assert found
+    for shape in found:
+        plan = build_plan(graph, shape)
+        for got, expected in zip(run_groups(graph, plan, inputs), want, strict=True):
+            torch.testing.assert_close(got.to(expected.dtype), expected, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
+@pytest.mark.parametrize("case", ZOO, ids=lambda c: c.name)
+@pytest.mark.parametrize("side", ["cuda", "cpu"])
+def test_the_greedy_plan_is_always_among_them(case, side: str) -> None:
+    for k in range(len(case.groups)):
+        graph = graph_of(case.name, k)
+        texts = [write_text(s) for s in shapes(graph, side, FULL, Figures.of(side, {}), 4)]
+        assert make_plan(graph, side).text in texts
+        assert len(set(texts)) == len(texts) <= 4
+
+
+def test_candidates_are_legal_groups_of_their_producer_best_first() -> None:
+    v = Vertices(layer_norm_backward(4096, 1024), "cuda", F)
+    made = candidates(v)
+    assert sum(own != 0 for own, _ in made) == len(v)
+    for own, masks in made:
+        assert all(own & m == own and m & (m - 1) for m in masks)
+        assert all(v.us(m) is not None and v.convex(m) for m in masks)
+        gains = [v.gain(m) for m in masks]
+        assert gains == sorted(gains, reverse=True)
+    # The large inputs are producers too: what reads them in different ways is joined.
+    whole = (1 << len(v)) - 1
+    assert any(own == 0 and whole in masks for own, masks in made)
+
+
+def test_one_read_of_large_inputs_is_worth_more_than_separate_kernels() -> None:
+    graph = layer_norm_backward(16384, 1024)
+    v = Vertices(graph, "cuda", F)
+    best = beam(v)[0]
+    assert len(best) == 1
+    separate = next(s for s in shapes(graph, "cuda", FULL, F, 6) if len(s) > 1)
+    joint = make_plan(graph).text
+    costs = Costs(graph, F)
+    assert shape_us(graph, costs, read_text(joint)) < 0.7 * shape_us(graph, costs, separate)
+
+
+def test_groups_that_wait_for_each_other_are_not_made() -> None:
+    graph = normalized_by_columns_then_rows()
+    v = Vertices(graph, "cuda", F)
+    maxima = [n for i, n in v.reduction.items() if graph.values[i].op == "max"]
+    assert not v.convex(sum(1 << n for n in maxima))
+    for groups in beam(v):
+        assert len(groups) == 3
+
+
+def shared_and_expensive(rows: int = 4096, cols: int = 4096) -> Graph:
+    """A dear function of many inputs, less its maxima over columns: those must be known before anything is stored."""
+    b = Build(rows, cols)
+    x = b.load("float32", 0, 1)
+    y = x
+    for _ in range(6):
+        y = b.mul(b.erf(b.mul(y, b.load("float32", 0, 1))), b.load("float32", 0, 1))
+    b.out(b.sub(y, b.reduce("max", y, 1)), "float32")
+    b.out(b.sub(y, b.reduce("max", y, 0)), "float32")
+    return b.graph()
+
+
+def test_an_expensive_value_may_be_kept_in_memory() -> None:
+    graph = shared_and_expensive()
+    found = shapes(graph, "cuda", FULL, F, 6)
+    cut = [s for s in found if "v" in write_text(s)]
+    assert cut
+    costs = Costs(graph, F)
+    assert shape_us(graph, costs, cut[0]) < shape_us(graph, costs, read_text(make_plan(graph).text))
+    small = shared_and_expensive(16, 32)
+    inputs = make_inputs(small, seed=1)
+    plan = build_plan(small, cut[0])
+    assert any(r[0] == "v" for g in plan.groups for r in g.roots)
+    for got, want in zip(run_groups(small, plan, inputs), interpret(small, inputs), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_savings_minus_penalties_is_the_difference_to_single_operators() -> None:
+    graph = layer_norm_backward(4096, 1024)
+    costs = Costs(graph, F)
+    memory, compute, kernels = unfused(costs)
+    fused = shape_us(graph, costs, read_text(make_plan(graph).text))
+    assert kernels > 8
+    assert memory + F.next_us * kernels > 3 * fused
+    assert compute > 0
+
+
+def test_many_values_take_seconds_at_most() -> None:
+    b = Build(512, 512)
+    y = b.load("float32", 0, 1)
+    for k in range(10):
+        other = b.load("float32", 0, 1)
+        y = b.add_(b.mul(y, other), b.sub(b.reduce("sum", b.mul(y, other), k % 2), b.erf(other)))
+        if k % 3 == 0:
+            b.out(y, "float32")
+    b.out(y, "float32")
+    graph = b.graph()
+    assert len(graph.values) > 60
+    make_plan(graph)
+    begin = time.process_time()
+    assert shapes(graph, "cuda", FULL, F, 4)
+    assert time.process_time() - begin < 30  # 2 on a machine of now; what grows without bounds takes minutes
+
+
+def test_methods_take_away_what_they_say() -> None:
+    packed = read_text("r1,o0 + r2,o1 / r3 / o2")
+    assert confined(packed, FULL) == packed
+    assert write_text(confined(packed, METHODS["no-pack"])) == "r1,o0 / r2,o1 / r3 / o2"
+    graph = graph_of("relu_statistics")
+    assert len(shapes(graph, "cuda", METHODS["greedy"], F, 6)) == 1
+    assert len(shapes(graph, "cuda", METHODS["model-plan"], F, 6)) == 1
+    assert choose("measured", "full", "tpe") == ("", "tpe")
+    assert choose("measured", "model", "tpe") == ("model", "model")
+    assert choose("greedy", "full", "gp") == ("greedy", "gp")
+    with pytest.raises(UserError, match="no method 'gredy'; did you mean 'greedy'"):
+        method("gredy")
+
+
+def test_bits() -> None:
+    assert list(bits(0b101001)) == [0, 3, 5]
+
+
+def test_a_softmax_of_everything_is_taken_apart() -> None:
+    """Its maximum and its sum are each shared by all blocks, which cannot be where something large waits for them."""
+    graph = task_of(softmax_of_everything(1024, 1024)).graph
+    costs = Costs(graph, F)
+    whole, apart = "r1,r4,o0", "r1 / r4 / o0"
+    assert shape_us(graph, costs, read_text(apart)) < 0.5 * shape_us(graph, costs, read_text(whole))
+    assert write_text(shapes(graph, "cuda", FULL, F, 8)[0]) == apart
+    small = task_of(softmax_of_everything(16, 32)).graph  # one block is as fast
+    assert shape_us(small, Costs(small, F), read_text(apart)) > shape_us(small, Costs(small, F), read_text(whole))

@@ -1,0 +1,176 @@
+"""The latency-evaluator: it orders schedules as a GPU does where that is known, for every workload of the zoo."""
+
+from __future__ import annotations
+
+import math
+import random
+import zlib
+
+import pytest
+
+from autotune.compiler.planner.cost import Figures
+from autotune.domains.fusion.compositions import compositions
+from autotune.domains.fusion.task import FusionTask
+from autotune.ir.canonical import canonicalize, to_workload
+from autotune.ir.graph import Graph
+from autotune.ir.simplify import simplify
+from autotune.task import ComposedTask
+from autotune.tuner import seeds
+from autotune.workload import Workload
+from tests.support.cpu_graphs import Build
+from tests.support.zoo import ZOO, workloads
+
+
+def task(work: Workload, device: str = "cuda:0", method: str = "") -> FusionTask:
+    return FusionTask(work, device, target="sm_90", sms=132).under(method, {})
+
+
+def softmax(rows: int, cols: int) -> Workload:
+    b = Build(rows, cols)
+    x = b.load("bfloat16", 0, 1)
+    e = b.exp(b.sub(x, b.reduce("max", x, 1)))
+    b.out(b.div(e, b.reduce("sum", e, 1)), "bfloat16")
+    return to_workload(canonicalize(simplify(b.graph()))[0])
+
+
+def scaled(rows: int) -> Workload:
+    b = Build(rows, 4096)
+    b.out(b.mul(b.load("float32", 0, 1), b.load("float32", 1)), "float32")
+    return to_workload(canonicalize(simplify(b.graph()))[0])
+
+
+@pytest.mark.parametrize("case", ZOO, ids=lambda c: c.name)
+@pytest.mark.parametrize("device", ["cuda:0", "cpu"])
+def test_every_schedule_has_a_finite_time(case, device: str) -> None:
+    rng = random.Random(zlib.crc32(case.name.encode()))
+    for work in workloads(case.name):
+        t = task(work, device)
+        assert isinstance(t, ComposedTask)
+        space = t.space()
+        for config in (t.default(), *(t.normalize(space.sample(rng)) for _ in range(10))):
+            if t.reject(config) is None:
+                us = t.predict(config)
+                assert us is None or 0 < us < 1e6
+
+
+def test_large_workloads_are_near_the_bandwidth_and_small_ones_near_the_launch() -> None:
+    large, small = task(scaled(65536)), task(scaled(2))
+    floor = Graph.from_json(large.workload.spec).bytes_moved / Figures().copy_gbs / 1e3
+    us = large.predict(large.default())
+    assert us is not None
+    assert floor < us < 1.5 * floor
+    us = small.predict(small.default())
+    assert us is not None
+    assert Figures().first_us < us < 2 * Figures().first_us
+
+
+def test_it_knows_what_is_far_too_slow() -> None:
+    t = task(softmax(8192, 8192))
+    good = t.predict(t.default())
+    assert good is not None
+    one_element_at_a_time = {**t.default(), "vector_bytes": 2, "keep": "reload", "unroll": 1, "threads_per_row": 32,
+                             "rows_per_block": 2, "blocks_per_sm": 1}  # fmt: skip
+    slow = t.predict(one_element_at_a_time)
+    assert slow is not None
+    assert slow > 4 * good
+    again = t.predict({**t.default(), "keep": "reload", "unroll": 4})
+    assert again is not None
+    assert again > good
+    spilling = t.predict({**t.default(), "max_registers": 32, "threads_per_row": 64, "rows_per_block": 2})
+    assert spilling is not None
+    assert spilling > 2 * good
+
+
+def test_twice_the_rows_take_twice_the_time() -> None:
+    a, b = task(softmax(8192, 4096)), task(softmax(16384, 4096))
+    first, second = a.predict(a.default()), b.predict(a.default())
+    assert first is not None
+    assert second is not None
+    launch = Figures().first_us
+    assert (second - launch) / (first - launch) == pytest.approx(2, rel=0.1)
+
+
+def test_a_slower_device_takes_longer() -> None:
+    t = task(softmax(8192, 4096))
+    slower = t.under("", {"copy_gbs": 1000.0})
+    fast, slow = t.predict(t.default()), slower.predict(t.default())
+    assert fast is not None
+    assert slow is not None
+    assert slow > 3 * fast
+    assert not Figures.of("cuda", {}).calibrated
+    assert Figures.of("cuda", {"copy_gbs": 1.0, "unknown": 3.0}).calibrated
+
+
+def test_without_models_nothing_is_predicted() -> None:
+    t = task(softmax(8192, 4096), method="no-model")
+    assert t.predict(t.default()) is None
+    assert seeds.picks(t, t.space(), 0) == []
+
+
+def test_picks_are_the_best_by_the_model_and_can_be_tried() -> None:
+    t = task(softmax(8192, 8192))
+    chosen = seeds.picks(t, t.space(), 0)
+    assert len(chosen) == seeds.PICKS
+    times = [t.predict(c) for c in chosen]
+    assert times == sorted(times, key=lambda us: us or math.inf)
+    assert all(t.reject(c) is None and t.space().contains(c) for c in chosen)
+    planned = seeds.plan(t, t.space(), [])
+    assert {s.origin for s in planned} == {"default", "heuristic", "model"}
+
+
+@pytest.mark.parametrize("name", ["relu_statistics", "layer_norm_backward", "mean_cross_entropy"])
+@pytest.mark.parametrize("device", ["cuda:0", "cpu"])
+def test_compositions_combine_their_parts(name: str, device: str) -> None:
+    """Parts plan to one group each; what is combined of their schedules is a configuration of the region."""
+    for work in workloads(name):
+        t = task(work, device)
+        found = compositions(t, 4)
+        for c in found:
+            parts = [task(p, device) for p in c.parts]
+            assert all(len(p.plan.groups) == 1 for p in parts if p.workload != work)
+            others = [p.space().project(p.seeds()[0]) for p in parts]
+            choices = [[(p.default(), 10.0), (p.normalize(o or {}), 11.0)] for p, o in zip(parts, others, strict=True)]
+            made = c.combine(choices)
+            assert made
+            for config, us in made:
+                assert t.reject(config) is None
+                assert t.normalize(config) == config
+                assert t.space_for(config).contains(config)
+                assert us > 0
+            # Groups timed alone are timed with a launch each, the whole pays less for all but the first.
+            assert made[0][1] <= 10.0 * len(t.plan_of(made[0][0]).groups)
+            assert t.plan_of(made[0][0]).text == c.name
+        if found:
+            assert {p.fingerprint for c in found for p in c.parts} <= {
+                p.fingerprint for c in compositions(task(work, device), 4) for p in c.parts
+            }
+
+
+def test_equal_groups_of_different_regions_are_one_part() -> None:
+    def region(extra: bool) -> Workload:
+        b = Build(4096, 512)
+        x = b.load("float32", 0, 1)
+        y = b.sub(x, b.reduce("max", x, 0))
+        z = b.sub(y, b.reduce("sum", y, 1))
+        b.out(b.sub(z, b.reduce("max", z, 0)), "float32")
+        if extra:
+            b.out(b.reduce("sum", b.exp(b.load("float32", 0, 1)), 1), "float32")
+        return to_workload(canonicalize(simplify(b.graph()))[0])
+
+    plain, more = (compositions(task(region(extra)), 4) for extra in (False, True))
+    assert {p for c in plain for p in c.parts} & {p for c in more for p in c.parts}
+
+
+def test_tiles_are_near_the_bandwidth_and_a_transposed_flat_kernel_is_not() -> None:
+    b = Build(8192, 8192)
+    x, y = b.load("float32", 0, 1), b.load("float32", 0, 1, strides=(1, 8192))
+    b.out(b.add_(x, y), "float32")
+    t = task(to_workload(canonicalize(simplify(b.graph()))[0]))
+    default = t.default()
+    assert default["tile"]
+    tiled, flat = t.predict(default), t.predict(t.normalize(default | {"tile": 0}))
+    assert tiled is not None
+    assert flat is not None
+    floor = Graph.from_json(t.workload.spec).bytes_moved / Figures().copy_gbs / 1e3
+    assert floor < tiled < 1.5 * floor
+    assert 1.3 * tiled < flat < 3 * tiled

@@ -1,0 +1,110 @@
+"""The scripts for GPU hosts, as far as they go without one."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from autotune.measure.worker import WorkerFault
+from tests.support import ROOT
+
+FOLDER = ROOT / "tests" / "gpu"
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+    """Import a script by its name, which may reach for its neighbours as it does where it is run."""
+    monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
+
+    def script(name: str) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(f"gpu_{name}", FOLDER / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses look their module up
+        spec.loader.exec_module(module)
+        return module
+
+    return script
+
+
+@pytest.mark.parametrize("name", sorted(p.stem for p in (*FOLDER.glob("*_check.py"), *FOLDER.glob("*_soak.py"))))
+def test_it_loads(load, name: str) -> None:  # type: ignore[no-untyped-def]
+    assert callable(load(name).main)
+
+
+def test_bad_candidates_compile_or_are_refused_as_they_should(
+    load,  # type: ignore[no-untyped-def]
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AUTOTUNE_CUDA_TARGET", "sm_90:132")
+    assert load("bad_candidates").dry("cuda:0") == 0
+
+
+@pytest.mark.parametrize("name", ["c3_check", "c3_soak"])
+def test_c3_scripts_tell_what_they_take_and_what_they_lack(
+    load,  # type: ignore[no-untyped-def]
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    script = load(name)
+    with pytest.raises(SystemExit, match="0"):
+        script.main(["--help"])
+    assert "--ranks N" in capsys.readouterr().out
+    monkeypatch.setattr("autotune.device._cuda_count", lambda: 0)
+    assert script.main([]) == 2
+    assert capsys.readouterr().err.startswith(f"{name}: device 'cuda:0' is not there")
+    monkeypatch.setattr("autotune.device._cuda_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert script.main([]) == 2
+    assert "2 ranks or more, not 1" in capsys.readouterr().err
+
+
+class FakeRanks:
+    """Two ranks that answer a soak as they are told."""
+
+    ranks = 2
+
+    def __init__(self, answers: list[dict[str, Any]] | None) -> None:
+        self.answers = answers
+
+    def __enter__(self) -> FakeRanks:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def call(self, function: str, arguments: dict[str, Any], timeout_s: float) -> list[dict[str, Any]]:
+        assert (function, arguments) == ("autotune.domains.c3.checks.soak:soak", {"calls": 10, "seed": 3})
+        if self.answers is None:
+            raise WorkerFault("no answer of rank 1")
+        return self.answers
+
+
+@pytest.mark.parametrize(("wrong", "calls", "code"), [(0, 11, 0), (2, 11, 1), (0, 9, 1), (None, 0, 1)])
+def test_a_soak_fails_on_one_wrong_element(
+    load,  # type: ignore[no-untyped-def]
+    wrong: int | None,
+    calls: int,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    answer = {"calls": calls, "wrong": 0, "pairs": 3, "late": 1, "seconds": 0.5, "by_op": {"all_gather": calls}}
+    answers = None if wrong is None else [answer, {**answer, "wrong": wrong, "seconds": 0.75}]
+    script, out = load("c3_soak"), tmp_path / "soak.json"
+    monkeypatch.setattr(script, "open_ranks", lambda options: (FakeRanks(answers), "cpu"))
+    assert script.main(["--calls", "10", "--seed", "3", "--out", str(out)]) == code
+    data = json.loads(out.read_text())
+    assert {"device", "versions", "commit", "command"} <= data.keys()
+    if wrong is None:
+        assert data["fault"] == "no answer of rank 1"
+    else:
+        assert (data["wrong"], data["late"], data["seconds"], data["pairs"]) == (wrong, 2, 0.75, 3)

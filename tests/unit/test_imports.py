@@ -1,0 +1,95 @@
+"""Who may import what: the rules that keep deployment light and each library behind one door."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+
+PACKAGE = ROOT / "autotune"
+MODULES = sorted(PACKAGE.rglob("*.py")) + sorted((ROOT / "db").rglob("*.py"))
+
+# What is imported, and the files or folders (relative to the root) that may, anywhere in them.
+DOORS = {
+    "numba": ["autotune/compiler/targets/"],
+    "llvmlite": ["autotune/compiler/targets/"],
+    "sqlalchemy": ["autotune/store/", "db/"],
+    "alembic": ["autotune/store/migrate.py", "db/"],
+    "optuna": ["autotune/tuner/"],
+    "pickle": [],
+}
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Every module that ``path`` imports, at its top or within a function, with relative imports resolved."""
+    package = path.relative_to(ROOT).with_suffix("").parts[:-1]
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            parent = ".".join([*base, *filter(None, [node.module])])
+            yield parent
+            yield from (f"{parent}.{alias.name}" for alias in node.names)
+
+
+def falls_under(name: str, module: str) -> bool:
+    return name == module or name.startswith(f"{module}.")
+
+
+@pytest.mark.parametrize("module", sorted(DOORS))
+def test_only_its_door_imports(module: str) -> None:
+    wrong = []
+    for path in MODULES:
+        where = path.relative_to(ROOT).as_posix()
+        if any(where == door or (door.endswith("/") and where.startswith(door)) for door in DOORS[module]):
+            continue
+        wrong += [f"{where} imports {name}" for name in imported(path) if falls_under(name, module)]
+    assert not wrong
+
+
+@pytest.mark.parametrize("folder", ["runtime", "compiler", "store", "measure", "ir"])
+def test_nothing_below_it_knows_the_search(folder: str) -> None:
+    for path in (PACKAGE / folder).rglob("*.py"):
+        for name in imported(path):
+            assert not falls_under(name, "autotune.tuner"), f"{path.relative_to(ROOT)} imports {name}"
+
+
+@pytest.mark.parametrize("folder", ["tuner", "measure", "store"])
+def test_the_search_knows_no_domain(folder: str) -> None:
+    """A domain is found through autotune.task.DOMAINS, so that another one is a folder and nothing else."""
+    for path in (PACKAGE / folder).rglob("*.py"):
+        for name in imported(path):
+            assert not falls_under(name, "autotune.domains"), f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_the_reader_of_imports_sees_all_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    path = tmp_path / "a" / "b" / "c.py"
+    path.write_text("import x.y as z\ndef f():\n    from ..d import e\nfrom . import g\nif 0:\n    from h import i\n")
+    assert set(imported(path)) == {"x.y", "a.d", "a.d.e", "a.b", "a.b.g", "h", "h.i"}
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Top-level names in ``sys.modules`` of a new process that ran ``statement``."""
+    code = f"{statement}\nimport sys\nprint(*sorted({{n.partition('.')[0] for n in sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("module", ["autotune.runtime.lookup", "autotune.runtime.executor", "autotune.runtime.backend"])
+def test_deployment_loads_no_search_and_no_compiler(module: str) -> None:
+    assert not loaded_by(f"import {module}") & {"optuna", "alembic", "numba", "llvmlite"}
+
+
+def test_importing_the_package_costs_nothing() -> None:
+    heavy = {"torch", "numpy", "numba", "sqlalchemy", "optuna", "rich", "psutil"}
+    assert not loaded_by("import autotune, autotune.task, autotune.store.records") & heavy
