@@ -16,12 +16,13 @@ DEMO_DB := build/demo.db
 DEMO := fusion examples.residual_mlp:Training --inputs examples.residual_mlp:inputs --train --device cpu --db $(DEMO_DB)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint types format wheel clean
+.PHONY: help venv demo test lint cycles types format wheel clean
 
 help:
 	@echo "make demo    tune a training step on this CPU, time it, run it from the database (under 10 minutes)"
 	@echo "make test    the test suite; no GPU needed"
-	@echo "make lint    ruff"
+	@echo "make lint    ruff, and make cycles"
+	@echo "make cycles  who imports whom: layers, and no circle"
 	@echo "make types   mypy --strict on autotune/"
 	@echo "make format  let ruff format what it may"
 	@echo "make wheel   build dist/*.whl"
@@ -66,8 +67,13 @@ else
 	exit $$failed
 endif
 
-lint: $(READY)
+lint: $(READY) cycles
 	$(BIN)/ruff check .
+
+# Layers and doors are contracts in pyproject.toml; import circles are looked for by a test.
+cycles: $(READY)
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m pytest -q tests/unit/test_imports.py -k circle
 
 format: $(READY)
 	$(BIN)/ruff format .

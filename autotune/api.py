@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import UserError
+from autotune.tuner.samplers import DEFAULT, NONE
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
@@ -143,8 +144,8 @@ def time_weights(counted: Sequence[tuple[Workload, int]]) -> dict[str, float]:
 
     A memory-intensive region costs time by the bytes it moves, but a candidate of a region ten times as large is not
     worth ten times as much searching, and a small one needs a few candidates all the same. So the weight is how often
-    the region occurs, times the square root of its mebibytes where it has more than one. What is not a fusion region
-    counts as one mebibyte.
+    the region occurs, times the square root of its mebibytes where it has more than one. What moves no
+    bytes that its domain could tell counts as one mebibyte.
 
     Args:
         counted: workloads and how often each occurs.
@@ -156,11 +157,10 @@ def time_weights(counted: Sequence[tuple[Workload, int]]) -> dict[str, float]:
 
 
 def _bytes(workload: Workload) -> int:
-    if workload.kind != "fusion":
-        return 0
-    from autotune.ir.graph import Graph
+    from autotune.task import domain_hook
 
-    return Graph.from_json(workload.spec).bytes_moved
+    own = domain_hook(workload.kind, "bytes_moved")
+    return own(workload) if own else 0
 
 
 def tune_workloads(
@@ -171,7 +171,7 @@ def tune_workloads(
     trials: int | None = None,
     timeout: float | None = None,
     patience: int | None = None,
-    sampler: str = "tpe",
+    sampler: str = DEFAULT,
     seed: int = 0,
     space_file: str | None = None,
     policy: Policy | None = None,
@@ -204,7 +204,7 @@ def tune_workloads(
             goes to those after it.
         patience: candidates measured without a gain of 1% before a workload is left; see
             :class:`autotune.tuner.budget.Budget`.
-        sampler: "tpe", "gp", "random" or "brute".
+        sampler: of :data:`autotune.tuner.samplers.SAMPLERS`.
         seed: of the sampler and of the random inputs that candidates are verified on.
         space_file: a user's narrowed copy of the domain's search space. The default and stored candidates that it
             leaves out are compared with, but never deployed.
@@ -324,7 +324,8 @@ def _method(plans: str, ablation: str, sampler: str) -> tuple[str, str]:
         return "", sampler
     from autotune.compiler.planner.ablation import choose
 
-    return choose(plans, ablation, sampler)
+    method, searched = choose(plans, ablation)
+    return method, sampler if searched else NONE
 
 
 def _command(workloads: Sequence[Workload], devices: Sequence[str]) -> str:

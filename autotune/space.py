@@ -175,14 +175,17 @@ def holds(space: Space, config: Config, normalize: Callable[[Config], Config]) -
     return True
 
 
-def load_space(domain: str, section: str, file: str | None = None) -> Space:
+def load_space(domain: str, section: str, file: str | None = None, shipped: Path | None = None) -> Space:
     """The search space of ``domain`` on ``section`` ("cpu", "cuda"), narrowed by the user's ``file`` if given.
+
+    Args:
+        shipped: the domain's own file; None for ``search_spaces/<domain>.toml``.
 
     Raises:
         UserError: the file cannot be read or is not TOML, is for another domain or version, or names a section,
             parameter or value that the shipped file does not have; one line that says which, and what there is.
     """
-    shipped = resource_dir("search_spaces") / f"{domain}.toml"
+    shipped = shipped or resource_dir("search_spaces") / f"{domain}.toml"
     base = read_toml(shipped, "search-space file")
     sections = {name: table for name, table in base.items() if isinstance(table, dict)}
     if section not in sections:

@@ -1,19 +1,23 @@
 """What a domain implements to be searched: a task (in the search's process) and a bench (in the measuring worker).
 
 Everything that crosses a process is JSON or bytes: a task is rebuilt from ``(kind, workload, device)`` by
-:func:`open_task`, a candidate is a :data:`Config`, what it compiles to is an :class:`Artifact`. Adding a domain is a
-folder with a ``task.py``, an entry in :data:`DOMAINS`, and a TOML file in ``search_spaces/``.
+:func:`open_task`, a candidate is a :data:`Config`, what it compiles to is an :class:`Artifact`. A domain is a module of
+which an entry point tells (:class:`Domain`), and a TOML file with its search space; ``examples/blocked_gelu`` is one.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from autotune.errors import UserError
 from autotune.space import Choice as Choice
 from autotune.space import Config as Config
 from autotune.space import Space
@@ -228,20 +232,98 @@ class CalibratedTask(Protocol):
         ...
 
 
-DOMAINS: dict[str, str] = {"fusion": "autotune.domains.fusion.task", "c3": "autotune.domains.c3.task"}
-"""Domain name to the module that defines ``open_task(workload, device)`` and ``open_bench(workload, device)``.
+GROUP = "autotune.domains"
+"""The group of entry points that name domains, each a module; :class:`Domain` says what it offers."""
 
-The module may also define, where its domain differs from one process on one device:
+DOMAINS: dict[str, str] = {}
+"""Domain name to module, of those that a process was told of; :func:`domains` has the others too."""
 
-- ``open_measurer(workload, device, policy)``: what measures in the place of ``autotune.measure.worker.Worker``;
-- ``place(workload, device)``: the ``DeviceIdentity`` that its measurements hold for;
-- ``policy(device)``: how it measures by default.
-"""
+
+class Domain(Protocol):
+    """The module of a domain. Importing it is cheap, as every command does: what is heavy it imports when called.
+
+    It may offer more, each by itself. Where its domain differs from one process on one device:
+
+    - ``open_measurer(workload, device, policy)``: what measures in the place of ``autotune.measure.worker.Worker``;
+    - ``place(workload, device)``: the ``DeviceIdentity`` that its measurements hold for;
+    - ``policy(device)``: how it measures by default.
+
+    For the search:
+
+    - ``bytes_moved(workload)``: of a workload without a bench, by which a search's time is shared;
+    - ``damage(workload)``: why a workload that comes from a database may not be searched, or None.
+
+    For the command line:
+
+    - ``targets()``: the names that TARGET may be, and what each computes;
+    - ``workloads_of(target, inputs)``: the workloads of a TARGET and its ``--inputs`` (None where there is none), each
+      with how often it occurs; raises UserError where it knows no such target;
+    - ``COMMANDS``: name of a command (``search``, ``lookup``, ``bench``, ``calibrate``) to a module whose ``run(args)``
+      is that command for this domain, and returns the exit code. ``search`` and ``lookup`` go by ``workloads_of``
+      otherwise. A module for ``search`` with ``missed(store, device)`` and ``search_missed(args, device, store, missed,
+      timeout)`` searches what deployments missed by itself; ``serves()`` is whether this process was but a helper;
+    - ``add_arguments(command, parser)``: options of its own; ``refuse(command, args)`` raises UserError where they are
+      given and another domain is meant;
+    - ``case_problems(case)``: what is wrong with a case of a benchmark's file whose ``suite`` is the domain.
+    """
+
+    def open_task(self, workload: Workload, device: str) -> Task:
+        """The search's side of a workload."""
+        ...
+
+    def open_bench(self, workload: Workload, device: str) -> Bench:
+        """The worker's side of a workload."""
+        ...
+
+
+@functools.cache
+def _built_in() -> dict[str, str]:
+    """The domains of this package: its folders, which are there without an installed distribution too."""
+    folders = Path(__file__).parent.joinpath("domains").iterdir()
+    return {f.name: f"autotune.domains.{f.name}.domain" for f in sorted(folders) if (f / "domain.py").is_file()}
+
+
+@functools.cache
+def _installed() -> dict[str, str]:
+    """Those of entry points."""
+    from importlib.metadata import entry_points
+
+    return {entry.name: entry.value for entry in entry_points(group=GROUP)}
+
+
+def _told() -> dict[str, str]:
+    """Those of ``$AUTOTUNE_DOMAINS``: ``name=module``, several by comma."""
+    entries = [e.strip() for e in os.environ.get("AUTOTUNE_DOMAINS", "").split(",") if e.strip()]
+    if wrong := [e for e in entries if not all(e.partition("="))]:
+        raise UserError(f"AUTOTUNE_DOMAINS: {wrong[0]!r} is not of the form name=module")
+    return {name.strip(): module.strip() for name, _, module in (e.partition("=") for e in entries)}
+
+
+def domains() -> dict[str, str]:
+    """Every domain there is, name to module: the package's, those of entry points, of $AUTOTUNE_DOMAINS, and
+    :data:`DOMAINS`.
+
+    Raises:
+        UserError: $AUTOTUNE_DOMAINS cannot be read.
+    """
+    return _installed() | _told() | _built_in() | DOMAINS
+
+
+def module_of(kind: str) -> str:
+    """The name of a domain's module.
+
+    Raises:
+        UserError: there is no such domain; one line that names those there are.
+    """
+    found = DOMAINS.get(kind) or _built_in().get(kind) or domains().get(kind)
+    if found is None:
+        raise UserError(f"there is no domain {kind!r}; there are {', '.join(sorted(domains()))}")
+    return found
 
 
 def domain_hook(kind: str, name: str) -> Any:
-    """The domain's own function of that name, or None; see :data:`DOMAINS`."""
-    return getattr(importlib.import_module(DOMAINS[kind]), name, None)
+    """What the domain offers under that name, or None; see :class:`Domain`."""
+    return getattr(importlib.import_module(module_of(kind)), name, None)
 
 
 def place(workload: Workload, device: str) -> DeviceIdentity:
@@ -264,11 +346,11 @@ def policy_for(workload: Workload, device: str) -> Policy:
 
 def open_task(workload: Workload, device: str) -> Task:
     """The task of ``workload`` on ``device``."""
-    task: Task = importlib.import_module(DOMAINS[workload.kind]).open_task(workload, device)
+    task: Task = importlib.import_module(module_of(workload.kind)).open_task(workload, device)
     return task
 
 
 def open_bench(workload: Workload, device: str) -> Bench:
     """The bench of ``workload`` on ``device``; call it in the measuring worker only."""
-    bench: Bench = importlib.import_module(DOMAINS[workload.kind]).open_bench(workload, device)
+    bench: Bench = importlib.import_module(module_of(workload.kind)).open_bench(workload, device)
     return bench

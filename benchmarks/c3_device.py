@@ -167,7 +167,7 @@ def power(m: Measure) -> Iterator[Case]:
             name = f"{gemm.label} beside all_gather {format_bytes(nbytes)}, {operands}"
             arguments = {"probe": asdict(Probe(name, asdict(gemm), spec, runs)), "policy": m.policy, "zeros": zeros,
                          "seconds": SECONDS}  # fmt: skip
-            answers = m.ask(name, "autotune.domains.c3.checks.figures:back_to_back", arguments)
+            answers = m.ask(name, "benchmarks.c3_figures:back_to_back", arguments)
             if answers is None:
                 continue
             if answers[0]["skipped"]:
@@ -183,7 +183,7 @@ def power(m: Measure) -> Iterator[Case]:
 
 def partition(m: Measure) -> Iterator[Case]:
     """GEMMs with SMs kept from them."""
-    answers = m.ask("SMs left", "autotune.domains.c3.checks.figures:sms_left", {"reserves": list(RESERVES)})
+    answers = m.ask("SMs left", "benchmarks.c3_figures:sms_left", {"reserves": list(RESERVES)})
     if answers is None:
         return
     for gemm in PARTED:

@@ -110,8 +110,8 @@ def region_times(target: str, policy: Any, device: str) -> tuple[dict[str, float
     import torch
 
     from autotune.compiler.regions import aten
+    from autotune.domains.fusion.bench import source_inputs
     from autotune.domains.fusion.program_spec import fusion_workloads
-    from autotune.domains.fusion.task import source_inputs
     from autotune.ir.graph import Graph
     from autotune.ir.interpret import make_inputs
 

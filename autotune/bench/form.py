@@ -29,15 +29,15 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from autotune import __version__
-from autotune.domains.c3.suite.form import c3_problems
 from autotune.errors import UserError
+from autotune.task import domain_hook, domains
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -86,12 +86,20 @@ def problems(data: object) -> list[str]:
     cases = data["cases"]
     if not isinstance(cases, list) or not (cases or data.get("failed")):
         return [*found, "cases is not a list with a case in it"]
-    check = {None: _case_problems, "fusion": _case_problems, "c3": c3_problems}.get(data.get("suite"), _named_problems)
+    check = _checker(data.get("suite"))
     for number, case in enumerate(cases):
         found += [f"case {number}: {fault}" for fault in check(case)]
     names = [case.get("name") for case in cases if isinstance(case, Mapping)]
     found += [f"case {name!r} is there more than once" for name in dict.fromkeys(names) if names.count(name) > 1]
     return found
+
+
+def _checker(suite: object) -> Callable[[object], list[str]]:
+    """What tells the problems of a case of this suite."""
+    if suite in (None, "fusion"):
+        return _case_problems
+    own = domain_hook(suite, "case_problems") if isinstance(suite, str) and suite in domains() else None
+    return own or _named_problems
 
 
 def _case_problems(case: object) -> list[str]:

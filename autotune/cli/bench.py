@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 from typing import Any
 
-from autotune.cli.options import (
-    add_db,
-    add_device,
-    add_json,
-    add_ranks,
-    natural_int,
-    only_of,
-    positive_int,
-    result_file,
-    seconds,
-)
-from autotune.cli.output import machine_output
-from autotune.errors import UserError
+from autotune.cli import domains
+from autotune.cli.options import add_db, add_device, add_json, natural_int, positive_int, seconds
 
 
 def add_parser(subparsers: Any) -> None:
@@ -32,7 +19,8 @@ def add_parser(subparsers: Any) -> None:
         "naive overlap, the best issue order, SM partition and copy-engine strategy, and the tuned one with the ideal. "
         "The JSON file and a Markdown table beside it (for c3 pictures too) are written anew after every case.",
     )
-    parser.add_argument("suite", metavar="SUITE", choices=["fusion", "c3"], help="fusion, c3")
+    suites = domains.names("bench")
+    parser.add_argument("suite", metavar="SUITE", choices=suites, help=", ".join(suites))
     add_device(parser)
     parser.add_argument("--size", choices=["gpu", "cpu"], help="of fusion's inputs (default: as the device)")
     parser.add_argument("--out", metavar="FILE", help="the JSON file (default: bench-SUITE.json)")
@@ -55,16 +43,7 @@ def add_parser(subparsers: Any) -> None:
     parts.add_argument("--no-search", action="store_true", help="measure with what the database holds")
     parts.add_argument("--search-only", action="store_true", help="fill the database and measure nothing")
     parser.add_argument("--list", action="store_true", help="list the cases and run nothing")
-    group = parser.add_argument_group("c3")
-    about = "scenarios of your own, a file such as benchmarks/c3_scenarios.toml"
-    group.add_argument("--scenarios", metavar="FILE", help=about)
-    add_ranks(group)
-    about = "do not measure what would be chosen without a search"
-    group.add_argument("--no-heuristics", action="store_true", help=about)
-    about = "at the end, compare the tuned strategies with the best one that is fixed"
-    group.add_argument("--fixed", action="store_true", help=about)
-    about = "the scenario whose timeline is drawn (default: the first of the equal class)"
-    group.add_argument("--timeline", metavar="NAME", help=about)
+    domains.add_arguments("bench", parser)
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -78,68 +57,5 @@ def _names(text: str) -> list[str]:
 
 def run(args: argparse.Namespace) -> int:
     """Run the suite; returns 0, or 1 if a case could not be measured."""
-    if args.suite == "c3":
-        from autotune.domains.c3.cli import bench as c3_bench
-
-        return c3_bench.run(args)
-    only_of("c3", args, ("scenarios", "ranks", "no_heuristics", "fixed", "timeline"))
-    with machine_output(args.json) as emit:
-        if args.list:
-            return _list(args, emit)
-        from autotune.bench.report import render
-        from autotune.bench.run import Settings
-        from autotune.bench.run import run as run_suite
-        from autotune.device import resolve_device
-
-        device = resolve_device(args.device)
-        if device == "cpu" and (args.jobs or 1) > 1:
-            raise UserError(f"--jobs {args.jobs}: on a CPU, what compiles a case would disturb the timing of another")
-        out = result_file(args)
-        data, missing = run_suite(
-            Settings(
-                device=device,
-                size=args.size or ("cpu" if device == "cpu" else "gpu"),
-                out=out,
-                command=_command(args),
-                cases=args.cases,
-                db=args.db,
-                trials=args.trials,
-                timeout=args.timeout,
-                seed=args.seed,
-                peers=args.peers,
-                ablations=args.ablation,
-                resume=args.resume,
-                search=not args.no_search,
-                measure=not args.search_only,
-                jobs=args.jobs or 1,
-            )
-        )
-        if data is not None:
-            emit(data)
-    if data is not None and not args.json:
-        print(render(data))
-    for line in missing:
-        print(f"autotune: NOT MEASURED: {line}", file=sys.stderr)
-    return 1 if missing else 0
-
-
-def _list(args: argparse.Namespace, emit: Any) -> int:
-    from autotune.bench.suite import CASES
-
-    rows = [{"name": c.name, "kind": c.kind, "gpu": c.label("gpu"), "cpu": c.label("cpu")} for c in CASES.values()]
-    emit({"cases": rows})
-    if not args.json:
-        for row in rows:
-            print(f"{row['name']:36s} {row['kind']:9s} {row['gpu']}")
-    return 0
-
-
-def _command(args: argparse.Namespace) -> str:
-    """The command to note in the file; without the database's URL, which may hold a password."""
-    words = ["autotune", "bench", args.suite]
-    for name in ("device", "size", "out", "cases", "peers", "ablation", "trials", "timeout", "seed", "jobs"):
-        value = getattr(args, name)
-        if value is not None and value != []:
-            words += [f"--{name}", ",".join(value) if isinstance(value, list) else str(value)]
-    words += ["--no-search"] if args.no_search else []
-    return shlex.join(words)
+    code: int = domains.own("bench", args, args.suite).run(args)
+    return code

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from autotune.cli.options import add_db, add_device, add_json, add_precision, add_scenario, add_target
-from autotune.cli.output import TUNABLE, machine_output
-from autotune.domains.c3.cli.scenario import refuse_scenario
+from autotune.cli import domains
+from autotune.cli.options import add_db, add_device, add_json, add_precision, add_target
+from autotune.cli.output import machine_output
 from autotune.errors import UserError
+
+if TYPE_CHECKING:
+    from autotune.runtime.lookup import LookupResult
 
 
 def add_parser(subparsers: Any) -> None:
@@ -23,7 +25,7 @@ def add_parser(subparsers: Any) -> None:
         "default. Nothing is measured and nothing is written.",
     )
     add_target(parser, required=False)
-    add_scenario(parser)
+    domains.add_arguments("lookup", parser)
     add_device(parser)
     add_db(parser)
     parser.add_argument("--strict", action="store_true", help="match driver and package versions exactly")
@@ -34,39 +36,54 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Look up; returns 0 whatever the match."""
-    if args.domain == "c3":
-        from autotune.domains.c3.cli import lookup as c3_lookup
-
-        return c3_lookup.run(args)
-    refuse_scenario(args)
-    if not args.domain or not args.target:
-        raise UserError(f"the following arguments are required: {'TARGET' if args.domain else 'DOMAIN, TARGET'}")
+    own = domains.own("lookup", args, args.domain)
+    if own is not None:
+        code: int = own.run(args)
+        return code
+    check_target(args)
     with machine_output(args.json) as emit:
-        from autotune.cli.report import print_table, total
-        from autotune.device import resolve_device
-        from autotune.domains.fusion.program_spec import resolve
-        from autotune.ir.precision import asking
-        from autotune.runtime.lookup import lookup
+        from autotune.cli.report import print_table
+        from autotune.device import environment, resolve_device
+        from autotune.runtime.lookup import LookupResult, RegionMatch
+        from autotune.runtime.match import Level
+        from autotune.store import Store
+        from autotune.task import place
 
         device = resolve_device(args.device)
-        fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device)
-        with asking(args.precision):
-            found = lookup(fn, inputs, kwargs=kwargs, db=args.db, device=device, strict=args.strict, label=label)
-        regions = []
-        for matched, region in zip(found, found.to_json()["workloads"], strict=True):
-            if matched.workload is not None:
-                latency = region["latency_us"]
-                best = None if latency is None else {"config": region["config"], "latency_us": latency}
-                others = matched.schedule.others if matched.schedule else None
-                regions.append({**region, "best": best, "deployed_us": latency, "others_busy": others})
-        answer = total(label, device, regions)
+        how: Any = "strict" if args.strict else "loose"
+        counted, store, found = domains.workloads_of(args), Store.attach(args.db), []
+        try:
+            for workload, count in counted:
+                where = place(workload, device).fingerprint
+                env = environment(device)
+                schedule = None if store is None else store.get_schedule(workload.fingerprint, where, env, match=how)
+                level, why = (Level.EXACT, "") if schedule else (Level.NONE, "not tuned on this device")
+                found.append(RegionMatch(workload, level, schedule, workload if schedule else None, why, count))
+        finally:
+            if store is not None:
+                store.close()
+        answer = answer_of(args.target, device, LookupResult(tuple(found), device))
         emit(answer)
         if not args.json:
-            if regions:
-                print_table(answer)
-            else:
-                print(f"{label} has no memory-intensive region that this version can tune: {TUNABLE}")
-            if found.unsupported:
-                reasons = sorted({region.reason for region in found if region.workload is None})
-                print(f"{found.unsupported} more cannot be tuned: {'; '.join(reasons)}", file=sys.stderr)
+            print_table(answer)
     return 0
+
+
+def check_target(args: argparse.Namespace) -> None:
+    """Raise UserError where there is no target."""
+    if not args.domain or not args.target:
+        raise UserError(f"the following arguments are required: {'TARGET' if args.domain else 'DOMAIN, TARGET'}")
+
+
+def answer_of(label: str, device: str, found: LookupResult) -> dict[str, Any]:
+    """The JSON object of what is stored for a target."""
+    from autotune.cli.report import total
+
+    regions = []
+    for matched, region in zip(found, found.to_json()["workloads"], strict=True):
+        if matched.workload is not None:
+            latency = region["latency_us"]
+            best = None if latency is None else {"config": region["config"], "latency_us": latency}
+            others = matched.schedule.others if matched.schedule else None
+            regions.append({**region, "best": best, "deployed_us": latency, "others_busy": others})
+    return total(label, device, regions)

@@ -7,10 +7,10 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from autotune.cli.domains import names
 from autotune.errors import UserError
 from autotune.ir.precision import PRECISIONS
 from autotune.outputs import check_output
-from autotune.task import DOMAINS
 
 JSON_HELP = "print one JSON object on stdout, and nothing else there"
 DB_HELP = "database URL or SQLite file (default: $AUTOTUNE_DB, else a file in the user data directory)"
@@ -68,10 +68,9 @@ def check_modes(names: Sequence[str]) -> None:
             raise UserError(f"torch.compile has no mode {mode!r}; there are {', '.join(known)}")
 
 
-def add_target(
-    parser: argparse.ArgumentParser, *, required: bool = True, domains: Sequence[str] = tuple(sorted(DOMAINS))
-) -> None:
-    """The positional ``DOMAIN TARGET`` and ``--inputs``."""
+def add_target(parser: argparse.ArgumentParser, *, required: bool = True, domains: Sequence[str] = ()) -> None:
+    """The positional ``DOMAIN TARGET`` and ``--inputs``; ``domains`` are all of them where it is empty."""
+    domains = domains or sorted(names())
     nargs = None if required else "?"
     parser.add_argument("domain", metavar="DOMAIN", nargs=nargs, choices=domains, help=", ".join(domains))
     about = (
@@ -81,32 +80,6 @@ def add_target(
     parser.add_argument("target", metavar="TARGET", nargs=nargs, help=about)
     about = "package.module:callable that returns the example inputs of a TARGET (c3: of a --compute) of your own"
     parser.add_argument("--inputs", metavar="SPEC", help=about)
-
-
-SCENARIO = ("gemm", "compute", "collective", "bytes", "dtype", "layout")
-"""Arguments that say what a C3 scenario is, beside the number of ranks."""
-
-
-def add_scenario(parser: argparse.ArgumentParser) -> None:
-    """What describes a C3 scenario in the place of ``TARGET``; read by :mod:`autotune.domains.c3.cli.scenario`."""
-    group = parser.add_argument_group("c3", "a scenario without a name: a computation beside a collective")
-    group.add_argument("--gemm", metavar="MxNxK", help="the computation: a matrix product, such as 8192x28672x8192")
-    about = "another computation: a built-in fusion workload or package.module:callable, the latter with --inputs"
-    group.add_argument("--compute", metavar="SPEC", help=about)
-    group.add_argument("--collective", metavar="NAME", help="all_gather, all_to_all, reduce_scatter or all_reduce")
-    about = "of the larger of a rank's two buffers, such as 512MiB"
-    group.add_argument("--bytes", metavar="SIZE", help=about)
-    add_ranks(group)
-    about = "of both: bf16, f16 or f32 (default: that of a name; else bf16 on GPUs, f32 on a CPU)"
-    group.add_argument("--dtype", metavar="TYPE", help=about)
-    about = "of the GEMM's matrices, n as named or t transposed, such as nt for a linear layer (default: nn)"
-    group.add_argument("--layout", metavar="nn|nt|tn|tt", help=about)
-
-
-def add_ranks(parser: argparse._ActionsContainer) -> None:
-    """``--ranks``."""
-    about = "processes, one device each (default: all GPUs, or 2 on a CPU; under torchrun its processes)"
-    parser.add_argument("--ranks", type=positive_int, metavar="N", help=about)
 
 
 def add_device(parser: argparse.ArgumentParser, more: str = "") -> None:

@@ -6,38 +6,34 @@ import argparse
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.decided import add_step, decide_step, is_decided
+from autotune.cli import domains
+from autotune.cli.decided import add_step
 from autotune.cli.options import (
     add_db,
     add_device,
     add_json,
     add_precision,
-    add_scenario,
     add_target,
-    check_modes,
     natural_int,
     positive_int,
     seconds,
 )
-from autotune.cli.output import TUNABLE, machine_output
+from autotune.cli.output import machine_output
 from autotune.cli.report import print_table, total
 from autotune.cli.searched import Searched, conclude, not_begun, reason, tune
 from autotune.compiler.planner.ablation import ABLATIONS, PLANS
-from autotune.domains.c3.cli.scenario import refuse_scenario
 from autotune.errors import UserError, told
 from autotune.measure.policy import CACHES, default_policy
+from autotune.tuner.samplers import DEFAULT, SAMPLERS
 
 if TYPE_CHECKING:
-    from autotune.domains.fusion.program_spec import Captured
     from autotune.store import Store
     from autotune.tuner.result import Result
     from autotune.workload import Workload
-
-SAMPLERS = ("tpe", "gp", "random", "brute")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -49,7 +45,7 @@ def add_parser(subparsers: Any) -> None:
         "store every measurement and the best. Interrupted or killed, the same command goes on where it was.",
     )
     add_target(parser, required=False)
-    add_scenario(parser)
+    domains.add_arguments("search", parser)
     more = "; fusion: several equal GPUs side by side too, as cuda:0,cuda:1 or cuda:all, each workload on one of them"
     add_device(parser, more)
     add_db(parser)
@@ -60,7 +56,7 @@ def add_parser(subparsers: Any) -> None:
         " with what was not begun by then"
     )
     parser.add_argument("--timeout", type=seconds, metavar="S", help=about)
-    parser.add_argument("--sampler", choices=SAMPLERS, default="tpe", help="who proposes (default: %(default)s)")
+    parser.add_argument("--sampler", choices=SAMPLERS, default=DEFAULT, help="who proposes (default: %(default)s)")
     parser.add_argument("--seed", type=natural_int, default=0, metavar="N", help="of the sampler (default: 0)")
     about = "a narrowed copy of search_spaces/DOMAIN.toml"
     parser.add_argument("--space", metavar="FILE", help=about)
@@ -92,11 +88,28 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Search; returns 0, 1 if nothing could be measured, or 130 if it was interrupted."""
-    if args.domain == "c3":
-        from autotune.domains.c3.cli import search as c3_search
+    own = domains.own("search", args, args.domain)
+    code: int = own.run(args) if own is not None else search(args)
+    return code
 
-        return c3_search.run(args)
-    refuse_scenario(args)
+
+@dataclass(frozen=True)
+class Program:
+    """What a domain does with a target beside naming its workloads.
+
+    Attributes:
+        check: sees that the command's options suit the devices; raises UserError.
+        capture: the target's workloads, how often each occurs, and notes for the run.
+        finish: what is done with what was searched, at the end.
+    """
+
+    check: Callable[[argparse.Namespace, Sequence[str]], None]
+    capture: Callable[[argparse.Namespace, str, Store], tuple[Sequence[tuple[Workload, int]], Mapping[str, Any]]]
+    finish: Callable[[argparse.Namespace, str, Store, Searched, str], Searched]
+
+
+def search(args: argparse.Namespace, program: Program | None = None) -> int:
+    """Search a target's workloads, or what deployments missed; returns the exit code."""
     if args.missed and (args.target or args.inputs or args.train or args.precision):
         left_out = "TARGET, --inputs, --train and --precision"
         raise UserError(f"--missed takes its workloads from the database: leave out {left_out}")
@@ -105,60 +118,67 @@ def run(args: argparse.Namespace) -> int:
     domain = args.domain or _only_domain(args)
     with machine_output(args.json) as emit:
         from autotune.device import resolve_devices
-        from autotune.domains.c3.cli.scenario import serves
-        from autotune.space import load_space
         from autotune.store import Store
 
         devices = resolve_devices(args.device)
-        if args.mode != ["default"]:
-            check_modes(args.mode)
-        if args.space:  # a mistake in the file is told before the target is captured, which takes seconds
-            load_space("fusion", devices[0].partition(":")[0], args.space)
-        if domain is None and serves():
+        if program:
+            program.check(args, devices)
+        if domain is None and any(module.serves() for module in domains.searching_missed().values()):
             return 0
         with Store.open(args.db) as store:
             if args.missed:
                 done = _search_missed(args, devices, store, domain)
             else:
-                found = _captured(args, devices[0], store)
-                notes = {"capture": found.to_json()}
-                one = _search(args, devices, store, args.target, found.workloads, args.timeout, notes)
-                if is_decided(args):
-                    steps = decide_step(args, devices[0], store, one, _command(args))
-                    one = replace(one, answer={**one.answer, "steps": steps})
-                done = [one]
-        # One object: what c3 came to goes under its name where there is something else too.
-        emit({**done[0].answer, **({"c3": done[1].answer} if len(done) > 1 else {})})
-    return conclude(done, args.json)
+                notes: Mapping[str, Any] = {}
+                if program:
+                    counted, notes = program.capture(args, devices[0], store)
+                else:
+                    counted = domains.workloads_of(args)
+                one = _search(args, devices, store, args.target, counted, args.timeout, notes)
+                if program:
+                    one = program.finish(args, devices[0], store, one, _command(args))
+                done = {args.domain: one}
+        # One object: what further domains came to goes under their names.
+        first, *others = done
+        emit({**done[first].answer, **{name: done[name].answer for name in others}})
+    return conclude(list(done.values()), args.json)
 
 
 def _only_domain(args: argparse.Namespace) -> str | None:
     """The domain that options of its own confine ``--missed`` to."""
     own = args.space or args.plans != "measured" or args.ablation != "full" or args.caches != "cold"
-    return "fusion" if own else None
+    return domains.DEFAULT if own else None
 
 
 def _search_missed(
     args: argparse.Namespace, devices: Sequence[str], store: Store, domain: str | None
-) -> list[Searched]:
-    """Search what deployments missed: of ``domain``, or all of it, one domain after the other."""
-    from autotune.domains.c3.cli import search as c3_search
-
+) -> dict[str, Searched]:
+    """Search what deployments missed: of ``domain``, or all of it; what domains search by themselves comes last."""
     begin, device = time.monotonic(), devices[0]
     counted = _missed(store, device, args.domain)
-    scenarios = c3_search.missed(store, device) if domain is None else []
-    if not counted and not scenarios:
+    own = domains.searching_missed() if domain is None else {}
+    others = {name: found for name, module in own.items() if (found := module.missed(store, device))}
+    if not counted and not others:
         how = "backend='autotune'" if domain else "backend='autotune' or autotune.overlap"
         raise UserError(f"{store.name} has no missed workload of this device: run the model with {how} first")
-    done, left = [], args.timeout
+    done: dict[str, Searched] = {}
+    left = len(counted) + sum(map(len, others.values()))
+
+    def granted(count: int) -> float | None:
+        """Seconds for so many of those that are left."""
+        if args.timeout is None:
+            return None
+        rest = args.timeout - (time.monotonic() - begin) if done else args.timeout
+        return float(max(1.0, rest) * count / left)
+
     if counted:
-        share = len(counted) / (len(counted) + len(scenarios))
-        timeout = None if args.timeout is None else share * args.timeout
-        done.append(_search(args, devices, store, "missed workloads", counted, timeout))
-        if args.timeout is not None:
-            left = max(1.0, args.timeout - (time.monotonic() - begin))
-    if scenarios and not any(searched.interrupted for searched in done):
-        done.append(c3_search.search_scenarios(args, device, store, "missed scenarios", scenarios, left))
+        timeout = granted(len(counted))
+        done[domain or domains.DEFAULT] = _search(args, devices, store, "missed workloads", counted, timeout)
+        left -= len(counted)
+    for name, found in others.items():
+        if not any(searched.interrupted for searched in done.values()):
+            done[name] = own[name].search_missed(args, device, store, found, granted(len(found)))
+            left -= len(found)
     return done
 
 
@@ -187,8 +207,9 @@ def _search(
     where = identify(devices[0])
     many = f"{len(counted)} workloads" if len(counted) > 1 else "1 workload"
     print(f"{name}: {many} on {replace(where, count=len(devices)).label}, stored in {store.name}", file=sys.stderr)
-    if store.get_calibration(where.fingerprint, args.domain or "fusion") is None:
-        hint = "`autotune calibrate fusion` measures this device's, in about a minute"
+    kind = args.domain or domains.DEFAULT
+    if "calibrate" in domains.commands(kind) and store.get_calibration(where.fingerprint, kind) is None:
+        hint = f"`autotune calibrate {kind}` measures this device's, in about a minute"
         print(f"cost models: built-in figures; {hint}", file=sys.stderr)
     results = tune(
         args,
@@ -212,37 +233,20 @@ def _search(
     return Searched(answer, results, reasons, print_table)
 
 
-def _captured(args: argparse.Namespace, device: str, store: Store) -> Captured:
-    from autotune.domains.fusion.program_spec import captured
-    from autotune.domains.fusion.rederive import check_graph, check_source
-    from autotune.ir.precision import asking
-
-    def known(signature: str) -> list[tuple[Workload, int]] | None:
-        """What an earlier run captured, if it is in the database as it was: else the target is captured again."""
-        stored = store.captured(signature)
-        intact = stored and not any(check_graph(w) or check_source(w) for w, _ in stored)
-        return stored if intact else None
-
-    with asking(args.precision):
-        found = captured(args.target, args.inputs, device, train=args.train, known=known)
-    if not found.workloads:
-        raise UserError(f"{args.target} has no memory-intensive region that this version can tune: {TUNABLE}")
-    return found
-
-
 def _missed(store: Store, device: str, domain: str | None) -> list[tuple[Workload, int]]:
-    """The workloads of ``domain``, or of every one but c3, that deployments on this device missed.
+    """The workloads of ``domain``, or of every one that does not search them by itself, that deployments on this device
+    missed.
 
     Others may have written them: one without a graph, or whose program is not what it was made of, is told and left
     out.
     """
+    from autotune import task
     from autotune.device import identify
-    from autotune.task import DOMAINS
 
-    found = []
+    known, found = task.domains().keys() - domains.searching_missed().keys(), []
     for miss in store.misses(identify(device).fingerprint):
         workload = store.get_workload(miss.workload)
-        if workload is None or workload.kind not in DOMAINS or workload.kind == "c3":
+        if workload is None or workload.kind not in known:
             continue
         if domain in (None, workload.kind) and _is_intact(workload):
             found.append((workload, miss.count))
@@ -251,11 +255,10 @@ def _missed(store: Store, device: str, domain: str | None) -> list[tuple[Workloa
 
 def _is_intact(workload: Workload) -> bool:
     """Whether a stored workload may be searched; tells why not."""
-    if workload.kind != "fusion":
-        return True
-    from autotune.domains.fusion.rederive import check_graph, check_source
+    from autotune.task import domain_hook
 
-    why = check_graph(workload) or check_source(workload)
+    damage = domain_hook(workload.kind, "damage")
+    why = damage(workload) if damage else None
     if why:
         hint = "running the model again stores it anew"
         print(f"autotune: WARNING: {workload.fingerprint[:12]} is left out: {told(why, 500)}; {hint}", file=sys.stderr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from autotune.cli import domains
 from autotune.cli.options import add_json
 from autotune.cli.output import console, machine_output
 
@@ -21,11 +22,11 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print names and what they compute."""
     with machine_output(args.json) as emit:
-        from autotune.domains.c3.suite.suite import load
-        from autotune.domains.fusion.builtin import BUILTIN
-
-        rows = [{"domain": "fusion", "name": name, "about": target.about} for name, target in BUILTIN.items()]
-        rows += [{"domain": "c3", "name": name, "about": entry.label} for name, entry in load().items()]
+        rows = [
+            {"domain": domain, "name": name, "about": about}
+            for domain in domains.names()
+            for name, about in domains.targets(domain).items()
+        ]
         emit({"workloads": rows})
         if not args.json:
             _table(rows)

@@ -204,7 +204,7 @@ class CompilePool:
         return Built(None, reason, time.monotonic() - begin, fault)
 
     def _open(self, child: Child, workload: Workload, device: str) -> None:
-        child.send({"workload": workload.to_json(), "domain": tasks.DOMAINS[workload.kind], "device": device})
+        child.send({"workload": workload.to_json(), "domain": tasks.module_of(workload.kind), "device": device})
         answer, _ = child.receive(time.monotonic() + _STARTUP_S)
         if not answer["ok"]:
             raise ValueError(f"cannot open the workload: {answer['reason']}")

@@ -303,7 +303,7 @@ class Worker:
             {
                 "job": "open",
                 "workload": self._workload.to_json(),
-                "domain": tasks.DOMAINS[self._workload.kind],
+                "domain": tasks.module_of(self._workload.kind),
                 "device": self._device,
                 "policy": self._policy.to_json(),
             }

@@ -15,6 +15,7 @@ from autotune.task import Config, Task, config_key
 from autotune.tuner import compose
 from autotune.tuner.budget import Budget
 from autotune.tuner.context import Context
+from autotune.tuner.samplers import NONE
 from autotune.tuner.seeds import suggested
 from autotune.workload import Workload
 
@@ -39,7 +40,7 @@ class Ahead:
 
     def __init__(self, context: Context, workloads: Sequence[Workload], budget: Callable[[int], Budget]) -> None:
         self._context, self._workloads, self._budget = context, workloads, budget
-        self._active = _overlaps(context.device) and context.sampler != "model"
+        self._active = _overlaps(context.device) and context.sampler != NONE
         self._put = self._done = 0
         self._met: set[int] = set()
         self._wanted: set[int] = set()

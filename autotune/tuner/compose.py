@@ -21,6 +21,7 @@ from autotune.tuner.budget import Budget
 from autotune.tuner.context import Context
 from autotune.tuner.explore import NO_GAIN, TIME_UP, TRIALS_UP, Explorer
 from autotune.tuner.parts import LEAST_S, Means, Parts
+from autotune.tuner.samplers import NONE, is_guided
 from autotune.tuner.screen import explore, learn_stored, settled
 from autotune.tuner.seeds import Seed
 from autotune.tuner.session import Session
@@ -70,12 +71,12 @@ def search(
     s.pool.forget(parts.found.keys() - {s.key.workload})
     s.worker.open(s.task.workload)
     seeds = [Seed(config, "composed") for config in _wholes(s, compositions, parts)]
-    if context.sampler != "model" or not seeds:  # then the model alone decides
+    if context.sampler != NONE or not seeds:  # then the model alone decides
         seeds.insert(0, Seed(s.task.normalize(s.task.default()), "default"))
     space = s.task.space(context.space_file)
     Explorer(s, space, None, seeds, until_s=None, patience=0).run()
     finals.refine(s)
-    if context.sampler in ("tpe", "gp"):
+    if is_guided(context.sampler):
         _polish(context, s, budget)
     if s.interrupt.requested:
         return "interrupted"

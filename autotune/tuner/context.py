@@ -28,6 +28,7 @@ from autotune.tuner.budget import Budget, Pace
 from autotune.tuner.history import History, open_storage
 from autotune.tuner.interrupt import Interrupt
 from autotune.tuner.result import Progress
+from autotune.tuner.samplers import DEFAULT, NONE
 from autotune.tuner.session import Session
 from autotune.workload import Workload, digest
 
@@ -41,7 +42,8 @@ class Context:
 
     Attributes:
         device: "cpu" or "cuda:N".
-        sampler: "tpe", "gp", "random", "brute", or "model" for what the domain's cost model likes best, unsearched.
+        sampler: a name of :data:`autotune.tuner.samplers.SAMPLERS`, or ``NONE`` for what the domain's cost model likes
+            best, unsearched.
         seed: of the sampler and of the random inputs that candidates are verified on.
         space_file: a user's narrowed copy of the domain's search space.
         method: of the domain, "" for its whole; see ``autotune.task.ComposedTask.under``.
@@ -53,7 +55,7 @@ class Context:
     store: Store
     device: str
     policy: Policy
-    sampler: str = "tpe"
+    sampler: str = DEFAULT
     seed: int = 0
     space_file: str | None = None
     method: str = ""
@@ -187,7 +189,7 @@ class Context:
 
     def history(self, s: Session, space: Space) -> History | None:
         """The study of a session's search in ``space``; None where the sampler proposes nothing."""
-        if self.sampler == "model":
+        if self.sampler == NONE:
             return None
         key = s.key
         return History(

@@ -8,6 +8,7 @@ from autotune.tuner import seeds
 from autotune.tuner.budget import Budget
 from autotune.tuner.context import Context
 from autotune.tuner.explore import EXHAUSTED, NO_GAIN, Explorer
+from autotune.tuner.samplers import is_guided
 from autotune.tuner.session import Session
 
 
@@ -24,8 +25,7 @@ def explore(context: Context, s: Session, budget: Budget, *, until_s: float | No
     stored = learn_stored(s)
     near = s.store.neighbours(s.task.workload.family, s.key.device, s.key.workload, extent=s.task.workload.extent)
     history = context.history(s, space)
-    # Random and exhaustive search stay what they are: they are what others are compared with.
-    guided = context.sampler in ("tpe", "gp")
+    guided = is_guided(context.sampler)
     if history is None:
         chosen = seeds.picks(s.task, space, context.seed, 1) or [s.task.default()]
         begin = [seeds.Seed(s.task.normalize(c), "model") for c in chosen]

@@ -24,15 +24,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from autotune.domains.c3.checks.check import ENGINES, Batch, batches
-from autotune.domains.c3.checks.check_deploy import CHECKS
 from autotune.domains.c3.measuring.ranks import Ranks
 from autotune.domains.c3.scenario import COLLECTIVES
 from autotune.errors import UserError
 from autotune.measure.worker import WorkerFault
+from tests.gpu.c3.check import ENGINES, Batch, batches
+from tests.gpu.c3.check_deploy import CHECKS
 from tests.gpu.c3_host import open_ranks, parser, write
 
-STRATEGIES, DEPLOYED = "autotune.domains.c3.checks.check:strategies", "autotune.domains.c3.checks.check_deploy:deployed"
+STRATEGIES, DEPLOYED = "tests.gpu.c3.check:strategies", "tests.gpu.c3.check_deploy:deployed"
 NAMES = (*dict.fromkeys(engine for side in ENGINES.values() for engine in side), *COLLECTIVES, *CHECKS)
 FAULTS = 3  # in one batch of strategies, after which the rest of it is left
 MOST_FAULTS = 12  # in all: each costs new processes, and a hang its time limit

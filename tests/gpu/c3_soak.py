@@ -2,7 +2,7 @@
 
     python tests/gpu/c3_soak.py [--calls 10000] [--seed 0] [--ranks N] [--device cuda:0] [--out FILE.json]
 
-Starts a process for every GPU, calls ``autotune.domains.c3.checks.soak`` on all of them and prints a line; the exit
+Starts a process for every GPU, calls ``tests.gpu.c3.soak`` on all of them and prints a line; the exit
 code is 1 if a single element was wrong, or a rank died or hung, and 2 where there are too few GPUs.
 """
 
@@ -18,7 +18,7 @@ from autotune.errors import UserError
 from autotune.measure.worker import WorkerFault
 from tests.gpu.c3_host import open_ranks, parser, write
 
-SOAK = "autotune.domains.c3.checks.soak:soak"
+SOAK = "tests.gpu.c3.soak:soak"
 
 
 def main(words: list[str] | None = None) -> int:

@@ -22,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from autotune.device import environment
-from autotune.domains.fusion.task import FusionBench, FusionTask
+from autotune.domains.fusion.bench import FusionBench
+from autotune.domains.fusion.task import FusionTask
 from autotune.errors import BuildError
 from autotune.ir.interpret import make_inputs
 from autotune.task import Artifact, Config

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from autotune.bench.backward import layer_norm_backward
 from autotune.bench.mixed import mixed_axes
-from autotune.domains.fusion.task import FusionBench, FusionTask
+from autotune.domains.fusion.bench import FusionBench
+from autotune.domains.fusion.task import FusionTask
 from autotune.errors import BuildError
 from autotune.task import Artifact, Config
 from tests.gpu import command

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from autotune.domains.fusion.task import FusionBench
+from autotune.domains.fusion.bench import FusionBench
 from autotune.errors import first_line
 from autotune.measure.policy import default_policy
 from autotune.measure.timer import time_cuda

@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
-from autotune.domains.fusion.task import FusionBench, FusionTask
+from autotune.domains.fusion.bench import FusionBench
+from autotune.domains.fusion.task import FusionTask
 from autotune.errors import BuildError
 from autotune.task import Artifact, Config
 from tests.gpu import command

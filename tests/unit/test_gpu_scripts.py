@@ -82,7 +82,7 @@ class FakeRanks:
         pass
 
     def call(self, function: str, arguments: dict[str, Any], timeout_s: float) -> list[dict[str, Any]]:
-        assert (function, arguments) == ("autotune.domains.c3.checks.soak:soak", {"calls": 10, "seed": 3})
+        assert (function, arguments) == ("tests.gpu.c3.soak:soak", {"calls": 10, "seed": 3})
         if self.answers is None:
             raise WorkerFault("no answer of rank 1")
         return self.answers

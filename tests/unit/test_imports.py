@@ -1,13 +1,15 @@
-"""Who may import what: the rules that keep deployment light and each library behind one door."""
+"""Who may import what, beside the layers in pyproject.toml: no circle, each library behind one door, a light
+deployment."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import grimp
 import pytest
 
 from tests.support import ROOT
@@ -54,19 +56,32 @@ def test_only_its_door_imports(module: str) -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("folder", ["runtime", "compiler", "store", "measure", "ir"])
-def test_nothing_below_it_knows_the_search(folder: str) -> None:
-    for path in (PACKAGE / folder).rglob("*.py"):
-        for name in imported(path):
-            assert not falls_under(name, "autotune.tuner"), f"{path.relative_to(ROOT)} imports {name}"
+REWRITTEN = ("autotune.compiler.targets.cuda.rows.", "autotune.compiler.targets.cuda.outer.")
+"""Whose circles end with their rewriting."""
 
 
-@pytest.mark.parametrize("folder", ["tuner", "measure", "store"])
-def test_the_search_knows_no_domain(folder: str) -> None:
-    """A domain is found through autotune.task.DOMAINS, so that another one is a folder and nothing else."""
-    for path in (PACKAGE / folder).rglob("*.py"):
-        for name in imported(path):
-            assert not falls_under(name, "autotune.domains"), f"{path.relative_to(ROOT)} imports {name}"
+def in_circles(imports: Mapping[str, set[str]]) -> set[str]:
+    """The modules of ``imports`` (module to what it imports) that lie on a circle, or between two."""
+    left = {module: set(others) for module, others in imports.items()}
+    while True:
+        found = {module for others in left.values() for module in others}
+        ends = {module for module, others in left.items() if not others & left.keys() or module not in found}
+        if not ends:
+            return set(left)
+        left = {module: others - ends for module, others in left.items() if module not in ends}
+
+
+def test_a_circle_is_found() -> None:
+    imports = {"a": {"b"}, "b": {"c", "d"}, "c": {"b", "e"}, "d": {"f"}, "e": {"f"}, "f": set()}
+    assert in_circles(imports) == {"b", "c"}
+
+
+def test_no_module_is_in_an_import_circle() -> None:
+    """Imports within functions and under TYPE_CHECKING count."""
+    graph = grimp.build_graph("autotune", cache_dir=None)
+    assert len(graph.modules) > 300
+    found = in_circles({module: graph.find_modules_directly_imported_by(module) for module in graph.modules})
+    assert not [module for module in sorted(found) if not module.startswith(REWRITTEN)]
 
 
 def test_the_reader_of_imports_sees_all_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

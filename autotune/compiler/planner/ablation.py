@@ -57,8 +57,8 @@ def method(name: str) -> Method:
     return METHODS[_known(name or FULL, METHODS, "method")]
 
 
-def choose(plans: str, ablation: str, sampler: str) -> tuple[str, str]:
-    """The method and the sampler for a search.
+def choose(plans: str, ablation: str) -> tuple[str, bool]:
+    """The method of a search, and whether schedules are searched.
 
     Raises:
         UserError: a name is unknown, or both take something away.
@@ -68,7 +68,7 @@ def choose(plans: str, ablation: str, sampler: str) -> tuple[str, str]:
     if ablation != FULL and plans != "measured":
         raise UserError(f"plans={plans!r} and ablation={ablation!r} exclude each other: give one of them")
     name = ablation if ablation != FULL else PLANS[plans]
-    return ("" if name == FULL else name), ("model" if not METHODS[name].search else sampler)
+    return ("" if name == FULL else name), METHODS[name].search
 
 
 def _known(name: str, names: Iterable[str], what: str) -> str:

@@ -22,7 +22,6 @@ from autotune.compiler.schedules.configurations import agree, group_configs, joi
 from autotune.compiler.schedules.cuda import Scheme, scheme_of
 from autotune.compiler.schedules.limits import improper
 from autotune.device import describe_cuda, usable_processors
-from autotune.domains.fusion.bench import FusionBench
 from autotune.domains.fusion.compositions import compositions, plan_prediction
 from autotune.errors import BuildError, Unsupported
 from autotune.ir.graph import Graph
@@ -219,13 +218,3 @@ class FusionTask:
         from autotune.runtime.cpu_launch import make_launches
 
         make_launches(plan, join_configs(parts))
-
-
-def open_task(workload: Workload, device: str) -> FusionTask:
-    """The search's side of a fusion workload."""
-    return FusionTask(workload, device)
-
-
-def open_bench(workload: Workload, device: str) -> FusionBench:
-    """The worker's side of a fusion workload."""
-    return FusionBench(workload, device)

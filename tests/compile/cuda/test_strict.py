@@ -17,8 +17,9 @@ from autotune.compiler.targets.cuda.compile import compile_ptx
 from autotune.compiler.targets.cuda.kernels import GroupKernels
 from autotune.compiler.targets.cuda.operators import LOG2E
 from autotune.compiler.targets.cuda.strict import _NAMES, accurate, strictly
+from autotune.domains.fusion.bench import FusionBench
 from autotune.domains.fusion.program_spec import workloads_of
-from autotune.domains.fusion.task import FusionBench, FusionTask
+from autotune.domains.fusion.task import FusionTask
 from autotune.errors import BuildError
 from autotune.ir.graph import Graph
 from autotune.ir.precision import asking

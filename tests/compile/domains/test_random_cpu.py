@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.domains.fusion.task import FusionBench, FusionTask
+from autotune.domains.fusion.bench import FusionBench
+from autotune.domains.fusion.task import FusionTask
 from tests.support.random_programs import judge
 from tests.support.random_programs.checks import regions_of
 from tests.support.random_programs.families import program

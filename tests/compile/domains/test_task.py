@@ -19,7 +19,9 @@ import torch
 from autotune.compiler.schedules.configurations import group_configs
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.device import describe_cuda
-from autotune.domains.fusion.task import FusionBench, FusionTask, open_bench, open_task
+from autotune.domains.fusion.bench import FusionBench
+from autotune.domains.fusion.domain import open_bench, open_task
+from autotune.domains.fusion.task import FusionTask
 from autotune.errors import BuildError, UserError
 from autotune.task import Config
 from autotune.tuner import seeds

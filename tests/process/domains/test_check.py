@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from autotune.domains.c3 import task
-from autotune.domains.c3.checks.check import Batch, batches
 from autotune.domains.c3.measuring.ranks import Ranks
 from autotune.domains.c3.scenario import COLLECTIVES, Gemm, Scenario
 from autotune.domains.c3.strategy import HostStrategy, Strategy
 from tests.gpu import c3_check as script
+from tests.gpu.c3.check import Batch, batches
 
 
 def test_batches_have_every_way_to_move_and_to_share() -> None:

@@ -16,8 +16,8 @@ import torch
 from autotune.cli.app import main
 from autotune.compiler.lower.rules.table import RULES
 from autotune.compiler.regions import aten
+from autotune.domains.fusion.bench import FusionBench
 from autotune.domains.fusion.rederive import check_source
-from autotune.domains.fusion.task import FusionBench
 from autotune.errors import BuildError
 from autotune.store import Store
 from autotune.workload import Workload
@@ -70,23 +70,23 @@ def test_beside_it_honest_ones_are_searched_with_baselines(
 def test_a_module_whose_stored_program_was_changed_is_captured_again(
     db: Path, victim: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from autotune.cli.search import _captured
+    from autotune.domains.fusion.cli.search import captured_target
 
     (tmp_path / "own_model.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     args = Namespace(target="own_model:Net", inputs="own_model:inputs", train=False, precision=None)
     with Store.open(db) as store:
-        found = _captured(args, "cpu", store)
+        found = captured_target(args, "cpu", store)
         assert found.signature is not None
         for workload, _ in found.workloads:
             store.put_workload(workload)
         run = store.start_run("search")
         store.finish_run(run.id, "done", {"capture": found.to_json()})
-        assert _captured(args, "cpu", store).known
+        assert captured_target(args, "cpu", store).known
         ((workload, _),) = found.workloads
         store.put_workload(overwriting(workload, victim))
-        again = _captured(args, "cpu", store)
+        again = captured_target(args, "cpu", store)
         assert not again.known
         assert again.workloads[0][0].source == workload.source
     sys.modules.pop("own_model", None)

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from autotune.compiler.schedules.configurations import group_configs
 from autotune.compiler.schedules.cuda import scheme_of
+from autotune.domains.fusion.bench import FusionBench
 from autotune.domains.fusion.program_spec import workloads_of
-from autotune.domains.fusion.task import FusionBench, FusionTask
+from autotune.domains.fusion.task import FusionTask
 from autotune.workload import Workload
 from tests.support.fake_cuda import check_group
 

@@ -6,12 +6,12 @@ import os
 import signal
 from typing import Any
 
-from autotune.domains.c3.checks.check import strategies
-from autotune.domains.c3.checks.check_deploy import deployed
 from autotune.domains.c3.deploy import ready as c3_ready
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.measuring import bench
 from autotune.errors import Unsupported
+from tests.gpu.c3.check import strategies
+from tests.gpu.c3.check_deploy import deployed
 from tests.support.c3.host_jobs import one_element
 
 

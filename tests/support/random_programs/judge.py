@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from autotune.domains.fusion.task import FusionBench
+from autotune.domains.fusion.bench import FusionBench
 from autotune.ir.conditioning import DRAWS, noise
 from autotune.ir.interpret import interpret, make_inputs
 from autotune.task import Runnable

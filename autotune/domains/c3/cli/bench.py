@@ -7,7 +7,7 @@ import shlex
 import sys
 from typing import Any
 
-from autotune.cli.options import only_of, result_file
+from autotune.cli.options import result_file
 from autotune.cli.output import machine_output
 from autotune.domains.c3.cli.scenario import ranks_of, serves
 from autotune.runtime.database import deploying_from
@@ -15,7 +15,6 @@ from autotune.runtime.database import deploying_from
 
 def run(args: argparse.Namespace) -> int:
     """Run the suite; returns 0, or 1 if a scenario could not be measured."""
-    only_of("fusion", args, ("size", "peers", "ablation", "jobs"))
     with machine_output(args.json) as emit:
         if args.list:
             return _list(args, emit)

@@ -6,18 +6,11 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
-from autotune.cli.options import SCENARIO
+from autotune.domains.c3.cli.arguments import SCENARIO
 from autotune.errors import UserError
 
 if TYPE_CHECKING:
     from autotune.domains.c3.scenario import Compute, Scenario
-
-
-def refuse_scenario(args: argparse.Namespace) -> None:
-    """For a command on another domain: raises UserError where a scenario is described."""
-    given = [f"--{name}" for name in (*SCENARIO, "ranks") if getattr(args, name) is not None]
-    if given:
-        raise UserError(f"{', '.join(given)}: only of c3 scenarios")
 
 
 def scenario_of(args: argparse.Namespace, device: str) -> tuple[Scenario, str]:

@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.options import SCENARIO
 from autotune.cli.output import machine_output
 from autotune.cli.searched import Searched, conclude, not_begun, reason, tune
+from autotune.domains.c3.cli.arguments import SCENARIO
 from autotune.domains.c3.cli.scenario import scenario_of, serves
 from autotune.errors import UserError, told
 from autotune.runtime.database import deploying_from
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from autotune.store import Store
     from autotune.tuner.result import Result
 
+
+__all__ = ["missed", "run", "search_missed", "serves"]
 
 MOST_RANKS = 256
 """Processes that a scenario from a database may ask for."""
@@ -50,6 +52,13 @@ def run(args: argparse.Namespace) -> int:
             searched = search_scenarios(args, device, store, name, scenarios, args.timeout)
         emit(searched.answer)
     return conclude([searched], args.json)
+
+
+def search_missed(
+    args: argparse.Namespace, device: str, store: Store, scenarios: Sequence[Scenario], timeout: float | None
+) -> Searched:
+    """Search what :func:`missed` found."""
+    return search_scenarios(args, device, store, "missed scenarios", scenarios, timeout)
 
 
 def search_scenarios(
@@ -99,9 +108,6 @@ def _show(answer: Mapping[str, Any]) -> None:
 
 
 def _check(args: argparse.Namespace) -> None:
-    own = args.train or args.precision or args.plans != "measured" or args.ablation != "full" or args.caches != "cold"
-    if own:
-        raise UserError("--train, --plans, --precision, --ablation and --caches are of fusion: leave them out")
     if args.missed:
         given = [f"--{name}" for name in (*SCENARIO, "ranks", "inputs") if getattr(args, name) is not None]
         if args.target or given:

@@ -17,7 +17,7 @@ from autotune.compiler.planner.plan import build_plan, greedy, make_plan, read_t
 from autotune.compiler.regions.contraction import bundle_groups
 from autotune.compiler.regions.find import find_regions
 from autotune.compiler.regions.remote import Candidate, may_join
-from autotune.domains.fusion.task import FusionBench
+from autotune.domains.fusion.bench import FusionBench
 from autotune.ir.canonical import canonicalize, row_extent, to_workload
 from autotune.ir.components import components, part
 from autotune.ir.families import family_of, single

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from autotune.domains.c3.checks.figures import settled
-from autotune.domains.c3.checks.nvml import Reading, Sensor, summary
 from autotune.errors import Unsupported
+from benchmarks.c3_figures import settled
+from benchmarks.nvml import Reading, Sensor, summary
 
 
 def library(**changes: Any) -> SimpleNamespace:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autotune.domains.fusion.bench import FusionBench
 from autotune.domains.fusion.program_spec import workloads_of
-from autotune.domains.fusion.task import FusionBench, FusionTask
+from autotune.domains.fusion.task import FusionTask
 from tests.support.random_programs.judge import jumps, verify
 
 

@@ -11,11 +11,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 import autotune
-from autotune.domains.c3.checks.check import kernels
 from autotune.domains.c3.deploy.group import deploy_group
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.scenario import Gemm, Scenario
 from autotune.domains.c3.strategy import HostStrategy, Strategy, normalize
+from tests.gpu.c3.check import kernels
 
 if TYPE_CHECKING:
     from autotune.domains.c3.deploy.api import Overlapped

@@ -15,8 +15,8 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from autotune.domains.c3.calibration.probe import Opened, alone, together
-from autotune.domains.c3.checks.nvml import Reading, Sensor, summary
 from autotune.errors import Unsupported
+from benchmarks.nvml import Reading, Sensor, summary
 
 if TYPE_CHECKING:
     from autotune.domains.c3.group import Group

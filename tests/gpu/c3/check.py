@@ -2,7 +2,7 @@
 
 :func:`batches` says what there is to check; :func:`strategies` checks a batch on every rank, through
 :meth:`autotune.domains.c3.measuring.ranks.Ranks.call`. What deployment makes of strategies is in
-:mod:`autotune.domains.c3.checks.check_deploy`.
+:mod:`tests.gpu.c3.check_deploy`.
 """
 
 from __future__ import annotations

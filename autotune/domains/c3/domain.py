@@ -1,0 +1,41 @@
+"""C3 as a domain; see :class:`autotune.task.Domain`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+COMMANDS = {name: f"autotune.domains.c3.cli.{name}" for name in ("search", "lookup", "bench", "calibrate")}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("open_task", "open_bench", "open_measurer", "place", "policy"):
+        raise AttributeError(name)
+    from autotune.domains.c3 import task
+
+    return getattr(task, name)
+
+
+def targets() -> Mapping[str, str]:
+    from autotune.domains.c3.suite.suite import load
+
+    return {name: entry.label for name, entry in load().items()}
+
+
+def case_problems(case: object) -> list[str]:
+    from autotune.domains.c3.suite.form import c3_problems
+
+    return c3_problems(case)
+
+
+def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
+    from autotune.domains.c3.cli import arguments
+
+    arguments.add_arguments(command, parser)
+
+
+def refuse(command: str, args: argparse.Namespace) -> None:
+    from autotune.domains.c3.cli import arguments
+
+    arguments.refuse(command, args)

@@ -1,0 +1,36 @@
+"""``autotune lookup fusion``: what is stored for the regions of a program."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from autotune.cli.lookup import answer_of, check_target
+from autotune.cli.output import TUNABLE, machine_output
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look up; returns 0 whatever the match."""
+    check_target(args)
+    with machine_output(args.json) as emit:
+        from autotune.cli.report import print_table
+        from autotune.device import resolve_device
+        from autotune.domains.fusion.program_spec import resolve
+        from autotune.ir.precision import asking
+        from autotune.runtime.lookup import lookup
+
+        device = resolve_device(args.device)
+        fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device)
+        with asking(args.precision):
+            found = lookup(fn, inputs, kwargs=kwargs, db=args.db, device=device, strict=args.strict, label=label)
+        answer = answer_of(label, device, found)
+        emit(answer)
+        if not args.json:
+            if answer["workloads"]:
+                print_table(answer)
+            else:
+                print(f"{label} has no memory-intensive region that this version can tune: {TUNABLE}")
+            if found.unsupported:
+                reasons = sorted({region.reason for region in found if region.workload is None})
+                print(f"{found.unsupported} more cannot be tuned: {'; '.join(reasons)}", file=sys.stderr)
+    return 0

@@ -1,0 +1,67 @@
+"""``autotune search fusion``: the regions of a program, whose step decides at the end what of them is deployed."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from autotune.cli.decided import decide_step, is_decided
+from autotune.cli.options import check_modes
+from autotune.cli.output import TUNABLE
+from autotune.cli.search import Program, search
+from autotune.errors import UserError
+
+if TYPE_CHECKING:
+    from autotune.cli.searched import Searched
+    from autotune.domains.fusion.program_spec import Captured
+    from autotune.store import Store
+    from autotune.workload import Workload
+
+
+def run(args: argparse.Namespace) -> int:
+    """Search; returns 0, 1 if nothing could be measured, or 130 if it was interrupted."""
+    return search(args, Program(_check, _capture, _finish))
+
+
+def _check(args: argparse.Namespace, devices: Sequence[str]) -> None:
+    from autotune.space import load_space
+
+    if args.mode != ["default"]:
+        check_modes(args.mode)
+    if args.space:  # a mistake in the file is told before the target is captured, which takes seconds
+        load_space("fusion", devices[0].partition(":")[0], args.space)
+
+
+def _capture(
+    args: argparse.Namespace, device: str, store: Store
+) -> tuple[Sequence[tuple[Workload, int]], Mapping[str, Any]]:
+    found = captured_target(args, device, store)
+    return found.workloads, {"capture": found.to_json()}
+
+
+def _finish(args: argparse.Namespace, device: str, store: Store, searched: Searched, command: str) -> Searched:
+    if not is_decided(args):
+        return searched
+    steps = decide_step(args, device, store, searched, command)
+    return replace(searched, answer={**searched.answer, "steps": steps})
+
+
+def captured_target(args: argparse.Namespace, device: str, store: Store) -> Captured:
+    """The regions of the command's target, captured or as an earlier run has stored them."""
+    from autotune.domains.fusion.program_spec import captured
+    from autotune.domains.fusion.rederive import check_graph, check_source
+    from autotune.ir.precision import asking
+
+    def known(signature: str) -> list[tuple[Workload, int]] | None:
+        """What an earlier run captured, if it is in the database as it was: else the target is captured again."""
+        stored = store.captured(signature)
+        intact = stored and not any(check_graph(w) or check_source(w) for w, _ in stored)
+        return stored if intact else None
+
+    with asking(args.precision):
+        found = captured(args.target, args.inputs, device, train=args.train, known=known)
+    if not found.workloads:
+        raise UserError(f"{args.target} has no memory-intensive region that this version can tune: {TUNABLE}")
+    return found

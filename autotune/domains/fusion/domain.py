@@ -1,0 +1,54 @@
+"""Fusion as a domain; see :class:`autotune.task.Domain`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.errors import UserError
+from autotune.workload import Workload
+
+COMMANDS = {name: f"autotune.domains.fusion.cli.{name}" for name in ("search", "lookup", "bench", "calibrate")}
+
+
+def open_task(workload: Workload, device: str) -> Any:
+    from autotune.domains.fusion.task import FusionTask
+
+    return FusionTask(workload, device)
+
+
+def open_bench(workload: Workload, device: str) -> Any:
+    from autotune.domains.fusion.bench import FusionBench
+
+    return FusionBench(workload, device)
+
+
+def bytes_moved(workload: Workload) -> int:
+    from autotune.ir.graph import Graph
+
+    return Graph.from_json(workload.spec).bytes_moved
+
+
+def damage(workload: Workload) -> str | None:
+    from autotune.domains.fusion.rederive import check_graph, check_source
+
+    return check_graph(workload) or check_source(workload)
+
+
+def targets() -> Mapping[str, str]:
+    from autotune.domains.fusion.builtin import BUILTIN
+
+    return {name: target.about for name, target in BUILTIN.items()}
+
+
+def refuse(command: str, args: argparse.Namespace) -> None:
+    from autotune.cli.options import only_of
+
+    if command == "bench":
+        only_of("fusion", args, ("size", "peers", "ablation", "jobs"))
+    own = command == "search" and (
+        args.train or args.precision or args.plans != "measured" or args.ablation != "full" or args.caches != "cold"
+    )
+    if own:
+        raise UserError("--train, --plans, --precision, --ablation and --caches are of fusion: leave them out")
