@@ -22,6 +22,7 @@ import itertools
 import random
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import CodeType, SimpleNamespace
 from typing import Any
 
@@ -323,6 +324,13 @@ def run_group(graph: Graph, made: GroupKernels, inputs: Sequence[Tensor], sms: i
             p.check(short, int(need))
         Machine(source, grid_of(source, extent0, sms), seed).run(pointers, extent0)
     return [p.tensor() for p in outputs]
+
+
+def with_text(source: CudaSource, text: str) -> CudaSource:
+    """A copy of the kernel with another text."""
+    made = replace(source)
+    made.__dict__["text"] = text
+    return made
 
 
 def check_group(graph: Graph, made: GroupKernels, seed: int = 0, special: bool = False, sms: int = 3) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import overload
 
 COMPARISONS = frozenset({"<", "<=", ">", ">=", "==", "!=", "and", "or"})
 
@@ -437,6 +438,10 @@ def when(test: Expr, then: Iterable[Stmt], other: Iterable[Stmt] = ()) -> If:
     return If(test, tuple(then), tuple(other))
 
 
+@overload
+def both(first: Expr, /, *tests: Expr | None) -> Expr: ...
+@overload
+def both(*tests: Expr | None) -> Expr | None: ...
 def both(*tests: Expr | None) -> Expr | None:
     """All of the tests that there are, evaluated from the left until one is false."""
     there = [t for t in tests if t is not None]

@@ -26,6 +26,10 @@ def maximum(a: Expr, b: Expr) -> Expr:
     return Op("maximum", (a, b), "float32", "float32")
 
 
+def minimum(a: Expr, b: Expr) -> Expr:
+    return Op("minimum", (a, b), "float32", "float32")
+
+
 def reciprocal(x: Expr) -> Expr:
     return Op("reciprocal", (x,), "float32", "float32")
 
@@ -33,6 +37,11 @@ def reciprocal(x: Expr) -> Expr:
 def finite(x: Expr) -> Expr:
     """What to subtract where ``x`` is the maximum: an infinite one would make a NaN of itself."""
     return Select(Op("isinf", (x,), "float32", "bool"), ZERO, x)
+
+
+def moved(total: Expr, peak: Expr, shift: Expr) -> Expr:
+    """A sum of exponentials with ``shift`` subtracted where it was ``peak``."""
+    return total * exp(peak - shift)
 
 
 class Reducer:
@@ -116,6 +125,37 @@ class OnlineSoftmax(Reducer):
             Assign(self.peak, peak),
         ]
 
+    def take_one(self, score: Expr) -> list[Stmt]:
+        """Take one score by one exponential: the scale of the sum where the maximum moves, the term where it stands.
+
+        A sum whose maximum is infinite is put right by :meth:`settle`.
+        """
+        low, high, term = (Var(x, "float32") for x in ("lo", "hi", "te"))
+        return [
+            Assign(low, minimum(self.peak, score)),
+            Assign(high, maximum(self.peak, score)),
+            Assign(term, Select(low.equals(LOWEST), ZERO, exp(low - high))),
+            Assign(self.total, Select(score > self.peak, self.total * term + ONE, self.total + term)),
+            Assign(self.peak, high),
+        ]
+
+    def take_group(self, scores: Sequence[Expr]) -> list[Stmt]:
+        """Take several scores, one after the other to save registers: an exponential each, and one for the scale."""
+        high, shift = Var("hi", "float32"), Var("sm", "float32")
+        return [
+            Assign(high, self.peak),
+            *(Assign(high, maximum(high, x)) for x in scores),
+            Assign(shift, finite(high)),
+            Assign(self.total, moved(self.total, self.peak, shift)),
+            *(Assign(self.total, self.total + exp(x - shift)) for x in scores),
+            Assign(self.peak, high),
+        ]
+
+    def settle(self) -> Assign:
+        """The sum is infinite where the maximum is."""
+        infinite = Const(float("inf"), "float32")
+        return Assign(self.total, Select(self.peak.equals(infinite), infinite, self.total))
+
     def merge(self, other: Sequence[Expr]) -> list[Stmt]:
         peak, shift = Var("mm", "float32"), Var("sm", "float32")
 
@@ -132,7 +172,7 @@ class OnlineSoftmax(Reducer):
     def rescaled(self, result: Var, peak: Expr, shift: Expr) -> list[Stmt]:
         """The sum as its users expect it: of ``exp(score - shift)``, where it was carried with ``peak``."""
         carried = Var("sh", "float32")
-        return [Assign(carried, finite(peak)), Assign(result, self.total * exp(carried - shift))]
+        return [Assign(carried, finite(peak)), Assign(result, moved(self.total, carried, shift))]
 
 
 @dataclass(frozen=True)

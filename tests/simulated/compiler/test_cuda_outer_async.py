@@ -23,7 +23,7 @@ from autotune.task import Config, Kernel
 from tests.simulated.compiler.test_cuda_outer import BY_NAME, SHAPES, big, graph, graphs_of
 from tests.simulated.compiler.test_fake_cuda import run
 from tests.simulated.compiler.test_fake_cuda import source as one_kernel
-from tests.support.fake_cuda import KernelError, Machine, check_group
+from tests.support.fake_cuda import KernelError, Machine, check_group, with_text
 from tests.support.fake_intrinsics import Pointer
 from tests.support.zoo import BF16, F16, F32, T
 
@@ -42,9 +42,9 @@ def source(g: Graph, **changes: Any) -> CudaSource:
 def with_body(kernels: GroupKernels, old: str, new: str) -> GroupKernels:
     """The kernel with one kind of line replaced."""
     (only,) = kernels.sources
-    body = tuple(re.sub(old, new, line) for line in only.body)
-    assert body != only.body
-    return replace(kernels, sources=(replace(only, body=body),))
+    text = re.sub(old, new, only.text)
+    assert text != only.text
+    return replace(kernels, sources=(with_text(only, text),))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "x".join(str(v) for v in s.values()))

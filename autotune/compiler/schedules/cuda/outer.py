@@ -32,8 +32,9 @@ from autotune.compiler.schedules.cuda.outer_shape import (
 )
 from autotune.compiler.schedules.cuda.rows import REGISTERS_KEPT
 from autotune.compiler.targets.cuda.cubin import SmLimits
+from autotune.compiler.targets.cuda.device import shared_bytes
 from autotune.compiler.targets.cuda.kernels import GroupKernels
-from autotune.compiler.targets.cuda.outer.kernel import emit_outer, static_bytes
+from autotune.compiler.targets.cuda.outer.emit import emit_outer
 from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
 from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS, Graph
@@ -234,14 +235,14 @@ class OuterScheme:
             source = self._emit(graph, config)[1]
         except Unsupported:
             return 1 << 30, 0
-        return int(source.launch["shared"]), -(-static_bytes(source) // 128) * 128
+        return int(source.launch["shared"]), -(-shared_bytes(source.body) // 128) * 128
 
     def reject(self, graph: Graph, config: Config) -> str | None:
         try:
             program, source = self._emit(graph, config)
         except Unsupported as error:
             return str(error)
-        shared = int(source.launch["shared"]) + static_bytes(source)
+        shared = int(source.launch["shared"]) + shared_bytes(source.body)
         if shared > SmLimits().shared_block:
             return f"{shared} bytes of shared memory a block"
         schedule = CudaSchedule.from_config(config)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from autotune.compiler.program.lane_axis import unit_axis, vector_length
 from autotune.compiler.program.program import Program
 from autotune.compiler.targets.cuda.cubin import SmLimits
-from autotune.compiler.targets.cuda.outer.copied import copied
 from autotune.compiler.targets.cuda.outer.lanes import Lanes
 from autotune.compiler.targets.cuda.source import CudaSchedule
 from autotune.errors import Unsupported
@@ -73,6 +72,6 @@ def crowded(program: Program) -> bool:
 def may_copy(program: Program, config: Config) -> bool:
     """Whether there are loads that can be copied to shared memory ahead, with vectors of this size."""
     try:
-        return bool(copied(Lanes(program, CudaSchedule.from_config(config))))
+        return bool(Lanes(program, CudaSchedule.from_config(config)).copyable())
     except Unsupported:
         return False

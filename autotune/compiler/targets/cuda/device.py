@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from autotune.compiler.kernel.nodes import Expr, Stmt, Var
+from autotune.compiler.kernel.nodes import Expr, Stmt, Var, walk
 
 BLOCK, BLOCKS = Var("blk", "int32"), Var("nblk", "int32")
 """Number of the block, and how many there are: of the launch, or of a body's own blocks where several share one."""
@@ -103,7 +104,123 @@ class Barrier(Stmt):
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterRank(Expr):
+    """Number of the block in its cluster."""
+
+    @property
+    def dtype(self) -> str:
+        return "int32"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterArrive(Stmt):
+    """Says that this thread has begun; no block writes to another's shared memory before :class:`ClusterWait`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterWait(Stmt):
+    """Waits until all threads of the cluster have arrived."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterBarrier(Stmt):
+    """All threads of the cluster wait for each other, and see what the others wrote to their shared memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteStore(Stmt):
+    """``array[index] = value`` in the shared memory of block ``block`` of the cluster; ``index`` is an int64."""
+
+    array: Expr
+    index: Expr
+    block: Expr
+    value: Expr
+
+    def expressions(self) -> tuple[Expr, ...]:
+        return (self.array, self.index, self.block, self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Words(Expr):
+    """A thread's place in an array of 32-bit words in shared memory: its first one, and how far on each further piece
+    of 16 bytes is."""
+
+    array: Expr
+    first: Expr
+    step: int
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.array, self.first)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyAhead(Stmt):
+    """Begins to copy ``lanes`` elements of a tensor to shared memory, as they lie in memory. See :class:`Load`."""
+
+    storage: str
+    lanes: int
+    hint: str
+    to: Words
+    pointer: Expr
+    index: Expr
+
+    def expressions(self) -> tuple[Expr, ...]:
+        return (self.to, self.pointer, self.index)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitCopies(Stmt):
+    """The copies begun since the last one are a group, which may be empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitCopies(Stmt):
+    """Waits until at most ``groups`` groups of the thread's copies are under way."""
+
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class Take(Expr):
+    """A tuple of ``lanes`` elements from shared memory, where they lie as in a tensor of type ``storage``."""
+
+    storage: str
+    lanes: int
+    words: Words
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.words,)
+
+
+@dataclass(frozen=True, slots=True)
+class Put(Stmt):
+    """Leaves float32 numbers in shared memory."""
+
+    words: Words
+    values: tuple[Expr, ...]
+
+    def expressions(self) -> tuple[Expr, ...]:
+        return (self.words, *self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds(Expr):
+    """``count``, of which no compiler can tell what it is, so that a loop of as many rounds stays a loop."""
+
+    count: int
+
+    @property
+    def dtype(self) -> str:
+        return "int32"
+
+
+@dataclass(frozen=True, slots=True)
 class Line(Stmt):
     """A line of source as it stands, with its indentation."""
 
     line: str
+
+
+def shared_bytes(body: Iterable[Stmt]) -> int:
+    """Shared memory of fixed size that statements take."""
+    return sum(s.bytes for s in walk(body) if isinstance(s, Shared))

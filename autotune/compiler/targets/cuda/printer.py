@@ -8,14 +8,26 @@ from autotune.compiler.kernel.nodes import Cast, Const, Expr, Load, Op, Store, T
 from autotune.compiler.kernel.printer import Printer
 from autotune.compiler.targets.cuda import operators
 from autotune.compiler.targets.cuda.device import (
+    AwaitCopies,
     Ballot,
     Barrier,
     Bits,
+    ClusterArrive,
+    ClusterBarrier,
+    ClusterRank,
+    ClusterWait,
+    CommitCopies,
+    CopyAhead,
     Line,
+    Put,
+    RemoteStore,
+    Rounds,
     Shared,
     Shuffle,
     ShuffleFrom,
+    Take,
     ThreadIndex,
+    Words,
 )
 from autotune.compiler.targets.cuda.names import HINTS, NAMES
 
@@ -93,6 +105,47 @@ class CudaPrinter(Printer):
 
     def put_Barrier(self, s: Barrier) -> None:
         self.put("cuda.syncthreads()")
+
+    # ---- clusters ---------------------------------------------------------------------------------------------------
+
+    def for_ClusterRank(self, x: ClusterRank) -> str:
+        return "cluster_rank()"
+
+    def put_ClusterArrive(self, s: ClusterArrive) -> None:
+        self.put("cluster_arrive()")
+
+    def put_ClusterWait(self, s: ClusterWait) -> None:
+        self.put("cluster_wait()")
+
+    def put_ClusterBarrier(self, s: ClusterBarrier) -> None:
+        self.put("cluster_sync()")
+
+    def put_RemoteStore(self, s: RemoteStore) -> None:
+        self.put(self.call(f"rs_{s.value.dtype}", (s.array, s.index, s.block, s.value)))
+
+    # ---- asynchronous copies ----------------------------------------------------------------------------------------
+
+    def for_Words(self, x: Words) -> str:
+        return f"{self.text(x.array)}, {self.text(x.first)}, {x.step}"
+
+    def put_CopyAhead(self, s: CopyAhead) -> None:
+        name = f"copy_{NAMES[s.storage]}_{s.lanes}_{HINTS.get(s.hint, s.hint)}"
+        self.put(self.call(name, (s.to, s.pointer, s.index)))
+
+    def put_CommitCopies(self, s: CommitCopies) -> None:
+        self.put("commit_copies()")
+
+    def put_AwaitCopies(self, s: AwaitCopies) -> None:
+        self.put(f"await_copies_{s.groups}()")
+
+    def for_Take(self, x: Take) -> str:
+        return self.call(f"take_{NAMES[x.storage]}_{x.lanes}", (x.words,))
+
+    def put_Put(self, s: Put) -> None:
+        self.put(self.call(f"put_f32_{len(s.values)}", (s.words, Tuple(s.values))))
+
+    def for_Rounds(self, x: Rounds) -> str:
+        return f"rounds(int32({x.count}))"
 
     def put_Line(self, s: Line) -> None:
         self.put(s.line)

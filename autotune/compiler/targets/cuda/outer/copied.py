@@ -16,55 +16,74 @@ its input.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 
+from autotune.compiler.kernel.nodes import (
+    Assign,
+    Cast,
+    Do,
+    Expr,
+    Function,
+    Load,
+    Operand,
+    Pointer,
+    Select,
+    Stmt,
+    Tuple,
+    Unpack,
+    Var,
+    expr,
+    loop,
+    when,
+)
+from autotune.compiler.kernel.rewrite import Rewriter
 from autotune.compiler.program.program import Pass
-from autotune.compiler.targets.cuda.names import HINTS, NAMES
-from autotune.compiler.targets.cuda.outer.kernel import Outer
-from autotune.compiler.targets.cuda.outer.lanes import Lanes
+from autotune.compiler.targets.cuda.device import (
+    BLOCK,
+    BLOCKS,
+    AwaitCopies,
+    CommitCopies,
+    CopyAhead,
+    Put,
+    Rounds,
+    Take,
+    Words,
+)
+from autotune.compiler.targets.cuda.outer.joins import INSIDE
+from autotune.compiler.targets.cuda.outer.kernel import GROUP, NUMBER, ROW, ROWS, STEP, WORDS, Outer
+from autotune.compiler.targets.cuda.outer.lanes import LIVE
+from autotune.compiler.targets.cuda.outer.share import ALONG, THREAD
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES
 
 GROUPS = 32
 """Groups of copies that may be under way at a time; the hardware counts to 63."""
-Place = Callable[[str, int, bool], list[str]]
-_OF_THIS_STRIP = re.compile(r"\b(row|line|i\d+|q\d+|b\d+)\b")
-
-
-def copied(e: Lanes) -> tuple[int, ...]:
-    """The loads that asynchronous copies can make: kept by the first walk, in whole vectors of 4 bytes or more."""
-    first = next(pas for pas in e.p.passes if pas.walks)
-    out = []
-    for i in first.kept_out:
-        v = e.g.values[i]
-        if v.op != "load" or v.guards or e.lanes(i) != e.vec or not (e.access[i].vector or e.vec == 1):
-            continue
-        if e.vec * STORAGE_BYTES[e.g.inputs[v.slot]] >= 4:
-            out.append(i)
-    return tuple(out)
+MORE = Var("more", "bool")
+"""Whether a persistent block has another strip."""
+Place = Callable[[Operand, int, bool], list[Stmt]]
 
 
 class CopiedOuter(Outer):
     """See the module."""
 
+    copies = True
+
     def prepare(self) -> None:
-        if self.s.keep != "shared":
+        schedule = self.schedule
+        if schedule.keep != "shared":
             raise Unsupported("copying ahead without keeping in shared memory")
-        e = self.e
-        e.handing, e.ahead = True, copied(e)
-        if not e.ahead:
+        if not self.lanes.ahead:
             raise Unsupported("no loads that can be copied ahead")
-        self.walked = [q for q, pas in enumerate(self.p.passes) if pas.walks]
+        self.last_walk = max(q for q, pas in enumerate(self.program.passes) if pas.walks)
+        self.first_walk = min(q for q, pas in enumerate(self.program.passes) if pas.walks)
         self.firsts: dict[int, int] = {}  # the first word of each kept value, for a thread and a place
         self.most = 0
         self.lay_out()
-        self.held = self.s.held
-        if self.held and (self.s.blocks_per_sm or self.held >= self.packs):
+        self.held = schedule.held
+        if self.held and (schedule.blocks_per_sm or self.held >= self.packs):
             raise Unsupported("holding in registers in a persistent grid, or everything")
-        self.e.scoring = True
-        self.steps = (self.full - self.held) // self.s.unroll  # whole groups of places in shared memory
-        self.rest = self.held + self.steps * self.s.unroll
+        self.steps = (self.full - self.held) // schedule.unroll  # whole groups of places in shared memory
+        self.rest = self.held + self.steps * schedule.unroll
         self.groups = self.steps + (self.rest < self.packs)
         if self.groups > GROUPS:
             raise Unsupported(f"{self.groups} groups of copies: a larger unroll makes fewer")
@@ -73,15 +92,14 @@ class CopiedOuter(Outer):
 
     def kept(self, i: int) -> int:
         """Words that value ``i`` takes."""
-        if i in self.e.ahead:
-            return self.e.vec * STORAGE_BYTES[self.e.g.inputs[self.g.values[i].slot]] // 4
-        return self.e.lanes(i)
+        lanes = self.lanes
+        return lanes.vec * STORAGE_BYTES[lanes.storage(i)] // 4 if i in lanes.ahead else lanes.lanes(i)
 
     def lay_out(self) -> None:
         """Give each kept value its words; what a pass reads for the last time makes room for what it leaves."""
-        last = {i: q for q, pas in enumerate(self.p.passes) for i in pas.kept_in}
+        last = {i: q for q, pas in enumerate(self.program.passes) for i in pas.kept_in}
         free: dict[int, list[int]] = {}
-        for q, pas in enumerate(self.p.passes):
+        for q, pas in enumerate(self.program.passes):
             for i in pas.kept_in:
                 if last[i] == q:
                     free.setdefault(self.kept(i), []).append(self.firsts[i])
@@ -96,152 +114,157 @@ class CopiedOuter(Outer):
     def words(self) -> int:
         return self.most
 
-    def spot(self, i: int, k: str) -> str:
-        """The arguments that say where this thread's value ``i`` of place ``k`` lies: its first word, and how far on
-        each further piece of 16 bytes is."""
+    def spot(self, i: int, k: Operand) -> Words:
+        """Where this thread's value ``i`` of place ``k`` lies."""
         wide, first = min(4, self.kept(i)), self.firsts[i] - self.held * self.most
-        return f"({k} * {self.most} + {first}) * {self.s.block} + tid * {wide}, {4 * self.s.block}"
+        at = (expr(k) * self.most + first) * self.schedule.block + THREAD * wide
+        return Words(WORDS, at, 4 * self.schedule.block)
+
+    def in_registers(self, i: int, k: int) -> Var:
+        """Value ``i`` of place ``k``, one of those held in registers."""
+        return Var(f"held{i}_{k}")
 
     # ---- copies -----------------------------------------------------------------------------------------------------
 
-    def place_lines(self, k: str, masked: bool) -> list[str]:
-        """The number ``j`` of the place of the reduced axes; beyond the last one, the last one."""
-        where = f"({k} * {self.C} + rank)" if self.C > 1 else k
-        out = [f"j = {self.count}({where} * {self.Y} + ty)"]
-        if masked:
-            out += [f"inside = j < {self.p.n_cols}", f"j = sel(inside, j, {self.count}({self.p.n_cols - 1}))"]
+    def copies_of(self, k: Operand) -> list[Stmt]:
+        """Begin to copy place ``k``, whose number is known."""
+        lanes, out = self.lanes, self.lanes.place_indices()
+        for i in lanes.ahead:
+            hint = lanes.load_hint(i) if self.schedule.load_hint in ("prefetch", "evict_first") else "default"
+            out.append(CopyAhead(lanes.storage(i), lanes.vec, hint, self.spot(i, k), *self.place_in_memory(i)))
         return out
 
-    def copies(self, k: str, masked: bool, suffix: str = "") -> list[str]:
-        """Begin to copy place ``k`` of the strip whose bases end in ``suffix``; ``j`` is known where it has one."""
-        e = self.e
-        out = [] if suffix else self.place_lines(k, masked)
-        out += e._columns(lambda name: name)
-        for i in e.ahead:
-            v = e.g.values[i]
-            hint = e.load_hint(i) if self.s.load_hint in ("prefetch", "evict_first") else HINTS["default"]
-            name = f"copy_{NAMES[e.g.inputs[v.slot]]}_{e.vec}_{hint}"
-            out.append(f"{name}(su, {self.spot(i, k)}, p{v.slot}, int64({e.access[i].at(f'b{i}{suffix}', 0)}))")
-        return out
+    def place_in_memory(self, i: int) -> tuple[Pointer, Expr]:
+        """The tensor of load ``i``, and the first element of a pack."""
+        at = self.lanes.access[i].at(self.lanes.base(i), 0)
+        return Pointer(self.graph.values[i].slot), Cast("int64", at)
 
-    def loads(self) -> list[str]:
-        """Load the places that are held in registers, as they lie in memory."""
-        e, out = self.e, []
+    def strip(self) -> list[Stmt]:
+        """Begin to load a whole strip: what is held in registers, as it lies in memory, and copies of the rest."""
+        lanes, out = self.lanes, list[Stmt]()
         for k in range(self.held):
-            out += [*self.place_lines(str(k), masked=False), *e._columns(lambda name: name)]
-            for i in e.ahead:
-                v = e.g.values[i]
-                name = f"lr_{NAMES[e.g.inputs[v.slot]]}_{e.vec}_{e.load_hint(i)}"
-                out.append(f"h{i}_{k} = {name}(p{v.slot}, int64({e.access[i].at(f'b{i}', 0)}))")
-        return out
-
-    def strip(self) -> list[str]:
-        """Begin to load and to copy a whole strip."""
-        return self.loads() + self.each(
-            lambda k, _, masked: self.copies(k, masked), after=lambda n: ["commit_copies()"]
+            out += [*self.place(k, masked=False), *lanes.place_indices()]
+            for i in lanes.ahead:
+                load = Load(lanes.storage(i), lanes.vec, lanes.load_hint(i), *self.place_in_memory(i), "words")
+                out.append(Assign(self.in_registers(i, k), load))
+        copies = self.each(
+            lambda k, _, masked: [*self.place(k, masked), *self.copies_of(k)], after=lambda n: [CommitCopies()]
         )
+        return out + copies
 
     def each(
-        self, lines: Place, before: Sequence[str] = (), after: Callable[[int], list[str]] = lambda _: []
-    ) -> list[str]:
-        """``lines(k, u, masked)`` for every place in shared memory, ``unroll`` of them a group, in which their numbers
+        self, place: Place, before: Sequence[Stmt] = (), after: Callable[[int], list[Stmt]] = lambda _: []
+    ) -> list[Stmt]:
+        """``place(k, u, masked)`` for every place in shared memory, ``unroll`` of them a group, in which their numbers
         ``u`` are 0 to ``n - 1``; ``before`` and ``after(n)`` around each group.
 
         A loop stays one in the machine code: unrolled, what is executed but once would not fit the instruction cache,
         and values of several groups would be in registers at the same time.
         """
-        out: list[str] = []
-        unroll, first = self.s.unroll, self.held
+        out: list[Stmt] = []
+        unroll, first = self.schedule.unroll, self.held
         if self.steps > 1:
-            body = [f"k = int32({first} + step * {unroll})", *before]
-            body += [line for u in range(unroll) for line in lines(f"(k + {u})", u, False)]
-            out += [f"for step in range(rounds(int32({self.steps}))):"]
-            out += ["    " + line for line in (*body, *after(unroll))]
+            body = [Assign(NUMBER, Cast("int32", first + STEP * unroll)), *before]
+            body += [s for u in range(unroll) for s in place(NUMBER + u, u, False)]
+            out.append(loop(STEP, Rounds(self.steps), [*body, *after(unroll)]))
             first = self.rest
         for begin in range(first, self.packs, unroll):
             n = min(unroll, self.packs - begin)
             out += before
-            out += [line for u in range(n) for line in lines(str(begin + u), u, begin + u >= self.full)]
+            out += [s for u in range(n) for s in place(begin + u, u, begin + u >= self.full)]
             out += after(n)
         return out
 
-    def ahead_of_walks(self) -> list[str]:
-        if not self.s.blocks_per_sm:
+    def ahead_of_walks(self) -> list[Stmt]:
+        if not self.schedule.blocks_per_sm:
             return self.strip()
-        sets = f"(rows + {self.X - 1}) // {self.X}"
-        return [f"more = group + nblk < {sets}", *self.following("sel(more, int32(group + nblk), int32(group))")]
+        following = GROUP + BLOCKS
+        more = Assign(MORE, following < self.groups_of_packs())
+        group = Select(MORE, Cast("int32", following), Cast("int32", GROUP))
+        return [more, *self.of_next_strip([*self.row(group), *self.own_indices()])]
 
-    def ahead_of_loop(self) -> list[str]:
-        first = [f"row = {self.count}(blk * {self.X} + tx)"]
-        if self.ok_needed:
-            first.append(f"row = sel(row < rows, row, {self.count}(rows - 1))")
-        lines = [*first, *self.indices(), *self.strip()]
-        return [f"if blk < (rows + {self.X - 1}) // {self.X}:", *("    " + line for line in lines)]
+    def own_indices(self) -> list[Stmt]:
+        """The indices of a pack, and the bases of what is copied."""
+        return [*self.pack_indices(), *self.bases(i for i in self.lanes.access if i in self.lanes.ahead)]
 
-    def following(self, group: str) -> list[str]:
-        """The indices and bases of another strip, under names of their own."""
-        out = [f"row = {self.count}({group} * {self.X} + tx)"]
-        if self.ok_needed:
-            out.append(f"row = sel(row < rows, row, {self.count}(rows - 1))")
-        others = {f"b{i}" for i in self.e.access} - {f"b{i}" for i in self.e.ahead}
-        own = [x for x in self.indices() if x[0] != "o" and x.partition(" ")[0] not in others]
-        return [_OF_THIS_STRIP.sub(r"\1n", line) for line in (*out, *own)]
+    def of_next_strip(self, statements: Sequence[Stmt]) -> Sequence[Stmt]:
+        """The same for the strip after this one, whose pack has indices and bases under names of their own."""
+        own = {ROW, *(s.target for s in self.own_indices() if isinstance(s, Assign))}
+
+        def change(x: Expr) -> Expr:
+            return Var(f"next_{x.name}", x.type) if isinstance(x, Var) and x in own else x
+
+        return Rewriter(change).body(statements)
+
+    def ahead_of_loop(self) -> list[Stmt]:
+        first = [*self.row(BLOCK), *self.indices(), *self.strip()]
+        return [when(self.groups_of_packs() > BLOCK, first)]
+
+    def row(self, group: Expr) -> list[Stmt]:
+        """The number of the thread's pack in a strip; beyond the last one, the last one."""
+        out: list[Stmt] = [Assign(ROW, self.count(group * self.threads + ALONG))]
+        if self.partial:
+            out.append(Assign(ROW, Select(ROW < ROWS, ROW, self.count(ROWS - 1))))
+        return out
 
     # ---- walks ------------------------------------------------------------------------------------------------------
 
-    def walk(self, q: int, pas: Pass) -> list[str]:
-        guarded = self.ok_needed or self.packs > self.full
-        text, params = self.e.pass_function(q, pas, self.kept_from, guarded)
-        self.functions.append(text)
-        out = [f"{f.name} = {f.nothing}" for f in self.e.fields(pas)]
+    def walk(self, number: int, pas: Pass) -> list[Stmt]:
+        lanes = self.lanes
+        function = lanes.pass_function(pas, self.kept_from, self.partial or self.packs > self.full)
+        out: list[Stmt] = [Assign(var, nothing) for var, nothing in lanes.fields(pas).items()]
+        copying = number == self.last_walk and self.schedule.blocks_per_sm > 0
 
-        def place(k: str, u: int, masked: bool) -> list[str]:
-            return self.place_of_walk(q, pas, params, k, u, masked)
+        def place(k: Operand, u: int, masked: bool) -> list[Stmt]:
+            done = self.place_of_walk(number, pas, function, k, u, masked)
+            if copying:
+                done.append(when(MORE, self.of_next_strip(self.copies_of(k))))
+            return done
 
-        def after(n: int) -> list[str]:
-            ahead = q == self.walked[-1] and self.s.blocks_per_sm
-            return self.e.online_group(pas, n) + (["commit_copies()"] if ahead else [])
+        def after(n: int) -> list[Stmt]:
+            online = [s for x in lanes.online(pas) for s in x.take_group([_score(x.peak, u) for u in range(n)])]
+            return [*online, CommitCopies()] if copying else online
 
-        for begin in range(0, self.held, self.s.unroll):
-            n = min(self.s.unroll, self.held - begin)
-            out += [line for u in range(n) for line in place(str(begin + u), u, False)] + after(n)
+        for begin in range(0, self.held, self.schedule.unroll):
+            n = min(self.schedule.unroll, self.held - begin)
+            out += [s for u in range(n) for s in place(begin + u, u, False)] + after(n)
         # An empty group a step: what may not be there yet then has one number for all steps.
-        awaited = ["commit_copies()", f"await_copies_{self.groups}()"] if q == self.walked[0] else []
+        awaited = [CommitCopies(), AwaitCopies(self.groups)] if number == self.first_walk else []
         out += self.each(place, awaited, after)
-        return out + self.e.settle(pas)
+        return out + [x.settle() for x in lanes.online(pas)]
 
-    def place_of_walk(self, q: int, pas: Pass, params: list[str], k: str, u: int, masked: bool) -> list[str]:
-        """One place of the walk of pass ``q``, the ``u``-th of its group; what a masked one adds is dropped, as in
-        :meth:`Outer.pack`."""
-        e = self.e
-        out = self.place_lines(k, masked)
-        held = k.isdecimal() and int(k) < self.held
-        live = "ok" if self.ok_needed else "True"
-        if masked:
-            live = "sel(inside, ok, False)" if self.ok_needed else "inside"
-        for i in (int(name[1:]) for name in params if re.fullmatch(r"s\d+", name)):
-            short = NAMES[e.g.inputs[e.g.values[i].slot]] if i in e.ahead else "f32"
-            if not held:
-                out.append(f"s{i} = take_{short}_{e.lanes(i)}(su, {self.spot(i, k)})")
-            else:
-                out.append(f"s{i} = un_{short}_{e.vec}(h{i}_{k})" if i in e.ahead else f"s{i} = h{i}_{k}")
-        call = f"f{q}({', '.join(live if name == 'live' else name for name in params)})"
-        online = [name for pair in e.pairs(pas) for name in pair]
-        fields = [f for f in e.fields(pas) if f.name not in online]
-        left = [i for i in pas.kept_out if i not in e.ahead]
-        out.append(f"z{q}_x = {call}" if e.fields(pas) or left else call)
-        for n, f in enumerate(fields):
-            out.append(f"{f.name} = sel(inside, z{q}_x[{n}], {f.name})" if masked else f"{f.name} = z{q}_x[{n}]")
-        at = len(fields)
+    def place_of_walk(self, number: int, pas: Pass, function: Function, k: Operand, u: int, masked: bool) -> list[Stmt]:
+        """One place of the walk of pass ``number``, the ``u``-th of its group."""
+        lanes, result = self.lanes, self.result(number, 0)
+        out = self.place(k, masked)
+        for i in (*pas.kept_in, *(i for i in pas.compute if i in lanes.ahead)):
+            out.append(Assign(lanes.handed(i), self.taken(i, k)))
+        call = function({LIVE.name: self.live(masked)})
+        left = [i for i in pas.kept_out if i not in lanes.ahead]
+        out.append(Assign(result, call) if lanes.fields(pas) or left else Do(call))
+        out += self.carried(pas, result, masked)
+        at = len(lanes.returned(pas))
         for i in left:
-            values = ", ".join(f"z{q}_x[{at + w}]" for w in range(e.lanes(i)))
-            out.append(
-                f"h{i}_{k} = ({values},)" if held else f"put_f32_{e.lanes(i)}(su, {self.spot(i, k)}, ({values},))"
-            )
-            at += e.lanes(i)
-        for n, (peak, _) in enumerate(e.pairs(pas)):
-            score = f"z{q}_x[{at + n}]"
-            out.append(f"x{peak}_{u} = {f'sel(inside, {score}, float32(-inf))' if masked else score}")
-        if q == self.walked[-1] and self.s.blocks_per_sm:
-            out += ["if more:", *("    " + line for line in self.copies(k, masked, "n"))]
+            values = tuple(result[at + n] for n in range(lanes.lanes(i)))
+            if isinstance(k, int) and k < self.held:
+                out.append(Assign(self.in_registers(i, k), Tuple(values)))
+            else:
+                out.append(Put(self.spot(i, k), values))
+            at += lanes.lanes(i)
+        for n, x in enumerate(lanes.online(pas)):
+            score = result[at + n]
+            out.append(Assign(_score(x.peak, u), Select(INSIDE, score, x.identity[0]) if masked else score))
         return out
+
+    def taken(self, i: int, k: Operand) -> Expr:
+        """Kept value ``i`` of place ``k``, as it is handed to a pass function."""
+        lanes, ahead = self.lanes, i in self.lanes.ahead
+        storage = lanes.storage(i) if ahead else "float32"
+        if isinstance(k, int) and k < self.held:
+            return Unpack(storage, lanes.vec, self.in_registers(i, k)) if ahead else self.in_registers(i, k)
+        return Take(storage, lanes.lanes(i), self.spot(i, k))
+
+
+def _score(peak: Var, u: int) -> Var:
+    """What the ``u``-th place of a group adds to an online pair."""
+    return Var(f"score_{peak.name}_{u}", "float32")

@@ -2,69 +2,71 @@
 
 A thread has ``vec`` columns, and all threads with the same ones would join the same partial results. Where a strip has
 no more columns than a warp has threads, each of them takes one column, and the groups that are left over take turns
-with the parts. Between, a column's results have the names of the thread's first lane; :func:`spread` gives each thread
-its own columns' again.
+with the parts. Between, a column's results have the names of the thread's first lane; :meth:`Share.spread` gives each
+thread its own columns' again.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from autotune.compiler.program.program import Pass
-from autotune.compiler.targets.cuda.outer.lanes import Field
-
-if TYPE_CHECKING:
-    from autotune.compiler.targets.cuda.outer.kernel import Outer
+from autotune.compiler.kernel.nodes import Assign, Cast, Const, Expr, Stmt, Var
+from autotune.compiler.targets.cuda.counts import Counts
+from autotune.compiler.targets.cuda.device import ShuffleFrom
 
 WARP = 32
+THREAD = Var("tid", "int32")
+"""Number of the thread in its block."""
+ALONG = Var("along", "int32")
+"""Place of the thread along the kept axes, in packs."""
+LANE, SHARED_ALONG = Var("shared_lane", "int32"), Var("shared_along", "int32")
+"""The column that a thread joins: its lane, and the place of its thread along the kept axes."""
+_COLUMN, _GROUP = Var("shared_column", "int32"), Var("shared_group", "int32")
 
 
-def width(o: Outer) -> int:
-    """Columns of a strip."""
-    return o.X * o.e.vec
+quotient = Counts().quotient
+"""Of numbers of threads and blocks, which take 32 bits."""
 
 
-def shares(o: Outer, pas: Pass) -> bool:
-    """Whether the joins of a pass are shared out: not where the finish of partials has little to join anyway."""
-    values = [*pas.reduce, *(pair.peak for pair in pas.online)]
-    whole = all(o.e.lanes(i) == o.e.vec for i in values)
-    fits = o.parts > 1 and o.parts & (o.parts - 1) == 0 and o.e.vec > 1 and not o.e.tile
-    return whole and fits and (o.C > 1 or bool(pas.online)) and width(o) <= WARP and width(o) * o.C <= o.s.block
+@dataclass(frozen=True)
+class Share:
+    """How the threads of a warp share out a strip of ``threads`` times ``vec`` columns."""
+
+    threads: int
+    vec: int
+
+    @property
+    def width(self) -> int:
+        """Columns of the strip."""
+        return self.threads * self.vec
+
+    def begin(self) -> list[Stmt]:
+        """Numbers the thread's column, and its group of threads in the warp."""
+        return [
+            Assign(_COLUMN, Cast("int32", THREAD & (self.width - 1))),
+            Assign(LANE, Cast("int32", _COLUMN & (self.vec - 1))),
+            Assign(SHARED_ALONG, quotient(_COLUMN, self.vec)),
+            Assign(_GROUP, quotient(Cast("int32", THREAD & (WARP - 1)), self.width)),
+        ]
+
+    def turns(self, parts: int) -> tuple[list[Expr], list[int]]:
+        """The numbers of the parts that a thread reads, and the shuffles' distances that join what groups read."""
+        groups = min(WARP // self.width, parts)
+        per_group = parts // groups
+        group: Expr = _GROUP if groups == WARP // self.width else _GROUP & (groups - 1)
+        numbers: list[Expr] = [group * per_group + k if groups > 1 else Const(k) for k in range(per_group)]
+        return numbers, [self.width << n for n in reversed(range(groups.bit_length() - 1))]
+
+    def spread(self, fields: Sequence[Var], heads: Sequence[Var]) -> list[Stmt]:
+        """Gives each thread the results of its own columns, for all ``fields`` from those of the first lane."""
+        out: list[Stmt] = []
+        of_lane = [(head, fields[fields.index(head) + e], e) for head in heads for e in range(self.vec)]
+        for head, var, lane in of_lane:
+            own = Cast("int32", ALONG * self.vec + lane)
+            out.append(Assign(_other(var), ShuffleFrom(head, own)))
+        return out + [Assign(var, _other(var)) for _, var, _ in of_lane]
 
 
-def begin(o: Outer) -> list[str]:
-    """Lines that number the thread's column: its thread along the kept axis ``cx`` and its lane ``ce`` there; and the
-    group of threads ``cg`` of the warp."""
-    vec, wide = o.e.vec, width(o)
-    return [
-        f"cc = int32(tid & {wide - 1})",
-        f"ce = int32(cc & {vec - 1})",
-        f"cx = udiv(cc, {vec})",
-        f"cg = udiv(int32(tid & {WARP - 1}), {wide})",
-    ]
-
-
-def heads(o: Outer, pas: Pass) -> list[Field]:
-    """The accumulators of the first lane."""
-    return o.e.fields(pas, one=True)
-
-
-def turns(o: Outer, parts: int) -> tuple[list[str], list[int]]:
-    """The parts that a thread reads, as text, and the offsets of shuffles that join what the groups have read."""
-    groups = min(WARP // width(o), parts)
-    per = parts // groups
-    group = "cg" if groups == WARP // width(o) else f"(cg & {groups - 1})"
-    numbers = [f"({group} * {per} + {k})" if groups > 1 else str(k) for k in range(per)]
-    return numbers, [width(o) << n for n in reversed(range(groups.bit_length() - 1))]
-
-
-def spread(o: Outer, pas: Pass) -> list[str]:
-    """Lines that give each thread the results of its own columns."""
-    out, names = [], []
-    fields, vec = o.e.fields(pas), o.e.vec
-    for head in heads(o, pas):
-        at = next(n for n, f in enumerate(fields) if f.name == head.name)
-        for e, f in enumerate(fields[at : at + vec]):
-            out.append(f"d{f.name} = cuda.shfl_sync(0xffffffff, {head.name}, int32(tx * {vec} + {e}))")
-            names.append(f.name)
-    return out + [f"{name} = d{name}" for name in names]
+def _other(var: Var) -> Var:
+    return Var(f"own_{var.name}", var.type)
