@@ -25,14 +25,13 @@ LONGEST = 60
 """Characters of a name."""
 _SUFFIX = 12  # of these, kept free for "_finish" and a number
 _CASTS = frozenset(["_to_copy", "convert_element_type"])
-_ODD = re.compile(r"[^A-Za-z0-9]+")
 
 
 def kernel_name(ops: Iterable[str]) -> str:
     """A kernel's name by the operators it computes: those that fit, in order, each once, matrix products among them in
     any case. An identifier, whatever characters the operators have."""
     room = LONGEST - len(PREFIX) - _SUFFIX
-    cleaned = (_ODD.sub("_", op).strip("_")[:room].rstrip("_") for op in ops)
+    cleaned = ("_".join(re.findall("[A-Za-z0-9]+", op))[:room].rstrip("_") for op in ops)
     words = list(dict.fromkeys(w for w in cleaned if w)) or ["kernel"]
     kept: set[str] = set()
     for word in sorted(words, key=lambda w: w not in PRODUCTS):

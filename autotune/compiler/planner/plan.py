@@ -77,9 +77,6 @@ class Plan:
         return tuple((dtype, graph.size(axes)) for dtype, axes in self.scratch)
 
 
-_ROOT = re.compile(r"([rov])(\d+)")
-
-
 def read_text(text: str) -> Shape:
     """The launches and groups of a plan's text.
 
@@ -91,7 +88,7 @@ def read_text(text: str) -> Shape:
         groups = []
         for group in launch.split("+"):
             roots = tuple(r.strip() for r in group.split(","))
-            if not all(_ROOT.fullmatch(r) for r in roots):
+            if not all(re.fullmatch(r"[rov]\d+", r) for r in roots):
                 raise ValueError(f"{group.strip()!r} is not a list of roots such as r3,o0")
             groups.append(roots)
         out.append(tuple(groups))

@@ -156,7 +156,11 @@ _PLAIN = frozenset(
 """Types of arguments that are data and nothing else, as schemas print them, without ``Optional`` and ``List``."""
 _WORDS = frozenset(["approximate", "rounding_mode"])
 """Arguments that are words of a short list, which the operator itself checks."""
-_TYPE = re.compile(r"\w+")
+
+
+def _words(type_: object) -> set[str]:
+    """The types that a schema's type is made of, ``List[Tensor]`` say, without what holds them."""
+    return set(re.findall(r"\w+", str(type_))) - {"Optional", "List"}
 
 
 def is_functional(overload: torch._ops.OpOverload) -> bool:
@@ -170,11 +174,9 @@ def is_functional(overload: torch._ops.OpOverload) -> bool:
     for a in schema.arguments:
         if a.name in _WORDS:
             continue
-        if not set(_TYPE.findall(str(a.type))) - {"Optional", "List"} <= _PLAIN:
+        if not _words(a.type) <= _PLAIN:
             return False
-    return bool(schema.returns) and all(
-        set(_TYPE.findall(str(r.type))) - {"Optional", "List"} == {"Tensor"} for r in schema.returns
-    )
+    return bool(schema.returns) and all(_words(r.type) == {"Tensor"} for r in schema.returns)
 
 
 def _decode(value: Any, nodes: Sequence[fx.Node], device: str | None) -> Any:

@@ -37,7 +37,6 @@ def ranges(side: str) -> dict[str, Range]:
 
 _PLAN = "plan"
 _LONGEST_PLAN = 1 << 20
-_GROUP = re.compile(r"g(0|[1-9]\d{0,5})\.(\w+)")
 _BLOCK = 1024
 """Threads that a block may have."""
 _BARRIERS = "grid barriers, which this autotune lacks"
@@ -57,7 +56,7 @@ def improper(config: Mapping[str, object], side: str) -> str:
             if side == "cuda" and ">" in value:
                 return f"its plan has {_BARRIERS}"
             continue
-        of_group = _GROUP.fullmatch(name)
+        of_group = re.fullmatch(r"g(0|[1-9]\d{0,5})\.(\w+)", name)
         bare = of_group[2] if of_group else name
         if bare not in limits:
             return f"it has a parameter {name[:40]!r}, which this autotune lacks"

@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import linecache
 import math
-import re
 from collections.abc import Iterator
-from types import FunctionType, SimpleNamespace
+from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
 
 from autotune.compiler.targets.cuda.cubin import blocks_per_sm, capability, limits, taken
@@ -19,12 +18,9 @@ from autotune.compiler.targets.cuda.source import CudaSource
 from autotune.errors import BuildError
 from autotune.task import Kernel
 
-_UNUSED = re.compile(r"^\.common \.global [^\n]*NumbaEnv[^\n]*;\n", re.MULTILINE)
-"""Numba's environment pointers, which no kernel reads; their names hold a counter that differs between processes."""
-_NAME = re.compile(r"\b(?:ld|lk|lg|lw|lr|sg|st|touch|un|rs)_[a-z0-9_]+\b|\b[a-z][a-z0-9_]*(?=\()")
 
-
-def _namespace(text: str) -> dict[str, Any]:
+def _namespace(code: CodeType) -> dict[str, Any]:
+    """What the functions of a kernel's module refer to."""
     import numpy as np
     from numba import cuda, types
     from numba.cuda import libdevice
@@ -43,12 +39,18 @@ def _namespace(text: str) -> dict[str, Any]:
         "int64": types.int64,
         "boolean": types.boolean,
     }
-    for name in set(_NAME.findall(text)):
+    for name in _names(code):
         if name not in space:
             found = resolve(name)
             if found is not None:
                 space[name] = found
     return space
+
+
+def _names(code: CodeType) -> set[str]:
+    """Every name that code refers to, inner functions included."""
+    inner = [_names(c) for c in code.co_consts if isinstance(c, CodeType)]
+    return set(code.co_names).union(*inner)
 
 
 @contextlib.contextmanager
@@ -78,10 +80,11 @@ def _numba_ptx(text: str, params: tuple[str, ...], dynamic: bool, block: int, cc
 
     from autotune.compiler.targets.cuda.intrinsics.base import POINTER
 
-    space = _namespace(text)
     filename = f"<autotune {abs(hash(text)):x}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
-    exec(compile(text, filename, "exec"), space)
+    code = compile(text, filename, "exec")
+    space = _namespace(code)
+    exec(code, space)
     for name, obj in list(space.items()):
         if isinstance(obj, FunctionType) and obj.__code__.co_filename == filename and name != "kernel":
             space[name] = cuda.jit(device=True, fastmath=fast)(obj)
@@ -105,20 +108,30 @@ def compile_ptx(source: CudaSource, target: str) -> tuple[str, str]:
     """
     cc = capability(target)
     text = _numba_ptx(source.text, source.params, bool(source.launch["dynamic"]), source.block, cc, source.fast)
-    found = re.search(r"\.entry\s+(\S+)\s*\(", text)
-    if not found:
+    entry = next((line.split("(")[0].split()[-1] for line in text.splitlines() if ".entry" in line), "")
+    if not entry:
         raise BuildError("numba made no kernel entry")
-    if source.max_registers:
-        # ptxas ignores its own register option where the kernel states its block size, so the kernel states both.
-        text = re.sub(r"(\.maxntid[^\n]*\n)", rf"\1.maxnreg {source.max_registers}\n", text, count=1)
-    if source.cluster > 1:
-        if cc < (9, 0):
-            raise BuildError(f"{target} has no thread-block clusters")
-        directive = rf"\1.explicitcluster\n.reqnctapercluster {source.cluster}, 1, 1\n"
-        text = re.sub(r"(\.maxntid[^\n]*\n)", directive, text, count=1)
-    text = _UNUSED.sub("", text)
+    if source.cluster > 1 and cc < (9, 0):
+        raise BuildError(f"{target} has no thread-block clusters")
     # A stable entry name, as the environment pointers go: equal candidates are equal cubins, and stored once.
-    return text.replace(found.group(1), source.name), source.name
+    return _completed(text, source).replace(entry, source.name), source.name
+
+
+def _completed(ptx: str, source: CudaSource) -> str:
+    """PTX with the directives that Numba does not write, and without its environment pointers: no kernel reads those,
+    and their names hold a counter that differs between processes."""
+    out = []
+    for line in ptx.splitlines(keepends=True):
+        if line.startswith(".common .global ") and "NumbaEnv" in line:
+            continue
+        out.append(line)
+        if line.startswith(".maxntid"):
+            if source.cluster > 1:
+                out.append(f".explicitcluster\n.reqnctapercluster {source.cluster}, 1, 1\n")
+            if source.max_registers:
+                # ptxas ignores its own register option where the kernel states its block size: it states both.
+                out.append(f".maxnreg {source.max_registers}\n")
+    return "".join(out)
 
 
 def build(source: CudaSource, target: str = "sm_90") -> Kernel:

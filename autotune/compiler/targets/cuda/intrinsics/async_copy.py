@@ -7,7 +7,6 @@ warp, each with its own pieces side by side, meet no bank conflicts.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import llvmlite.ir as ir
@@ -15,12 +14,13 @@ from numba import types
 from numba.cuda.extending import intrinsic
 
 from autotune.compiler.targets.cuda.intrinsics.base import F32, I32, I64, NUMBA, SIZE, _decode, words_of
+from autotune.compiler.targets.cuda.intrinsics.names import access_of
 
 SHARED = 3
 """LLVM's address space of shared memory."""
 _VOID = ir.VoidType()
-_NAME = re.compile(r"^(copy|take|put)_([a-z0-9]+)_(\d+)(?:_([dsnpe]))?$")
-_AWAIT = re.compile(r"^await_copies_(\d+)$")
+_ACCESSES = ("copy", "take", "put")
+_AWAIT = "await_copies_"
 
 
 def _asm(b: Any, operands: list[Any], text: str, constraints: str) -> None:
@@ -146,12 +146,12 @@ def resolve(name: str) -> Any:
         return _rounds
     if name == "commit_copies":
         return _wait("cp.async.commit_group;")
-    if m := _AWAIT.match(name):
-        return _wait(f"cp.async.wait_group {m.group(1)};")
-    m = _NAME.match(name)
-    if not m:
+    if name.startswith(_AWAIT):
+        return _wait(f"cp.async.wait_group {int(name.removeprefix(_AWAIT))};")
+    found = access_of(name, _ACCESSES)
+    if found is None:
         return None
-    kind, short, n, hint = m.group(1), m.group(2), int(m.group(3)), m.group(4)
+    kind, short, n, hint = found
     if kind == "copy":
         return _make_copy(short, n, hint)
     return _make_take(short, n) if kind == "take" else _make_put(n)

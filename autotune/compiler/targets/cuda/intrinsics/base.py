@@ -15,7 +15,6 @@ Measured on an H200: 16-byte accesses reach what torch's copy reaches; ``cuda.fl
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +26,7 @@ from numba.cuda.extending import intrinsic
 from autotune.compiler.targets.cuda.intrinsics import cluster as intrinsics_cluster
 from autotune.compiler.targets.cuda.intrinsics import comm as intrinsics_comm
 from autotune.compiler.targets.cuda.intrinsics import float8 as intrinsics_float8
+from autotune.compiler.targets.cuda.intrinsics.names import access_of
 
 F32 = ir.FloatType()
 I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
@@ -435,7 +435,7 @@ PLAIN: dict[str, Any] = {
 DEVICE: dict[str, Callable[..., Any]] = {"tanh_": _tanh, "sigmoid_": _sigmoid, "erf_": _erf}
 EXACT: dict[str, Callable[..., Any]] = {"sigmoid_rn": _sigmoid_rn, "rsqrt_rn": _rsqrt_rn}
 """Those of strict kernels, compiled without fast math."""
-_PATTERN = re.compile(r"^(ld|lk|lr|st|un)_([a-z0-9]+)_(\d+)(?:_([dsnpelc]))?$")
+_ACCESSES = ("ld", "lk", "lr", "st", "un")
 
 
 def resolve(name: str) -> Any:
@@ -450,16 +450,12 @@ def resolve(name: str) -> Any:
         return cuda.jit(device=True, fastmath=True)(DEVICE[name])
     if name in EXACT:
         return cuda.jit(device=True)(EXACT[name])
-    m = _PATTERN.match(name)
-    if not m:
+    found = access_of(name, _ACCESSES)
+    if found is None:
         return None
-    kind, short, n, hint = m.group(1), m.group(2), int(m.group(3)), m.group(4)
-    if kind == "ld":
-        return _make_load(short, n, hint)
-    if kind == "lk":
-        return _make_load(short, n, hint, fixed=True)
-    if kind == "lr":
-        return _make_raw(short, n, hint)
-    if kind == "st":
-        return _make_store(short, n, hint)
-    return _make_unpack(short, n)
+    kind, short, n, hint = found
+    if kind in ("ld", "lk"):
+        return _make_load(short, n, hint, fixed=kind == "lk")
+    if kind == "un":
+        return _make_unpack(short, n)
+    return (_make_raw if kind == "lr" else _make_store)(short, n, hint)

@@ -7,7 +7,6 @@ And what says when something is to be done: ``touch``, ``pin`` and ``tied``, for
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import llvmlite.ir as ir
@@ -32,8 +31,9 @@ from autotune.compiler.targets.cuda.intrinsics.base import (
     _pointer,
     words_of,
 )
+from autotune.compiler.targets.cuda.intrinsics.names import access_of
 
-_PATTERN = re.compile(r"^(lg|lw|sg|touch)_([a-z0-9]+)_(\d+)_([dsnpelcw])$")
+_ACCESSES = ("lg", "lw", "sg", "touch")
 _TEST = "{ .reg .pred q; "
 
 
@@ -169,11 +169,10 @@ def resolve(name: str) -> Any:
     """The object behind a name, or None if it is none of these."""
     if name in PLAIN:
         return PLAIN[name]
-    m = _PATTERN.match(name)
-    if not m:
+    found = access_of(name, _ACCESSES)
+    if found is None:
         return None
-    kind, short, n, hint = m.group(1), m.group(2), int(m.group(3)), m.group(4)
+    kind, short, n, hint = found
     if kind in ("lg", "lw"):
         return _make_load(short, n, hint, raw=kind == "lw")
-    make = {"sg": _make_store, "touch": _make_touch}[kind]
-    return make(short, n, hint)
+    return (_make_store if kind == "sg" else _make_touch)(short, n, hint)
