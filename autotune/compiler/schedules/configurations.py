@@ -9,8 +9,8 @@ tensors has the parameters of one kernel.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 from autotune.compiler.program.one_pass import find_online
 from autotune.compiler.program.program import Program
@@ -144,6 +144,7 @@ def narrow(space: Space, name: str, allowed: Iterable[Choice]) -> Space:
     return space
 
 
-def without(space: Space, *names: str) -> Space:
-    """The space without parameters that mean nothing for a workload: configurations do not mention them."""
-    return replace(space, parameters=tuple(p for p in space if p.name not in names))
+def having(space: Space, schedule: type[Any]) -> Space:
+    """The space with the parameters that are fields of a scheme's schedule; configurations mention no others."""
+    names = {f.name for f in fields(schedule)}
+    return replace(space, parameters=tuple(p for p in space if p.name in names))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from autotune.compiler.program.columns import Split, finish_graph, main_program, split_columns
 from autotune.compiler.program.full_reduction import cut_everything
 from autotune.compiler.program.program import Program, power_of_two
-from autotune.compiler.schedules.configurations import PLAIN_CUDA, narrow, without
+from autotune.compiler.schedules.configurations import PLAIN_CUDA, having, narrow
 from autotune.compiler.schedules.cuda import rows as row_wise
 from autotune.compiler.targets.cuda.access import vector_length
 from autotune.compiler.targets.cuda.kernels import GroupKernels, Private, Ref
@@ -115,7 +115,7 @@ class ColumnsScheme:
     def space_of(self, graph: Graph, space: Space) -> Space:
         program = main_program(_split(graph))
         usable = row_wise.vectors(program)[:3]
-        space = narrow(without(space, "tile", "held", "owned"), "vector_bytes", usable)
+        space = narrow(having(space, CudaSchedule), "vector_bytes", usable)
         space = narrow(space, "keep", ["registers", "reload"] if program.kept else ["registers"])
         space = narrow(space, "cluster", [c for c in (1, 2, 4, 8) if c == 1 or c * 8 <= program.n_rows])
         space = narrow(space, "blocks_per_sm", [1, 2, 3, 4, 6, 8, 12, 16])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from autotune.compiler.program.lane_axis import narrowest, unit_axis, vector_length
 from autotune.compiler.program.program import Program, build_program, power_of_two
-from autotune.compiler.schedules.configurations import PLAIN_CUDA, has_online, narrow, without
+from autotune.compiler.schedules.configurations import PLAIN_CUDA, has_online, having, narrow
 from autotune.compiler.schedules.cuda.outer_seeds import copied_seeds
 from autotune.compiler.schedules.cuda.outer_shape import (
     HELD,
@@ -35,7 +35,7 @@ from autotune.compiler.targets.cuda.cubin import SmLimits
 from autotune.compiler.targets.cuda.device import shared_bytes
 from autotune.compiler.targets.cuda.kernels import GroupKernels
 from autotune.compiler.targets.cuda.outer.emit import emit_outer
-from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
+from autotune.compiler.targets.cuda.source import CudaSource, OuterSchedule
 from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS, Graph
 from autotune.task import Config
@@ -101,7 +101,7 @@ class OuterScheme:
         program = self.program(graph)
         usable = vectors(program)
         vec = vector_length(program.graph, unit_axis(program.graph), usable[-1])
-        space = narrow(without(space, "tile", "owned"), "vector_bytes", usable)
+        space = narrow(having(space, OuterSchedule), "vector_bytes", usable)
         most = min(256, power_of_two(lines(program, vec)))
         least = min(across(program, b) for b in usable)
         space = narrow(space, "threads_per_row", [t for t in (1, 2, 4, 8, 16, 32, 64, 128, 256) if least <= t <= most])
@@ -245,7 +245,7 @@ class OuterScheme:
         shared = int(source.launch["shared"]) + shared_bytes(source.body)
         if shared > SmLimits().shared_block:
             return f"{shared} bytes of shared memory a block"
-        schedule = CudaSchedule.from_config(config)
+        schedule = OuterSchedule.from_config(config)
         words = _registers(program, config)
         if words > REGISTERS_KEPT:
             return f"{words:.0f} registers a thread for kept values"
@@ -257,7 +257,7 @@ class OuterScheme:
         return None
 
     def _emit(self, graph: Graph, config: Config, fixed: bool = False) -> tuple[Program, CudaSource]:
-        schedule = CudaSchedule.from_config(config)
+        schedule = OuterSchedule.from_config(config)
         program = self.program(graph, schedule.keep != "reload", schedule.online)
         if fixed:
             program = replace(program, dynamic=-1)

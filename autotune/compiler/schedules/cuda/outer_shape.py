@@ -6,7 +6,7 @@ from autotune.compiler.program.lane_axis import unit_axis, vector_length
 from autotune.compiler.program.program import Program
 from autotune.compiler.targets.cuda.cubin import SmLimits
 from autotune.compiler.targets.cuda.outer.lanes import Lanes
-from autotune.compiler.targets.cuda.source import CudaSchedule
+from autotune.compiler.targets.cuda.source import OuterSchedule
 from autotune.errors import Unsupported
 from autotune.task import Config
 
@@ -72,6 +72,6 @@ def crowded(program: Program) -> bool:
 def may_copy(program: Program, config: Config) -> bool:
     """Whether there are loads that can be copied to shared memory ahead, with vectors of this size."""
     try:
-        return bool(Lanes(program, CudaSchedule.from_config(config)).copyable())
+        return bool(Lanes(program, OuterSchedule.from_config(config)).copyable())
     except Unsupported:
         return False

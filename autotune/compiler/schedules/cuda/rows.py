@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from autotune.compiler.program.one_pass import find_moments
 from autotune.compiler.program.program import Program, build_program, once_a_row, power_of_two
-from autotune.compiler.schedules.configurations import PLAIN_CUDA, has_online, narrow, without
+from autotune.compiler.schedules.configurations import PLAIN_CUDA, has_online, having, narrow
 from autotune.compiler.targets.cuda.access import narrowest, vector_length
 from autotune.compiler.targets.cuda.cubin import too_large
 from autotune.compiler.targets.cuda.kernels import GroupKernels
@@ -115,7 +115,7 @@ def space_of(program: Program, space: Space) -> Space:
     """``space`` narrowed to what can matter for ``program``."""
     usable = vectors(program)
     wide = usable[:3]
-    space = narrow(without(space, "tile", "held", "owned"), "vector_bytes", wide)
+    space = narrow(having(space, CudaSchedule), "vector_bytes", wide)
     if not clustered(program):
         space = narrow(space, "cluster", [1])
     if program.pointwise:

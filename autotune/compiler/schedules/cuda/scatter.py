@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from autotune.compiler.program.program import power_of_two
 from autotune.compiler.program.scattered import Scattered, scattered
-from autotune.compiler.schedules.configurations import PLAIN_CUDA, narrow, without
+from autotune.compiler.schedules.configurations import PLAIN_CUDA, having, narrow
 from autotune.compiler.schedules.cuda.rows import CAPS
 from autotune.compiler.targets.cuda.counts import LIMIT
 from autotune.compiler.targets.cuda.cubin import too_large
 from autotune.compiler.targets.cuda.kernels import GroupKernels
 from autotune.compiler.targets.cuda.scatter import emit_scatter, fetchable
-from autotune.compiler.targets.cuda.source import CudaSchedule
+from autotune.compiler.targets.cuda.source import CudaSchedule, ScatterSchedule
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Graph
 from autotune.task import Choice, Config
@@ -85,7 +85,7 @@ class ScatterScheme:
     def space_of(self, graph: Graph, space: Space) -> Space:
         s = scattered(graph)
         usable = vectors(s)
-        space = narrow(without(space, "tile", "held"), "vector_bytes", usable)
+        space = narrow(having(space, ScatterSchedule), "vector_bytes", usable)
         widest = min(s.vector(b) for b in usable)
         most = next((t for t in THREADS if t * widest >= s.n_cols), THREADS[-1])
         space = narrow(space, "threads_per_row", [t for t in THREADS if t <= most])

@@ -11,11 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autotune.compiler.program.tiling import Tiling, tiling
-from autotune.compiler.schedules.configurations import PLAIN_CUDA, narrow
+from autotune.compiler.schedules.configurations import PLAIN_CUDA, having, narrow
 from autotune.compiler.schedules.cuda.rows import RowsScheme
 from autotune.compiler.targets.cuda.cubin import too_large
 from autotune.compiler.targets.cuda.kernels import GroupKernels
-from autotune.compiler.targets.cuda.source import CudaSchedule
+from autotune.compiler.targets.cuda.source import CudaSchedule, TransposeSchedule
 from autotune.compiler.targets.cuda.transpose import MOST_ELEMENTS, emit_transpose
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
@@ -69,7 +69,8 @@ class TransposeScheme:
         sizes = {*_vectors(tiling(graph)), *flat["vector_bytes"].choices}
         vectors = narrow(space, "vector_bytes", sizes)["vector_bytes"]
         made = [vectors if p.name == "vector_bytes" else p for p in flat]
-        return replace(flat, parameters=(*made, *(p for p in space if p.name == "tile")))
+        own = [p for p in having(space, TransposeSchedule) if p.name not in {f.name for f in flat}]
+        return replace(flat, parameters=(*made, *own))
 
     def normalize(self, graph: Graph, config: Config) -> Config:
         side = _tile(config)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 from autotune.compiler.kernel.nodes import Stmt
 from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, Line
@@ -18,7 +18,11 @@ PREFIX = "autotune_"
 
 @dataclass(frozen=True)
 class CudaSchedule:
-    """The parameters of ``search_spaces/fusion.toml`` under ``[cuda]``."""
+    """What every scheme is scheduled by; see ``[cuda.*]`` of ``search_spaces/fusion.toml``.
+
+    A scheme with parameters of its own has them in a subclass. A parameter with a default may be missing in
+    configurations of earlier versions.
+    """
 
     threads_per_row: int
     rows_per_block: int
@@ -32,16 +36,36 @@ class CudaSchedule:
     blocks_per_sm: int
     cluster: int = 1
     prefetch: bool = False
-    held: int = 0
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> CudaSchedule:
-        later = ("cluster", "prefetch", "held")  # what configurations stored by earlier versions lack
-        return cls(**{name: config[name] for name in cls.__dataclass_fields__ if name in config or name not in later})
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        given = [f.name for f in fields(cls) if f.name in config or f.default is MISSING]
+        return cls(**{name: config[name] for name in given})
 
     @property
     def block(self) -> int:
         return self.threads_per_row * self.rows_per_block
+
+
+@dataclass(frozen=True)
+class OuterSchedule(CudaSchedule):
+    """``held``: places of a strip that a thread has in registers, where the others are copied to shared memory."""
+
+    held: int = 0
+
+
+@dataclass(frozen=True)
+class ScatterSchedule(CudaSchedule):
+    """``owned``: neighbouring places whose sums a block makes."""
+
+    owned: int = 1
+
+
+@dataclass(frozen=True)
+class TransposeSchedule(CudaSchedule):
+    """``tile``: side of the tiles that go through shared memory; 0 for none."""
+
+    tile: int = 0
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from autotune.compiler.program.program import Program
 from autotune.compiler.targets.cuda.outer.copied import CopiedOuter
 from autotune.compiler.targets.cuda.outer.kernel import Outer
-from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
+from autotune.compiler.targets.cuda.source import CudaSource, OuterSchedule
 from autotune.errors import Unsupported
 
 
-def emit_outer(program: Program, schedule: CudaSchedule) -> CudaSource:
+def emit_outer(program: Program, schedule: OuterSchedule) -> CudaSource:
     """The kernel of a program whose reductions run over axes other than the unit-stride one.
 
     Raises:

@@ -42,7 +42,7 @@ from autotune.compiler.targets.cuda.outer.joins import DEEP, INSIDE, RANK, Joins
 from autotune.compiler.targets.cuda.outer.lanes import LIVE, PLACE, TILE_LANE, Lanes
 from autotune.compiler.targets.cuda.outer.share import ALONG, THREAD, quotient
 from autotune.compiler.targets.cuda.rows.kernel import MAX_PACK_LANES
-from autotune.compiler.targets.cuda.source import GENERATOR, CudaSchedule, CudaSource
+from autotune.compiler.targets.cuda.source import GENERATOR, CudaSource, OuterSchedule
 from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES
 
@@ -63,7 +63,7 @@ class Outer:
     copies = False
     """Whether strips are copied to shared memory ahead of their walks."""
 
-    def __init__(self, program: Program, schedule: CudaSchedule) -> None:
+    def __init__(self, program: Program, schedule: OuterSchedule) -> None:
         self.lanes = Lanes(program, schedule, self.copies)
         self.joins = Joins(self.lanes)
         self.count = self.lanes.count.number  # of packs along the kept axes and of places of the reduced ones

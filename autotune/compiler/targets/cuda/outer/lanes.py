@@ -41,7 +41,7 @@ from autotune.compiler.targets.cuda.address import Access, fixed_index, moving_i
 from autotune.compiler.targets.cuda.counts import Counts
 from autotune.compiler.targets.cuda.device import Shuffle
 from autotune.compiler.targets.cuda.operators import computed
-from autotune.compiler.targets.cuda.source import CudaSchedule
+from autotune.compiler.targets.cuda.source import OuterSchedule
 from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Output, Value
 from autotune.ir.ops import POINTWISE
@@ -63,7 +63,7 @@ class Lanes:
             online pairs are made of is among its results.
     """
 
-    def __init__(self, program: Program, schedule: CudaSchedule, copied: bool = False) -> None:
+    def __init__(self, program: Program, schedule: OuterSchedule, copied: bool = False) -> None:
         self.program, self.schedule, self.graph = program, schedule, program.graph
         self.axis = unit_axis(self.graph)
         if self.axis < 0 or self.axis in program.cols:
