@@ -1,7 +1,7 @@
 """CPU kernels with reductions over all rows beside what is done row by row.
 
 The rows are cut into *parts*. A unit of work is one part (or a tile of its columns, where no row has to be known as a
-whole): it walks its rows as ``cpu_rows`` does and adds each to accumulators, one for each column, which lie in the
+whole): it walks its rows as ``rows`` does and adds each to accumulators, one for each column, which lie in the
 part's own stretch of memory and stay in the cache meanwhile. A second, small kernel reduces the parts. So the backward
 of a layer norm reads its inputs once, where separate kernels for rows and for columns read them twice. The number of
 parts depends on the schedule alone: results are the same however many threads take them. See
@@ -10,27 +10,30 @@ parts depends on the schedule alone: results are the same however many threads t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from itertools import accumulate
 
+from autotune.compiler.kernel.nodes import Assign, Const, Expr, Intrinsic, Stmt, Var, loop, sum_of, when
 from autotune.compiler.program.columns import Split, finish_graph, main_program, split_columns
 from autotune.compiler.program.full_reduction import cut_everything
-from autotune.compiler.program.one_pass import Column
 from autotune.compiler.program.program import Pass, Program, build_program, once_a_row
-from autotune.compiler.targets.cpu.rows import RowPrinter
+from autotune.compiler.targets.cpu.builder import STEP, UNIT, UNITS, Term, call, cast, index
+from autotune.compiler.targets.cpu.forms import start
+from autotune.compiler.targets.cpu.nodes import Accumulate, Named, plane
+from autotune.compiler.targets.cpu.rows import AT, END, ROW, ROWS, TILES, RowBuilder
+from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Graph, compute_type
-
-if TYPE_CHECKING:
-    from autotune.compiler.targets.cpu.schedule import CpuSchedule
 
 FEWEST_ROWS = 16
 """Rows below which a part would hold next to nothing."""
 _LONGEST = 2048  # rows that one accumulator takes: bounds the error of long sums
 _PER_PART = 16  # rows for each part, at least, so that partial results are little beside the rows
 _TILE = 4096
+PART, SHARE = index("part"), Var("share", "float32")
+"""The part in hand, and one over the number of its rows so far."""
 
 
 @lru_cache(maxsize=512)
@@ -95,8 +98,8 @@ def plane_bytes(planes: list[tuple[str, int]]) -> list[int]:
     return at
 
 
-class ColumnPrinter(RowPrinter):
-    """Prints the kernel that walks the rows, a part at a time."""
+class ColumnBuilder(RowBuilder):
+    """Builds the kernel that walks the rows, a part at a time."""
 
     def __init__(self, split: Split, program: Program, schedule: CpuSchedule) -> None:
         super().__init__(program, schedule)
@@ -104,110 +107,95 @@ class ColumnPrinter(RowPrinter):
         self.parts = parts_of(split, schedule)
         self.planes = [storage for storage, _ in planes_of(split, self.parts)]
         self.n_planes = len(self.planes)
-        self.first: list[int] = []  # of each accumulator's planes
-        n = 1 if split.counts else 0
-        for c in program.columns:
-            self.first.append(n)
-            n += c.planes
+        # The first plane of each accumulator.
+        self.first = list(accumulate((c.planes for c in program.columns), initial=int(split.counts)))
         if self.flat and not self.tile:
             self.tile = _TILE
 
     @property
+    def tiles(self) -> int:
+        return -(-self.inner // self.tile) if self.flat else 1
+
+    @property
     def pieces(self) -> int:
         """Units of work."""
-        return self.parts * (-(-self.inner // self.tile) if self.flat else 1)
+        return self.parts * self.tiles
 
-    def units(self) -> None:
-        self.put(f"rows = {self.total_rows()}")
-        if self.flat:
-            self.put(f"tiles = {-(-self.inner // self.tile)}")
-        else:
-            self.hide_columns()
-        self.put(f"units = {self.pieces}")
-        self.put("step = 1")
+    def units(self) -> list[Stmt]:
+        return [
+            Assign(ROWS, self.extent_of(self.program.rows)),
+            Assign(TILES, Const(self.tiles)) if self.flat else self.hide_columns(),
+            Assign(UNITS, Const(self.pieces)),
+            Assign(STEP, Const(1)),
+        ]
 
-    def unit(self) -> None:
-        self.put("part = u // tiles" if self.flat else "part = u")
+    def unit(self) -> list[Stmt]:
+        low, high = index("low"), index("high")
+        out: list[Stmt] = [Assign(PART, UNIT // TILES if self.flat else UNIT)]
         if self.flat:
-            self.put(f"t = (u % tiles) * {self.tile}")
-            self.put(f"e = min(t + {self.tile}, {self.inner})")
-        self.put(f"low = part * rows // {self.parts}")
-        self.put(f"high = (part + 1) * rows // {self.parts}")
-        self._begin()
-        self.put("for r in range(low, high):")
-        self.depth += 1
-        self.put_more("r + 1 < high")
-        self.split_index("r", self.program.rows)
-        self._offsets()
+            out.append(Assign(AT, (UNIT % TILES) * self.tile))
+            out.append(Assign(END, call("min", AT + self.tile, self.inner)))
+        out += [Assign(low, PART * ROWS // self.parts), Assign(high, (PART + 1) * ROWS // self.parts)]
         if self.split.counts:
-            self.put(f"share = {self.name('ONE', 'np.float32(1)')} / np.float32(r - low + 1)")
+            out.append(plane(0).store(self.planes[0], PART, _float(high - low)))
+        for n in range(len(self.program.columns)):
+            out += self._begin(n)
+        row = [*self.next_row(ROW + 1, high), *self.split_index(ROW, self.program.rows), *self.offsets()]
+        if self.split.counts:
+            row.append(Assign(SHARE, Named("ONE", Const(1, "float32")) / _float(ROW - low + 1)))
         for p in self.program.passes:
-            self.row_part(p)
-            if p.row_columns and self.flat:
-                self.put("if t == 0:")
-                self.depth += 1
-            for n in p.row_columns:
-                self._accumulate(n, f"b{n}")
-            if p.row_columns and self.flat:
-                self.depth -= 1
-            if not p.walks:
-                continue
-            if self.flat:
-                column = f"i{self.program.cols[0]}"
-                for first, last in self.stretches(p, "t", "e", self.tile):
-                    self.put(f"for {column} in range({first}, {last}):")
-                    self.depth += 1
-                    self.columns(p, column, "0", ())
-                    self.depth -= 1
-            else:
-                self.walk(p)
-        self.depth -= 1
+            row += self.row_part(p)
+            one_a_row = [s for n in p.row_columns for s in self._accumulate(n, _place(n))]
+            row += [when(AT.equals(0), one_a_row)] if one_a_row and self.flat else one_a_row
+            if p.walks:
+                row += self.flat_walk(p, END, self.tile) if self.flat else self.walk(p)
+        return [*out, loop(ROW, high, row, low)]
 
-    def _begin(self) -> None:
-        """Neutral elements into the part's accumulators."""
-        if self.split.counts:
-            self.put(f"{self._store(0)}(z0, part, np.float32(high - low))")
-        for n, c in enumerate(self.program.columns):
-            if not self.split.spans(c):
-                self.put(f"b{n} = part")
-                self.put("if t == 0:" if self.flat else "if True:")
-                self._neutral(n, c, f"b{n}")
-                continue
-            self.put(f"b{n} = part * {self.split.width}")
-            self.put(f"for j in range({'t, e' if self.flat else self.split.width}):")
-            self._neutral(n, c, f"b{n} + j")
+    def _begin(self, n: int) -> list[Stmt]:
+        """Neutral elements into the part's accumulators of number ``n``."""
+        c, j = self.program.columns[n], index("j")
+        spans = bool(self.split.spans(c))
+        at = _place(n) + j if spans else _place(n)
+        neutral = []
+        for k in range(self.first[n], self.first[n] + c.planes):
+            storage = self.planes[k]
+            element = start("sum" if c.kind == "moments" else c.kind, compute_type(storage))
+            neutral.append(plane(k).store(storage, at, element))
+        if not spans:
+            return [Assign(_place(n), PART), when(AT.equals(0) if self.flat else Const(True), neutral)]
+        width = self.split.width
+        filled = loop(j, END, neutral, AT) if self.flat else loop(j, width, neutral)
+        return [Assign(_place(n), PART * width), filled]
 
-    def _neutral(self, n: int, c: Column, at: str) -> None:
-        for plane in range(self.first[n], self.first[n] + c.planes):
-            storage = self.planes[plane]
-            start = self.start("sum" if c.kind == "moments" else c.kind, compute_type(storage))
-            self.put(f"    {self._store(plane)}(z{plane}, {at}, {start})")
+    def columns(self, p: Pass, position: Sequence[Term], in_tile: Expr, partial: Collection[int]) -> list[Stmt]:
+        accumulated = (s for n in p.columns for s in self._accumulate(n, sum_of([(_place(n), 1), *position])))
+        return [*super().columns(p, position, in_tile, partial), *accumulated]
 
-    def columns(self, p: Pass, position: str, in_tile: str, partial: object) -> None:
-        super().columns(p, position, in_tile, partial)  # type: ignore[arg-type]
-        for n in p.columns:
-            self._accumulate(n, f"b{n} + {position}")
-
-    def _accumulate(self, n: int, at: str) -> None:
+    def _accumulate(self, n: int, at: Expr) -> list[Stmt]:
         """One more element into the accumulator at ``at``."""
-        c = self.program.columns[n]
-        first = self.first[n]
-        kind = compute_type(self.planes[first])
-        x = self.cast(self.value(c.value), self.values[c.value].dtype, kind)
+        c, first = self.program.columns[n], self.first[n]
+        storage = self.planes[first]
+        x = cast(self.value(c.value), compute_type(storage))
+        carried = Var(f"a{n}", compute_type(storage))
+        fetched = Assign(carried, plane(first).load(storage, at))
         if c.kind != "moments":
-            self.put(f"a{n} = {self._load(first)}(z{first}, {at})")
-            self.put(f"{self._store(first)}(z{first}, {at}, {self.accumulate(c.kind)}(a{n}, {x}))")
-            return
+            return [fetched, plane(first).store(storage, at, Accumulate(c.kind, carried, x))]
         # Welford: the deviation from the mean so far, and from the mean with this row.
-        self.put(f"a{n} = {self._load(first)}(z{first}, {at})")
-        self.put(f"d_{n} = {x} - a{n}")
-        self.put(f"a{n} = a{n} + d_{n} * share")
-        self.put(f"{self._store(first)}(z{first}, {at}, a{n})")
-        self.put(f"q{n}_ = {self._load(first + 1)}(z{first + 1}, {at})")
-        self.put(f"{self._store(first + 1)}(z{first + 1}, {at}, q{n}_ + d_{n} * ({x} - a{n}))")
+        deviation, squares = Var(f"deviation{n}", "float32"), Var(f"squares{n}", "float32")
+        return [
+            fetched,
+            Assign(deviation, x - carried),
+            Assign(carried, carried + deviation * SHARE),
+            plane(first).store(storage, at, carried),
+            Assign(squares, plane(first + 1).load(self.planes[first + 1], at)),
+            plane(first + 1).store(self.planes[first + 1], at, squares + deviation * (x - carried)),
+        ]
 
-    def _load(self, plane: int) -> str:
-        return self.load(self.planes[plane], f"part{plane}")
 
-    def _store(self, plane: int) -> str:
-        return self.store(self.planes[plane], f"part{plane}")
+def _place(n: int) -> Var:
+    """Where accumulator ``n`` of the part begins in its planes."""
+    return index(f"b{n}")
+
+
+def _float(x: Expr) -> Expr:
+    return Intrinsic("np.float32", (x,), "float32")

@@ -9,20 +9,24 @@ for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Mapping
 
+from autotune.compiler.kernel.nodes import Assign, Const, Do, Expr, Stmt, Var, loop, sum_of
 from autotune.compiler.program.program import Pass, Program, stride_of
-from autotune.compiler.targets.cpu.expr import Printer
+from autotune.compiler.targets.cpu.builder import STEP, THREADS, UNIT, UNITS, Builder, axis, call, index
+from autotune.compiler.targets.cpu.forms import start
 from autotune.compiler.targets.cpu.moves import AHEAD, fetched, streamed
+from autotune.compiler.targets.cpu.nodes import Accumulate, Fetch, Stream, buffer, source
+from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.ir.graph import STORAGE_BYTES
-
-if TYPE_CHECKING:
-    from autotune.compiler.targets.cpu.schedule import CpuSchedule
 
 _LEAST = 16  # lanes: a cache line of fp32
 _TOGETHER = 4  # columns per pass over the lanes
 _PARTIAL = 512  # columns after which partial sums are added up
+LANE, LANES, BASE, WIDTH, BLOCKS = map(index, ("j", "lanes", "base", "width", "blocks"))
+"""The lane in hand, how many a block has, its first row, how many most blocks have, and the blocks of the row axis."""
+COLUMN, WHOLE, AT, END = map(index, ("c", "whole", "t", "e"))
+"""The column in hand, the first that is taken alone, and the columns of the tile in hand."""
 
 
 def lanes_suit(program: Program) -> bool:
@@ -39,220 +43,188 @@ def lanes_suit(program: Program) -> bool:
     return vote > 0
 
 
-class LanePrinter(Printer):
-    """Prints blocks of neighbouring rows."""
+class LaneBuilder(Builder):
+    """Builds blocks of neighbouring rows."""
 
     def __init__(self, program: Program, schedule: CpuSchedule) -> None:
         super().__init__(program, schedule)
         self.lanes = max(schedule.row_block, _LEAST)
-        self.axis = program.rows[-1]
-        self.arrays: dict[str, str] = {}  # lane array -> its compute type
+        self.row, self.column = axis(program.rows[-1]), axis(program.cols[-1])
         self.streams = streamed(program, lanes=True) if schedule.stream else ()
         self.ahead = fetched(program, lanes=True) if schedule.prefetch else ()
         if self.streams:
-            self.last.append("drain()")
+            self.last.append(Do(call("drain")))
         for i in program.kept:
             self.scratch.take(f"kept{i}", program.n_cols * self.lanes, self.values[i].dtype)
 
-    # Arrays over the lanes ------------------------------------------------------------------------
+    # ---- arrays over the lanes --------------------------------------------------------------------------------------
 
-    def _array(self, name: str, dtype: str) -> None:
-        self.arrays[name] = dtype
-        self.scratch.take(f"lane_{name}", self.lanes, dtype)
+    def fetch(self, x: Var) -> Stmt:
+        """Assign a variable from its lane array."""
+        return Assign(x, buffer(f"lane_{x.name}").load(x.dtype, LANE))
 
-    def fetch(self, name: str) -> None:
-        """Assign ``name`` from its lane array."""
-        self.put(f"{name} = {self.load(self.arrays[name], f'lane_{name}')}(s_lane_{name}, j)")
+    def keep(self, x: Var, value: Expr | None = None) -> Stmt:
+        """Put a variable, or ``value`` for it, into its lane array."""
+        self.scratch.take(f"lane_{x.name}", self.lanes, x.dtype)
+        return buffer(f"lane_{x.name}").store(x.dtype, LANE, value or x)
 
-    def keep(self, name: str, dtype: str, text: str | None = None) -> None:
-        """Put ``name`` (or ``text``) into its lane array."""
-        self._array(name, dtype)
-        self.put(f"{self.store(dtype, f'lane_{name}')}(s_lane_{name}, j, {text or name})")
+    def _fetch_rows(self, wanted: Iterable[int]) -> list[Stmt]:
+        rows = [i for i in sorted(set(wanted)) if self.values[i].op != "const" and self.program.domain(i) == "row"]
+        return [self.fetch(self.variable(i)) for i in rows]
 
-    def _fetch_rows(self, wanted: Iterable[int]) -> None:
-        for i in sorted(set(wanted)):
-            if self.values[i].op != "const" and self.program.domain(i) == "row":
-                self.fetch(f"v{i}")
+    def _over_lanes(self, body: Iterable[Stmt]) -> Stmt:
+        return loop(LANE, LANES, [Assign(self.row, BASE + LANE), *body])
 
-    def _over_lanes(self) -> None:
-        self.put("for j in range(lanes):")
-        self.depth += 1
-        self.put(f"i{self.axis} = base + j")
+    # ---- units ------------------------------------------------------------------------------------------------------
 
-    # Units ----------------------------------------------------------------------------------------
-
-    def units(self) -> None:
-        extent = self.extent(self.axis)
-        outer = "1"
-        if len(self.program.rows) > 1:
-            n = 1
-            for a in self.program.rows[1:-1]:
-                n *= self.graph.extents[a]
-            first = self.extent(self.program.rows[0])
-            outer = self.sum_of([("n0", n)], 0) if first == "n0" else str(int(first) * n)
+    def units(self) -> list[Stmt]:
+        extent = self.extent(self.program.rows[-1])
+        outer, share, width = index("outer"), index("share"), WIDTH
         # No more lanes than leave every thread some, in whole cache lines.
-        self.put(f"outer = {outer}")
-        self.put(f"share = (outer * {extent} + threads - 1) // threads")
-        self.put(f"width = min({self.lanes}, max({_LEAST}, (share + {_LEAST - 1}) // {_LEAST} * {_LEAST}))")
-        self.put(f"blocks = ({extent} + width - 1) // width")
-        self.put("units = outer * blocks")
-        self.put("step = 1")
+        lines = (share + (_LEAST - 1)) // _LEAST * _LEAST
+        return [
+            Assign(outer, self.extent_of(self.program.rows[:-1])),
+            Assign(share, (outer * extent + THREADS - 1) // THREADS),
+            Assign(width, call("min", self.lanes, call("max", _LEAST, lines))),
+            Assign(BLOCKS, (extent + width - 1) // width),
+            Assign(UNITS, outer * BLOCKS),
+            Assign(STEP, Const(1)),
+        ]
 
-    def unit(self) -> None:
-        self.put("r = u // blocks")
-        self.put("base = (u % blocks) * width")
-        self.put(f"lanes = min(width, {self.extent(self.axis)} - base)")
-        self.split_index("r", self.program.rows[:-1])
+    def unit(self) -> list[Stmt]:
+        row = index("r")
+        out = [
+            Assign(row, UNIT // BLOCKS),
+            Assign(BASE, (UNIT % BLOCKS) * WIDTH),
+            Assign(LANES, call("min", WIDTH, self.extent(self.program.rows[-1]) - BASE)),
+            *self.split_index(row, self.program.rows[:-1]),
+        ]
         for p in self.program.passes:
-            self._row_values(p)
+            out += self._row_values(p)
             if p.walks:
-                self._walk(p)
+                out += self._walk(p)
+        return out
 
-    def _row_values(self, p: Pass) -> None:
+    def _row_values(self, p: Pass) -> list[Stmt]:
         divisors = self.divisors(p.compute)
         if not p.row_values and not p.row_stores and not divisors:
-            return
-        self._over_lanes()
+            return []
         values = self.values
         needed = {a for i in p.row_values for a in values[i].args} | set(divisors)
         needed |= {self.graph.outputs[k].value for k in p.row_stores}
-        self._fetch_rows(needed - set(p.row_values))
+        body = self._fetch_rows(needed - set(p.row_values))
         for i in p.row_values:
-            if values[i].op in ("load", "gather"):
-                self.put(f"o{i} = {self.row_offset(values[i])}")
-            self.compute(i)
-            self.keep(f"v{i}", values[i].dtype)
+            body += [*self._placed(i), self.keep(self.variable(i))]
         for y in divisors:
-            self.inverse(y)
-            self.keep(f"d{y}", "float32")
-        for k in p.row_stores:
-            self.write(k, self.out_row_offset(k))
-        self.depth -= 1
+            body += [self.inverse(y), self.keep(self.variable(y, "d"))]
+        body += [self.write(k, self.output_row_offset(k)) for k in p.row_stores]
+        return [self._over_lanes(body)]
 
-    # Passes ---------------------------------------------------------------------------------------
+    def _placed(self, i: int) -> list[Stmt]:
+        """Value ``i``, with where its row starts in memory."""
+        v = self.values[i]
+        offset = [Assign(index(f"o{i}"), self.row_offset(v))] if v.op in ("load", "gather") else []
+        return [*offset, *self.compute(i)]
 
-    def _walk(self, p: Pass) -> None:
-        cols = self.program.cols
+    # ---- passes -----------------------------------------------------------------------------------------------------
+
+    def _walk(self, p: Pass) -> list[Stmt]:
         inner = self.inner
-        base = self.depth
         partial = [i for i in p.reduce if self.values[i].op == "sum" and self.values[i].dtype == "float32"]
-        if p.reduce:
-            self.put("for j in range(lanes):")
-            self.depth += 1
-            for i in p.reduce:
-                v = self.values[i]
-                self.keep(f"v{i}", v.dtype, self.start(v.op, v.dtype))
-                if i in partial:
-                    self.keep(f"t{i}", "float32", self.start("sum"))
-            self.depth = base
-        for a in cols[:-1]:
-            self.put(f"for i{a} in range({self.graph.extents[a]}):")
-            self.depth += 1
+        begin: list[Stmt] = []
+        for i in p.reduce:
+            begin.append(self.keep(self.variable(i), start(self.values[i].op, self.values[i].dtype)))
+            if i in partial:
+                begin.append(self.keep(self.variable(i, "t"), start("sum")))
         tile = self.schedule.column_tile or _PARTIAL
         tiled = bool(partial) and inner > tile
-        start, stop = "0", str(inner)
+        first, last = (AT, END) if tiled else (Const(0), Const(inner))
+        walk: list[Stmt] = [Assign(WHOLE, first + (last - first) // _TOGETHER * _TOGETHER)]
+        for begins, ends, count in ((first, WHOLE, _TOGETHER), (WHOLE, last, 1)):
+            walk.append(loop(COLUMN, ends, self._columns(p, partial, count), begins, count))
+        added: list[Stmt] = []
+        for i in partial:
+            total, part = self.variable(i), self.variable(i, "t")
+            added += [
+                self.fetch(total),
+                self.fetch(part),
+                self.keep(total, total + part),
+                self.keep(part, start("sum")),
+            ]
+        if added:
+            walk.append(loop(LANE, LANES, added))
         if tiled:
-            self.put(f"for t in range(0, {inner}, {tile}):")
-            self.depth += 1
-            self.put(f"e = min(t + {tile}, {inner})")
-            start, stop = "t", "e"
-        self.put(f"whole = {start} + ({stop} - {start}) // {_TOGETHER} * {_TOGETHER}")
-        for begin, end, count in ((start, "whole", _TOGETHER), ("whole", stop, 1)):
-            self.put(f"for c in range({begin}, {end}, {count}):")
-            self.depth += 1
-            self._columns(p, partial, count)
-            self.depth -= 1
-        if partial and not tiled:
-            self.depth = base + len(cols) - 1
-        if partial:
-            self.put("for j in range(lanes):")
-            self.depth += 1
-            for i in partial:
-                self.fetch(f"v{i}")
-                self.fetch(f"t{i}")
-                self.keep(f"v{i}", "float32", f"v{i} + t{i}")
-                self.keep(f"t{i}", "float32", self.start("sum"))
-        self.depth = base
+            walk = [loop(AT, inner, [Assign(END, call("min", AT + tile, inner)), *walk], 0, tile)]
+        for a in reversed(self.program.cols[:-1]):
+            walk = [loop(axis(a), self.graph.extents[a], walk)]
+        return [loop(LANE, LANES, begin), *walk] if begin else walk
 
-    def _columns(self, p: Pass, partial: list[int], count: int) -> None:
-        """``count`` columns from c on, over all lanes."""
-        self._fetch_ahead(p, count)
-        self._over_lanes()
+    def _columns(self, p: Pass, partial: Collection[int], count: int) -> list[Stmt]:
+        """``count`` columns from the one in hand on, over all lanes."""
+        ahead = self._fetch_ahead(p, count)
         values = self.values
-        compute = set(p.compute)
         used = {a for i in p.compute for a in values[i].args} | {values[i].args[0] for i in p.reduce}
         used |= {self.graph.outputs[k].value for k in p.stores}
-        self._fetch_rows(used - compute)
-        for y in self.divisors(p.compute):
-            self.fetch(f"d{y}")
-        accumulators = {i: f"t{i}" if i in partial else f"v{i}" for i in p.reduce}
-        for acc in accumulators.values():
-            self.fetch(acc)
+        carried = {i: self.variable(i, "t" if i in partial else "v") for i in p.reduce}
+        body = [
+            *self._fetch_rows(used - set(p.compute)),
+            *(self.fetch(self.variable(y, "d")) for y in self.divisors(p.compute)),
+            *(self.fetch(x) for x in carried.values()),
+        ]
         for n in range(count):
-            self.put(f"i{self.program.cols[-1]} = c + {n}" if n else f"i{self.program.cols[-1]} = c")
-            self._element(p, accumulators, n)
-        for i, acc in accumulators.items():
-            self.keep(acc, values[i].dtype)
-        self.depth -= 1
-        self._copy_out(p, count)
+            body += [Assign(self.column, COLUMN + n if n else COLUMN), *self._element(p, carried, n)]
+        body += [self.keep(x) for x in carried.values()]
+        return [*ahead, self._over_lanes(body), *self._copy_out(p, count)]
 
-    def _at(self, column: int) -> None:
-        """The indices of the first lane, ``column`` columns from c on."""
-        self.put(f"i{self.axis} = base")
-        self.put(f"i{self.program.cols[-1]} = c + {column}")
+    def _at(self, column: int) -> list[Stmt]:
+        """The indices of the first lane, ``column`` columns from the one in hand on."""
+        return [Assign(self.row, BASE), Assign(self.column, COLUMN + column)]
 
-    def _fetch_ahead(self, p: Pass, count: int) -> None:
+    def _fetch_ahead(self, p: Pass, count: int) -> list[Stmt]:
         """Ask for columns that the first pass to read them will come to: where each is a jump in memory, the processor
         does not see them coming."""
         first = {i: next(q for q in self.program.passes if i in q.compute) for i in self.ahead}
-        loads = [i for i, q in first.items() if q is p]
+        loads = [self.values[i] for i, q in first.items() if q is p]
+        out: list[Stmt] = []
         for n in range(count if loads else 0):
-            self._at(AHEAD + n)
-            for i in loads:
-                v = self.values[i]
-                storage = self.graph.inputs[v.slot]
-                fetch = self.name(f"fetch_{storage}", f'fetcher("{storage}")')
-                at = self.sum_of([(f"({self.row_offset(v)})", 1), *self.col_terms(v.axes, v.strides)], 0)
-                self.put(f"{fetch}(x{v.slot}, {at}, lanes)")
+            out += self._at(AHEAD + n)
+            for v in loads:
+                at = sum_of([(self.row_offset(v), 1), *self.column_terms(v.axes, v.strides)])
+                out.append(Fetch(self.graph.inputs[v.slot], source(v.slot), at, LANES))
+        return out
 
-    def _copy_out(self, p: Pass, count: int) -> None:
+    def _copy_out(self, p: Pass, count: int) -> list[Stmt]:
         """The columns that :meth:`_element` left in buffers, by streaming stores."""
         outputs = [k for k in p.stores if k in self.streams]
+        out: list[Stmt] = []
         for n in range(count if outputs else 0):
-            self._at(n)
+            out += self._at(n)
             for k in outputs:
                 o = self.graph.outputs[k]
-                copy = self.name(f"stream_{o.dtype}_{k}", f'streamer("{o.dtype}", "stream{k}", "out{k}", SPACES)')
-                at = self.sum_of([(f"({self.out_row_offset(k)})", 1), *self.col_terms(o.axes, o.strides)], 0)
-                self.put(f"{copy}(y{k}, {at}, s_stream{k} + {n * self.lanes * STORAGE_BYTES[o.dtype]}, lanes)")
+                at = sum_of([(self.output_row_offset(k), 1), *self.column_terms(o.axes, o.strides)])
+                left = buffer(f"stream{k}") + n * self.lanes * STORAGE_BYTES[o.dtype]
+                out.append(Stream(o.dtype, k, at, left, LANES))
+        return out
 
-    def _element(self, p: Pass, accumulators: dict[int, str], n: int) -> None:
+    def _element(self, p: Pass, carried: Mapping[int, Var], n: int) -> list[Stmt]:
+        """One column of one lane, ``n`` columns from the one in hand on."""
         self.ready.clear()
-        values = self.values
-        span, terms = 1, []
-        for a in reversed(self.program.cols):
-            terms.append((f"i{a}", span))
-            span *= self.graph.extents[a]
+        kept = index("k")
+        out: list[Stmt] = []
         if p.kept_in or p.kept_out:
-            self.put(f"k = ({self.sum_of(reversed(terms), 0)}) * {self.lanes} + j")
-        for i in p.kept_in:
-            self.put(f"v{i} = {self.load(values[i].dtype, f'kept{i}')}(s_kept{i}, k)")
+            out.append(Assign(kept, sum_of(self.spans(self.program.cols)) * self.lanes + LANE))
+        out += [Assign(self.variable(i), buffer(f"kept{i}").load(self.values[i].dtype, kept)) for i in p.kept_in]
         for i in p.compute:
-            if values[i].op in ("load", "gather"):
-                self.put(f"o{i} = {self.row_offset(values[i])}")
-            self.compute(i)
-        for i in p.kept_out:
-            self.put(f"{self.store(values[i].dtype, f'kept{i}')}(s_kept{i}, k, v{i})")
-        for i, acc in accumulators.items():
-            v = values[i]
-            arg = self.cast(self.value(v.args[0]), values[v.args[0]].dtype, v.dtype)
-            self.put(f"{acc} = {self.accumulate(v.op)}({acc}, {arg})")
+            out += self._placed(i)
+        out += [buffer(f"kept{i}").store(self.values[i].dtype, kept, self.variable(i)) for i in p.kept_out]
+        out += [Assign(x, Accumulate(self.values[i].op, x, self.reduced(i))) for i, x in carried.items()]
         for k in p.stores:
             o = self.graph.outputs[k]
             if k in self.streams:
                 self.scratch.take_bytes(f"stream{k}", _TOGETHER * self.lanes * STORAGE_BYTES[o.dtype])
-                store = self.store(o.dtype, f"stream{k}")
-                self.put(f"{store}(s_stream{k}, j + {n * self.lanes}, {self.stored(k)})")
+                out.append(buffer(f"stream{k}").store(o.dtype, LANE + n * self.lanes, self.stored(k)))
                 continue
-            self.put(f"w{k} = {self.out_row_offset(k)}")
-            self.write(k, self.sum_of([(f"w{k}", 1), *self.col_terms(o.axes, o.strides)], 0))
+            offset = index(f"w{k}")
+            out.append(Assign(offset, self.output_row_offset(k)))
+            out.append(self.write(k, sum_of([(offset, 1), *self.column_terms(o.axes, o.strides)])))
+        return out

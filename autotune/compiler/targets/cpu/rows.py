@@ -7,18 +7,18 @@ by.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
+from autotune.compiler.kernel.nodes import Assign, Const, Do, Expr, Op, Stmt, Var, loop, sum_of, when
 from autotune.compiler.program.one_pass import Online
 from autotune.compiler.program.program import Pass, Program, stride_of
-from autotune.compiler.targets.cpu.expr import Printer
+from autotune.compiler.targets.cpu.builder import FIRST, STEP, THREADS, UNIT, UNITS, Builder, Term, axis, call, index
+from autotune.compiler.targets.cpu.forms import operator, start
 from autotune.compiler.targets.cpu.moves import STRETCH, fetched, streamed
+from autotune.compiler.targets.cpu.nodes import Accumulate, Choice, Fetch, Increase, Stream, buffer, source
+from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES
-
-if TYPE_CHECKING:
-    from autotune.compiler.targets.cpu.schedule import CpuSchedule
 
 _LONG_ROW = 65536  # sums over more columns than this are made of partial sums even where the schedule has no tiles
 _PARTIAL = 16384
@@ -27,10 +27,21 @@ _MOST_CUTS = 4  # places where the columns are cut into pieces
 _VECTOR, _UNROLLED, _LONG_WALK = 16, 64, 192
 """Columns from which a walk is a loop: those of one vector; but numbers that four vectors at a time do not divide stay
 constant up to a larger one, since the tail costs more than the loop saves."""
+ORIGIN = Const(0)
+"""The first column."""
+ROW, ROWS, COLUMNS, WHOLE = index("r"), index("rows"), index("columns"), index("cols")
+"""The row in hand, how many there are, and the columns of a row: hidden from LLVM, and as they are."""
+TILE, TILES, AT, END = index("tile"), index("tiles"), index("t"), index("e")
+"""Columns of a tile, tiles of a row, and the columns of the tile in hand."""
+MORE = Var("more", "bool")
 
 
-class RowPrinter(Printer):
-    """Prints one row after the other.
+def distance(first: Expr, last: Expr) -> Expr:
+    return last if first == ORIGIN else last - first
+
+
+class RowBuilder(Builder):
+    """Builds one row after the other.
 
     ``factor``: columns of a pointwise group without rows that one step of a dynamic extent stands for.
     """
@@ -50,26 +61,32 @@ class RowPrinter(Printer):
         self.streams = streamed(program) if schedule.stream else ()
         self.ahead = fetched(program) if schedule.prefetch else ()
         self.later = [p for p in program.passes if p.walks][1:]
-        self.base = "0"  # the column that is the first of the buffers of streamed outputs
+        self.base: Expr = ORIGIN  # the column that is the first of the buffers of streamed outputs
         if self.streams:
-            self.last.append("drain()")
+            self.last.append(Do(call("drain")))
         for i in program.kept:
             self.scratch.take(f"kept{i}", program.n_cols, self.values[i].dtype)
         for p in program.passes:
             for o in p.online:
                 self.scratch.take(f"tile{o.score}", self.tile or self.inner, "float32")
 
-    def units(self) -> None:
-        self.put(f"rows = {self.total_rows()}")
-        if self.flat:
-            self._tiles()
-        else:
-            self.put("units = rows")
-            self.hide_columns()
-        # No more rows at a time than leave every thread some.
-        self.put(f"step = min({self.schedule.row_block}, max(1, (units + threads - 1) // threads))")
+    @property
+    def column(self) -> Var:
+        """The index along the innermost column axis."""
+        return axis(self.program.cols[-1])
 
-    def hide_columns(self) -> None:
+    # ---- units ------------------------------------------------------------------------------------------------------
+
+    def units(self) -> list[Stmt]:
+        # No more rows at a time than leave every thread some.
+        fair = call("max", 1, (UNITS + THREADS - 1) // THREADS)
+        return [
+            Assign(ROWS, self.extent_of(self.program.rows)),
+            *(self._tiles() if self.flat else [Assign(UNITS, ROWS), self.hide_columns()]),
+            Assign(STEP, call("min", self.schedule.row_block, fair)),
+        ]
+
+    def hide_columns(self) -> Stmt:
         """Assign ``columns``, the number of columns, such that LLVM knows what divides it and nothing else.
 
         A walk over a constant number of columns is unrolled whole before LLVM thinks of vectors: a maximum over 32
@@ -77,70 +94,59 @@ class RowPrinter(Printer):
         processor's prefetchers lose the thread (10 to 20%).
         """
         known = min(256, self.inner & -self.inner) or 1
-        self.put(f"columns = hidden({self.inner // known}) * {known}")
+        return Assign(COLUMNS, call("hidden", self.inner // known) * known)
 
-    def _tiles(self) -> None:
-        self.put(f"cols = {self.sum_of([(self.extent(self.program.cols[0]), self.factor)], 0)}")
-        shared = f"max({_POINTWISE_TILE}, (cols + threads - 1) // threads)"
+    def _tiles(self) -> list[Stmt]:
+        shared = call("max", _POINTWISE_TILE, (WHOLE + THREADS - 1) // THREADS)
+        tile: Expr = shared
         if self.tile:
-            self.put(f"tile = {self.tile}")
+            tile = Const(self.tile)
         elif self.program.rows:
-            self.put(f"tile = max(1, cols) if rows >= threads else {shared}")
-        else:
-            self.put(f"tile = {shared}")
-        self.put("tiles = (cols + tile - 1) // tile")
-        self.put("units = rows * tiles")
+            tile = Choice(ROWS >= THREADS, call("max", 1, WHOLE), shared)
+        return [
+            Assign(WHOLE, sum_of([(self.extent(self.program.cols[0]), self.factor)])),
+            Assign(TILE, tile),
+            Assign(TILES, (WHOLE + TILE - 1) // TILE),
+            Assign(UNITS, ROWS * TILES),
+        ]
 
-    def unit(self) -> None:
-        self.put("r = u // tiles" if self.flat and self.program.rows else "r = u")
-        self.put_more("u + 1 < min(first + step, units)")
-        self.split_index("r", self.program.rows)
-        self._offsets()
+    def unit(self) -> list[Stmt]:
+        out = [
+            Assign(ROW, UNIT // TILES if self.flat and self.program.rows else UNIT),
+            *self.next_row(UNIT + 1, call("min", FIRST + STEP, UNITS)),
+            *self.split_index(ROW, self.program.rows),
+            *self.offsets(),
+        ]
         for p in self.program.passes:
-            self.row_part(p)
-            if not p.walks:
-                continue
-            if self.flat:
-                self.put("t = (u % tiles) * tile")
-                column = f"i{self.program.cols[0]}"
-                for first, last in self.stretches(p, "t", "min(t + tile, cols)", None):
-                    self.put(f"for {column} in range({first}, {last}):")
-                    self.depth += 1
-                    self.columns(p, column, "0", ())
-                    self.depth -= 1
-            else:
-                self.walk(p)
+            out += self.row_part(p)
+            if p.walks and self.flat:
+                out.append(Assign(AT, (UNIT % TILES) * TILE))
+                out += self.flat_walk(p, call("min", AT + TILE, WHOLE), None)
+            elif p.walks:
+                out += self.walk(p)
+        return out
 
-    def put_more(self, condition: str) -> None:
+    def next_row(self, following: Expr, end: Expr) -> list[Stmt]:
         """Whether this thread has the next row too: another one would read it from memory once more."""
-        if self.ahead:
-            self.put(f"more = {condition}")
+        return [Assign(MORE, following < end)] if self.ahead else []
 
-    def row_part(self, p: Pass) -> None:
+    def row_part(self, p: Pass) -> list[Stmt]:
         """What a pass does once a row, before its walk."""
-        self.row_values(p.row_values)
-        for y in self.divisors(p.compute):
-            if y not in self.inverses:
-                self.inverse(y)
-        for k in p.row_stores:
-            self.write(k, f"w{k}")
+        return [
+            *self.row_values(p.row_values),
+            *(self.inverse(y) for y in self.divisors(p.compute) if y not in self.inverses),
+            *(self.write(k, index(f"w{k}")) for k in p.row_stores),
+        ]
 
-    def _offsets(self) -> None:
+    def offsets(self) -> list[Stmt]:
         """Where the row starts in each input and output."""
-        live = {i for p in self.program.passes for i in (*p.row_values, *p.compute)} | self._shift_values()
-        for i in sorted(live):
-            v = self.values[i]
-            if v.op in ("load", "gather"):
-                self.put(f"o{i} = {self.row_offset(v)}")
-        for k in range(self.n_outputs):
-            self.put(f"w{k} = {self.out_row_offset(k)}")
-
-    def _shift_values(self) -> set[int]:
-        found: set[int] = set()
-        for p in self.program.passes:
-            for o in p.online:
-                found.update(self._row_closure(o.shift))
-        return found
+        live = {i for p in self.program.passes for i in (*p.row_values, *p.compute)}
+        live.update(i for p in self.program.passes for o in p.online for i in self._row_closure(o.shift))
+        loads = [(i, v) for i, v in ((i, self.values[i]) for i in sorted(live)) if v.op in ("load", "gather")]
+        return [
+            *(Assign(index(f"o{i}"), self.row_offset(v)) for i, v in loads),
+            *(Assign(index(f"w{k}"), self.output_row_offset(k)) for k in range(self.n_outputs)),
+        ]
 
     def _row_closure(self, i: int) -> list[int]:
         """Row values that make ``i`` from finished reductions, in order."""
@@ -154,69 +160,49 @@ class RowPrinter(Printer):
             stack.extend(self.values[j].args)
         return sorted(seen)
 
-    def row_values(self, values: Iterable[int]) -> None:
-        for i in values:
-            if i not in self.rows_done and self.values[i].op != "const":
-                self.rows_done.add(i)
-                self.compute(i)
+    def row_values(self, values: Iterable[int]) -> list[Stmt]:
+        new = [i for i in values if i not in self.rows_done and self.values[i].op != "const"]
+        self.rows_done.update(new)
+        return [s for i in new for s in self.compute(i)]
 
-    def walk(self, p: Pass) -> None:
+    # ---- walks ------------------------------------------------------------------------------------------------------
+
+    def flat_walk(self, p: Pass, end: Expr, most: int | None) -> list[Stmt]:
+        """The columns of a tile of a pointwise kernel."""
+        return self._stretches(p, AT, end, most, lambda: self.columns(p, [(self.column, 1)], ORIGIN, ()))
+
+    def walk(self, p: Pass) -> list[Stmt]:
         """The loops of one pass over a row."""
-        tiled = bool(self.tile) or len(self.program.cols) > 1
-        for i in p.reduce:
-            v = self.values[i]
-            self.put(f"v{i} = {self.start(v.op, v.dtype)}")
+        outer, extents, n = self.program.cols[:-1], self.graph.extents, self.inner
+        begin: list[Stmt] = [Assign(self.variable(i), start(self.values[i].op, self.values[i].dtype)) for i in p.reduce]
         for o in p.online:
-            zero = self.start("sum")
-            self.put(f"v{o.peak} = {self.start('max')}")
-            self.put(f"m{o.peak} = {zero}")
-            self.put(f"v{o.total} = {zero}")
-        base = self.depth
-        for a in self.program.cols[:-1]:
-            self.put(f"for i{a} in range({self.graph.extents[a]}):")
-            self.depth += 1
-        flat = "0"
-        if len(self.program.cols) > 1:
-            span, terms = self.inner, []
-            for a in reversed(self.program.cols[:-1]):
-                terms.append((f"i{a}", span))
-                span *= self.graph.extents[a]
-            flat = "f"
-            self.put(f"f = {self.sum_of(reversed(terms), 0)}")
-        n = self.inner
+            begin.append(Assign(self.variable(o.peak), start("max")))
+            begin += [Assign(x, start("sum")) for x in (self.variable(o.peak, "m"), self.variable(o.total))]
         looped = n >= _LONG_WALK or (n >= _VECTOR and (n % _UNROLLED == 0 or n < _UNROLLED))
-        start, stop = "0", "columns" if looped else str(n)
-        if self.tile:
-            self.put(f"for t in range(0, {self.inner}, {self.tile}):")
-            self.depth += 1
-            self.put(f"e = min(t + {self.tile}, {self.inner})")
-            start, stop = "t", "e"
+        first, last = (AT, END) if self.tile else (ORIGIN, COLUMNS if looped else Const(n))
         floats = [i for i in p.reduce if self.values[i].op == "sum" and self.values[i].dtype == "float32"]
-        partial = floats if tiled else []
-        for i in partial:
-            self.put(f"t{i} = {self.start('sum')}")
-        for o in p.online:
-            self.put(f"t{o.peak} = {self.start('max')}")
-        column = f"i{self.program.cols[-1]}"
-        position = column if flat == "0" else f"f + {column}"
-        for first, last in self.stretches(p, start, stop, self.tile or n):
-            self.put(f"for {column} in range({first}, {last}):")
-            self.depth += 1
-            self.columns(p, position, column if start == "0" else f"{column} - t", partial)
-            self.depth -= 1
-        for i in partial:
-            self.put(f"v{i} += t{i}")
-        for o in p.online:
-            self.rescale(o, start, stop)
-        self.depth = base
-        for o in p.online:
-            # What shift needs of the row; the peak is whole now.
-            self.row_values(self._row_closure(o.shift))
-            exp = self.op("exp")
-            self.put(f"v{o.total} = v{o.total} * {exp}(m{o.peak} - {self.value(o.shift)})")
+        partial = floats if self.tile or outer else []
+        position: list[Term] = [*([(index("f"), 1)] if outer else []), (self.column, 1)]
+        in_tile = distance(first, self.column)
+        body: list[Stmt] = [
+            *(Assign(self.variable(i, "t"), start("sum")) for i in partial),
+            *(Assign(self.variable(o.peak, "t"), start("max")) for o in p.online),
+            *self._stretches(p, first, last, self.tile or n, lambda: self.columns(p, position, in_tile, partial)),
+            *(Increase(self.variable(i), self.variable(i, "t")) for i in partial),
+            *(s for o in p.online for s in self._rescale(o, distance(first, last))),
+        ]
+        if self.tile:
+            body = [loop(AT, n, [Assign(END, call("min", AT + self.tile, n)), *body], 0, self.tile)]
+        if outer:
+            body.insert(0, Assign(index("f"), sum_of(self.spans(outer, n))))
+        for a in reversed(outer):
+            body = [loop(axis(a), extents[a], body)]
+        return [*begin, *body, *(s for o in p.online for s in self._shift(o))]
 
-    def stretches(self, p: Pass, start: str, stop: str, most: int | None) -> Iterator[tuple[str, str]]:
-        """The columns from ``start`` to ``stop``, at most ``most``, in pieces for loops over them.
+    def _stretches(
+        self, p: Pass, first: Expr, last: Expr, most: int | None, body: Callable[[], list[Stmt]]
+    ) -> list[Stmt]:
+        """Loops of ``body`` over the columns from ``first`` to ``last``, at most ``most``.
 
         What a pass streams is copied out after each stretch of them. The passes after the first ask for the next row
         between them, a share before each stretch: one that computes much leaves memory to them, which one that stores
@@ -225,116 +211,126 @@ class RowPrinter(Printer):
         outputs = [k for k in p.stores if k in self.streams]
         ahead = self.ahead if p in self.later else ()
         if not outputs and not ahead:
-            yield from self.ranges(p, start, stop)
-            return
+            return self._pieces(p, first, last, body)
         sizes = {k: STORAGE_BYTES[self.graph.outputs[k].dtype] for k in outputs}
         read = {i: STORAGE_BYTES[self.graph.inputs[self.values[i].slot]] for i in ahead}
-        length, depth = STRETCH // max(*sizes.values(), *read.values(), 1), self.depth
+        length = STRETCH // max(*sizes.values(), *read.values(), 1)
         # A piece costs a sum the additions across a vector: not cut for the stores' sake while the buffer stays in the
         # second-level cache.
         whole = bool(p.reduce) and not ahead and most is not None and most <= 16 * length
-        if most is not None and (p.online or most <= length or whole):
+        cut = most is None or not (p.online or most <= length or whole)
+        if most is not None and not cut:
             length = most
-            self.base = start
-        else:
-            self.put(f"for c in range({start}, {stop}, {length}):")
-            self.depth += 1
-            self.put(f"d = min(c + {length}, {stop})")
-            self.base, start, stop = "c", "c", "d"
+        stretch, after = index("c"), index("d")
+        begin, end = (stretch, after) if cut else (first, last)
+        self.base = begin
         for k, size in sizes.items():
             self.scratch.take_bytes(f"stream{k}", length * size)
-        count = stop if start == "0" else f"{stop} - {start}"
-        if ahead:
-            self._ask(p, ahead, start, stop, count)
-        yield from self.ranges(p, start, stop)
+        count = distance(begin, end)
+        out = [*self._ask(p, ahead, begin, end, count), *self._pieces(p, begin, end, body)]
         for k in outputs:
             o = self.graph.outputs[k]
-            copy = self.name(f"stream_{o.dtype}_{k}", f'streamer("{o.dtype}", "stream{k}", "out{k}", SPACES)')
-            at = self._from(start, (f"w{k}", 1), *self.col_terms(o.axes, o.strides))
-            self.put(f"{copy}(y{k}, {at}, s_stream{k}, {count})")
-        self.depth, self.base = depth, "0"
+            at = self._from(begin, (index(f"w{k}"), 1), *self.column_terms(o.axes, o.strides))
+            out.append(Stream(o.dtype, k, at, buffer(f"stream{k}"), count))
+        self.base = ORIGIN
+        if not cut:
+            return out
+        return [loop(stretch, last, [Assign(after, call("min", stretch + length, last)), *out], first, length)]
 
-    def _ask(self, p: Pass, loads: Sequence[int], start: str, stop: str, count: str) -> None:
-        """Ask for this pass's share of what the next row has in the columns from ``start`` to ``stop``."""
-        self.put("if more:")
+    def _ask(self, p: Pass, loads: Sequence[int], first: Expr, last: Expr, count: Expr) -> list[Stmt]:
+        """Ask for this pass's share of what the next row has in the columns from ``first`` to ``last``."""
+        if not loads:
+            return []
+        out: list[Stmt] = []
         n, before = len(self.later), self.later.index(p) * self.inner
         if n > 1:
-            self.put(f"    s = ({before} + {start}) // {n}")
-            start, count = "s", f"({before} + {stop}) // {n} - s"
+            share = index("s")
+            out.append(Assign(share, (Const(before) + first) // n))
+            first, count = share, (Const(before) + last) // n - share
         for i in loads:
             v = self.values[i]
-            storage = self.graph.inputs[v.slot]
-            fetch = self.name(f"fetch_{storage}", f'fetcher("{storage}")')
-            at = self._from(start, (f"o{i}", 1), *self.col_terms(v.axes, v.strides))
-            self.put(f"    {fetch}(x{v.slot}, {at} + {stride_of(v, self.program.rows[-1])}, {count})")
+            at = self._from(first, (index(f"o{i}"), 1), *self.column_terms(v.axes, v.strides))
+            next_row = at + stride_of(v, self.program.rows[-1])
+            out.append(Fetch(self.graph.inputs[v.slot], source(v.slot), next_row, count))
+        return [when(MORE, out)]
 
-    def _from(self, start: str, *terms: tuple[str, int]) -> str:
-        """A sum of terms with the innermost column at ``start``."""
-        column = f"i{self.program.cols[-1]}"
-        return self.sum_of([(start if t == column else t, s) for t, s in terms if t != column or start != "0"], 0)
+    def _from(self, first: Expr, *terms: Term) -> Expr:
+        """A sum of terms with the innermost column at ``first``."""
+        placed = [(first if t == self.column else t, s) for t, s in terms]
+        return sum_of([(t, s) for t, s in placed if t != ORIGIN])
 
-    def ranges(self, p: Pass, start: str, stop: str) -> Iterator[tuple[str, str]]:
-        """The columns from ``start`` to ``stop`` in pieces, in each of which a guarded load is made or is not.
+    def _pieces(self, p: Pass, first: Expr, last: Expr, body: Callable[[], list[Stmt]]) -> list[Stmt]:
+        """Loops over the columns from ``first`` to ``last``, in each of which a guarded load is made or is not.
 
         Concatenations and slices then cost no masks. A few pieces at most; else all columns at once, with masks.
         """
-        axis = self.program.cols[-1]
-        guards = [g for i in p.compute for g in self.values[i].guards if g[0] == axis]
-        cuts = sorted({at for _, lo, hi in guards for at in (lo, hi) if 0 < at < self.inner})
-        if not cuts or len(cuts) > _MOST_CUTS or axis == self.program.dynamic:
-            yield start, stop
-            return
-        for lo, hi in pairwise((0, *cuts, self.inner)):
-            self.piece = (axis, lo, hi)
-            first = start if lo == 0 else str(lo) if start == "0" else f"max({start}, {lo})"
-            last = stop if hi == self.inner else str(hi) if start == "0" else f"min({stop}, {hi})"
-            yield first, last
+        column = self.program.cols[-1]
+        guards = [g for i in p.compute for g in self.values[i].guards if g[0] == column]
+        cuts = sorted({at for _, low, high in guards for at in (low, high) if 0 < at < self.inner})
+        if not cuts or len(cuts) > _MOST_CUTS or column == self.program.dynamic:
+            return [loop(self.column, last, body(), first)]
+        out: list[Stmt] = []
+        from_start = first == ORIGIN
+        for low, high in pairwise((0, *cuts, self.inner)):
+            self.piece = (column, low, high)
+            begin = first if low == 0 else Const(low) if from_start else call("max", first, low)
+            end = last if high == self.inner else Const(high) if from_start else call("min", last, high)
+            out.append(loop(self.column, end, body(), begin))
         self.piece = None
+        return out
 
-    def columns(self, p: Pass, position: str, in_tile: str, partial: Iterable[int]) -> None:
-        """The body of the innermost loop."""
+    def columns(self, p: Pass, position: Sequence[Term], in_tile: Expr, partial: Collection[int]) -> list[Stmt]:
+        """The body of the innermost loop, for the column at a ``position`` of the row and ``in_tile``."""
         self.ready.clear()
+        out: list[Stmt] = []
+        at = sum_of(position)
         for i in p.kept_in:
-            v = self.values[i]
-            self.put(f"v{i} = {self.load(v.dtype, f'kept{i}')}(s_kept{i}, {position})")
+            out.append(Assign(self.variable(i), buffer(f"kept{i}").load(self.values[i].dtype, at)))
         for i in p.compute:
-            self.compute(i)
+            out += self.compute(i)
         for i in p.kept_out:
-            self.put(f"{self.store(self.values[i].dtype, f'kept{i}')}(s_kept{i}, {position}, v{i})")
+            out.append(buffer(f"kept{i}").store(self.values[i].dtype, at, self.variable(i)))
         for i in p.reduce:
-            v = self.values[i]
-            arg = self.cast(self.value(v.args[0]), self.values[v.args[0]].dtype, v.dtype)
-            acc = f"t{i}" if i in partial else f"v{i}"
-            self.put(f"{acc} = {self.accumulate(v.op)}({acc}, {arg})")
+            carried = self.variable(i, "t" if i in partial else "v")
+            out.append(Assign(carried, Accumulate(self.values[i].op, carried, self.reduced(i))))
         for o in p.online:
-            self.put(f"{self.store('float32', f'tile{o.score}')}(s_tile{o.score}, {in_tile}, {self.value(o.score)})")
-            self.put(f"t{o.peak} = {self.accumulate('max')}(t{o.peak}, {self.value(o.score)})")
+            highest, score = self.variable(o.peak, "t"), self.value(o.score)
+            out.append(buffer(f"tile{o.score}").store("float32", in_tile, score))
+            out.append(Assign(highest, Accumulate("max", highest, score)))
         for k in p.stores:
-            out = self.graph.outputs[k]
+            tensor = self.graph.outputs[k]
             if k in self.streams:
-                column = f"i{self.program.cols[-1]}"
-                at = column if self.base == "0" else f"{column} - {self.base}"
-                store = self.store(out.dtype, f"stream{k}")
-                self.put(f"{store}(s_stream{k}, {at}, {self.stored(k)})")
-                continue
-            self.write(k, self.sum_of([(f"w{k}", 1), *self.col_terms(out.axes, out.strides)], 0))
+                in_stretch = distance(self.base, self.column)
+                out.append(buffer(f"stream{k}").store(tensor.dtype, in_stretch, self.stored(k)))
+            else:
+                terms = self.column_terms(tensor.axes, tensor.strides)
+                out.append(self.write(k, sum_of([(index(f"w{k}"), 1), *terms])))
+        return out
 
-    def rescale(self, o: Online, start: str, stop: str) -> None:
-        """Take a tile into the running maximum and sum.
+    # ---- online softmax ---------------------------------------------------------------------------------------------
 
-        The sum is kept relative to ``m``: the maximum where that is finite, else 0, so that rows of infinities come out
-        as the two-pass formula has them. A sum of 0 (only -inf so far) is not rescaled: the factor may be infinite.
+    def _rescale(self, o: Online, count: Expr) -> list[Stmt]:
+        """Take a tile of ``count`` scores into the running maximum and sum.
+
+        The sum is kept relative to ``shift``: the maximum where that is finite, else 0, so that rows of infinities come
+        out as the two-pass formula has them. A sum of 0 (only -inf so far) is not rescaled: the factor may be infinite.
         """
-        add, total, exp = self.accumulate("max"), self.accumulate("sum"), self.op("exp")
-        zero = self.start("sum")
-        self.put(f"v{o.peak} = {add}(v{o.peak}, t{o.peak})")
-        self.put(f"n{o.peak} = {zero} if {self.op('isinf')}(v{o.peak}) else v{o.peak}")
-        self.put(f"t{o.total} = {zero}")
-        count = stop if start == "0" else f"{stop} - {start}"
-        self.put(f"for j in range({count}):")
-        score = f"{self.load('float32', f'tile{o.score}')}(s_tile{o.score}, j)"
-        self.put(f"    t{o.total} = {total}(t{o.total}, {exp}({score} - n{o.peak}))")
-        self.put(f"if v{o.total} != {zero}:")
-        self.put(f"    v{o.total} = v{o.total} * {exp}(m{o.peak} - n{o.peak})")
-        self.put(f"v{o.total} = v{o.total} + t{o.total}")
-        self.put(f"m{o.peak} = n{o.peak}")
+        peak, highest, shift, later = (self.variable(o.peak, x) for x in "vtmn")
+        total, sum_of_tile, j = self.variable(o.total), self.variable(o.total, "t"), index("j")
+        zero = start("sum")
+        term = operator("exp", buffer(f"tile{o.score}").load("float32", j) - later)
+        return [
+            Assign(peak, Accumulate("max", peak, highest)),
+            Assign(later, Choice(Op("isinf", (peak,), "float32", "bool"), zero, peak)),
+            Assign(sum_of_tile, zero),
+            loop(j, count, [Assign(sum_of_tile, Accumulate("sum", sum_of_tile, term))]),
+            when(total.differs(zero), [Assign(total, total * operator("exp", shift - later))]),
+            Assign(total, total + sum_of_tile),
+            Assign(shift, later),
+        ]
+
+    def _shift(self, o: Online) -> list[Stmt]:
+        """The sum as its users expect it, with what that needs of the row; the peak is whole now."""
+        total, shift = self.variable(o.total), self.variable(o.peak, "m")
+        rescaled = total * operator("exp", shift - self.value(o.shift))
+        return [*self.row_values(self._row_closure(o.shift)), Assign(total, rescaled)]

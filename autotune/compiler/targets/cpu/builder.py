@@ -1,0 +1,261 @@
+"""What all shapes of CPU kernel have in common: how values are computed, and the frame around units of work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import prod
+
+from autotune.compiler.kernel.lower import pointwise
+from autotune.compiler.kernel.nodes import (
+    Assign,
+    Break,
+    Cast,
+    Const,
+    Do,
+    Expr,
+    Intrinsic,
+    Loop,
+    Operand,
+    Stmt,
+    Var,
+    both,
+    expr,
+    loop,
+    sum_of,
+    when,
+)
+from autotune.compiler.program.program import Program, stride_of
+from autotune.compiler.targets.cpu.forms import number, plain, zero
+from autotune.compiler.targets.cpu.nodes import Named, buffer, output, plane, source
+from autotune.compiler.targets.cpu.passes import shared_exponentials
+from autotune.compiler.targets.cpu.schedule import CpuSchedule
+from autotune.ir.graph import Value, compute_type
+from autotune.ir.precision import STRICT
+
+BYTES = {"float32": 4, "int32": 4, "int64": 8, "bool": 1}
+
+
+Term = tuple[Expr, int]
+"""An index and its factor."""
+
+
+def index(name: str) -> Var:
+    """A variable that counts or finds elements."""
+    return Var(name, "int64")
+
+
+def axis(a: int) -> Var:
+    """The index along an axis of the program."""
+    return index(f"i{a}")
+
+
+def cast(x: Expr, want: str) -> Expr:
+    """``x`` in another arithmetic type; a number without a type is an index."""
+    return x if (x.dtype or "int64") == want else Cast(want, x)
+
+
+def call(name: str, *args: Operand) -> Intrinsic:
+    """A function of Python's, of NumPy's or of ``intrinsics`` on indices."""
+    return Intrinsic(name, tuple(expr(a) for a in args), "int64")
+
+
+BLOCK, EXTENT, THREADS, UNITS, UNIT, FIRST, STEP = map(index, ("block", "n0", "threads", "units", "u", "first", "step"))
+"""The argument block, the extent of axis 0, and units of work: how many, the one in hand, the first of those taken off
+the counter, and how many those are."""
+
+
+class Scratch:
+    """Named buffers in one allocation, each on a cache line of its own."""
+
+    def __init__(self) -> None:
+        self.at: dict[str, int] = {}
+        self.size = 0
+
+    def take(self, name: str, count: int, dtype: str) -> None:
+        """Reserve ``count`` elements of a compute type; a second reservation of a name is the first one."""
+        self.take_bytes(name, count * BYTES[dtype])
+
+    def take_bytes(self, name: str, size: int) -> None:
+        if name not in self.at:
+            self.at[name] = self.size
+            self.size += (size + 63) // 64 * 64
+
+
+class Builder:
+    """Builds the body of a kernel."""
+
+    def __init__(self, program: Program, schedule: CpuSchedule) -> None:
+        self.program = program
+        self.graph = program.graph
+        self.values = program.graph.values
+        self.schedule = schedule
+        self.scratch = Scratch()
+        self.helpers = shared_exponentials(self.graph)
+        self.ready: set[int] = set()  # what the body being built has computed so far
+        self.piece: tuple[int, int, int] | None = None  # the columns in hand: axis, first, end
+        self.inverses: set[int] = set()  # row values whose inverse there is
+        self.n_inputs = len(self.graph.inputs)
+        self.n_outputs = len(self.graph.outputs)
+        self.last: list[Stmt] = []  # what a thread does when no work is left
+        self.n_planes = 0  # arrays of partial results, after the outputs
+
+    @property
+    def inner(self) -> int:
+        """Extent of the innermost column axis."""
+        return self.graph.extents[self.program.cols[-1]] if self.program.cols else 1
+
+    # ---- values -----------------------------------------------------------------------------------------------------
+
+    def value(self, i: int) -> Var | Named:
+        v = self.values[i]
+        return number(f"K{i}", v.number, v.dtype) if v.op == "const" else self.variable(i)
+
+    def variable(self, i: int, prefix: str = "v") -> Var:
+        """A variable for value ``i``, or for something of its type."""
+        return Var(f"{prefix}{i}", self.values[i].dtype)
+
+    def compute(self, i: int) -> list[Stmt]:
+        """Assign value ``i`` (not a constant, not a reduction)."""
+        v = self.values[i]
+        self.ready.add(i)
+        if v.op in ("load", "gather"):
+            return self._fetch(i, v)
+        if v.op == "index":
+            return [Assign(self.variable(i), cast(sum_of([(axis(v.axes[0]), v.scale)], v.shift), v.dtype))]
+        return [Assign(self.variable(i), self._pointwise(i, v))]
+
+    def _fetch(self, i: int, v: Value) -> list[Stmt]:
+        fetched = Assign(self.variable(i), source(v.slot).load(self.graph.inputs[v.slot], self._index(i)))
+        guards: list[Expr] = []
+        outside = v.op == "gather" and v.bound <= 0
+        for a, low, high in v.guards:
+            if self.piece and a == self.piece[0]:  # all of the piece is inside, or all of it outside
+                outside |= self.piece[1] >= high or self.piece[2] <= low
+                continue
+            guards += [Const(low) <= axis(a)] if low > 0 else []
+            guards += [axis(a) < high] if high < self.graph.extents[a] or self.program.dynamic == a else []
+        test = both(*guards)
+        if test is None and not outside:
+            return [fetched]
+        cleared = Assign(self.variable(i), zero(v.dtype))
+        return [cleared] if outside or test is None else [cleared, when(test, [fetched])]
+
+    def _index(self, i: int) -> Expr:
+        """Index of a load or gather in its slot: what the row gives plus the columns' part."""
+        v = self.values[i]
+        terms = self.column_terms(v.axes, v.strides)
+        if v.op == "gather":
+            terms.append((call("clamp", self.value(v.args[0]), v.bound), v.index_stride))
+        return sum_of([(index(f"o{i}"), 1), *terms])
+
+    def _pointwise(self, i: int, v: Value) -> Expr:
+        args = [self.value(a) for a in v.args]
+        if v.op == "cast":
+            return cast(args[0], v.dtype)
+        if v.op == "div" and v.args[1] in self.inverses and self.program.domain(i) != "row":
+            return args[0] * self.variable(v.args[1], "d")
+        if v.op == "erf" and self.helpers.get(i) in self.ready:
+            return Intrinsic("erf_by", (args[0], self.variable(self.helpers[i])), "float32")
+        return plain(pointwise(v, args))
+
+    def divisors(self, compute: Iterable[int]) -> list[int]:
+        """Row values that elements are divided by: one division a row instead of one an element, by default."""
+        if self.graph.precision == STRICT:
+            return []
+        quotients = [v for v in (self.values[i] for i in compute) if v.op == "div" and v.dtype == "float32"]
+        return list(dict.fromkeys(v.args[1] for v in quotients if self.program.domain(v.args[1]) == "row"))
+
+    def inverse(self, y: int) -> Stmt:
+        self.inverses.add(y)
+        return Assign(self.variable(y, "d"), Intrinsic("inverse", (self.value(y),), "float32"))
+
+    def reduced(self, i: int) -> Expr:
+        """The term that reduction ``i`` takes."""
+        v = self.values[i]
+        return cast(self.value(v.args[0]), v.dtype)
+
+    # ---- places -----------------------------------------------------------------------------------------------------
+
+    def row_offset(self, v: Value) -> Expr:
+        return sum_of([(axis(a), stride_of(v, a)) for a in self.program.rows if a in v.axes], v.offset)
+
+    def output_row_offset(self, k: int) -> Expr:
+        o = self.graph.outputs[k]
+        terms = [(axis(a), s) for a, s in zip(o.axes, o.strides, strict=True) if a in self.program.rows]
+        return sum_of(terms, o.offset)
+
+    def column_terms(self, axes: Sequence[int], strides: Sequence[int]) -> list[Term]:
+        return [(axis(a), s) for a, s in zip(axes, strides, strict=True) if a in self.program.cols]
+
+    def spans(self, axes: Sequence[int], innermost: int = 1) -> list[Term]:
+        """Terms that number the positions of ``axes``, a step along the last of which is ``innermost``."""
+        terms: list[Term] = []
+        for a in reversed(axes):
+            terms.insert(0, (axis(a), innermost))
+            innermost *= self.graph.extents[a]
+        return terms
+
+    def stored(self, k: int) -> Expr:
+        o = self.graph.outputs[k]
+        return cast(self.value(o.value), compute_type(o.dtype))
+
+    def write(self, k: int, at: Expr) -> Stmt:
+        return output(k).store(self.graph.outputs[k].dtype, at, self.stored(k))
+
+    def extent(self, a: int) -> Expr:
+        return EXTENT if a == self.program.dynamic else Const(self.graph.extents[a])
+
+    def extent_of(self, axes: Sequence[int]) -> Expr:
+        """Positions of all of ``axes``, the outermost of which may be of any extent."""
+        rest = prod(self.graph.extents[a] for a in axes[1:])
+        if axes and axes[0] == self.program.dynamic:
+            return sum_of([(EXTENT, rest)])
+        return Const(self.graph.extents[axes[0]] * rest if axes else 1)
+
+    def split_index(self, position: Expr, axes: Sequence[int]) -> list[Stmt]:
+        """The index of each of ``axes`` from a position over all of them; the outermost may be of any extent."""
+        out: list[Stmt] = []
+        for n in range(len(axes) - 1, 0, -1):
+            extent, rest = max(1, self.graph.extents[axes[n]]), index(f"q{n}")
+            out += [Assign(axis(axes[n]), position % extent), Assign(rest, position // extent)]
+            position = rest
+        return [*out, Assign(axis(axes[0]), position)] if axes else out
+
+    # ---- the kernel -------------------------------------------------------------------------------------------------
+
+    def kernel(self) -> list[Stmt]:
+        """The kernel: arguments, scratch, and a loop that takes blocks of units of work until none is left."""
+        arguments = [
+            *(source(j) for j in range(self.n_inputs)),
+            *(output(k) for k in range(self.n_outputs)),
+            *(plane(n) for n in range(self.n_planes)),
+            EXTENT,
+            THREADS,
+        ]
+        work = [
+            *self.units(),
+            Loop(
+                (
+                    Assign(FIRST, call("ticket", BLOCK, len(arguments)) * STEP),
+                    when(FIRST >= UNITS, [Break()]),
+                    loop(UNIT, call("min", FIRST + STEP, UNITS), self.unit(), FIRST),
+                )
+            ),
+        ]
+        given: list[Stmt] = [Assign(a, call("word", BLOCK, n)) for n, a in enumerate(arguments)]
+        if self.schedule.wide:
+            given.insert(0, Do(call("wide")))
+        if self.scratch.size:  # known only now that the work is built
+            memory, aligned = index("memory"), index("aligned")
+            given += [Assign(memory, call("allocate", self.scratch.size)), Assign(aligned, (memory + 63) & -64)]
+            given += [Assign(buffer(name), aligned + offset) for name, offset in self.scratch.at.items()]
+            work.append(Do(call("release", memory)))
+        return [*given, *work, *self.last]
+
+    def units(self) -> list[Stmt]:
+        """Assign units (how many there are) and step (how many a thread takes at a time)."""
+        raise NotImplementedError
+
+    def unit(self) -> list[Stmt]:
+        """The work of unit u."""
+        raise NotImplementedError

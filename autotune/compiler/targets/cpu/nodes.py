@@ -1,0 +1,131 @@
+"""What only CPU kernels have: memory of a known space, constants of the module, and ways around the caches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autotune.compiler.kernel.nodes import Const, Expr, Load, Operand, Stmt, Store, Var, expr
+
+
+@dataclass(frozen=True, slots=True)
+class Memory(Var):
+    """A variable that holds an address. Accesses of different spaces do not alias: see ``intrinsics.memory``."""
+
+    space: str = "in"
+
+    def load(self, storage: str, index: Operand) -> Load:
+        return Load(storage, 1, "default", self, expr(index))
+
+    def store(self, storage: str, index: Operand, value: Expr) -> Store:
+        return Store(storage, "default", self, expr(index), (value,))
+
+
+def source(slot: int) -> Memory:
+    """Input ``slot``."""
+    return Memory(f"x{slot}", "int64", "in")
+
+
+def output(k: int) -> Memory:
+    return Memory(f"y{k}", "int64", f"out{k}")
+
+
+def plane(n: int) -> Memory:
+    """An array of partial results."""
+    return Memory(f"z{n}", "int64", f"part{n}")
+
+
+def buffer(name: str) -> Memory:
+    """A buffer of the kernel's own."""
+    return Memory(f"s_{name}", "int64", name)
+
+
+@dataclass(frozen=True, slots=True)
+class Named(Expr):
+    """A constant that the module defines under a name."""
+
+    name: str
+    value: Const
+
+    @property
+    def dtype(self) -> str:
+        return self.value.type
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.value,)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Expr):
+    """``then`` where ``test``, else ``other``; only one of the two is evaluated."""
+
+    test: Expr
+    then: Expr
+    other: Expr
+
+    @property
+    def dtype(self) -> str:
+        return self.then.dtype
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.test, self.then, self.other)
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulate(Expr):
+    """``carried`` with one more term of the reduction ``op``; floats may be taken in any order."""
+
+    op: str
+    carried: Expr
+    term: Expr
+
+    @property
+    def dtype(self) -> str:
+        return self.carried.dtype
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.carried, self.term)
+
+
+@dataclass(frozen=True, slots=True)
+class Increase(Stmt):
+    """``target += value``."""
+
+    target: Var
+    value: Expr
+
+    def expressions(self) -> tuple[Expr, ...]:
+        return (self.target, self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch(Stmt):
+    """Asks for ``count`` elements from ``index`` on, which are read later."""
+
+    storage: str
+    memory: Memory
+    index: Expr
+    count: Expr
+
+    def expressions(self) -> tuple[Expr, ...]:
+        return (self.memory, self.index, self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class Stream(Stmt):
+    """Copies ``count`` elements from address ``source`` to ``index`` of output ``number``, past the caches.
+
+    The source lies in the buffer ``stream<number>``.
+    """
+
+    storage: str
+    number: int
+    index: Expr
+    source: Expr
+    count: Expr
+
+    @property
+    def output(self) -> Memory:
+        return output(self.number)
+
+    def expressions(self) -> tuple[Expr, ...]:
+        return (self.output, self.index, self.source, self.count)
