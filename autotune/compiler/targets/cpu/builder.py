@@ -134,11 +134,10 @@ class Builder:
                 continue
             guards += [Const(low) <= axis(a)] if low > 0 else []
             guards += [axis(a) < high] if high < self.graph.extents[a] or self.program.dynamic == a else []
-        test = both(*guards)
-        if test is None and not outside:
+        if not guards and not outside:
             return [fetched]
         cleared = Assign(self.variable(i), zero(v.dtype))
-        return [cleared] if outside or test is None else [cleared, when(test, [fetched])]
+        return [cleared] if outside else [cleared, when(both(*guards), [fetched])]
 
     def _index(self, i: int) -> Expr:
         """Index of a load or gather in its slot: what the row gives plus the columns' part."""
