@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from autotune.compiler.kernel.nodes import Expr, Pointer, Select
 from autotune.compiler.program.program import Program, stride_of
 from autotune.ir.graph import Value
 
@@ -36,12 +37,12 @@ class Joined:
         """Whether the parts lie side by side."""
         return all(a[1] == b[0] for a, b in pairwise(self.parts))
 
-    def pointer(self, index: str) -> str:
+    def pointer(self, index: Expr) -> Expr:
         """The pointer to load from where the index along the axis is ``index``."""
-        text = f"p{self.parts[-1][2]}"
+        chosen: Expr = Pointer(self.parts[-1][2])
         for _, end, slot in reversed(self.parts[:-1]):
-            text = f"sel({index} < {end}, p{slot}, {text})"
-        return text
+            chosen = Select(index < end, Pointer(slot), chosen)
+        return chosen
 
 
 @dataclass(frozen=True)

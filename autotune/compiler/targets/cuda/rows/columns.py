@@ -8,11 +8,15 @@ in shared memory at the end, and one row of partials a block, or a cluster of th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from autotune.compiler.kernel import lower
+from autotune.compiler.kernel.nodes import Assign, Const, Select, Stmt, Var
 from autotune.compiler.program.program import Pass
+from autotune.compiler.targets.cuda.access import OK
 from autotune.compiler.targets.cuda.names import tuple_of
-from autotune.compiler.targets.cuda.operators import accumulator, combine, identity
+from autotune.compiler.targets.cuda.operators import accumulator, combine
+from autotune.compiler.targets.cuda.rows import legacy
 
 if TYPE_CHECKING:
     from autotune.compiler.program.one_pass import Column
@@ -26,47 +30,41 @@ def lanes(e: CudaEmitter, q: int) -> list[tuple[int, str, int]]:
     """The accumulators of pass ``q`` in the order of their tuple: (column, "" or "m" or "s", lane)."""
     out = []
     for n in e.all_passes[q].columns:
-        for part in ("m", "s") if e.p.columns[n].kind == "moments" else ("",):
+        for part in ("m", "s") if e.program.columns[n].kind == "moments" else ("",):
             out += [(n, part, lane) for lane in range(e.vec)]
     return out
 
 
-def beginning(c: Column) -> str:
-    return "float32(0)" if c.kind == "moments" else identity(c.kind, c.dtype)
+def beginning(c: Column) -> Const:
+    return Const(0, "float32") if c.kind == "moments" else lower.identity(c.kind, c.dtype)
 
 
-def beginnings(e: CudaEmitter, q: int) -> list[str]:
+def beginnings(e: CudaEmitter, q: int) -> list[Const]:
     """What the tuple of pass ``q`` begins with."""
-    return [beginning(e.p.columns[n]) for n, _, _ in lanes(e, q)]
+    return [beginning(e.program.columns[n]) for n, _, _ in lanes(e, q)]
 
 
-def add_columns(e: CudaEmitter, q: int, pas: Pass, body: list[str], need: Any, use: Any) -> list[str]:
-    """Lines that add one pack to the accumulators ``g<q>``; answers the names that a pass function returns."""
-    out: list[str] = []
-    order = {at: k for k, at in enumerate(lanes(e, q))}
+def add_columns(e: CudaEmitter, q: int, pas: Pass, body: list[Stmt]) -> list[Var]:
+    """Adds one pack to the accumulators ``g<q>``; answers what a pass function returns of them."""
+    order = lanes(e, q)
+    held = {at: Var(f"g{q}")[k] for k, at in enumerate(order)}
+    new = {(n, part, lane): Var(f"k{n}{part}_{lane}") for n, part, lane in order}
     for n in pas.columns:
-        c = e.p.columns[n]
-        have = e.g.values[c.value].dtype
+        c = e.program.columns[n]
         for lane in range(e.vec):
-            x = use(c.value, lane)
-            if have == "bool":
-                x = f"sel({x}, int32(1), int32(0))"
-            elif have != c.dtype:
-                x = f"{c.dtype}({x})"
-            old = {
-                part: f"{need(f'g{q}')}[{order[n, part, lane]}]" for part in ("", "m", "s") if (n, part, lane) in order
-            }
+            x = lower.term(e.name(c.value, lane), c.dtype)
             if c.kind == "moments":
-                body.append(f"d{n} = {x} - {old['m']}")
-                body.append(f"k{n}m_{lane} = {old['m']} + d{n} * {need('rn')}")
-                body.append(f"k{n}s_{lane} = {old['s']} + d{n} * ({x} - k{n}m_{lane})")
+                mean, square = held[n, "m", lane], held[n, "s", lane]
+                away = Var(f"d{n}", "float32")
+                body.append(Assign(away, x - mean))
+                body.append(Assign(new[n, "m", lane], mean + away * Var("rn", "float32")))
+                body.append(Assign(new[n, "s", lane], square + away * (x - new[n, "m", lane])))
             else:
-                body.append(f"k{n}_{lane} = {combine(c.kind, c.dtype, old[''], x)}")
-            for part, was in old.items():
-                if e.ok_needed:
-                    body.append(f"k{n}{part}_{lane} = sel({need('ok')}, k{n}{part}_{lane}, {was})")
-    out += [f"k{n}{part}_{lane}" for n, part, lane in lanes(e, q)]
-    return out
+                body.append(Assign(new[n, "", lane], lower.combine(c.kind, c.dtype, held[n, "", lane], x)))
+            if e.ok_needed:
+                here = [at for at in order if (at[0], at[2]) == (n, lane)]
+                body += [Assign(new[at], Select(OK, new[at], held[at])) for at in here]
+    return [new[at] for at in order]
 
 
 @dataclass(frozen=True)
@@ -90,12 +88,12 @@ class Accumulators:
     """The lines around the row loop of one kernel. ``rows`` is the skeleton that is being printed."""
 
     def __init__(self, rows: Rows) -> None:
-        self.r, self.e, self.p = rows, rows.e, rows.p
-        self.moments = any(c.kind == "moments" for c in self.p.columns)
-        self.first = len(self.e.g.inputs) + len(self.e.g.outputs)  # pointer of the first plane
+        self.r, self.e, self.program = rows, rows.e, rows.program
+        self.moments = any(c.kind == "moments" for c in self.program.columns)
+        self.first = len(self.e.graph.inputs) + len(self.e.graph.outputs)  # pointer of the first plane
         self.planes: dict[int, int] = {}
         at = self.first + (1 if self.moments else 0)
-        for n, c in enumerate(self.p.columns):
+        for n, c in enumerate(self.program.columns):
             self.planes[n] = at
             at += c.planes
         self.pointers = at - self.first
@@ -103,23 +101,23 @@ class Accumulators:
     def params(self) -> tuple[str, ...]:
         """Short types of the planes, the counts of rows first where there are moments."""
         out = ["f32"] if self.moments else []
-        for c in self.p.columns:
+        for c in self.program.columns:
             out += [SHORT[c.storage]] * c.planes
         return tuple(out)
 
     def begin(self) -> list[str]:
         """Before the row loop."""
         out = ["cnt = float32(0)"] if self.moments else []
-        for q, pas in enumerate(self.p.passes):
-            values = beginnings(self.e, q)
+        for q, pas in enumerate(self.program.passes):
+            values = [legacy.text(x) for x in beginnings(self.e, q)]
             if values:
                 out += [f"g{q}_{k} = {tuple_of(values)}" for k in range(self.r.packs)]
             for n in pas.row_columns:
-                out += [f"{name} = {beginning(self.p.columns[n])}" for name in self.row_names(n)]
+                out += [f"{name} = {legacy.text(beginning(self.program.columns[n]))}" for name in self.row_names(n)]
         return out
 
     def row_names(self, n: int) -> list[str]:
-        return [f"k{n}m", f"k{n}s"] if self.p.columns[n].kind == "moments" else [f"k{n}"]
+        return [f"k{n}m", f"k{n}s"] if self.program.columns[n].kind == "moments" else [f"k{n}"]
 
     def each_row(self) -> list[str]:
         """At the beginning of a row."""
@@ -132,9 +130,9 @@ class Accumulators:
         """Accumulators of one number a row, which all threads of the row carry alike."""
         out = []
         for n in pas.row_columns:
-            c = self.p.columns[n]
-            x = self.e.name(c.value, 0)
-            have = self.e.g.values[c.value].dtype
+            c = self.program.columns[n]
+            x = legacy.text(self.e.name(c.value, 0))
+            have = self.e.graph.values[c.value].dtype
             if have == "bool":
                 x = f"sel({x}, int32(1), int32(0))"
             elif have != c.dtype:
@@ -156,14 +154,14 @@ class Accumulators:
     def units(self) -> list[Unit]:
         """What is joined and stored at a time, in the order of the passes."""
         out = []
-        for q, pas in enumerate(self.p.passes):
+        for q, pas in enumerate(self.program.passes):
             for k in range(self.r.packs):
                 for n in pas.columns:
-                    parts = ("m", "s") if self.p.columns[n].kind == "moments" else ("",)
+                    parts = ("m", "s") if self.program.columns[n].kind == "moments" else ("",)
                     names = {part: [f"x{n}{part}_{lane}" for lane in range(self.e.vec)] for part in parts}
                     out.append(Unit(n, q, k, names))
             for n in pas.row_columns:
-                parts = ("m", "s") if self.p.columns[n].kind == "moments" else ("",)
+                parts = ("m", "s") if self.program.columns[n].kind == "moments" else ("",)
                 out.append(Unit(n, q, None, {part: [f"k{n}{part}"] for part in parts}))
         return out
 
@@ -174,7 +172,7 @@ class Accumulators:
         groups, span = self.r.R, self.r.T * (self.r.R - 1)  # threads of all groups but the first
         size = 0
         if groups > 1:
-            kinds = {accumulator(c.dtype) for c in self.p.columns}
+            kinds = {accumulator(c.dtype) for c in self.program.columns}
             for t in sorted(kinds):
                 both = 2 if t == "float32" and self.moments else 1
                 pre.append(f"h{t} = cuda.shared.array({both * span * self.e.vec}, {t})")
@@ -215,7 +213,7 @@ class Accumulators:
         """Bring the parts of a block's row groups together in the threads of group 0."""
         if self.r.R == 1:
             return []
-        c = self.p.columns[n]
+        c = self.program.columns[n]
         t = accumulator(c.dtype)
         width = len(next(iter(names.values())))
         out = ["cuda.syncthreads()", "if rb > 0:"]
@@ -243,15 +241,15 @@ class Accumulators:
 
     def store(self, unit: Unit) -> list[str]:
         """Lines that store a unit in this block's row of partials."""
-        short = SHORT[self.p.columns[unit.column].storage]
+        short = SHORT[self.program.columns[unit.column].storage]
         if unit.pack is None:
             out, at = [f"if tid == 0 and {self.r.first_tile}:"], "int64(chunk)"
         else:
             guard = ["rb == 0"] if self.r.R > 1 else []
-            guard.append(f"cp < {self.p.n_cols}")
+            guard.append(f"cp < {self.program.n_cols}")
             out = [f"cp = {self.r.count}(({unit.pack} * {self.r.TT} + tg) * {self.e.vec} + c0)"]
             out.append(f"if {' and '.join(guard)}:")
-            at = f"int64(chunk) * {self.p.n_cols} + cp"
+            at = f"int64(chunk) * {self.program.n_cols} + cp"
         for p, xs in enumerate(unit.names.values()):
             value = xs[0] if len(xs) == 1 else f"({', '.join(xs)})"
             out.append(f"    st_{short}_{len(xs)}_d(p{self.planes[unit.column] + p}, {at}, {value})")

@@ -14,24 +14,30 @@ The compiler would move both down as well, so the first sum that threads exchang
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING
 
+from autotune.compiler.kernel.nodes import Assign, Cast, Const, Expr, Intrinsic, Select, Stmt, Var
 from autotune.compiler.targets.cuda.names import NAMES
+from autotune.compiler.targets.cuda.rows import legacy
 
 if TYPE_CHECKING:
     from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
     from autotune.compiler.targets.cuda.rows.kernel import Rows
 
 
-def bits_made(i: int, vec: int) -> str:
-    """Line that packs the booleans of value ``i`` into the word ``m<i>``."""
-    terms = " | ".join(f"sel(v{i}_{e}, int32({1 << e}), int32(0))" for e in range(vec))
-    return f"m{i} = pin(int32({terms}))"
+def bits_made(word: Var, lanes: Sequence[Expr]) -> Assign:
+    """Packs booleans into a word."""
+    bits: list[Expr] = [Select(x, Const(1 << e, "int32"), Const(0, "int32")) for e, x in enumerate(lanes)]
+    return Assign(word, Intrinsic("pin", (Cast("int32", reduce(or_, bits)),), "int32"))
 
 
-def bits_taken(i: int, word: str, vec: int) -> list[str]:
-    """Lines that take the booleans of value ``i`` out of a word."""
-    return [f"v{i}_{e} = int32({word} & int32({1 << e})) != int32(0)" for e in range(vec)]
+def bits_taken(lanes: Sequence[Var], word: Expr) -> list[Stmt]:
+    """Takes booleans out of a word."""
+    bits = [Cast("int32", word & Const(1 << e, "int32")) for e in range(len(lanes))]
+    return [Assign(x, bit.differs(Const(0, "int32"))) for x, bit in zip(lanes, bits, strict=True)]
 
 
 def has_early_work(e: CudaEmitter) -> bool:
@@ -79,9 +85,9 @@ class Early:
         for k in range(r.packs if packs else 0):
             at = r.column(str(k))
             out.append(f"c = {at}" if k < r.full else f"c = {least}({at}, {r.column_type}({p.n_cols - r.vec}))")
-            out += e.column_indices()
-            out += [self._touch(i, e.address(e.access[i], f"b{i}", 0), r.vec, str(k)) for i in packs]
-        out += [self._touch(i, e.base_terms(e.access[i]), 1, "0") for i in numbers]
+            out += legacy.lines(e.column_indices())
+            out += [self._touch(i, legacy.text(e.address(e.access[i], e.base(i), 0)), r.vec, str(k)) for i in packs]
+        out += [self._touch(i, legacy.text(e.base_terms(e.access[i])), 1, "0") for i in numbers]
         return out
 
     def _touch(self, i: int, at: str, n: int, k: str) -> str:

@@ -1,4 +1,4 @@
-"""Print a kernel program as Numba CUDA source over raw pointers.
+"""A kernel program as a CUDA kernel over raw pointers.
 
 Two skeletons. A program with reductions is *row-wise*: ``threads_per_row`` threads walk the packs (vectors) of one
 row, and reductions are combined by shuffles within a warp and by shared memory across warps: thread, warp and block
@@ -11,10 +11,32 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from autotune.compiler.kernel import lower
+from autotune.compiler.kernel.nodes import (
+    Assign,
+    Cast,
+    Const,
+    Expr,
+    Function,
+    Intrinsic,
+    Load,
+    Pointer,
+    Return,
+    Select,
+    Stmt,
+    Store,
+    Tuple,
+    Unpack,
+    Var,
+    both,
+    when,
+)
+from autotune.compiler.kernel.reducers import OnlineSoftmax
+from autotune.compiler.kernel.rewrite import closed
 from autotune.compiler.program.program import Pass, Program
-from autotune.compiler.targets.cuda.access import Access, Accesses
-from autotune.compiler.targets.cuda.names import NAMES, tuple_of
-from autotune.compiler.targets.cuda.operators import LOG2E, combine, literal, pointwise
+from autotune.compiler.targets.cuda.access import FALSE, OK, Accesses
+from autotune.compiler.targets.cuda.names import NAMES
+from autotune.compiler.targets.cuda.operators import computed
 from autotune.compiler.targets.cuda.rows.columns import add_columns, beginnings
 from autotune.compiler.targets.cuda.rows.early import bits_made, bits_taken
 from autotune.compiler.targets.cuda.rows.moments import add_moments
@@ -29,7 +51,7 @@ def accumulators_of(pas: Pass) -> int:
 
 
 class CudaEmitter(Accesses):
-    """Prints one program for one schedule; use :func:`emit`."""
+    """Builds one program for one schedule; use :func:`emit`."""
 
     def __init__(self, program: Program, schedule: CudaSchedule, apart: Collection[int] = ()) -> None:
         super().__init__(program, schedule, apart)
@@ -45,7 +67,8 @@ class CudaEmitter(Accesses):
     @property
     def all_passes(self) -> tuple[Pass, ...]:
         """The program's passes by number, then what is computed beside the first."""
-        return (*self.p.passes, self.p.early) if self.p.early else self.p.passes
+        early = self.program.early
+        return (*self.program.passes, early) if early else self.program.passes
 
     # ---- names and small pieces -------------------------------------------------------------------------------------
 
@@ -54,141 +77,111 @@ class CudaEmitter(Accesses):
             return 1
         return self.vec // 2 if self.packed(i) else self.vec
 
-    def name(self, i: int, e: int) -> str:
-        """Value ``i`` in lane ``e``: constants inline, row values without a lane."""
-        v = self.g.values[i]
-        d = self.p.domain(i)
-        if v.op == "const":
-            return literal(v.number, v.dtype)
-        return f"v{i}" if d == "row" else f"v{i}_{e}"
+    def accumulator(self, i: int) -> Var:
+        """What reduction ``i`` is carried in."""
+        return Var(f"a{i}", lower.accumulator(self.graph.values[i].dtype))
+
+    def kept(self, q: int) -> Var:
+        """The tuple that pass ``q`` returned for the pack at hand."""
+        return Var(f"z{q}")
 
     def inner_rows(self) -> int:
         """Rows for each step along the axis of open extent; all of them where no row axis is open."""
-        return self.g.size(a for a in self.p.rows if a != self.p.dynamic)
+        return self.graph.size(a for a in self.program.rows if a != self.program.dynamic)
 
     def params(self) -> tuple[str, ...]:
         """Short type names of the kernel's pointers."""
-        return tuple(NAMES[d] for d in (*self.g.inputs, *(o.dtype for o in self.g.outputs)))
+        return tuple(NAMES[d] for d in (*self.graph.inputs, *(o.dtype for o in self.graph.outputs)))
 
     # ---- a pass over one pack ---------------------------------------------------------------------------------------
 
-    def pass_function(self, q: int, pas: Pass) -> tuple[str, list[str], list[str]]:
-        """Text of device function ``f<q>``; its parameters; names of the accumulators it returns first."""
-        g, vec = self.g, self.vec
-        body: list[str] = []
-        params: list[str] = []
-
-        def need(name: str) -> str:
-            if name not in params:
-                params.append(name)
-            return name
-
-        accs: list[str] = [f"a{r}" for r in pas.reduce]
-        for o in pas.online:
-            accs += [f"a{o.peak}", f"a{o.total}"]
-        for m in pas.moments:
-            accs += [f"a{m.total}", f"a{m.square}"]
-
-        def use(i: int, e: int) -> str:
-            n = self.name(i, e)
-            if self.p.domain(i) == "row":
-                need(n)
-            return n
-
-        inner = self.p.cols[-1]
-        body += self.column_indices()
-
-        def address(acc: Access, base: str, e: int) -> str:
-            return self.address(acc, need(base), e)
-
+    def pass_function(self, q: int, pas: Pass) -> tuple[Function, list[Var]]:
+        """What pass ``q`` does with one pack, as a function; the accumulators that it returns first."""
+        pairs = [*((o.peak, o.total) for o in pas.online), *((m.total, m.square) for m in pas.moments)]
+        accumulators = [self.accumulator(i) for i in (*pas.reduce, *(i for pair in pairs for i in pair))]
+        body = self.column_indices()
         for i in pas.kept_in:
-            src = self.where_kept[i]
-            z = need(f"z{src}")
-            at = self.kept_offset(src, i)
-            if i in self.masks:
-                body += bits_taken(i, f"{z}[{at}]", vec)
-            elif self.packed(i):
-                short = NAMES[g.inputs[g.values[i].slot]]
-                words = ", ".join(f"{z}[{at + w}]" for w in range(self.kept_words(i)))
-                body.append(f"u{i} = un_{short}_{vec}(({words},))")
-                body += [f"v{i}_{e} = u{i}[{e}]" for e in range(vec)]
-            else:
-                body += [f"v{i}_{e} = {z}[{at + e}]" for e in range(vec)]
+            body += self.taken(i)
         for i in pas.compute:
-            v = g.values[i]
-            if i in self.joins.skipped:
-                continue
-            if i in self.joins.results:
-                one = self.joins.results[i]
-                plus = f" + {literal(0, v.dtype)}" if self.joins.loads[one].added else ""
-                body += [f"v{i}_{e} = v{one}_{e}{plus}" for e in range(vec)]
-            elif v.op == "load":
-                self.emit_load(i, v, body, need, address, q)
-            elif v.op == "gather":
-                self.emit_gather(i, v, body, need, address, use)
-            elif v.op == "index":
-                for e in range(vec):
-                    lane = e if v.axes[0] == inner else 0
-                    whole = f"int64(j{v.axes[0]}{f' + {lane}' if lane else ''}) * {v.scale} + {v.shift}"
-                    place = f"{'float32' if v.dtype == 'float32' else v.dtype}({whole})"
-                    if v.dtype == "int32" and self.wide_columns:  # 32-bit sums all the same
-                        place = f"int32(v{i}_0 + {lane * v.scale})" if e else f"pin({place})"
-                    body.append(f"v{i}_{e} = {place}")
-            elif v.op in POINTWISE:
-                types = [g.values[a].dtype for a in v.args]
-                for e in range(vec):
-                    body.append(f"v{i}_{e} = {pointwise(v, types, [use(a, e) for a in v.args])}")
-            else:
-                raise Unsupported(f"operator {v.op} inside a walk")
-        for r in pas.reduce:
-            v = g.values[r]
-            arg = v.args[0]
-            lanes = [use(arg, e) for e in range(vec)]
-            if g.values[arg].dtype == "bool":
-                lanes = [f"sel({x}, int32(1), int32(0))" for x in lanes]
-            elif g.values[arg].dtype != v.dtype:
-                lanes = [f"{v.dtype}({x})" for x in lanes]
-            need(f"a{r}")
-            body.append(f"a{r} = {combine(v.op, v.dtype, f'a{r}', self.tree(v.op, v.dtype, lanes))}")
+            body += self.value(i, q)
+        for i in pas.reduce:
+            v, total = self.graph.values[i], self.accumulator(i)
+            terms = [lower.term(x, v.dtype) for x in self.arguments(v.args[0])]
+            body.append(Assign(total, lower.combine(v.op, v.dtype, total, lower.tree(v.op, v.dtype, terms))))
         for o in pas.online:
-            need(f"a{o.peak}")
-            need(f"a{o.total}")
-            lanes = [use(o.score, e) for e in range(vec)]
-            peak, total = f"a{o.peak}", f"a{o.total}"
-            body.append(f"m{o.peak} = fmax({peak}, {self.tree('max', 'float32', lanes)})")
-            # Differences first, then the exponential: a scale of exactly 1 while the maximum stands still, so that
-            # thousands of steps do not drift, and no cancellation where scores are large.
-            body.append(f"s{o.peak} = sel(abs(m{o.peak}) == float32(inf), float32(0), m{o.peak})")
-            terms = [f"ex2(({x} - s{o.peak}) * {LOG2E})" for x in lanes]
-            body.append(f"r{o.peak} = sel({peak} == m{o.peak}, float32(1), ex2(({peak} - s{o.peak}) * {LOG2E}))")
-            body.append(f"{total} = {total} * r{o.peak} + {self.tree('sum', 'float32', terms)}")
-            body.append(f"{peak} = m{o.peak}")
+            body += OnlineSoftmax(self.accumulator(o.peak), self.accumulator(o.total)).update(self.arguments(o.score))
         for m in pas.moments:
-            add_moments(self, m, body, need, use)
+            body += add_moments(self, m)
         for k in pas.stores:
-            self.emit_store(k, body, need, address, use)
-        columns = add_columns(self, q, pas, body, need, use)
-        returns = list(accs)
+            body += self.emit_store(k)
+        columns = add_columns(self, q, pas, body)
+        returns: list[Expr] = list(accumulators)
         for i in self.kept_of[q]:
             if i in self.masks:
-                body.append(bits_made(i, vec))
-                returns.append(f"m{i}")
+                body.append(bits_made(self.bits(i), self.lanes(i)))
+                returns.append(self.bits(i))
             elif self.packed(i):
-                returns += [f"u{i}[{w}]" for w in range(self.kept_words(i))]
+                returns += [self.words(i)[w] for w in range(self.kept_words(i))]
             else:
-                returns += [f"v{i}_{e}" for e in range(vec)]
+                returns += self.lanes(i)
         returns += columns
         if returns:
-            body.append(f"return {tuple_of(returns)}")
-        need("c")
-        text = [f"def f{q}({', '.join(params)}):"] + [f"    {x}" for x in body]
-        return "\n".join(text), params, accs
+            body.append(Return(tuple(returns)))
+        return closed(body), accumulators
 
-    def tree(self, op: str, dtype: str, xs: list[str]) -> str:
-        while len(xs) > 1:
-            nxt = [combine(op, dtype, xs[k], xs[k + 1]) for k in range(0, len(xs) - 1, 2)]
-            xs = nxt + ([xs[-1]] if len(xs) % 2 else [])
-        return xs[0]
+    def arguments(self, i: int) -> list[Expr]:
+        """Value ``i`` in every lane, as others take it."""
+        return [self.name(i, e) for e in range(self.vec)]
+
+    def bits(self, i: int) -> Var:
+        """The word that has the booleans of value ``i``."""
+        return Var(f"m{i}", "int32")
+
+    def taken(self, i: int) -> list[Stmt]:
+        """A value that an earlier pass kept."""
+        z, at = self.kept(self.where_kept[i]), self.kept_offset(self.where_kept[i], i)
+        if i in self.masks:
+            return bits_taken(self.lanes(i), z[at])
+        if self.packed(i):
+            words = Tuple(tuple(z[at + w] for w in range(self.kept_words(i))))
+            unpacked = self.words(i)
+            lanes = [Assign(x, unpacked[e]) for e, x in enumerate(self.lanes(i))]
+            return [Assign(unpacked, Unpack(self.storage(i), self.vec, words)), *lanes]
+        return [Assign(x, z[at + e]) for e, x in enumerate(self.lanes(i))]
+
+    def value(self, i: int, q: int) -> list[Stmt]:
+        """Value ``i`` of one pack in pass ``q``."""
+        v, lanes = self.graph.values[i], self.lanes(i)
+        if i in self.joins.skipped:
+            return []
+        if i in self.joins.results:
+            one = self.joins.results[i]
+            zero = [Const(0, v.dtype)] if self.joins.loads[one].added else []
+            return [Assign(x, sum(zero, y)) for x, y in zip(lanes, self.lanes(one), strict=True)]
+        if v.op == "load":
+            return self.emit_load(i, q)
+        if v.op == "gather":
+            return self.emit_gather(i)
+        if v.op == "index":
+            return self.places(i)
+        if v.op in POINTWISE:
+            return [Assign(x, computed(v, [self.name(a, e) for a in v.args])) for e, x in enumerate(lanes)]
+        raise Unsupported(f"operator {v.op} inside a walk")
+
+    def places(self, i: int) -> list[Stmt]:
+        """The index along an axis, lane by lane."""
+        v, lanes = self.graph.values[i], self.lanes(i)
+        (axis,) = v.axes
+        inner = axis == self.program.cols[-1]
+        out: list[Stmt] = []
+        for e, x in enumerate(lanes):
+            at = self.index(axis) + e if inner and e else self.index(axis)
+            place: Expr = Cast(v.dtype, Cast("int64", at) * v.scale + v.shift)
+            if v.dtype == "int32" and self.wide_columns:  # 32-bit sums all the same
+                step = e * v.scale if inner else 0
+                place = Cast("int32", lanes[0] + step) if e else Intrinsic("pin", (place,), "int32")
+            out.append(Assign(x, place))
+        return out
 
     def kept_offset(self, q: int, i: int) -> int:
         """Where value ``i`` begins in the tuple that pass ``q`` returns."""
@@ -199,43 +192,40 @@ class CudaEmitter(Accesses):
             at += self.kept_words(j)
         raise KeyError(i)
 
-    def empty_function(self, q: int, accs: list[str]) -> str:
-        """Device function ``e<q>``: what ``f<q>`` returns for a pack outside the row."""
-        zeros: list[str] = []
+    def empty_function(self, q: int, accumulators: list[Var]) -> Function:
+        """What the function of pass ``q`` returns for a pack outside the row."""
+        zeros: list[Expr] = []
         for i in self.kept_of[q]:
-            zero = "uint32(0)" if self.packed(i) else literal(0, self.g.values[i].dtype)
-            zero = "int32(0)" if i in self.masks else zero
-            zeros += [zero] * self.kept_words(i)
-        zeros += beginnings(self, q)
-        return f"def e{q}({', '.join(accs)}):\n    return {tuple_of(accs + zeros)}"
+            kind = "int32" if i in self.masks else "uint32" if self.packed(i) else self.graph.values[i].dtype
+            zeros += [Const(0, kind)] * self.kept_words(i)
+        return closed([Return((*accumulators, *zeros, *beginnings(self, q)))])
 
     # ---- row values -------------------------------------------------------------------------------------------------
 
-    def row_value(self, i: int) -> list[str]:
-        v = self.g.values[i]
+    def row_value(self, i: int) -> list[Stmt]:
+        """Sets a value that has one number a row."""
+        v = self.graph.values[i]
+        target = Var(f"v{i}", v.dtype)
         if v.op in ("load", "gather"):
-            short = NAMES[self.g.inputs[v.slot]]
-            base = self.base_terms(self.access[i])
-            guard = self.guard_text(v, self.p.rows, "")
+            at, guard = self.base_terms(self.access[i]), self.guard(v, rows_only=True)
             if v.op == "gather":
-                idx = self.name(v.args[0], 0)
-                base = f"{base} + int64({idx}) * {v.index_stride}"
-                bound = f"{idx} >= 0 and {idx} < {v.bound}"
-                guard = f"{bound} and {guard}" if guard else bound
-            if guard:
-                load = f"    v{i} = lk_{short}_1_d(p{v.slot}, {base})"
-                return [f"v{i} = {literal(0, v.dtype)}", f"if {guard}:", load]
-            return [f"v{i} = ld_{short}_1_d(p{v.slot}, {base})"]
+                index = self.name(v.args[0], 0)
+                at = at + Cast("int64", index) * v.index_stride
+                guard = both(index >= 0, index < v.bound, guard)
+            form = "plain" if guard is None else "fixed"
+            load = Assign(target, Load(self.storage(i), 1, "default", Pointer(v.slot), at, form))
+            return [load] if guard is None else [Assign(target, Const(0, v.dtype)), when(guard, [load])]
         if v.op == "index":
-            return [f"v{i} = {'float32' if v.dtype == 'float32' else v.dtype}(i{v.axes[0]} * {v.scale} + {v.shift})"]
-        types = [self.g.values[a].dtype for a in v.args]
-        return [f"v{i} = {pointwise(v, types, [self.name(a, 0) for a in v.args])}"]
+            return [Assign(target, Cast(v.dtype, self.index(v.axes[0]) * v.scale + v.shift))]
+        return [Assign(target, computed(v, [self.name(a, 0) for a in v.args]))]
 
-    def row_store(self, k: int) -> list[str]:
-        o = self.g.outputs[k]
-        x = self.stored(o.value, o.dtype, self.name(o.value, 0))
-        where = "sel(tg == 0, ok, False)" if self.ok_needed else "tg == 0"
-        return [f"sg_{NAMES[o.dtype]}_1_d({self.out_ptr[k]}, {self.base_terms(self.out_access[k])}, {x}, {where})"]
+    def row_store(self, k: int) -> list[Stmt]:
+        """Stores an output that has one number a row, by the first thread of the row."""
+        o = self.graph.outputs[k]
+        first = Var("tg", "int32").equals(0)
+        guard = Select(first, OK, FALSE) if self.ok_needed else first
+        at, x = self.base_terms(self.out_access[k]), lower.stored(self.name(o.value, 0), o.dtype)
+        return [Store(o.dtype, "default", self.out_pointer(k), at, (x,), guard)]
 
 
 def emit(program: Program, schedule: CudaSchedule) -> CudaSource:

@@ -11,8 +11,10 @@ goes along as ``nc``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from autotune.compiler.kernel import lower
+from autotune.compiler.kernel.nodes import Assign, Const, Stmt, Var
 from autotune.compiler.program.one_pass import Moments
 from autotune.compiler.program.program import Pass, power_of_two
 
@@ -21,22 +23,26 @@ if TYPE_CHECKING:
     from autotune.compiler.targets.cuda.rows.kernel import Rows
 
 
-def add_moments(e: CudaEmitter, m: Moments, body: list[str], need: Any, use: Any) -> None:
-    """Lines that add one pack, the ``rm``-th of the thread, to the accumulators. ``rm`` is one over the elements before
-    it (0 if none), ``wm`` the weight of the difference of means."""
-    total, square = need(f"a{m.total}"), need(f"a{m.square}")
-    lanes = [use(m.score, lane) for lane in range(e.vec)]
-    p = m.total
-    body.append(f"p{p}_s = {e.tree('sum', 'float32', lanes)}")
-    body.append(f"p{p}_m = p{p}_s * float32({1 / e.vec!r})")
+def add_moments(e: CudaEmitter, m: Moments) -> list[Stmt]:
+    """Adds one pack, the ``rm``-th of the thread, to the accumulators. ``rm`` is one over the elements before it (0 if
+    none), ``wm`` the weight of the difference of means."""
+    total, square = e.accumulator(m.total), e.accumulator(m.square)
+    own, mean, away = (Var(f"{name}_{m.total}", "float32") for name in ("sum", "mean", "away"))
+    lanes = e.arguments(m.score)
+    out: list[Stmt] = [
+        Assign(own, lower.tree("sum", "float32", lanes)),
+        Assign(mean, own * Const(1 / e.vec, "float32")),
+    ]
     if e.vec > 1:
-        for lane, x in enumerate(lanes):
-            body.append(f"p{p}_{lane} = {x} - p{p}_m")
-        squares = [f"p{p}_{lane} * p{p}_{lane}" for lane in range(e.vec)]
-        body.append(f"{square} = {square} + {e.tree('sum', 'float32', squares)}")
-    body.append(f"p{p}_d = p{p}_m - {total} * {need('rm')}")
-    body.append(f"{square} = {square} + p{p}_d * p{p}_d * {need('wm')}")
-    body.append(f"{total} = {total} + p{p}_s")
+        deviations = [Var(f"away_{m.total}_{lane}", "float32") for lane in range(e.vec)]
+        out += [Assign(d, x - mean) for d, x in zip(deviations, lanes, strict=True)]
+        out.append(Assign(square, square + lower.tree("sum", "float32", [d * d for d in deviations])))
+    return [
+        *out,
+        Assign(away, mean - total * Var("rm", "float32")),
+        Assign(square, square + away * away * Var("wm", "float32")),
+        Assign(total, total + own),
+    ]
 
 
 class Joining:
