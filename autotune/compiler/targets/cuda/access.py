@@ -127,7 +127,7 @@ class Accesses:
         """Value ``i`` of a pack, lane by lane."""
         return [Var(f"v{i}_{e}", self.graph.values[i].dtype) for e in range(self.vec)]
 
-    def words(self, i: int) -> Var:
+    def raw(self, i: int) -> Var:
         """A pack of load ``i`` as it lies in memory."""
         return Var(f"u{i}")
 
@@ -241,9 +241,12 @@ class Accesses:
         lanes, access, storage, hint = self.lanes(i), self.access[i], self.storage(i), self.load_hint(i)
         v, pointer, out = self.source(i)
         if access.vector and self.by_pack(v):
-            words = self.words(i)
+            words = self.raw(i)
             if i in self.ahead and number == self.ahead_pass:
-                return [Assign(words, Tuple(tuple(self.ahead_words(i)))), *self.unpacked(i, Unpack(storage, self.vec, words))]
+                return [
+                    Assign(words, Tuple(tuple(self.ahead_words(i)))),
+                    *self.unpacked(i, Unpack(storage, self.vec, words)),
+                ]
             at, guard = self.address(access, self.base(i), 0), self.guard(v)
             if self.packed(i):
                 out.append(Assign(words, Load(storage, self.vec, hint, pointer, at, "words")))

@@ -23,6 +23,7 @@ from autotune.compiler.program.scattered import Scattered, Sum, scattered
 from autotune.compiler.targets.cuda.access import narrowest
 from autotune.compiler.targets.cuda.counts import LIMIT, check_launch
 from autotune.compiler.targets.cuda.names import NAMES, tuple_of
+from autotune.compiler.targets.cuda.rows import legacy
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.kernel import alignments
 from autotune.compiler.targets.cuda.source import GENERATOR, CudaSchedule, CudaSource
@@ -87,8 +88,12 @@ class _Adder:
         self.packs = max(1, min(MOST_PACKS, -(-self.tokens // (schedule.block * self.pick))))
         self.step = schedule.block * self.pick * self.packs
         self.begin = self.sorted = 0
-        self.place_text, self.place_params, _ = self.places.pass_function(0, one.places.passes[0])
-        self.term_text, self.term_params, _ = self.terms.pass_function(0, one.terms.passes[0])
+        self.place_text, self.place_params = legacy.function(
+            self.places.pass_function(0, one.places.passes[0])[0], f"f{2 * number}"
+        )
+        self.term_text, self.term_params = legacy.function(
+            self.terms.pass_function(0, one.terms.passes[0])[0], f"f{2 * number + 1}"
+        )
 
 
 class _Kernel:
@@ -106,7 +111,8 @@ class _Kernel:
             raise Unsupported(f"vectors of {schedule.vector_bytes} bytes do not divide the columns")
         self.results = _emitter(s.results, schedule, self.vec)
         self.results.ok_needed = True
-        self.result_text, self.result_params, _ = self.results.pass_function(1, s.results.passes[1])
+        made, _ = self.results.pass_function(1, s.results.passes[1])
+        self.result_text, self.result_params = legacy.function(made, f"f{2 * len(s.sums)}")
         self.sums = [_Adder(one, n, schedule, self.vec) for n, one in enumerate(s.sums)]
         if max(s.n_places, s.n_cols, *(one.tokens * owned for one in self.sums)) >= LIMIT:
             raise Unsupported("more places or terms than 32-bit counters hold")
@@ -134,9 +140,9 @@ class _Kernel:
         first = 2 * len(self.sums)
         out = []
         for one in self.sums:
-            out.append(one.place_text.replace("def f0(", f"def f{2 * one.number}(", 1))
-            out.append(one.term_text.replace("def f0(", f"def f{2 * one.number + 1}(", 1))
-        out.append(self.result_text.replace("def f1(", f"def f{first}(", 1))
+            out.append(one.place_text)
+            out.append(one.term_text)
+        out.append(self.result_text)
         out.append(f"def f{first + 1}():\n    return {tuple_of(['float32(0)'] * self.vec)}")
         for one in self.sums:
             add = [f"def f{first + 2 + one.number}(a, x, on):"]
@@ -161,9 +167,7 @@ class _Kernel:
         out = list(part.row_indices())
         for i in program.passes[q].row_values:
             out += part.row_value(i)
-        touched = {i for i in program.passes[q].compute if i in part.access}
-        wanted = {f"b{i}" for i in touched} | {f"o{k}" for k in program.passes[q].stores}
-        return out + [line for line in part.bases() if line.partition(" ")[0] in wanted]
+        return legacy.lines(out + part.bases(program.passes[q].compute, program.passes[q].stores))
 
     def add(self, one: _Adder, first: int, scale: int, flight: int, stride: int, end: str) -> list[str]:
         """Lines that add the terms listed at ``k``, ``k + stride`` and so on before ``end`` to the sums ``a``.
@@ -197,15 +201,15 @@ class _Kernel:
         e, chosen = self.results, fetchable(self.s)
         if not self.schedule.prefetch or not chosen:
             return []
-        bases = [line for line in e.bases() if line.partition(" ")[0] in {f"b{i}" for i in chosen}]
-        out = ["row = int32(first + r)", *e.row_indices(), *bases]
+        bases = e.bases(chosen, ())
+        out = ["row = int32(first + r)", *legacy.lines(e.row_indices() + bases)]
         for i in chosen:
             v = self.s.graph.values[i]
             lanes = max(1, LINE // (self.vec * STORAGE_BYTES[self.s.graph.inputs[v.slot]]))
-            line = f"to_l2(p{v.slot}, {e.address(e.access[i], f'b{i}', 0)})"
+            line = f"to_l2(p{v.slot}, {legacy.text(e.address(e.access[i], e.base(i), 0))})"
             out += [f"if across % {lanes} == 0:", f"    {line}"] if lanes > 1 else [line]
         loop = [f"for r in range(match, rows, {self.match}):", *_indent(out)]
-        return [f"across = int32(tid - match * {self.lanes})", "c = col", *e.column_indices(), *loop]
+        return [f"across = int32(tid - match * {self.lanes})", "c = col", *legacy.lines(e.column_indices()), *loop]
 
     def scanned(self, one: _Adder) -> str:
         """The line that scans a step."""

@@ -15,27 +15,24 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from autotune.compiler.kernel.nodes import Assign, Cast, Const, Expr, Item, Select, Stmt, Var
 from autotune.compiler.program.program import Program
 from autotune.compiler.program.tiling import Tiling, tiling
 from autotune.compiler.targets.cuda.access import narrowest
 from autotune.compiler.targets.cuda.counts import Counts, check_launch
 from autotune.compiler.targets.cuda.names import HINTS, NAMES
+from autotune.compiler.targets.cuda.rows import legacy
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.kernel import alignments
-from autotune.compiler.targets.cuda.rows.prefetch import (
-    MOST_WORDS,
-    guard_indices,
-    load_function,
-    loads_ahead,
-    slots_ahead,
-)
+from autotune.compiler.targets.cuda.rows.prefetch import MOST_WORDS, load_function, loads_ahead
 from autotune.compiler.targets.cuda.source import GENERATOR, CudaSchedule, CudaSource
 from autotune.errors import Unsupported
-from autotune.ir.graph import STORAGE_BYTES, Graph, Value, compute_type
+from autotune.ir.graph import STORAGE_BYTES, Graph, compute_type
 
 MOST_ELEMENTS = 64
 """Elements of a tile that one thread takes."""
 BANKS = 32
+AT = Var("at", "uint32")
 _VIEW = {"float32": "sf", "int32": "si", "bool": "si", "int64": "sl"}
 
 
@@ -46,7 +43,7 @@ class _Emitter(CudaEmitter):
         self.t, self.tile = t, tile
         self.along_x, self.along_y = t.vectors(schedule.vector_bytes)
         super().__init__(program, replace(schedule, vector_bytes=self.along_x * narrowest(program)), apart=t.loads)
-        g = self.g
+        g = self.graph
         self.lines = {a: -(-g.extents[a] // tile) for a in (t.x, t.y)}
         self.batch = [a for a in program.rows if a != t.y]
         self.tiles = self.lines[t.x] * self.lines[t.y]  # in the plane of both axes
@@ -74,56 +71,52 @@ class _Emitter(CudaEmitter):
 
     def dtype(self, kind: str, n: int) -> str:
         """The arithmetic type of what a load or an output has in shared memory."""
-        return self.g.values[n].dtype if kind == "load" else compute_type(self.g.outputs[n].dtype)
+        return self.graph.values[n].dtype if kind == "load" else compute_type(self.graph.outputs[n].dtype)
 
-    def word(self, kind: str, n: int, at: str, e: int) -> str:
+    def word(self, kind: str, n: int, at: Expr, e: int) -> Item:
         view, first = self.places[kind, n]
-        return f"{view}[uint32({at} + {first + e})]"
+        return Var(view)[Cast("uint32", at + (first + e))]
 
-    def put(self, kind: str, n: int, at: str, e: int, x: str) -> str:
-        """A line that leaves ``x`` in shared memory."""
-        return f"{self.word(kind, n, at, e)} = {f'sel({x}, int32(1), int32(0))' if self._bool(kind, n) else x}"
+    def put(self, kind: str, n: int, at: Expr, e: int, x: Expr) -> Assign:
+        """Leaves ``x`` in shared memory."""
+        one = Select(x, Const(1, "int32"), Const(0, "int32"))
+        return Assign(self.word(kind, n, at, e), one if self._bool(kind, n) else x)
 
-    def take(self, kind: str, n: int, at: str, e: int) -> str:
+    def take(self, kind: str, n: int, at: Expr, e: int) -> Expr:
         """What is there in shared memory."""
-        return f"({self.word(kind, n, at, e)} != 0)" if self._bool(kind, n) else self.word(kind, n, at, e)
+        word = self.word(kind, n, at, e)
+        return word.differs(0) if self._bool(kind, n) else word
 
     def _bool(self, kind: str, n: int) -> bool:
         return self.dtype(kind, n) == "bool"
 
-    def emit_load(self, i: int, v: Value, body: list[str], need: Any, address: Any, now: int) -> None:
-        if i in self.t.loads:
-            need(self.places["load", i][0])
-            body += [f"v{i}_{e} = {self.take('load', i, need('at'), e)}" for e in range(self.vec)]
-        else:
-            super().emit_load(i, v, body, need, address, now)
+    def emit_load(self, i: int, number: int) -> list[Stmt]:
+        if i not in self.t.loads:
+            return super().emit_load(i, number)
+        return [Assign(x, self.take("load", i, AT, e)) for e, x in enumerate(self.lanes(i))]
 
-    def emit_store(self, k: int, body: list[str], need: Any, address: Any, use: Any) -> None:
-        if k in self.t.stores:
-            need(self.places["store", k][0])
-            o = self.g.outputs[k]
-            xs = [self.stored(o.value, o.dtype, use(o.value, e)) for e in range(self.vec)]
-            body += [self.put("store", k, need("at"), e, x) for e, x in enumerate(xs)]
-        else:
-            super().emit_store(k, body, need, address, use)
+    def emit_store(self, k: int) -> list[Stmt]:
+        if k not in self.t.stores:
+            return super().emit_store(k)
+        return [self.put("store", k, AT, e, x) for e, x in enumerate(self.stored(k))]
 
     # ---- along y ----------------------------------------------------------------------------------------------------
 
     def across(self, kind: str, n: int) -> str:
         """Element offset of a pack along ``y`` at ``i<y>`` and ``i<x>``."""
-        t = self.g.values[n] if kind == "load" else self.g.outputs[n]
+        t = self.graph.values[n] if kind == "load" else self.graph.outputs[n]
         terms = [f"i{a}" if s == 1 else f"i{a} * {s}" for a, s in zip(t.axes, t.strides, strict=True) if s]
         return " + ".join([*terms, str(t.offset)] if t.offset else terms)
 
     def read(self, i: int) -> str:
         """A load of one pack along ``y``."""
-        v, n = self.g.values[i], self.along_y
+        v, n = self.graph.values[i], self.along_y
         conds = []
         for a, lo, hi in v.guards:
             conds += [f"i{a} >= {lo}"] if lo > 0 else []
-            conds += [f"i{a} < {hi}"] if hi < self.g.extents[a] or a == 0 else []
+            conds += [f"i{a} < {hi}"] if hi < self.graph.extents[a] or a == 0 else []
         kind, where = ("lg", f", {' and '.join(conds)}") if conds else ("ld", "")
-        name = f"{kind}_{NAMES[self.g.inputs[v.slot]]}_{n}_{self.load_hint(i)}"
+        name = f"{kind}_{NAMES[self.graph.inputs[v.slot]]}_{n}_{HINTS[self.load_hint(i)]}"
         return f"{name}(p{v.slot}, {self.across('load', i)}{where})"
 
     def filling(self) -> str:
@@ -132,16 +125,16 @@ class _Emitter(CudaEmitter):
         out = [f"def f1(at, {', '.join([*views, *(f'w{i}' for i in self.t.loads)])}):"]
         for i in self.t.loads:
             for e in range(self.along_y):
-                x = f"w{i}[{e}]" if self.along_y > 1 else f"w{i}"
-                out.append("    " + self.put("load", i, "at", e * self.pitch, x))
+                x = Var(f"w{i}")[e] if self.along_y > 1 else Var(f"w{i}")
+                out += ["    " + line for line in legacy.lines([self.put("load", i, AT, e * self.pitch, x)])]
         return "\n".join(out)
 
     def emptying(self, k: int) -> list[str]:
         """Lines that write one pack of output ``k`` along ``y``."""
-        name = f"st_{NAMES[self.g.outputs[k].dtype]}_{self.along_y}_{HINTS[self.s.store_hint]}"
-        xs = [self.take("store", k, "at", e * self.pitch) for e in range(self.along_y)]
+        name = f"st_{NAMES[self.graph.outputs[k].dtype]}_{self.along_y}_{HINTS[self.schedule.store_hint]}"
+        xs = [legacy.text(self.take("store", k, AT, e * self.pitch)) for e in range(self.along_y)]
         what = xs[0] if len(xs) == 1 else f"({', '.join(xs)})"
-        line = f"{name}({self.out_ptr[k]}, {self.across('store', k)}, {what})"
+        line = f"{name}({self.out_pointer(k).name}, {self.across('store', k)}, {what})"
         return ["if ok:", f"    {line}"] if self.ok_needed else [line]
 
 
@@ -150,7 +143,7 @@ class _Kernel:
 
     def __init__(self, e: _Emitter) -> None:
         self.e, self.t, self.tile, self.count = e, e.t, e.tile, e.count.type
-        self.block = e.s.block
+        self.block = e.schedule.block
         self.steps: dict[int, int] = {}  # lines that the block takes at a time, by the axis that its threads lie along
         if self.block > 1024 or self.block < 32 or self.block % 32:
             raise Unsupported("a block is a multiple of 32 up to 1024 threads")
@@ -160,13 +153,13 @@ class _Kernel:
                 raise Unsupported(f"{self.block} threads do not divide a tile of {self.tile}")
         if self.tile * self.tile > MOST_ELEMENTS * self.block:
             raise Unsupported(f"a tile of {self.tile} is too much for {self.block} threads")
-        (pas,) = e.p.passes
+        (pas,) = e.program.passes
         self.pas = pas
         e.ahead = tuple(i for i in loads_ahead(e) if i not in self.t.loads)
         if not e.ahead or sum(map(e.raw_words, e.ahead)) * self.tile // self.steps[self.t.x] > MOST_WORDS:
             e.ahead = ()
         e.ahead_pass = 0 if e.ahead else -1
-        self.text, self.params, _ = e.pass_function(0, pas)
+        self.text, self.params = legacy.function(e.pass_function(0, pas)[0], "f0")
 
     def pack(self, along: int, k: int) -> list[str]:
         """Lines for pack ``k`` of a thread: the index along both axes, kept inside, ``ok`` where it is, and ``at``."""
@@ -179,7 +172,7 @@ class _Kernel:
             out.append(f"k{a} = int32({place[a]})")
             out.append(f"c = {self.count}(g{a} + k{a})")
             if e.partial[a]:
-                end = e.g.extents[a]
+                end = e.graph.extents[a]
                 out += [f"ok{a} = c < {end}", f"c = sel(ok{a}, c, {self.count}({end - n}))"]
             out.append(f"i{a} = int64(c)")
         if e.ok_needed:
@@ -201,7 +194,7 @@ class _Kernel:
             out.append(f"g{x} = {self.count}((place - down * {e.lines[x]}) * {self.tile})")
             out.append(f"g{y} = {self.count}(down * {self.tile})")
         for a in reversed(e.batch[1:]):
-            n = e.g.extents[a]
+            n = e.graph.extents[a]
             out += [f"i{a} = int64({urem}({rest}, {n}))", f"q{a} = {udiv}({rest}, {n})"]
             rest = f"q{a}"
         return out + [f"i{a} = int64({rest})" for a in e.batch[:1]]
@@ -234,10 +227,9 @@ class _Kernel:
         out: list[str] = []
         for k in packs[y] if loads else ():
             out += [*self.pack(y, k), f"at_{k} = at", *(f"w{i}_{k} = {e.read(i)}" for i in loads)]
-        given = ", ".join(["c", *slots_ahead(e), *(f"b{i}" for i in e.ahead), *guard_indices(e)])
-        early = {f"b{i}" for i in e.ahead}
+        given = ", ".join(p.name for p in load_function(e).params)
         for k in packs[x] if e.ahead else ():
-            out += [*self.pack(x, k), *(line for line in e.bases() if line.partition(" ")[0] in early)]
+            out += [*self.pack(x, k), *legacy.lines(e.bases(e.ahead, ()))]
             out.append(f"x_{k} = l0({given})")
         views = sorted({e.places["load", i][0] for i in loads})
         for k in packs[y] if loads else ():
@@ -245,7 +237,10 @@ class _Kernel:
         if loads:
             out.append("cuda.syncthreads()")
         for k in packs[x]:
-            out += [*self.pack(x, k), *(line for i in self.pas.row_values for line in e.row_value(i)), *e.bases()]
+            out += [
+                *self.pack(x, k),
+                *legacy.lines([s for i in self.pas.row_values for s in e.row_value(i)] + e.bases()),
+            ]
             out.append(f"f0({', '.join(f'x_{k}' if n == 'x' else n for n in self.params)})")
         if self.t.stores:
             out.append("cuda.syncthreads()")
@@ -256,9 +251,9 @@ class _Kernel:
         return self.indices() + out
 
     def source(self) -> CudaSource:
-        e, x, y, s = self.e, self.t.x, self.t.y, self.e.s
-        dynamic = e.p.dynamic == 0
-        inner = e.tiles * e.g.size(a for a in e.batch if not (dynamic and a == 0))
+        e, x, y, s = self.e, self.t.x, self.t.y, self.e.schedule
+        dynamic = e.program.dynamic == 0
+        inner = e.tiles * e.graph.size(a for a in e.batch if not (dynamic and a == 0))
         body = ["tid = int32(cuda.threadIdx.x)"]
         for a, vec in ((x, e.along_x), (y, e.along_y)):
             lanes = self.tile // vec
@@ -273,7 +268,7 @@ class _Kernel:
         else:
             body += [f"group = {self.count}(blk)", *self.tile_lines()]
         functions = [self.text]
-        functions += [load_function(e)] if e.ahead else []
+        functions += [legacy.function(load_function(e), "l0")[0]] if e.ahead else []
         functions += [e.filling()] if self.t.loads else []
         launch: dict[str, Any] = {
             "dynamic": dynamic,
@@ -287,17 +282,17 @@ class _Kernel:
             "generator": GENERATOR,
         }
         launch |= e.count.launch()
-        check_launch(launch, e.g.extents[0])
+        check_launch(launch, e.graph.extents[0])
         return CudaSource(tuple(functions), tuple(body), e.params(), launch, self.block, s.max_registers)
 
     def alignments(self) -> list[int]:
         """Bytes every pointer must be aligned to, inputs first."""
         e, need = self.e, alignments(self.e)
         for i in self.t.loads:
-            slot = e.g.values[i].slot
-            need[slot] = max(need[slot], min(16, e.along_y * STORAGE_BYTES[e.g.inputs[slot]]))
+            slot = e.graph.values[i].slot
+            need[slot] = max(need[slot], min(16, e.along_y * STORAGE_BYTES[e.graph.inputs[slot]]))
         for k in self.t.stores:
-            need[len(e.g.inputs) + k] = min(16, e.along_y * STORAGE_BYTES[e.g.outputs[k].dtype])
+            need[len(e.graph.inputs) + k] = min(16, e.along_y * STORAGE_BYTES[e.graph.outputs[k].dtype])
         return need
 
 

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from autotune.compiler.kernel.lower import tree
+from autotune.compiler.kernel.nodes import Var
 from autotune.compiler.program.program import Pass
 from autotune.compiler.targets.cuda.operators import accumulator
+from autotune.compiler.targets.cuda.rows import legacy
 
 if TYPE_CHECKING:
     from autotune.compiler.targets.cuda.rows.kernel import Rows
@@ -51,8 +54,8 @@ def join_cluster(rows: Rows, pas: Pass, joining: Joining) -> list[str]:
     for r in pas.reduce:
         v = rows.g.values[r]
         t, at = where[f"a{r}"]
-        parts = [f"q{t}[{at + j}]" for j in range(size)]
-        out.append(f"a{r} = {rows.e.tree(v.op, v.dtype, parts)}")
+        parts = [Var(f"q{t}")[at + j] for j in range(size)]
+        out.append(f"a{r} = {legacy.text(tree(v.op, v.dtype, parts))}")
     for o in pas.online:
         peak, total = f"a{o.peak}", f"a{o.total}"
         out += [f"{peak} = qfloat32[{where[peak][1]}]", f"{total} = qfloat32[{where[total][1]}]"]

@@ -88,12 +88,12 @@ class Accumulators:
     """The lines around the row loop of one kernel. ``rows`` is the skeleton that is being printed."""
 
     def __init__(self, rows: Rows) -> None:
-        self.r, self.e, self.program = rows, rows.e, rows.program
-        self.moments = any(c.kind == "moments" for c in self.program.columns)
+        self.r, self.e, self.p = rows, rows.e, rows.p
+        self.moments = any(c.kind == "moments" for c in self.p.columns)
         self.first = len(self.e.graph.inputs) + len(self.e.graph.outputs)  # pointer of the first plane
         self.planes: dict[int, int] = {}
         at = self.first + (1 if self.moments else 0)
-        for n, c in enumerate(self.program.columns):
+        for n, c in enumerate(self.p.columns):
             self.planes[n] = at
             at += c.planes
         self.pointers = at - self.first
@@ -101,23 +101,23 @@ class Accumulators:
     def params(self) -> tuple[str, ...]:
         """Short types of the planes, the counts of rows first where there are moments."""
         out = ["f32"] if self.moments else []
-        for c in self.program.columns:
+        for c in self.p.columns:
             out += [SHORT[c.storage]] * c.planes
         return tuple(out)
 
     def begin(self) -> list[str]:
         """Before the row loop."""
         out = ["cnt = float32(0)"] if self.moments else []
-        for q, pas in enumerate(self.program.passes):
+        for q, pas in enumerate(self.p.passes):
             values = [legacy.text(x) for x in beginnings(self.e, q)]
             if values:
                 out += [f"g{q}_{k} = {tuple_of(values)}" for k in range(self.r.packs)]
             for n in pas.row_columns:
-                out += [f"{name} = {legacy.text(beginning(self.program.columns[n]))}" for name in self.row_names(n)]
+                out += [f"{name} = {legacy.text(beginning(self.p.columns[n]))}" for name in self.row_names(n)]
         return out
 
     def row_names(self, n: int) -> list[str]:
-        return [f"k{n}m", f"k{n}s"] if self.program.columns[n].kind == "moments" else [f"k{n}"]
+        return [f"k{n}m", f"k{n}s"] if self.p.columns[n].kind == "moments" else [f"k{n}"]
 
     def each_row(self) -> list[str]:
         """At the beginning of a row."""
@@ -130,7 +130,7 @@ class Accumulators:
         """Accumulators of one number a row, which all threads of the row carry alike."""
         out = []
         for n in pas.row_columns:
-            c = self.program.columns[n]
+            c = self.p.columns[n]
             x = legacy.text(self.e.name(c.value, 0))
             have = self.e.graph.values[c.value].dtype
             if have == "bool":
@@ -154,14 +154,14 @@ class Accumulators:
     def units(self) -> list[Unit]:
         """What is joined and stored at a time, in the order of the passes."""
         out = []
-        for q, pas in enumerate(self.program.passes):
+        for q, pas in enumerate(self.p.passes):
             for k in range(self.r.packs):
                 for n in pas.columns:
-                    parts = ("m", "s") if self.program.columns[n].kind == "moments" else ("",)
+                    parts = ("m", "s") if self.p.columns[n].kind == "moments" else ("",)
                     names = {part: [f"x{n}{part}_{lane}" for lane in range(self.e.vec)] for part in parts}
                     out.append(Unit(n, q, k, names))
             for n in pas.row_columns:
-                parts = ("m", "s") if self.program.columns[n].kind == "moments" else ("",)
+                parts = ("m", "s") if self.p.columns[n].kind == "moments" else ("",)
                 out.append(Unit(n, q, None, {part: [f"k{n}{part}"] for part in parts}))
         return out
 
@@ -172,7 +172,7 @@ class Accumulators:
         groups, span = self.r.R, self.r.T * (self.r.R - 1)  # threads of all groups but the first
         size = 0
         if groups > 1:
-            kinds = {accumulator(c.dtype) for c in self.program.columns}
+            kinds = {accumulator(c.dtype) for c in self.p.columns}
             for t in sorted(kinds):
                 both = 2 if t == "float32" and self.moments else 1
                 pre.append(f"h{t} = cuda.shared.array({both * span * self.e.vec}, {t})")
@@ -213,7 +213,7 @@ class Accumulators:
         """Bring the parts of a block's row groups together in the threads of group 0."""
         if self.r.R == 1:
             return []
-        c = self.program.columns[n]
+        c = self.p.columns[n]
         t = accumulator(c.dtype)
         width = len(next(iter(names.values())))
         out = ["cuda.syncthreads()", "if rb > 0:"]
@@ -241,15 +241,15 @@ class Accumulators:
 
     def store(self, unit: Unit) -> list[str]:
         """Lines that store a unit in this block's row of partials."""
-        short = SHORT[self.program.columns[unit.column].storage]
+        short = SHORT[self.p.columns[unit.column].storage]
         if unit.pack is None:
             out, at = [f"if tid == 0 and {self.r.first_tile}:"], "int64(chunk)"
         else:
             guard = ["rb == 0"] if self.r.R > 1 else []
-            guard.append(f"cp < {self.program.n_cols}")
+            guard.append(f"cp < {self.p.n_cols}")
             out = [f"cp = {self.r.count}(({unit.pack} * {self.r.TT} + tg) * {self.e.vec} + c0)"]
             out.append(f"if {' and '.join(guard)}:")
-            at = f"int64(chunk) * {self.program.n_cols} + cp"
+            at = f"int64(chunk) * {self.p.n_cols} + cp"
         for p, xs in enumerate(unit.names.values()):
             value = xs[0] if len(xs) == 1 else f"({', '.join(xs)})"
             out.append(f"    st_{short}_{len(xs)}_d(p{self.planes[unit.column] + p}, {at}, {value})")

@@ -47,16 +47,16 @@ def has_early_work(e: CudaEmitter) -> bool:
 
 def touched(e: CudaEmitter) -> tuple[list[int], list[int]] | None:
     """Loads of later passes that the first one has not: numbers of a row, and whole vectors; None if there are none."""
-    walks = [q for q in e.p.passes if q.walks]
+    walks = [q for q in e.program.passes if q.walks]
     if len(walks) < 2:
         return None
     first, *later = walks
 
     def plain(i: int) -> bool:
-        return e.g.values[i].op == "load" and not e.g.values[i].guards
+        return e.graph.values[i].op == "load" and not e.graph.values[i].guards
 
     def place(i: int) -> tuple[int, int]:
-        return e.g.values[i].slot, e.g.values[i].offset
+        return e.graph.values[i].slot, e.graph.values[i].offset
 
     known = {place(i) for i in (*first.compute, *first.row_values) if plain(i)}
     numbers = sorted({i for q in later for i in q.row_values if plain(i) and place(i) not in known})
@@ -73,7 +73,7 @@ class Early:
 
     def __init__(self, rows: Rows) -> None:
         self.r, self.e = rows, rows.e
-        self.first = next(q for q, p in enumerate(self.e.p.passes) if p.walks)
+        self.first = next(q for q, p in enumerate(self.e.program.passes) if p.walks)
         self.words: list[str] = []  # that the first exchanged sum takes up
 
     def begin(self) -> list[str]:
@@ -91,15 +91,15 @@ class Early:
         return out
 
     def _touch(self, i: int, at: str, n: int, k: str) -> str:
-        v, name = self.e.g.values[i], f"t{i}_{k}"
+        v, name = self.e.graph.values[i], f"t{i}_{k}"
         self.words.append(name)
-        return f"{name} = touch_{NAMES[self.e.g.inputs[v.slot]]}_{n}_d(p{v.slot}, {at})"
+        return f"{name} = touch_{NAMES[self.e.graph.inputs[v.slot]]}_{n}_d(p{v.slot}, {at})"
 
     def end(self) -> list[str]:
         """After the first walk: the masks, and the sum that waits for them and for what was touched."""
         p, first = self.r.p, self.r.p.passes[self.first]
         sums = [f"a{o.total}" for o in first.online] + [f"a{m.total}" for m in first.moments]
-        sums += [f"a{i}" for i in first.reduce if self.e.g.values[i].dtype == "float32"]
+        sums += [f"a{i}" for i in first.reduce if self.e.graph.values[i].dtype == "float32"]
         out: list[str] = []
         if p.early:
             q = len(p.passes)

@@ -31,7 +31,7 @@ from autotune.compiler.kernel.nodes import (
     both,
     when,
 )
-from autotune.compiler.kernel.reducers import OnlineSoftmax
+from autotune.compiler.kernel.reducers import reducers_of
 from autotune.compiler.kernel.rewrite import closed
 from autotune.compiler.program.program import Pass, Program
 from autotune.compiler.targets.cuda.access import FALSE, OK, Accesses
@@ -39,7 +39,7 @@ from autotune.compiler.targets.cuda.names import NAMES
 from autotune.compiler.targets.cuda.operators import computed
 from autotune.compiler.targets.cuda.rows.columns import add_columns, beginnings
 from autotune.compiler.targets.cuda.rows.early import bits_made, bits_taken
-from autotune.compiler.targets.cuda.rows.moments import add_moments
+from autotune.compiler.targets.cuda.rows.moments import BEFORE, WEIGHT
 from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
 from autotune.errors import Unsupported
 from autotune.ir.ops import POINTWISE
@@ -77,10 +77,6 @@ class CudaEmitter(Accesses):
             return 1
         return self.vec // 2 if self.packed(i) else self.vec
 
-    def accumulator(self, i: int) -> Var:
-        """What reduction ``i`` is carried in."""
-        return Var(f"a{i}", lower.accumulator(self.graph.values[i].dtype))
-
     def kept(self, q: int) -> Var:
         """The tuple that pass ``q`` returned for the pack at hand."""
         return Var(f"z{q}")
@@ -97,37 +93,34 @@ class CudaEmitter(Accesses):
 
     def pass_function(self, q: int, pas: Pass) -> tuple[Function, list[Var]]:
         """What pass ``q`` does with one pack, as a function; the accumulators that it returns first."""
-        pairs = [*((o.peak, o.total) for o in pas.online), *((m.total, m.square) for m in pas.moments)]
-        accumulators = [self.accumulator(i) for i in (*pas.reduce, *(i for pair in pairs for i in pair))]
+        reducers = reducers_of(self.graph, pas)
         body = self.column_indices()
         for i in pas.kept_in:
             body += self.taken(i)
         for i in pas.compute:
             body += self.value(i, q)
-        for i in pas.reduce:
-            v, total = self.graph.values[i], self.accumulator(i)
-            terms = [lower.term(x, v.dtype) for x in self.arguments(v.args[0])]
-            body.append(Assign(total, lower.combine(v.op, v.dtype, total, lower.tree(v.op, v.dtype, terms))))
-        for o in pas.online:
-            body += OnlineSoftmax(self.accumulator(o.peak), self.accumulator(o.total)).update(self.arguments(o.score))
-        for m in pas.moments:
-            body += add_moments(self, m)
+        for i, plain in reducers.plain.items():
+            body += plain.update(self.arguments(self.graph.values[i].args[0]))
+        for online, o in zip(reducers.online, pas.online, strict=True):
+            body += online.update(self.arguments(o.score))
+        for moments, m in zip(reducers.moments, pas.moments, strict=True):
+            body += moments.update(self.arguments(m.score), BEFORE, WEIGHT)
         for k in pas.stores:
             body += self.emit_store(k)
         columns = add_columns(self, q, pas, body)
-        returns: list[Expr] = list(accumulators)
+        returns: list[Expr] = list(reducers.fields)
         for i in self.kept_of[q]:
             if i in self.masks:
                 body.append(bits_made(self.bits(i), self.lanes(i)))
                 returns.append(self.bits(i))
             elif self.packed(i):
-                returns += [self.words(i)[w] for w in range(self.kept_words(i))]
+                returns += [self.raw(i)[w] for w in range(self.kept_words(i))]
             else:
                 returns += self.lanes(i)
         returns += columns
         if returns:
             body.append(Return(tuple(returns)))
-        return closed(body), accumulators
+        return closed(body), reducers.fields
 
     def arguments(self, i: int) -> list[Expr]:
         """Value ``i`` in every lane, as others take it."""
@@ -144,7 +137,7 @@ class CudaEmitter(Accesses):
             return bits_taken(self.lanes(i), z[at])
         if self.packed(i):
             words = Tuple(tuple(z[at + w] for w in range(self.kept_words(i))))
-            unpacked = self.words(i)
+            unpacked = self.raw(i)
             lanes = [Assign(x, unpacked[e]) for e, x in enumerate(self.lanes(i))]
             return [Assign(unpacked, Unpack(self.storage(i), self.vec, words)), *lanes]
         return [Assign(x, z[at + e]) for e, x in enumerate(self.lanes(i))]
@@ -163,12 +156,12 @@ class CudaEmitter(Accesses):
         if v.op == "gather":
             return self.emit_gather(i)
         if v.op == "index":
-            return self.places(i)
+            return self.positions(i)
         if v.op in POINTWISE:
             return [Assign(x, computed(v, [self.name(a, e) for a in v.args])) for e, x in enumerate(lanes)]
         raise Unsupported(f"operator {v.op} inside a walk")
 
-    def places(self, i: int) -> list[Stmt]:
+    def positions(self, i: int) -> list[Stmt]:
         """The index along an axis, lane by lane."""
         v, lanes = self.graph.values[i], self.lanes(i)
         (axis,) = v.axes

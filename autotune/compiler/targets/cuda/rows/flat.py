@@ -7,6 +7,7 @@ from typing import Any
 
 from autotune.compiler.targets.cuda.access import narrowest, open_row
 from autotune.compiler.targets.cuda.counts import check_launch
+from autotune.compiler.targets.cuda.rows import legacy
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.kernel import alignments
 from autotune.compiler.targets.cuda.source import GENERATOR, CudaSource
@@ -19,12 +20,12 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
     Every full block runs without bounds checks, so that all its loads can be in flight at once; the last block checks
     each pack. Elements that do not fill a pack, where their number is open, go one by one to its first threads.
     """
-    p, s, vec = e.p, e.s, e.vec
+    p, s, vec = e.program, e.schedule, e.vec
     block, unroll = s.block, s.unroll
     if block > 1024 or block < 32 or block % 32:
         raise Unsupported("a flat kernel's block is a multiple of 32 up to 1024 threads")
     (pas,) = p.passes
-    text, params, _ = e.pass_function(0, pas)
+    text, params = legacy.function(e.pass_function(0, pas)[0], "f0")
     dynamic = p.dynamic == 0
     open_cols = open_row(p)
     col_packs = 0 if open_cols else p.n_cols // vec
@@ -45,10 +46,10 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
                 out.append(f"c = {count}((w - row * {col_packs}) * {vec})")
             else:
                 out.append(f"c = {count}(w * {vec})")
-            out += e.row_indices()
+            out += legacy.lines(e.row_indices())
         for i in pas.row_values:
-            out += e.row_value(i)
-        out += e.bases()
+            out += legacy.lines(e.row_value(i))
+        out += legacy.lines(e.bases())
         out.append(f"f0({', '.join(params)})")
         return out
 
@@ -94,13 +95,13 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
 
 def _rest(e: CudaEmitter) -> tuple[list[str], str]:
     """Lines for the elements after the last whole pack, and the device function ``f1`` for one of them."""
-    single = CudaEmitter(e.p, replace(e.s, vector_bytes=narrowest(e.p)))
-    (pas,) = single.p.passes
-    text, params, _ = single.pass_function(0, pas)
+    single = CudaEmitter(e.program, replace(e.schedule, vector_bytes=narrowest(e.program)))
+    (pas,) = single.program.passes
+    text, params = legacy.function(single.pass_function(0, pas)[0], "f1")
     # Other threads' loads are inside too, should the compiler move them out of a loop over blocks and the branch in it.
     lines = [f"c = total * {e.vec} + tid", "cl = least64(c, n0 - 1)", "if blk == nblk - 1 and c < n0:"]
     for i in pas.row_values:
-        lines += ["    " + x for x in single.row_value(i)]
-    lines += ["    " + x for x in single.bases()]
+        lines += ["    " + x for x in legacy.lines(single.row_value(i))]
+    lines += ["    " + x for x in legacy.lines(single.bases())]
     lines.append(f"    f1({', '.join('cl' if name == 'c' else name for name in params)})")
-    return lines, text.replace("def f0(", "def f1(", 1)
+    return lines, text

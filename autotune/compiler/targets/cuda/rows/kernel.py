@@ -10,6 +10,7 @@ from autotune.compiler.program.program import Pass, power_of_two
 from autotune.compiler.targets.cuda.counts import check_launch
 from autotune.compiler.targets.cuda.names import tuple_of
 from autotune.compiler.targets.cuda.operators import LOG2E, accumulator, combine, identity
+from autotune.compiler.targets.cuda.rows import legacy
 from autotune.compiler.targets.cuda.rows.cluster import join_cluster
 from autotune.compiler.targets.cuda.rows.columns import Accumulators, beginnings
 from autotune.compiler.targets.cuda.rows.early import Early
@@ -30,7 +31,7 @@ MAX_PACK_LANES = 4096
 
 class Rows:
     def __init__(self, e: CudaEmitter) -> None:
-        self.e, self.p, self.s, self.g, self.vec = e, e.p, e.s, e.g, e.vec
+        self.e, self.p, self.s, self.g, self.vec = e, e.program, e.schedule, e.graph, e.vec
         self.count = e.count.type  # of rows and columns
         self.T = self.s.threads_per_row
         self.R = self.s.rows_per_block
@@ -95,10 +96,12 @@ class Rows:
 
     def emit_pass(self, q: int, pas: Pass) -> list[str]:
         """Lines of the walk of pass ``q``, its reductions not yet joined."""
-        text, params, accs = self.e.pass_function(q, pas)
+        made, accumulators = self.e.pass_function(q, pas)
+        text, params = legacy.function(made, f"f{q}")
+        accs = [a.name for a in accumulators]
         self.functions.append(text)
         if accs or self.e.kept_of[q] or beginnings(self.e, q):
-            self.functions.append(self.e.empty_function(q, accs))
+            self.functions.append(legacy.function(self.e.empty_function(q, accumulators), f"e{q}")[0])
         out = []
         for r in pas.reduce:
             v = self.g.values[r]
@@ -343,13 +346,13 @@ class Rows:
             for i in ids:
                 if i not in done and g.values[i].op not in REDUCTIONS:
                     done.add(i)
-                    out += e.row_value(i)
+                    out += legacy.lines(e.row_value(i))
             return out
 
         for q, pas in enumerate(p.passes):
             main += row_values(list(pas.row_values))
             for k in pas.row_stores:
-                main += e.row_store(k)
+                main += legacy.lines(e.row_store(k))
             if held:
                 main += held.add_row(pas)
             if not pas.walks:
@@ -364,7 +367,7 @@ class Rows:
                 main.append(f"v{o.peak} = a{o.peak}")
                 main += row_values(self.row_chain(o.shift))
                 main.append(f"sh = sel(abs(v{o.peak}) == float32(inf), float32(0), v{o.peak})")
-                main.append(f"v{o.total} = a{o.total} * ex2((sh - {e.name(o.shift, 0)}) * {LOG2E})")
+                main.append(f"v{o.total} = a{o.total} * ex2((sh - {legacy.text(e.name(o.shift, 0))}) * {LOG2E})")
         inner_rows = e.inner_rows()
         dynamic = p.dynamic == 0
         persistent = self.s.blocks_per_sm > 0 or held is not None
@@ -410,7 +413,7 @@ class Rows:
             loop.append("ok = row < rows")
             loop.append(f"row = sel(ok, row, {self.count}(rows - 1))")
         loop += held.each_row() if held else []
-        loop += e.row_indices() + e.bases() + main
+        loop += legacy.lines(e.row_indices() + e.bases()) + main
         if parity:
             loop.append(f"par = int32({span} - par)")
         text: list[str] = []
@@ -486,7 +489,7 @@ class Rows:
 
 def alignments(e: CudaEmitter) -> list[int]:
     """Bytes every pointer must be aligned to, inputs first."""
-    g = e.g
+    g = e.graph
     need = [STORAGE_BYTES[d] for d in g.inputs]
     for i, acc in e.access.items():
         v = g.values[i]

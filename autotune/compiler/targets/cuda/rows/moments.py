@@ -13,36 +13,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from autotune.compiler.kernel import lower
-from autotune.compiler.kernel.nodes import Assign, Const, Stmt, Var
+from autotune.compiler.kernel.nodes import Var
 from autotune.compiler.program.one_pass import Moments
 from autotune.compiler.program.program import Pass, power_of_two
 
 if TYPE_CHECKING:
-    from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
     from autotune.compiler.targets.cuda.rows.kernel import Rows
 
 
-def add_moments(e: CudaEmitter, m: Moments) -> list[Stmt]:
-    """Adds one pack, the ``rm``-th of the thread, to the accumulators. ``rm`` is one over the elements before it (0 if
-    none), ``wm`` the weight of the difference of means."""
-    total, square = e.accumulator(m.total), e.accumulator(m.square)
-    own, mean, away = (Var(f"{name}_{m.total}", "float32") for name in ("sum", "mean", "away"))
-    lanes = e.arguments(m.score)
-    out: list[Stmt] = [
-        Assign(own, lower.tree("sum", "float32", lanes)),
-        Assign(mean, own * Const(1 / e.vec, "float32")),
-    ]
-    if e.vec > 1:
-        deviations = [Var(f"away_{m.total}_{lane}", "float32") for lane in range(e.vec)]
-        out += [Assign(d, x - mean) for d, x in zip(deviations, lanes, strict=True)]
-        out.append(Assign(square, square + lower.tree("sum", "float32", [d * d for d in deviations])))
-    return [
-        *out,
-        Assign(away, mean - total * Var("rm", "float32")),
-        Assign(square, square + away * away * Var("wm", "float32")),
-        Assign(total, total + own),
-    ]
+BEFORE, WEIGHT = Var("rm", "float32"), Var("wm", "float32")
+"""For a pack that joins a thread's: one over the elements before it (0 if none), and the weight of the difference of
+means."""
 
 
 class Joining:

@@ -11,9 +11,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from autotune.compiler.kernel.nodes import Assign, Expr, Function, Load, Pointer, Return
+from autotune.compiler.kernel.rewrite import closed
 from autotune.compiler.targets.cuda.names import NAMES as SHORT
 from autotune.compiler.targets.cuda.names import tuple_of
 from autotune.compiler.targets.cuda.operators import literal
+from autotune.compiler.targets.cuda.rows import legacy
 from autotune.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -28,13 +31,13 @@ _NAMES = re.compile(r"\b(row|i\d+|q\d+|b\d+)\b")
 def loads_ahead(e: CudaEmitter) -> tuple[int, ...]:
     """The loads that can be issued a row ahead: whole vectors that every row has its own of, under guards that hold for
     all of a vector or for nothing of it."""
-    first = next((p for p in e.p.passes if p.walks), None)
+    first = next((p for p in e.program.passes if p.walks), None)
     if first is None:
         return ()
     out = []
     for i in first.compute:
-        v = e.g.values[i]
-        if v.op != "load" or i in e.joins.skipped or e.p.domain(i) != "full":
+        v = e.graph.values[i]
+        if v.op != "load" or i in e.joins.skipped or e.program.domain(i) != "full":
             continue
         if not e.access[i].vector or not e.by_pack(v):
             continue
@@ -43,31 +46,17 @@ def loads_ahead(e: CudaEmitter) -> tuple[int, ...]:
     return tuple(out)
 
 
-def load_function(e: CudaEmitter) -> str:
-    """Text of device function ``l0``: the raw words of one pack of the loads ``e.ahead``."""
-    pointers = slots_ahead(e)
+def load_function(e: CudaEmitter) -> Function:
+    """The raw words of one pack of the loads ``e.ahead``."""
     body = e.column_indices()
+    words: list[Expr] = []
     for i in e.ahead:
-        v, _, pointer, which = e.source(i)
-        body += which
-        at = e.address(e.access[i], f"b{i}", 0)
-        guard = e.guard_text(v, (*e.p.cols, *e.p.rows), "")
-        name, where = f"{SHORT[e.g.inputs[v.slot]]}_{e.vec}_{e.load_hint(i)}", f", {guard}" if guard else ""
-        body.append(f"u{i} = {'lw' if guard else 'lr'}_{name}({pointer}, {at}{where})")
-    words = [f"u{i}[{w}]" for i in e.ahead for w in range(e.raw_words(i))]
-    body.append(f"return {tuple_of(words)}")
-    params = ", ".join(["c", *pointers, *(f"b{i}" for i in e.ahead), *guard_indices(e)])
-    return "\n".join([f"def l0({params}):", *(f"    {x}" for x in body)])
-
-
-def slots_ahead(e: CudaEmitter) -> list[str]:
-    """The pointers that the loads ``e.ahead`` go by."""
-    return list(dict.fromkeys(f"p{slot}" for i in e.ahead for slot in e.source(i)[1]))
-
-
-def guard_indices(e: CudaEmitter) -> list[str]:
-    """The indices along row axes that the guards of ``e.ahead`` ask for."""
-    return sorted({f"i{a}" for i in e.ahead for a, _, _ in e.g.values[i].guards if a in e.p.rows})
+        v, pointer, chosen = e.source(i)
+        at = e.address(e.access[i], e.base(i), 0)
+        load = Load(e.storage(i), e.vec, e.load_hint(i), pointer, at, "words", e.guard(v))
+        body += [*chosen, Assign(e.raw(i), load)]
+        words += [e.raw(i)[w] for w in range(e.raw_words(i))]
+    return closed([*body, Return(tuple(words))])
 
 
 class Ahead:
@@ -81,12 +70,12 @@ class Ahead:
         self.words = sum(self.e.raw_words(i) for i in self.e.ahead)
         if self.words * rows.packs > MOST_WORDS:
             raise Unsupported(f"{self.words * rows.packs} registers a thread for what is loaded ahead")
-        self.pass_number = self.e.ahead_pass = next(q for q, p in enumerate(self.e.p.passes) if p.walks)
+        self.pass_number = self.e.ahead_pass = next(q for q, p in enumerate(self.e.program.passes) if p.walks)
         self.row_loads = self._row_loads()
 
     def _row_loads(self) -> tuple[int, ...]:
         """Loads of one number a row: a row whose packs are there would wait for them as long as for the packs."""
-        p = self.e.p
+        p = self.e.program
         found = {i for q in p.passes for i in q.row_values if p.graph.values[i].op == "load"}
         return tuple(i for i in sorted(found) if self.e.access[i].rows and not p.graph.values[i].guards)
 
@@ -95,16 +84,16 @@ class Ahead:
         return [f"v{i} = v{i}n" for i in self.row_loads]
 
     def function(self) -> str:
-        return load_function(self.e)
+        return legacy.function(load_function(self.e), "l0")[0]
 
     def loads(self, row: str) -> list[str]:
         """Lines that load every pack of row number ``row``."""
         e, r = self.e, self.r
-        own = [line for line in e.bases() if line.partition(" ")[0] in {f"b{i}" for i in e.ahead}]
-        lines = [_NAMES.sub(r"\1n", line) for line in [*e.row_indices(), *own]]
+        own = e.bases(e.ahead, ())
+        lines = [_NAMES.sub(r"\1n", line) for line in legacy.lines([*e.row_indices(), *own])]
         out = [f"rown = {row}", *lines]
-        pointers = slots_ahead(e)
-        args = ", ".join(["cn", *pointers, *(f"b{i}n" for i in e.ahead), *(f"{n}n" for n in guard_indices(e))])
+        params = load_function(e).params
+        args = ", ".join(p.name if isinstance(p, Pointer) else f"{p.name}n" for p in params)
         for k in range(r.packs):
             out.append(f"cn = {r.column(str(k))}")
             if k >= r.full:
@@ -112,15 +101,15 @@ class Ahead:
             else:
                 out.append(f"x_{k} = l0({args})")
         for i in self.row_loads:
-            v = e.g.values[i]
-            at = _NAMES.sub(r"\1n", e.base_terms(e.access[i]))
-            out.append(f"v{i}n = ld_{SHORT[e.g.inputs[v.slot]]}_1_d(p{v.slot}, {at})")
+            v = e.graph.values[i]
+            at = _NAMES.sub(r"\1n", legacy.text(e.base_terms(e.access[i])))
+            out.append(f"v{i}n = ld_{SHORT[e.graph.inputs[v.slot]]}_1_d(p{v.slot}, {at})")
         return out
 
     def begin(self, first: str, sets: str) -> list[str]:
         """Before the row loop: nothing loaded yet, then the first row."""
         out = [f"x_{k} = {tuple_of(['uint32(0)'] * self.words)}" for k in range(self.r.packs)]
-        out += [f"v{i}n = {literal(0, self.e.g.values[i].dtype)}" for i in self.row_loads]
+        out += [f"v{i}n = {literal(0, self.e.graph.values[i].dtype)}" for i in self.row_loads]
         return [*out, f"if {first} < {sets}:", *("    " + x for x in self.loads(self.r.row_of(first)))]
 
     def next_row(self, step: str, sets: str) -> list[str]:
