@@ -9,6 +9,10 @@ from autotune.compiler.kernel.nodes import Expr, Stmt, Var, walk
 
 BLOCK, BLOCKS = Var("blk", "int32"), Var("nblk", "int32")
 """Number of the block, and how many there are: of the launch, or of a body's own blocks where several share one."""
+THREAD = Var("tid", "int32")
+"""Number of the thread, where a kernel has given it this name."""
+EXTENT = Var("n0", "int64")
+"""Extent of axis 0, where a kernel takes it as an argument."""
 
 
 @dataclass(frozen=True, slots=True)
