@@ -15,13 +15,31 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from autotune.compiler.kernel.nodes import Assign, Cast, Const, Expr, Item, Select, Stmt, Var
+from autotune.compiler.kernel.nodes import (
+    Assign,
+    Cast,
+    Const,
+    Do,
+    Expr,
+    Function,
+    Item,
+    Load,
+    Pointer,
+    Select,
+    Stmt,
+    Store,
+    Var,
+    both,
+    loop,
+    sum_of,
+    when,
+)
+from autotune.compiler.kernel.rewrite import closed
 from autotune.compiler.program.program import Program
 from autotune.compiler.program.tiling import Tiling, tiling
-from autotune.compiler.targets.cuda.access import narrowest
+from autotune.compiler.targets.cuda.access import AHEAD, COLUMN, FALSE, OK, narrowest
 from autotune.compiler.targets.cuda.counts import Counts, check_launch
-from autotune.compiler.targets.cuda.names import HINTS, NAMES
-from autotune.compiler.targets.cuda.rows import legacy
+from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT, THREAD, Barrier, Shared, ThreadIndex
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.kernel import alignments
 from autotune.compiler.targets.cuda.rows.prefetch import MOST_WORDS, load_function, loads_ahead
@@ -33,11 +51,17 @@ MOST_ELEMENTS = 64
 """Elements of a tile that one thread takes."""
 BANKS = 32
 AT = Var("at", "uint32")
+"""The word of shared memory at hand."""
+GROUP, PLACE = Var("group"), Var("place")
+"""Number of the tile: of all, and of those in its plane of both axes."""
+LIVE = Var("live", "bool")
+"""Whether there is a tile of that number; see :meth:`_Kernel.pair`."""
 _VIEW = {"float32": "sf", "int32": "si", "bool": "si", "int64": "sl"}
+_TYPE = {"sf": "float32", "si": "int32", "sl": "int64"}
 
 
 class _Emitter(CudaEmitter):
-    """Prints the computing of one pack along ``x``; what is in shared memory is found at the word ``at``."""
+    """Builds the computing of one pack along ``x``; what is in shared memory is found at the word ``at``."""
 
     def __init__(self, t: Tiling, program: Program, schedule: CudaSchedule, tile: int) -> None:
         self.t, self.tile = t, tile
@@ -56,93 +80,96 @@ class _Emitter(CudaEmitter):
         self.skews = {t.x: BANKS * self.along_x // tile, t.y: BANKS * self.along_y // tile}
         room = (tile // BANKS - 1) * self.skews[t.x]
         self.pitch = (tile + room) | 1
-        self.words = tile * self.pitch + (tile // BANKS - 1) * self.skews[t.y]
+        words = tile * self.pitch + (tile // BANKS - 1) * self.skews[t.y]
         self.places: dict[tuple[str, int], tuple[str, int]] = {}  # of loads and outputs: view and first word
         wide, narrow = 0, 0
         for kind, items in (("load", t.loads), ("store", t.stores)):
             longs = [n for n in items if self.dtype(kind, n) == "int64"]
-            self.places |= {(kind, n): ("sl", k * self.words) for k, n in enumerate(longs)}
+            self.places |= {(kind, n): ("sl", k * words) for k, n in enumerate(longs)}
             wide, narrow = max(wide, len(longs)), max(narrow, len(items) - len(longs))
         for kind, items in (("load", t.loads), ("store", t.stores)):
             others = [n for n in items if (kind, n) not in self.places]
             for k, n in enumerate(others):
-                self.places[kind, n] = (_VIEW[self.dtype(kind, n)], (2 * wide + k) * self.words)
-        self.shared = 4 * (2 * wide + narrow) * self.words
+                self.places[kind, n] = (_VIEW[self.dtype(kind, n)], (2 * wide + k) * words)
+        self.shared = 4 * (2 * wide + narrow) * words
 
     def dtype(self, kind: str, n: int) -> str:
         """The arithmetic type of what a load or an output has in shared memory."""
         return self.graph.values[n].dtype if kind == "load" else compute_type(self.graph.outputs[n].dtype)
 
-    def word(self, kind: str, n: int, at: Expr, e: int) -> Item:
+    def word(self, kind: str, n: int, step: int) -> Item:
+        """Its word in shared memory, ``step`` from the one at hand."""
         view, first = self.places[kind, n]
-        return Var(view)[Cast("uint32", at + (first + e))]
+        return Var(view)[Cast("uint32", AT + (first + step))]
 
-    def put(self, kind: str, n: int, at: Expr, e: int, x: Expr) -> Assign:
+    def put(self, kind: str, n: int, step: int, x: Expr) -> Assign:
         """Leaves ``x`` in shared memory."""
-        one = Select(x, Const(1, "int32"), Const(0, "int32"))
-        return Assign(self.word(kind, n, at, e), one if self._bool(kind, n) else x)
+        if self.dtype(kind, n) == "bool":
+            x = Select(x, Const(1, "int32"), Const(0, "int32"))
+        return Assign(self.word(kind, n, step), x)
 
-    def take(self, kind: str, n: int, at: Expr, e: int) -> Expr:
+    def take(self, kind: str, n: int, step: int) -> Expr:
         """What is there in shared memory."""
-        word = self.word(kind, n, at, e)
-        return word.differs(0) if self._bool(kind, n) else word
-
-    def _bool(self, kind: str, n: int) -> bool:
-        return self.dtype(kind, n) == "bool"
+        word = self.word(kind, n, step)
+        return word.differs(0) if self.dtype(kind, n) == "bool" else word
 
     def emit_load(self, i: int, number: int) -> list[Stmt]:
         if i not in self.t.loads:
             return super().emit_load(i, number)
-        return [Assign(x, self.take("load", i, AT, e)) for e, x in enumerate(self.lanes(i))]
+        return [Assign(x, self.take("load", i, e)) for e, x in enumerate(self.lanes(i))]
 
     def emit_store(self, k: int) -> list[Stmt]:
         if k not in self.t.stores:
             return super().emit_store(k)
-        return [self.put("store", k, AT, e, x) for e, x in enumerate(self.stored(k))]
+        return [self.put("store", k, e, x) for e, x in enumerate(self.stored(k))]
 
     # ---- along y ----------------------------------------------------------------------------------------------------
 
-    def across(self, kind: str, n: int) -> str:
-        """Element offset of a pack along ``y`` at ``i<y>`` and ``i<x>``."""
+    def along(self, axis: int) -> Var:
+        """The index along an axis, tiled ones included."""
+        return Var(f"i{axis}", "int64")
+
+    def across(self, kind: str, n: int) -> Expr:
+        """Element offset of a pack along ``y``."""
         t = self.graph.values[n] if kind == "load" else self.graph.outputs[n]
-        terms = [f"i{a}" if s == 1 else f"i{a} * {s}" for a, s in zip(t.axes, t.strides, strict=True) if s]
-        return " + ".join([*terms, str(t.offset)] if t.offset else terms)
+        return sum_of(((self.along(a), s) for a, s in zip(t.axes, t.strides, strict=True)), t.offset)
 
-    def read(self, i: int) -> str:
+    def pack(self, i: int) -> Var:
+        """A pack of load ``i`` along ``y``."""
+        return Var(f"w{i}")
+
+    def read(self, i: int) -> Load:
         """A load of one pack along ``y``."""
-        v, n = self.graph.values[i], self.along_y
-        conds = []
+        v = self.graph.values[i]
+        tests: list[Expr] = []
         for a, lo, hi in v.guards:
-            conds += [f"i{a} >= {lo}"] if lo > 0 else []
-            conds += [f"i{a} < {hi}"] if hi < self.graph.extents[a] or a == 0 else []
-        kind, where = ("lg", f", {' and '.join(conds)}") if conds else ("ld", "")
-        name = f"{kind}_{NAMES[self.graph.inputs[v.slot]]}_{n}_{HINTS[self.load_hint(i)]}"
-        return f"{name}(p{v.slot}, {self.across('load', i)}{where})"
+            tests += [self.along(a) >= lo] if lo > 0 else []
+            tests += [self.along(a) < hi] if hi < self.graph.extents[a] or a == 0 else []
+        hint, at = self.load_hint(i), self.across("load", i)
+        return Load(self.storage(i), self.along_y, hint, Pointer(v.slot), at, guard=both(*tests))
 
-    def filling(self) -> str:
-        """Text of device function ``f1``: leaves the packs of all loads, ``w<value>``, in shared memory at ``at``."""
-        views = sorted({self.places["load", i][0] for i in self.t.loads})
-        out = [f"def f1(at, {', '.join([*views, *(f'w{i}' for i in self.t.loads)])}):"]
+    def filling(self) -> Function:
+        """Leaves the packs of all loads in shared memory."""
+        body = []
         for i in self.t.loads:
             for e in range(self.along_y):
-                x = Var(f"w{i}")[e] if self.along_y > 1 else Var(f"w{i}")
-                out += ["    " + line for line in legacy.lines([self.put("load", i, AT, e * self.pitch, x)])]
-        return "\n".join(out)
+                x = self.pack(i)[e] if self.along_y > 1 else self.pack(i)
+                body.append(self.put("load", i, e * self.pitch, x))
+        return closed(body)
 
-    def emptying(self, k: int) -> list[str]:
-        """Lines that write one pack of output ``k`` along ``y``."""
-        name = f"st_{NAMES[self.graph.outputs[k].dtype]}_{self.along_y}_{HINTS[self.schedule.store_hint]}"
-        xs = [legacy.text(self.take("store", k, AT, e * self.pitch)) for e in range(self.along_y)]
-        what = xs[0] if len(xs) == 1 else f"({', '.join(xs)})"
-        line = f"{name}({self.out_pointer(k).name}, {self.across('store', k)}, {what})"
-        return ["if ok:", f"    {line}"] if self.ok_needed else [line]
+    def emptying(self, k: int) -> list[Stmt]:
+        """Writes one pack of output ``k`` along ``y``."""
+        xs = tuple(self.take("store", k, e * self.pitch) for e in range(self.along_y))
+        pointer, at = self.out_pointer(k), self.across("store", k)
+        store = Store(self.graph.outputs[k].dtype, self.schedule.store_hint, pointer, at, xs)
+        return [when(OK, [store])] if self.ok_needed else [store]
 
 
 class _Kernel:
-    """The lines of one kernel."""
+    """The statements of one kernel."""
 
     def __init__(self, e: _Emitter) -> None:
-        self.e, self.t, self.tile, self.count = e, e.t, e.tile, e.count.type
+        self.e, self.t, self.tile, self.count = e, e.t, e.tile, e.count
         self.block = e.schedule.block
         self.steps: dict[int, int] = {}  # lines that the block takes at a time, by the axis that its threads lie along
         if self.block > 1024 or self.block < 32 or self.block % 32:
@@ -159,131 +186,146 @@ class _Kernel:
         if not e.ahead or sum(map(e.raw_words, e.ahead)) * self.tile // self.steps[self.t.x] > MOST_WORDS:
             e.ahead = ()
         e.ahead_pass = 0 if e.ahead else -1
-        self.text, self.params = legacy.function(e.pass_function(0, pas)[0], "f0")
+        self.function, _ = e.pass_function(0, pas)
 
-    def pack(self, along: int, k: int) -> list[str]:
-        """Lines for pack ``k`` of a thread: the index along both axes, kept inside, ``ok`` where it is, and ``at``."""
+    def lane(self, axis: int) -> tuple[Var, Var]:
+        """Where a thread is as threads lie along an axis: which line of the tile, which pack of the line."""
+        return Var(f"line{axis}", "int32"), Var(f"lane{axis}", "int32")
+
+    def first(self, axis: int) -> Var:
+        """The tile's first index along an axis."""
+        return Var(f"g{axis}")
+
+    def pack(self, along: int, k: int) -> list[Stmt]:
+        """Sets for pack ``k`` of a thread: the index along both axes, kept inside, ``ok`` where it is, and ``at``."""
         e, x, y = self.e, self.t.x, self.t.y
-        other = y if along == x else x
         vec = e.along_x if along == x else e.along_y
-        place = {along: f"lane{along} * {vec}", other: f"line{along} + {k * self.steps[along]}"}
-        out = []
-        for a, n in ((along, vec), (other, 1)):
-            out.append(f"k{a} = int32({place[a]})")
-            out.append(f"c = {self.count}(g{a} + k{a})")
-            if e.partial[a]:
+        line, lane = self.lane(along)
+        local = {a: Var(f"k{a}", "int32") for a in (x, y)}  # in the tile
+        inside = {a: Var(f"ok{a}", "bool") for a in (x, y) if e.partial[a]}
+        out: list[Stmt] = []
+        for a, place, n in ((along, lane * vec, vec), (x + y - along, line + k * self.steps[along], 1)):
+            out.append(Assign(local[a], Cast("int32", place)))
+            out.append(Assign(COLUMN, self.count.number(self.first(a) + local[a])))
+            if a in inside:
                 end = e.graph.extents[a]
-                out += [f"ok{a} = c < {end}", f"c = sel(ok{a}, c, {self.count}({end - n}))"]
-            out.append(f"i{a} = int64(c)")
-        if e.ok_needed:
-            both = [f"ok{a}" for a in (x, y) if e.partial[a]]
-            out.append(f"ok = {both[0]}" if len(both) == 1 else f"ok = sel({both[0]}, {both[1]}, False)")
-        skews = "".join(f" + (k{a} // {BANKS}) * {s}" for a, s in e.skews.items() if s and self.tile > BANKS)
-        out.append(f"at = uint32(k{y} * {e.pitch} + k{x}{skews})")
-        return [*out, f"c = {self.count}(i{x})"]
+                out.append(Assign(inside[a], end > COLUMN))
+                out.append(Assign(COLUMN, Select(inside[a], COLUMN, self.count.number(Const(end - n)))))
+            out.append(Assign(e.along(a), Cast("int64", COLUMN)))
+        if inside:
+            tests = list(inside.values())
+            out.append(Assign(OK, tests[0] if len(tests) == 1 else Select(tests[0], tests[1], FALSE)))
+        at: Expr = local[y] * e.pitch + local[x]
+        for a, s in e.skews.items():
+            at = at + local[a] // BANKS * s if s and self.tile > BANKS else at
+        return [*out, Assign(AT, Cast("uint32", at)), Assign(COLUMN, self.count.number(e.along(x)))]
 
-    def indices(self) -> list[str]:
-        """Lines that take the number of a tile apart: its first element on both axes, the index along all others."""
-        e, x, y = self.e, self.t.x, self.t.y
-        udiv, urem, rest = e.count.udiv, e.count.urem, "plane"
-        out = [f"plane = {udiv}(group, {e.tiles})", f"place = {self.count}(group - plane * {e.tiles})"]
+    def indices(self) -> list[Stmt]:
+        """Takes the number of a tile apart: its first element on both axes, the index along all others."""
+        e, x, y, count = self.e, self.t.x, self.t.y, self.count
+        rest, down = Var("plane"), Var("down")
+        out: list[Stmt] = [
+            Assign(rest, count.quotient(GROUP, e.tiles)),
+            Assign(PLACE, count.number(GROUP - rest * e.tiles)),
+        ]
         if self.t.mirrored:
             out += self.pair()
         else:
-            out.append(f"down = {udiv}(place, {e.lines[x]})")
-            out.append(f"g{x} = {self.count}((place - down * {e.lines[x]}) * {self.tile})")
-            out.append(f"g{y} = {self.count}(down * {self.tile})")
+            out.append(Assign(down, count.quotient(PLACE, e.lines[x])))
+            out.append(Assign(self.first(x), count.number((PLACE - down * e.lines[x]) * self.tile)))
+            out.append(Assign(self.first(y), count.number(down * self.tile)))
         for a in reversed(e.batch[1:]):
-            n = e.graph.extents[a]
-            out += [f"i{a} = int64({urem}({rest}, {n}))", f"q{a} = {udiv}({rest}, {n})"]
-            rest = f"q{a}"
-        return out + [f"i{a} = int64({rest})" for a in e.batch[:1]]
+            n, above = e.graph.extents[a], Var(f"q{a}")
+            out.append(Assign(e.along(a), Cast("int64", count.remainder(rest, n))))
+            out.append(Assign(above, count.quotient(rest, n)))
+            rest = above
+        return out + [Assign(e.along(a), Cast("int64", rest)) for a in e.batch[:1]]
 
-    def pair(self) -> list[str]:
-        """Lines that find tile number ``place`` where tiles come in pairs, one the other's mirror image.
+    def pair(self) -> list[Stmt]:
+        """Finds tile number ``place`` where tiles come in pairs, one the other's mirror image.
 
         Both read the same two places of one tensor, so the second finds them in the cache. Of the triangle ``down <=
         right`` a line and its counterpart from the other end are as long together as any other such two. ``live`` is
         false for the second of a pair on the diagonal, and beyond an odd number of tiles.
         """
-        x, y, n, count, udiv = self.t.x, self.t.y, self.e.side, self.count, self.e.count.udiv
+        n, count = self.e.side, self.count
+        number, top, along, down, right = map(Var, ("number", "top", "along", "down", "right"))
+        first, near = Var("first", "bool"), Var("near", "bool")
+        apart = Select(down.equals(right), first, Const(True, "bool"))
         return [
-            f"number = {udiv}(place, 2)",
-            "first = place == number * 2",
-            f"top = {udiv}(number, {n + 1})",
-            f"along = {count}(number - top * {n + 1})",
-            f"near = along < {n} - top",
-            f"down = sel(near, {count}(top), {count}({n - 1} - top))",
-            f"right = {count}(down + sel(near, along, {count}(along - {n} + top)))",
-            f"live = sel(right < {self.e.lines[x]}, sel(down == right, first, True), False)",
-            f"g{x} = {count}(sel(first, right, down) * {self.tile})",
-            f"g{y} = {count}(sel(first, down, right) * {self.tile})",
+            Assign(number, count.quotient(PLACE, 2)),
+            Assign(first, PLACE.equals(number * 2)),
+            Assign(top, count.quotient(number, n + 1)),
+            Assign(along, count.number(number - top * (n + 1))),
+            Assign(near, along < n - top),
+            Assign(down, Select(near, count.number(top), count.number(n - 1 - top))),
+            Assign(right, count.number(down + Select(near, along, count.number(along - n + top)))),
+            Assign(LIVE, Select(right < self.e.lines[self.t.x], apart, FALSE)),
+            Assign(self.first(self.t.x), count.number(Select(first, right, down) * self.tile)),
+            Assign(self.first(self.t.y), count.number(Select(first, down, right) * self.tile)),
         ]
 
-    def tile_lines(self) -> list[str]:
+    def one_tile(self) -> list[Stmt]:
         """What a block does with one tile."""
         e, x, y, loads = self.e, self.t.x, self.t.y, self.t.loads
         packs = {a: range(self.tile // self.steps[a]) for a in (x, y)}
-        out: list[str] = []
+
+        def of(v: Var, k: int) -> Var:
+            """What is known of pack ``k`` until it is used."""
+            return Var(f"{v.name}_{k}", v.type)
+
+        out: list[Stmt] = []
         for k in packs[y] if loads else ():
-            out += [*self.pack(y, k), f"at_{k} = at", *(f"w{i}_{k} = {e.read(i)}" for i in loads)]
-        given = ", ".join(p.name for p in load_function(e).params)
-        for k in packs[x] if e.ahead else ():
-            out += [*self.pack(x, k), *legacy.lines(e.bases(e.ahead, ()))]
-            out.append(f"x_{k} = l0({given})")
-        views = sorted({e.places["load", i][0] for i in loads})
-        for k in packs[y] if loads else ():
-            out.append(f"f1({', '.join([f'at_{k}', *views, *(f'w{i}_{k}' for i in loads)])})")
+            out += [*self.pack(y, k), Assign(of(AT, k), AT), *(Assign(of(e.pack(i), k), e.read(i)) for i in loads)]
+        if e.ahead:
+            ahead = load_function(e)
+            for k in packs[x]:
+                out += [*self.pack(x, k), *e.bases(e.ahead, ()), Assign(of(AHEAD, k), ahead())]
         if loads:
-            out.append("cuda.syncthreads()")
+            filling = e.filling()
+            given = [AT, *(e.pack(i) for i in loads)]
+            out += [Do(filling({v.name: of(v, k) for v in given})) for k in packs[y]]
+            out.append(Barrier())
         for k in packs[x]:
-            out += [
-                *self.pack(x, k),
-                *legacy.lines([s for i in self.pas.row_values for s in e.row_value(i)] + e.bases()),
-            ]
-            out.append(f"f0({', '.join(f'x_{k}' if n == 'x' else n for n in self.params)})")
+            values = [line for i in self.pas.row_values for line in e.row_value(i)]
+            out += [*self.pack(x, k), *values, *e.bases(), Do(self.function({AHEAD.name: of(AHEAD, k)}))]
         if self.t.stores:
-            out.append("cuda.syncthreads()")
+            out.append(Barrier())
         for k in packs[y] if self.t.stores else ():
             out += [*self.pack(y, k), *(line for n in self.t.stores for line in e.emptying(n))]
-        if self.t.mirrored:
-            out = ["if live:", *(f"    {line}" for line in out)]
-        return self.indices() + out
+        return [*self.indices(), *([when(LIVE, out)] if self.t.mirrored else out)]
 
     def source(self) -> CudaSource:
-        e, x, y, s = self.e, self.t.x, self.t.y, self.e.schedule
+        e, x, y, schedule = self.e, self.t.x, self.t.y, self.e.schedule
         dynamic = e.program.dynamic == 0
         inner = e.tiles * e.graph.size(a for a in e.batch if not (dynamic and a == 0))
-        body = ["tid = int32(cuda.threadIdx.x)"]
+        body: list[Stmt] = [Assign(THREAD, ThreadIndex())]
         for a, vec in ((x, e.along_x), (y, e.along_y)):
+            line, lane = self.lane(a)
             lanes = self.tile // vec
-            body += [f"line{a} = udiv(tid, {lanes})", f"lane{a} = int32(tid - line{a} * {lanes})"]
-        kinds = {"sf": "float32", "si": "int32", "sl": "int64"}
-        views = sorted({view for view, _ in e.places.values()})
-        body += [f"{view} = cuda.shared.array(0, {kinds[view]})" for view in views]
-        if s.blocks_per_sm:
-            total = f"n0 * {inner}" if dynamic else str(inner)
-            body.append(f"for group in range({self.count}(blk), {self.count}({total}), nblk):")
-            body += ["    " + line for line in (*self.tile_lines(), "cuda.syncthreads()")]
+            body.append(Assign(line, Counts().quotient(THREAD, lanes)))
+            body.append(Assign(lane, Cast("int32", THREAD - line * lanes)))
+        body += [Shared(Var(view), 0, _TYPE[view]) for view in sorted({view for view, _ in e.places.values()})]
+        if schedule.blocks_per_sm:
+            total = self.count.number(EXTENT * inner if dynamic else Const(inner))
+            work = [*self.one_tile(), Barrier()]
+            body.append(loop(GROUP, total, work, self.count.number(BLOCK), BLOCKS))
         else:
-            body += [f"group = {self.count}(blk)", *self.tile_lines()]
-        functions = [self.text]
-        functions += [legacy.function(load_function(e), "l0")[0]] if e.ahead else []
-        functions += [e.filling()] if self.t.loads else []
+            body += [Assign(GROUP, self.count.number(BLOCK)), *self.one_tile()]
         launch: dict[str, Any] = {
             "dynamic": dynamic,
             "inner": inner,
             "per_block": 1,
-            "blocks_per_sm": s.blocks_per_sm,
+            "blocks_per_sm": schedule.blocks_per_sm,
             "block": self.block,
             "shared": e.shared,
             "align": self.alignments(),
             "multiple": 1,
             "generator": GENERATOR,
+            **self.count.launch(),
         }
-        launch |= e.count.launch()
         check_launch(launch, e.graph.extents[0])
-        return CudaSource(tuple(functions), tuple(body), e.params(), launch, self.block, s.max_registers)
+        return CudaSource((), tuple(body), e.params(), launch, self.block, schedule.max_registers)
 
     def alignments(self) -> list[int]:
         """Bytes every pointer must be aligned to, inputs first."""
