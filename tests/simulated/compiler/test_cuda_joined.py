@@ -14,6 +14,7 @@ from autotune.compiler.program.program import build_program
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.targets.cuda.compile import compile_ptx
 from autotune.compiler.targets.cuda.select_load import find_joins
+from autotune.compiler.targets.cuda.source import CudaSource
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.domains.fusion.task import FusionTask
 from autotune.space import load_space
@@ -41,8 +42,9 @@ def packed(*parts: Tensor) -> tuple[Tensor, Tensor]:
     return whole, whole.sum(0)
 
 
-def loads(text: str) -> list[str]:
-    return re.findall(r"\b(l[dgrw]_\w+)\(", text)
+def loads(source: CudaSource) -> list[str]:
+    """The loads in a kernel's device functions."""
+    return re.findall(r"\b(l[dgrw]_\w+)\(", source.text.partition("def kernel(")[0])
 
 
 @pytest.mark.parametrize("prefetch", [False, True])
@@ -54,7 +56,7 @@ def test_a_packed_gradient_takes_one_load_of_16_bytes_for_a_store_of_16(prefetch
     config = scheme.default(group.graph)
     assert (config["vector_bytes"], config["threads_per_row"]) == (16, 96)  # 288 packs
     source = scheme.emit(group.graph, scheme.normalize(group.graph, config | {"prefetch": prefetch}), 132).sources[0]
-    assert loads("\n".join(source.functions)) == ["lr_bf16_8_d" if prefetch else "ld_bf16_8_d"]
+    assert loads(source) == ["lr_bf16_8_d" if prefetch else "ld_bf16_8_d"]
     ptx, _ = compile_ptx(source, "sm_90")
     assert set(re.findall(r"ld\.global\S*", ptx)) == {"ld.global.nc.v4.u32"}
     assert set(re.findall(r"st\.global\S*", ptx)) == {"st.global.v4.u32"}
@@ -109,7 +111,7 @@ def test_what_is_joined(fn: Callable[..., Tensor], kinds: list[str]) -> None:
     scheme = scheme_of(group.graph)
     emitted = scheme.emit(group.graph, scheme.default(group.graph), 3)
     assert scheme.name == "flat"
-    assert sorted(x[:2] for x in loads(emitted.sources[0].functions[0])) == kinds
+    assert sorted(x[:2] for x in loads(emitted.sources[0])) == kinds
     check_group(group.graph, emitted)
     check_group(group.graph, emitted, special=True)
 
@@ -161,7 +163,7 @@ def test_a_sum_over_the_parts_of_a_stack_is_read_in_vectors() -> None:
     scheme = scheme_of(group.graph)
     assert scheme.name == "rows"
     emitted = scheme.emit(group.graph, scheme.default(group.graph), 3)
-    assert loads("\n".join(emitted.sources[0].functions)) == ["lg_f32_4_d", "lg_f32_4_d"]
+    assert loads(emitted.sources[0]) == ["lg_f32_4_d", "lg_f32_4_d"]
     check_group(group.graph, emitted)
 
 
@@ -183,7 +185,7 @@ def test_guarded_loads_are_issued_a_row_ahead(first: int, count: int, dim: int) 
     config = scheme.normalize(group.graph, config | {"rows_per_block": 4, "max_registers": 0})
     assert config["prefetch"]
     emitted = scheme.emit(group.graph, config, 3)
-    assert [x[:2] for x in loads("\n".join(emitted.sources[0].functions))] == ["lw"] * count
+    assert [x[:2] for x in loads(emitted.sources[0])] == ["lw"] * count
     check_group(group.graph, emitted)
     check_group(group.graph, emitted, seed=1, special=True)
     for source in emitted.sources:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,11 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from autotune.compiler.kernel.nodes import Var
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.schedules.cuda.transpose import LEAST_BYTES, SCHEME
 from autotune.compiler.targets.cuda.compile import build, compile_ptx
 from autotune.compiler.targets.cuda.counts import Counts
-from autotune.compiler.targets.cuda.source import CudaSource
+from autotune.compiler.targets.cuda.device import Barrier
+from autotune.compiler.targets.cuda.printer import CudaPrinter
 from autotune.compiler.targets.cuda.transpose import _Kernel
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
@@ -195,8 +198,9 @@ def test_a_warp_touches_every_bank_once(
 
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 9])
 def test_mirror_images_follow_each_other_and_every_tile_comes_once(n: int) -> None:
-    parts = {"t": SimpleNamespace(x=1, y=0), "e": SimpleNamespace(side=n + n % 2, lines={1: n}, count=Counts())}
-    lines = _Kernel.pair(SimpleNamespace(**parts, count="int32", tile=1))  # type: ignore[arg-type]
+    kernel: Any = SimpleNamespace(t=SimpleNamespace(x=1, y=0), e=SimpleNamespace(side=n + n % 2, lines={1: n}))
+    kernel.__dict__.update(count=Counts(), tile=1, first=lambda axis: Var(f"g{axis}"))
+    lines = CudaPrinter().block(_Kernel.pair(kernel))
     found: list[tuple[int, int] | None] = []
     for place in range((n + n % 2) * (n + n % 2 + 1)):
         names: dict[str, Any] = {"place": place, "int32": int, "sel": lambda c, a, b: a if c else b}
@@ -212,10 +216,10 @@ def test_a_missing_barrier_is_found() -> None:
     g = graph("both_outputs")
     made = SCHEME.emit(g, SCHEME.default(g), 3)
     (good,) = made.sources
-    barriers = [n for n, line in enumerate(good.body) if line == "cuda.syncthreads()"]
+    barriers = [n for n, s in enumerate(good.body) if isinstance(s, Barrier)]
     assert len(barriers) == 2
     for n in barriers:
-        bad = CudaSource(**{**good.__dict__, "body": good.body[:n] + good.body[n + 1 :]})
+        bad = replace(good, body=good.body[:n] + good.body[n + 1 :])
         with pytest.raises(KernelError, match="race"):
             check_group(g, type(made)((bad,), made.args))
 
