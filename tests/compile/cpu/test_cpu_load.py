@@ -20,6 +20,7 @@ from numba.core import caching
 
 from autotune.compiler.program.program import build_program
 from autotune.compiler.targets.cpu import launcher as cpu_load
+from autotune.compiler.targets.cpu.emit import generator
 from autotune.compiler.targets.cpu.kernel import emit, load
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.errors import UserError
@@ -78,6 +79,14 @@ def test_source_is_the_same_every_time_and_differs_by_schedule() -> None:
     assert emit(p, CpuSchedule()) != emit(p, CpuSchedule(row_block=16))
     # The number of threads is given at the launch: one compilation serves all.
     assert emit(p, CpuSchedule(threads=1)) == emit(p, CpuSchedule(threads=2))
+
+
+@pytest.mark.parametrize("changed", ["kernel/lower.py", "cpu/rows.py", "cpu/intrinsics/math.py"])
+def test_changed_code_changes_the_digest_in_cached_kernels(monkeypatch: pytest.MonkeyPatch, changed: str) -> None:
+    before, read = generator.__wrapped__(), Path.read_bytes
+    assert before == generator()
+    monkeypatch.setattr(Path, "read_bytes", lambda p: read(p) + b"#" * p.as_posix().endswith(changed))
+    assert generator.__wrapped__() != before
 
 
 def test_launches_from_several_python_threads() -> None:

@@ -33,8 +33,6 @@ from autotune.ir.graph import Value, compute_type
 from autotune.ir.precision import STRICT
 
 BYTES = {"float32": 4, "int32": 4, "int64": 8, "bool": 1}
-
-
 Term = tuple[Expr, int]
 """An index and its factor."""
 

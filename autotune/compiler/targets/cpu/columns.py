@@ -143,12 +143,12 @@ class ColumnBuilder(RowBuilder):
         row = [*self.next_row(ROW + 1, high), *self.split_index(ROW, self.program.rows), *self.offsets()]
         if self.split.counts:
             row.append(Assign(SHARE, Named("ONE", Const(1, "float32")) / _float(ROW - low + 1)))
-        for p in self.program.passes:
-            row += self.row_part(p)
-            one_a_row = [s for n in p.row_columns for s in self._accumulate(n, _place(n))]
+        for pas in self.program.passes:
+            row += self.row_part(pas)
+            one_a_row = [s for n in pas.row_columns for s in self._accumulate(n, _place(n))]
             row += [when(AT.equals(0), one_a_row)] if one_a_row and self.flat else one_a_row
-            if p.walks:
-                row += self.flat_walk(p, END, self.tile) if self.flat else self.walk(p)
+            if pas.walks:
+                row += self.flat_walk(pas, END, self.tile) if self.flat else self.walk(pas)
         return [*out, loop(ROW, high, row, low)]
 
     def _begin(self, n: int) -> list[Stmt]:
@@ -167,9 +167,9 @@ class ColumnBuilder(RowBuilder):
         filled = loop(j, END, neutral, AT) if self.flat else loop(j, width, neutral)
         return [Assign(_place(n), PART * width), filled]
 
-    def columns(self, p: Pass, position: Sequence[Term], in_tile: Expr, partial: Collection[int]) -> list[Stmt]:
-        accumulated = (s for n in p.columns for s in self._accumulate(n, sum_of([(_place(n), 1), *position])))
-        return [*super().columns(p, position, in_tile, partial), *accumulated]
+    def columns(self, pas: Pass, position: Sequence[Term], in_tile: Expr, partial: Collection[int]) -> list[Stmt]:
+        accumulated = (s for n in pas.columns for s in self._accumulate(n, sum_of([(_place(n), 1), *position])))
+        return [*super().columns(pas, position, in_tile, partial), *accumulated]
 
     def _accumulate(self, n: int, at: Expr) -> list[Stmt]:
         """One more element into the accumulator at ``at``."""

@@ -27,11 +27,6 @@ def zero(dtype: str) -> Named:
     return number(f"ZERO_{dtype}", 0, dtype)
 
 
-def operator(name: str, *args: Expr) -> Op:
-    """An operator on and of float32."""
-    return Op(name, args, "float32", "float32")
-
-
 def plain(x: Expr) -> Expr:
     """An operator without a call, where that is the same: LLVM sees through it as well, and the source is shorter."""
     if not isinstance(x, Op):
@@ -51,6 +46,6 @@ def _power(x: Op, exponent: float) -> Expr:
     """Constant powers that need no libm call, as torch takes them too."""
     base = x.args[0]
     if exponent in _POWERS:
-        return operator(_POWERS[exponent], base)
+        return Op(_POWERS[exponent], (base,), "float32", "float32")
     square = base * base
     return {1.0: base, 2.0: square, 3.0: square * base, 4.0: square * square}.get(exponent, x)

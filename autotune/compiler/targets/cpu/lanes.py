@@ -99,25 +99,25 @@ class LaneBuilder(Builder):
             Assign(LANES, call("min", WIDTH, self.extent(self.program.rows[-1]) - BASE)),
             *self.split_index(row, self.program.rows[:-1]),
         ]
-        for p in self.program.passes:
-            out += self._row_values(p)
-            if p.walks:
-                out += self._walk(p)
+        for pas in self.program.passes:
+            out += self._row_values(pas)
+            if pas.walks:
+                out += self._walk(pas)
         return out
 
-    def _row_values(self, p: Pass) -> list[Stmt]:
-        divisors = self.divisors(p.compute)
-        if not p.row_values and not p.row_stores and not divisors:
+    def _row_values(self, pas: Pass) -> list[Stmt]:
+        divisors = self.divisors(pas.compute)
+        if not pas.row_values and not pas.row_stores and not divisors:
             return []
         values = self.values
-        needed = {a for i in p.row_values for a in values[i].args} | set(divisors)
-        needed |= {self.graph.outputs[k].value for k in p.row_stores}
-        body = self._fetch_rows(needed - set(p.row_values))
-        for i in p.row_values:
+        needed = {a for i in pas.row_values for a in values[i].args} | set(divisors)
+        needed |= {self.graph.outputs[k].value for k in pas.row_stores}
+        body = self._fetch_rows(needed - set(pas.row_values))
+        for i in pas.row_values:
             body += [*self._placed(i), self.keep(self.variable(i))]
         for y in divisors:
             body += [self.inverse(y), self.keep(self.variable(y, "d"))]
-        body += [self.write(k, self.output_row_offset(k)) for k in p.row_stores]
+        body += [self.write(k, self.output_row_offset(k)) for k in pas.row_stores]
         return [self._over_lanes(body)]
 
     def _placed(self, i: int) -> list[Stmt]:
@@ -128,11 +128,11 @@ class LaneBuilder(Builder):
 
     # ---- passes -----------------------------------------------------------------------------------------------------
 
-    def _walk(self, p: Pass) -> list[Stmt]:
+    def _walk(self, pas: Pass) -> list[Stmt]:
         inner = self.inner
-        partial = [i for i in p.reduce if self.values[i].op == "sum" and self.values[i].dtype == "float32"]
+        partial = [i for i in pas.reduce if self.values[i].op == "sum" and self.values[i].dtype == "float32"]
         begin: list[Stmt] = []
-        for i in p.reduce:
+        for i in pas.reduce:
             begin.append(self.keep(self.variable(i), start(self.values[i].op, self.values[i].dtype)))
             if i in partial:
                 begin.append(self.keep(self.variable(i, "t"), start("sum")))
@@ -141,7 +141,7 @@ class LaneBuilder(Builder):
         first, last = (AT, END) if tiled else (Const(0), Const(inner))
         walk: list[Stmt] = [Assign(WHOLE, first + (last - first) // _TOGETHER * _TOGETHER)]
         for begins, ends, count in ((first, WHOLE, _TOGETHER), (WHOLE, last, 1)):
-            walk.append(loop(COLUMN, ends, self._columns(p, partial, count), begins, count))
+            walk.append(loop(COLUMN, ends, self._columns(pas, partial, count), begins, count))
         added: list[Stmt] = []
         for i in partial:
             total, part = self.variable(i), self.variable(i, "t")
@@ -159,32 +159,32 @@ class LaneBuilder(Builder):
             walk = [loop(axis(a), self.graph.extents[a], walk)]
         return [loop(LANE, LANES, begin), *walk] if begin else walk
 
-    def _columns(self, p: Pass, partial: Collection[int], count: int) -> list[Stmt]:
+    def _columns(self, pas: Pass, partial: Collection[int], count: int) -> list[Stmt]:
         """``count`` columns from the one in hand on, over all lanes."""
-        ahead = self._fetch_ahead(p, count)
+        ahead = self._fetch_ahead(pas, count)
         values = self.values
-        used = {a for i in p.compute for a in values[i].args} | {values[i].args[0] for i in p.reduce}
-        used |= {self.graph.outputs[k].value for k in p.stores}
-        carried = {i: self.variable(i, "t" if i in partial else "v") for i in p.reduce}
+        used = {a for i in pas.compute for a in values[i].args} | {values[i].args[0] for i in pas.reduce}
+        used |= {self.graph.outputs[k].value for k in pas.stores}
+        carried = {i: self.variable(i, "t" if i in partial else "v") for i in pas.reduce}
         body = [
-            *self._fetch_rows(used - set(p.compute)),
-            *(self.fetch(self.variable(y, "d")) for y in self.divisors(p.compute)),
+            *self._fetch_rows(used - set(pas.compute)),
+            *(self.fetch(self.variable(y, "d")) for y in self.divisors(pas.compute)),
             *(self.fetch(x) for x in carried.values()),
         ]
         for n in range(count):
-            body += [Assign(self.column, COLUMN + n if n else COLUMN), *self._element(p, carried, n)]
+            body += [Assign(self.column, COLUMN + n if n else COLUMN), *self._element(pas, carried, n)]
         body += [self.keep(x) for x in carried.values()]
-        return [*ahead, self._over_lanes(body), *self._copy_out(p, count)]
+        return [*ahead, self._over_lanes(body), *self._copy_out(pas, count)]
 
     def _at(self, column: int) -> list[Stmt]:
         """The indices of the first lane, ``column`` columns from the one in hand on."""
         return [Assign(self.row, BASE), Assign(self.column, COLUMN + column)]
 
-    def _fetch_ahead(self, p: Pass, count: int) -> list[Stmt]:
+    def _fetch_ahead(self, pas: Pass, count: int) -> list[Stmt]:
         """Ask for columns that the first pass to read them will come to: where each is a jump in memory, the processor
         does not see them coming."""
         first = {i: next(q for q in self.program.passes if i in q.compute) for i in self.ahead}
-        loads = [self.values[i] for i, q in first.items() if q is p]
+        loads = [self.values[i] for i, q in first.items() if q is pas]
         out: list[Stmt] = []
         for n in range(count if loads else 0):
             out += self._at(AHEAD + n)
@@ -193,38 +193,38 @@ class LaneBuilder(Builder):
                 out.append(Fetch(self.graph.inputs[v.slot], source(v.slot), at, LANES))
         return out
 
-    def _copy_out(self, p: Pass, count: int) -> list[Stmt]:
+    def _copy_out(self, pas: Pass, count: int) -> list[Stmt]:
         """The columns that :meth:`_element` left in buffers, by streaming stores."""
-        outputs = [k for k in p.stores if k in self.streams]
+        outputs = [k for k in pas.stores if k in self.streams]
         out: list[Stmt] = []
         for n in range(count if outputs else 0):
             out += self._at(n)
             for k in outputs:
-                o = self.graph.outputs[k]
-                at = sum_of([(self.output_row_offset(k), 1), *self.column_terms(o.axes, o.strides)])
-                left = buffer(f"stream{k}") + n * self.lanes * STORAGE_BYTES[o.dtype]
-                out.append(Stream(o.dtype, k, at, left, LANES))
+                tensor = self.graph.outputs[k]
+                at = sum_of([(self.output_row_offset(k), 1), *self.column_terms(tensor.axes, tensor.strides)])
+                left = buffer(f"stream{k}") + n * self.lanes * STORAGE_BYTES[tensor.dtype]
+                out.append(Stream(tensor.dtype, k, at, left, LANES))
         return out
 
-    def _element(self, p: Pass, carried: Mapping[int, Var], n: int) -> list[Stmt]:
+    def _element(self, pas: Pass, carried: Mapping[int, Var], n: int) -> list[Stmt]:
         """One column of one lane, ``n`` columns from the one in hand on."""
         self.ready.clear()
         kept = index("k")
         out: list[Stmt] = []
-        if p.kept_in or p.kept_out:
+        if pas.kept_in or pas.kept_out:
             out.append(Assign(kept, sum_of(self.spans(self.program.cols)) * self.lanes + LANE))
-        out += [Assign(self.variable(i), buffer(f"kept{i}").load(self.values[i].dtype, kept)) for i in p.kept_in]
-        for i in p.compute:
+        out += [Assign(self.variable(i), buffer(f"kept{i}").load(self.values[i].dtype, kept)) for i in pas.kept_in]
+        for i in pas.compute:
             out += self._placed(i)
-        out += [buffer(f"kept{i}").store(self.values[i].dtype, kept, self.variable(i)) for i in p.kept_out]
+        out += [buffer(f"kept{i}").store(self.values[i].dtype, kept, self.variable(i)) for i in pas.kept_out]
         out += [Assign(x, Accumulate(self.values[i].op, x, self.reduced(i))) for i, x in carried.items()]
-        for k in p.stores:
-            o = self.graph.outputs[k]
+        for k in pas.stores:
+            tensor = self.graph.outputs[k]
             if k in self.streams:
-                self.scratch.take_bytes(f"stream{k}", _TOGETHER * self.lanes * STORAGE_BYTES[o.dtype])
-                out.append(buffer(f"stream{k}").store(o.dtype, LANE + n * self.lanes, self.stored(k)))
+                self.scratch.take_bytes(f"stream{k}", _TOGETHER * self.lanes * STORAGE_BYTES[tensor.dtype])
+                out.append(buffer(f"stream{k}").store(tensor.dtype, LANE + n * self.lanes, self.stored(k)))
                 continue
             offset = index(f"w{k}")
             out.append(Assign(offset, self.output_row_offset(k)))
-            out.append(self.write(k, sum_of([(offset, 1), *self.column_terms(o.axes, o.strides)])))
+            out.append(self.write(k, sum_of([(offset, 1), *self.column_terms(tensor.axes, tensor.strides)])))
         return out

@@ -33,7 +33,7 @@ class Entry:
     """Where a compiled kernel is entered, and how it is launched.
 
     Attributes:
-        address: of a function of one argument, the address of its block (``cpu_emit``).
+        address: of a function of one argument, the address of its block (``builder``).
         threads: of a launch that is worth them.
         serial_below: value of ``n0`` under which one thread does the work sooner.
     """

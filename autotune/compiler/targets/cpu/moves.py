@@ -1,4 +1,4 @@
-"""What a CPU kernel may write by streaming stores, and what it may fetch ahead; see ``cpu_stream``.
+"""What a CPU kernel may write by streaming stores, and what it may fetch ahead; see ``intrinsics.stream``.
 
 Apart from the intrinsics: what is deployed asks, and loads no Numba for it.
 """

@@ -11,10 +11,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise
 
 from autotune.compiler.kernel.nodes import Assign, Const, Do, Expr, Op, Stmt, Var, loop, sum_of, when
+from autotune.compiler.kernel.reducers import exp, moved
 from autotune.compiler.program.one_pass import Online
 from autotune.compiler.program.program import Pass, Program, stride_of
 from autotune.compiler.targets.cpu.builder import FIRST, STEP, THREADS, UNIT, UNITS, Builder, Term, axis, call, index
-from autotune.compiler.targets.cpu.forms import operator, start
+from autotune.compiler.targets.cpu.forms import start
 from autotune.compiler.targets.cpu.moves import STRETCH, fetched, streamed
 from autotune.compiler.targets.cpu.nodes import Accumulate, Choice, Fetch, Increase, Stream, buffer, source
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
@@ -60,15 +61,15 @@ class RowBuilder(Builder):
                 self.tile = 0
         self.streams = streamed(program) if schedule.stream else ()
         self.ahead = fetched(program) if schedule.prefetch else ()
-        self.later = [p for p in program.passes if p.walks][1:]
+        self.later = [pas for pas in program.passes if pas.walks][1:]
         self.base: Expr = ORIGIN  # the column that is the first of the buffers of streamed outputs
         if self.streams:
             self.last.append(Do(call("drain")))
         for i in program.kept:
             self.scratch.take(f"kept{i}", program.n_cols, self.values[i].dtype)
-        for p in program.passes:
-            for o in p.online:
-                self.scratch.take(f"tile{o.score}", self.tile or self.inner, "float32")
+        for pas in program.passes:
+            for pair in pas.online:
+                self.scratch.take(f"tile{pair.score}", self.tile or self.inner, "float32")
 
     @property
     def column(self) -> Var:
@@ -117,31 +118,31 @@ class RowBuilder(Builder):
             *self.split_index(ROW, self.program.rows),
             *self.offsets(),
         ]
-        for p in self.program.passes:
-            out += self.row_part(p)
-            if p.walks and self.flat:
+        for pas in self.program.passes:
+            out += self.row_part(pas)
+            if pas.walks and self.flat:
                 out.append(Assign(AT, (UNIT % TILES) * TILE))
-                out += self.flat_walk(p, call("min", AT + TILE, WHOLE), None)
-            elif p.walks:
-                out += self.walk(p)
+                out += self.flat_walk(pas, call("min", AT + TILE, WHOLE), None)
+            elif pas.walks:
+                out += self.walk(pas)
         return out
 
     def next_row(self, following: Expr, end: Expr) -> list[Stmt]:
         """Whether this thread has the next row too: another one would read it from memory once more."""
         return [Assign(MORE, following < end)] if self.ahead else []
 
-    def row_part(self, p: Pass) -> list[Stmt]:
+    def row_part(self, pas: Pass) -> list[Stmt]:
         """What a pass does once a row, before its walk."""
         return [
-            *self.row_values(p.row_values),
-            *(self.inverse(y) for y in self.divisors(p.compute) if y not in self.inverses),
-            *(self.write(k, index(f"w{k}")) for k in p.row_stores),
+            *self.row_values(pas.row_values),
+            *(self.inverse(y) for y in self.divisors(pas.compute) if y not in self.inverses),
+            *(self.write(k, index(f"w{k}")) for k in pas.row_stores),
         ]
 
     def offsets(self) -> list[Stmt]:
         """Where the row starts in each input and output."""
-        live = {i for p in self.program.passes for i in (*p.row_values, *p.compute)}
-        live.update(i for p in self.program.passes for o in p.online for i in self._row_closure(o.shift))
+        live = {i for pas in self.program.passes for i in (*pas.row_values, *pas.compute)}
+        live.update(i for pas in self.program.passes for pair in pas.online for i in self._row_closure(pair.shift))
         loads = [(i, v) for i, v in ((i, self.values[i]) for i in sorted(live)) if v.op in ("load", "gather")]
         return [
             *(Assign(index(f"o{i}"), self.row_offset(v)) for i, v in loads),
@@ -167,29 +168,31 @@ class RowBuilder(Builder):
 
     # ---- walks ------------------------------------------------------------------------------------------------------
 
-    def flat_walk(self, p: Pass, end: Expr, most: int | None) -> list[Stmt]:
+    def flat_walk(self, pas: Pass, end: Expr, most: int | None) -> list[Stmt]:
         """The columns of a tile of a pointwise kernel."""
-        return self._stretches(p, AT, end, most, lambda: self.columns(p, [(self.column, 1)], ORIGIN, ()))
+        return self._stretches(pas, AT, end, most, lambda: self.columns(pas, [(self.column, 1)], ORIGIN, ()))
 
-    def walk(self, p: Pass) -> list[Stmt]:
+    def walk(self, pas: Pass) -> list[Stmt]:
         """The loops of one pass over a row."""
         outer, extents, n = self.program.cols[:-1], self.graph.extents, self.inner
-        begin: list[Stmt] = [Assign(self.variable(i), start(self.values[i].op, self.values[i].dtype)) for i in p.reduce]
-        for o in p.online:
-            begin.append(Assign(self.variable(o.peak), start("max")))
-            begin += [Assign(x, start("sum")) for x in (self.variable(o.peak, "m"), self.variable(o.total))]
+        begin: list[Stmt] = [
+            Assign(self.variable(i), start(self.values[i].op, self.values[i].dtype)) for i in pas.reduce
+        ]
+        for pair in pas.online:
+            begin.append(Assign(self.variable(pair.peak), start("max")))
+            begin += [Assign(x, start("sum")) for x in (self.variable(pair.peak, "m"), self.variable(pair.total))]
         looped = n >= _LONG_WALK or (n >= _VECTOR and (n % _UNROLLED == 0 or n < _UNROLLED))
         first, last = (AT, END) if self.tile else (ORIGIN, COLUMNS if looped else Const(n))
-        floats = [i for i in p.reduce if self.values[i].op == "sum" and self.values[i].dtype == "float32"]
+        floats = [i for i in pas.reduce if self.values[i].op == "sum" and self.values[i].dtype == "float32"]
         partial = floats if self.tile or outer else []
         position: list[Term] = [*([(index("f"), 1)] if outer else []), (self.column, 1)]
         in_tile = distance(first, self.column)
         body: list[Stmt] = [
             *(Assign(self.variable(i, "t"), start("sum")) for i in partial),
-            *(Assign(self.variable(o.peak, "t"), start("max")) for o in p.online),
-            *self._stretches(p, first, last, self.tile or n, lambda: self.columns(p, position, in_tile, partial)),
+            *(Assign(self.variable(pair.peak, "t"), start("max")) for pair in pas.online),
+            *self._stretches(pas, first, last, self.tile or n, lambda: self.columns(pas, position, in_tile, partial)),
             *(Increase(self.variable(i), self.variable(i, "t")) for i in partial),
-            *(s for o in p.online for s in self._rescale(o, distance(first, last))),
+            *(s for pair in pas.online for s in self._rescale(pair, distance(first, last))),
         ]
         if self.tile:
             body = [loop(AT, n, [Assign(END, call("min", AT + self.tile, n)), *body], 0, self.tile)]
@@ -197,10 +200,10 @@ class RowBuilder(Builder):
             body.insert(0, Assign(index("f"), sum_of(self.spans(outer, n))))
         for a in reversed(outer):
             body = [loop(axis(a), extents[a], body)]
-        return [*begin, *body, *(s for o in p.online for s in self._shift(o))]
+        return [*begin, *body, *(s for pair in pas.online for s in self._shift(pair))]
 
     def _stretches(
-        self, p: Pass, first: Expr, last: Expr, most: int | None, body: Callable[[], list[Stmt]]
+        self, pas: Pass, first: Expr, last: Expr, most: int | None, body: Callable[[], list[Stmt]]
     ) -> list[Stmt]:
         """Loops of ``body`` over the columns from ``first`` to ``last``, at most ``most``.
 
@@ -208,17 +211,17 @@ class RowBuilder(Builder):
         between them, a share before each stretch: one that computes much leaves memory to them, which one that stores
         does not.
         """
-        outputs = [k for k in p.stores if k in self.streams]
-        ahead = self.ahead if p in self.later else ()
+        outputs = [k for k in pas.stores if k in self.streams]
+        ahead = self.ahead if pas in self.later else ()
         if not outputs and not ahead:
-            return self._pieces(p, first, last, body)
+            return self._pieces(pas, first, last, body)
         sizes = {k: STORAGE_BYTES[self.graph.outputs[k].dtype] for k in outputs}
         read = {i: STORAGE_BYTES[self.graph.inputs[self.values[i].slot]] for i in ahead}
         length = STRETCH // max(*sizes.values(), *read.values(), 1)
         # A piece costs a sum the additions across a vector: not cut for the stores' sake while the buffer stays in the
         # second-level cache.
-        whole = bool(p.reduce) and not ahead and most is not None and most <= 16 * length
-        cut = most is None or not (p.online or most <= length or whole)
+        whole = bool(pas.reduce) and not ahead and most is not None and most <= 16 * length
+        cut = most is None or not (pas.online or most <= length or whole)
         if most is not None and not cut:
             length = most
         stretch, after = index("c"), index("d")
@@ -227,22 +230,22 @@ class RowBuilder(Builder):
         for k, size in sizes.items():
             self.scratch.take_bytes(f"stream{k}", length * size)
         count = distance(begin, end)
-        out = [*self._ask(p, ahead, begin, end, count), *self._pieces(p, begin, end, body)]
+        out = [*self._ask(pas, ahead, begin, end, count), *self._pieces(pas, begin, end, body)]
         for k in outputs:
-            o = self.graph.outputs[k]
-            at = self._from(begin, (index(f"w{k}"), 1), *self.column_terms(o.axes, o.strides))
-            out.append(Stream(o.dtype, k, at, buffer(f"stream{k}"), count))
+            tensor = self.graph.outputs[k]
+            at = self._from(begin, (index(f"w{k}"), 1), *self.column_terms(tensor.axes, tensor.strides))
+            out.append(Stream(tensor.dtype, k, at, buffer(f"stream{k}"), count))
         self.base = ORIGIN
         if not cut:
             return out
         return [loop(stretch, last, [Assign(after, call("min", stretch + length, last)), *out], first, length)]
 
-    def _ask(self, p: Pass, loads: Sequence[int], first: Expr, last: Expr, count: Expr) -> list[Stmt]:
+    def _ask(self, pas: Pass, loads: Sequence[int], first: Expr, last: Expr, count: Expr) -> list[Stmt]:
         """Ask for this pass's share of what the next row has in the columns from ``first`` to ``last``."""
         if not loads:
             return []
         out: list[Stmt] = []
-        n, before = len(self.later), self.later.index(p) * self.inner
+        n, before = len(self.later), self.later.index(pas) * self.inner
         if n > 1:
             share = index("s")
             out.append(Assign(share, (Const(before) + first) // n))
@@ -259,13 +262,13 @@ class RowBuilder(Builder):
         placed = [(first if t == self.column else t, s) for t, s in terms]
         return sum_of([(t, s) for t, s in placed if t != ORIGIN])
 
-    def _pieces(self, p: Pass, first: Expr, last: Expr, body: Callable[[], list[Stmt]]) -> list[Stmt]:
+    def _pieces(self, pas: Pass, first: Expr, last: Expr, body: Callable[[], list[Stmt]]) -> list[Stmt]:
         """Loops over the columns from ``first`` to ``last``, in each of which a guarded load is made or is not.
 
         Concatenations and slices then cost no masks. A few pieces at most; else all columns at once, with masks.
         """
         column = self.program.cols[-1]
-        guards = [g for i in p.compute for g in self.values[i].guards if g[0] == column]
+        guards = [g for i in pas.compute for g in self.values[i].guards if g[0] == column]
         cuts = sorted({at for _, low, high in guards for at in (low, high) if 0 < at < self.inner})
         if not cuts or len(cuts) > _MOST_CUTS or column == self.program.dynamic:
             return [loop(self.column, last, body(), first)]
@@ -279,25 +282,25 @@ class RowBuilder(Builder):
         self.piece = None
         return out
 
-    def columns(self, p: Pass, position: Sequence[Term], in_tile: Expr, partial: Collection[int]) -> list[Stmt]:
+    def columns(self, pas: Pass, position: Sequence[Term], in_tile: Expr, partial: Collection[int]) -> list[Stmt]:
         """The body of the innermost loop, for the column at a ``position`` of the row and ``in_tile``."""
         self.ready.clear()
         out: list[Stmt] = []
         at = sum_of(position)
-        for i in p.kept_in:
+        for i in pas.kept_in:
             out.append(Assign(self.variable(i), buffer(f"kept{i}").load(self.values[i].dtype, at)))
-        for i in p.compute:
+        for i in pas.compute:
             out += self.compute(i)
-        for i in p.kept_out:
+        for i in pas.kept_out:
             out.append(buffer(f"kept{i}").store(self.values[i].dtype, at, self.variable(i)))
-        for i in p.reduce:
+        for i in pas.reduce:
             carried = self.variable(i, "t" if i in partial else "v")
             out.append(Assign(carried, Accumulate(self.values[i].op, carried, self.reduced(i))))
-        for o in p.online:
-            highest, score = self.variable(o.peak, "t"), self.value(o.score)
-            out.append(buffer(f"tile{o.score}").store("float32", in_tile, score))
+        for pair in pas.online:
+            highest, score = self.variable(pair.peak, "t"), self.value(pair.score)
+            out.append(buffer(f"tile{pair.score}").store("float32", in_tile, score))
             out.append(Assign(highest, Accumulate("max", highest, score)))
-        for k in p.stores:
+        for k in pas.stores:
             tensor = self.graph.outputs[k]
             if k in self.streams:
                 in_stretch = distance(self.base, self.column)
@@ -309,28 +312,30 @@ class RowBuilder(Builder):
 
     # ---- online softmax ---------------------------------------------------------------------------------------------
 
-    def _rescale(self, o: Online, count: Expr) -> list[Stmt]:
+    def _rescale(self, pair: Online, count: Expr) -> list[Stmt]:
         """Take a tile of ``count`` scores into the running maximum and sum.
 
         The sum is kept relative to ``shift``: the maximum where that is finite, else 0, so that rows of infinities come
         out as the two-pass formula has them. A sum of 0 (only -inf so far) is not rescaled: the factor may be infinite.
         """
-        peak, highest, shift, later = (self.variable(o.peak, x) for x in "vtmn")
-        total, sum_of_tile, j = self.variable(o.total), self.variable(o.total, "t"), index("j")
+        peak, highest, shift, later = (self.variable(pair.peak, x) for x in "vtmn")
+        total, sum_of_tile, j = self.variable(pair.total), self.variable(pair.total, "t"), index("j")
         zero = start("sum")
-        term = operator("exp", buffer(f"tile{o.score}").load("float32", j) - later)
+        term = exp(buffer(f"tile{pair.score}").load("float32", j) - later)
         return [
             Assign(peak, Accumulate("max", peak, highest)),
             Assign(later, Choice(Op("isinf", (peak,), "float32", "bool"), zero, peak)),
             Assign(sum_of_tile, zero),
             loop(j, count, [Assign(sum_of_tile, Accumulate("sum", sum_of_tile, term))]),
-            when(total.differs(zero), [Assign(total, total * operator("exp", shift - later))]),
+            when(total.differs(zero), [Assign(total, moved(total, shift, later))]),
             Assign(total, total + sum_of_tile),
             Assign(shift, later),
         ]
 
-    def _shift(self, o: Online) -> list[Stmt]:
+    def _shift(self, pair: Online) -> list[Stmt]:
         """The sum as its users expect it, with what that needs of the row; the peak is whole now."""
-        total, shift = self.variable(o.total), self.variable(o.peak, "m")
-        rescaled = total * operator("exp", shift - self.value(o.shift))
-        return [*self.row_values(self._row_closure(o.shift)), Assign(total, rescaled)]
+        total, shift = self.variable(pair.total), self.variable(pair.peak, "m")
+        return [
+            *self.row_values(self._row_closure(pair.shift)),
+            Assign(total, moved(total, shift, self.value(pair.shift))),
+        ]

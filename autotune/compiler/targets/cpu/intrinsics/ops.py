@@ -279,4 +279,4 @@ inverse = _make("inverse", 1, None, _inverse)
 """1 / y as a factor: finite for denormal y, so that 0 / y stays 0 when it is computed as 0 * inverse(y)."""
 
 erf_by = _make("erf_by", 2, None, lambda b, t, args: cpu_math.erf_by(b, *args))
-"""erf_by(x, exp(-x * x)); see ``cpu_math.erf_by``."""
+"""erf_by(x, exp(-x * x)); see ``intrinsics.math.erf_by``."""
