@@ -14,6 +14,7 @@ from torch import Tensor
 
 from autotune.ir.graph import EIGHT_BIT_FLOATS, FLOATS, Graph, Value, at_axis
 from autotune.ir.operands import Operand, operands
+from autotune.ir.ops import LIBRARY
 
 _PLAIN = Operand(scale=1.0, odd=4096)  # any other input
 _COMPUTE = {"float32": torch.float64, "int32": torch.int32, "int64": torch.int64, "bool": torch.bool}
@@ -33,13 +34,9 @@ _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "exp2": torch.exp2,
     "log": torch.log,
     "log2": torch.log2,
-    "log1p": torch.log1p,
-    "expm1": torch.expm1,
     "erf": torch.erf,
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
-    "sin": torch.sin,
-    "cos": torch.cos,
     "floor": torch.floor,
     "ceil": torch.ceil,
     "round": torch.round,
@@ -47,6 +44,7 @@ _UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "not": torch.bitwise_not,
     "isnan": torch.isnan,
     "isinf": torch.isinf,
+    **{name: getattr(torch, name) for name in LIBRARY},
 }
 _BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "add": torch.add,
@@ -70,7 +68,7 @@ _BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "shr": torch.bitwise_right_shift,
 }
 _MAY_OVERFLOW = frozenset(
-    ["add", "sub", "mul", "div", "pow", "reciprocal", "exp", "exp2", "expm1", "sum", "sum_at", "prod", "sigmoid"]
+    ["add", "sub", "mul", "div", "pow", "reciprocal", "exp", "exp2", "sum", "sum_at", "prod", "sigmoid", *LIBRARY]
 )
 
 

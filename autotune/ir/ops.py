@@ -14,12 +14,18 @@ LIGHT = 4
 
 @dataclass(frozen=True)
 class Op:
-    """``result``: "same" (type of the first argument), "bool", or "where" (type of the second argument)."""
+    """
+    Attributes:
+        result: "same" (type of the first argument), "bool", "where" (type of the second argument), or "cast".
+        library: a function of one float that torch, the C library (``<name>f``) and CUDA's libdevice (``<name>f``) have
+            under this name: its entry here is all that any stage needs, unless a target has a faster way.
+    """
 
     arity: int
     cost: int = 1
     commutative: bool = False
     result: str = "same"
+    library: bool = False
 
 
 POINTWISE: Mapping[str, Op] = {
@@ -39,13 +45,24 @@ POINTWISE: Mapping[str, Op] = {
     "exp2": Op(1, cost=6),
     "log": Op(1, cost=8),
     "log2": Op(1, cost=6),
-    "log1p": Op(1, cost=12),
-    "expm1": Op(1, cost=12),
+    "log1p": Op(1, cost=12, library=True),
+    "expm1": Op(1, cost=12, library=True),
     "erf": Op(1, cost=16),
     "tanh": Op(1, cost=12),
     "sigmoid": Op(1, cost=10),
-    "sin": Op(1, cost=16),
-    "cos": Op(1, cost=16),
+    "sin": Op(1, cost=16, library=True),
+    "cos": Op(1, cost=16, library=True),
+    "tan": Op(1, cost=20, library=True),
+    "asin": Op(1, cost=16, library=True),
+    "acos": Op(1, cost=16, library=True),
+    "atan": Op(1, cost=16, library=True),
+    "sinh": Op(1, cost=16, library=True),
+    "cosh": Op(1, cost=16, library=True),
+    "asinh": Op(1, cost=20, library=True),
+    "acosh": Op(1, cost=20, library=True),
+    "atanh": Op(1, cost=20, library=True),
+    "erfc": Op(1, cost=16, library=True),
+    "lgamma": Op(1, cost=24, library=True),
     "pow": Op(2, cost=20),
     "floor": Op(1),
     "ceil": Op(1),
@@ -70,3 +87,6 @@ POINTWISE: Mapping[str, Op] = {
     "cast": Op(1, result="cast"),  # to the value's own dtype; float to integer truncates
 }
 """Arguments of a binary operator have one type, which the translation makes so with ``cast``."""
+
+LIBRARY = tuple(name for name, op in POINTWISE.items() if op.library)
+"""Operators that are functions of a library; see :class:`Op`."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from autotune.compiler.targets.cuda.names import NAMES
+from autotune.ir.ops import LIBRARY
 
 F = np.float32
 STORAGE = {
@@ -171,6 +172,11 @@ def _one(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda x: F(f(F(x)))
 
 
+def _library(name: str) -> Callable[[Any], Any]:
+    function = getattr(torch, name)
+    return lambda x: F(function(torch.tensor(F(x))).item())
+
+
 def _trunc(x: Any) -> Any:
     return F(np.trunc(F(x)))
 
@@ -207,10 +213,7 @@ LIBDEVICE = {
     "exp2f": _one(np.exp2),
     "erff": lambda x: F(math.erf(float(x))),
     "tanhf": _one(np.tanh),
-    "log1pf": _one(np.log1p),
-    "expm1f": _one(np.expm1),
-    "sinf": _one(np.sin),
-    "cosf": _one(np.cos),
+    **{f"{name}f": _library(name) for name in LIBRARY},
     "powf": lambda a, b: F(np.power(F(a), F(b))),
     "floorf": _one(np.floor),
     "ceilf": _one(np.ceil),

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from autotune.compiler.schedules.cuda import Scheme
 from autotune.ir.graph import Graph
+from autotune.ir.ops import LIBRARY
 from autotune.space import load_space
 from autotune.task import Config, Task, config_key
 from autotune.workload import Workload
@@ -193,6 +194,14 @@ def every_function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         torch.floor(q) + torch.ceil(y) + torch.round(q * 4) + torch.trunc(y) + torch.remainder(q, 0.75),
         torch.isnan(q) | (q >= y) & (x != 0),
     )
+
+
+def library_functions(x: Tensor) -> Tensor:
+    """Every function that an entry in ``autotune.ir.ops`` alone makes known, where it has values."""
+    inside, above = 0.9 * torch.tanh(x), x.abs() + 1.25
+    near = {"acosh": above, "lgamma": above, "log1p": above}
+    terms = [getattr(torch, name)(near.get(name, inside)) for name in LIBRARY]
+    return functools.reduce(torch.add, terms)
 
 
 def minmax_prod(x: Tensor) -> tuple[Tensor, ...]:
@@ -434,6 +443,7 @@ ZOO: tuple[Case, ...] = (
     Case("uint8", dequantize, (T(16, 97, d=U8), T(97), T(97))),
     Case("quantize", quantize, (T(16, 256),)),
     Case("scalars", scalars, (T(40, 36), T(), T(d=I64))),
+    Case("library_functions", library_functions, (T(31, 41),)),
     Case("every_function", every_function, (T(31, 41), T(31, 41))),
     Case("minmax_prod", minmax_prod, (T(30, 40),)),
     Case("upsample_silu", upsample_silu, (T(3, 5, 6, 7, d=BF16),)),

@@ -25,7 +25,7 @@ from autotune.workload import Workload
 from tests.support.zoo import ZOO, candidates, random_configs, workload, workloads
 
 MORE = os.environ.get("AUTOTUNE_TEST_CONFIGS")
-SLOW = {"every_function", "integers_32", "bits"}  # compile for seconds: their default is enough
+SLOW = {"every_function", "library_functions", "integers_32", "bits"}  # compile for seconds: their default is enough
 
 
 def task_of(work: Workload, target: str = "sm_90") -> FusionTask:

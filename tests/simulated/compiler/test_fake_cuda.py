@@ -19,7 +19,8 @@ SMALL = [
     "gru_step", "gru_step_odd", "lstm_steps", "gated_vector", "vector_residual_rms", "classify", "dequantized_vector",
     "transposed", "transposed_types", "nhwc",
     "rope_odd", "group_norm", "integers", "bits", "int16", "mean_cross_entropy", "expanded", "strided", "uint8",
-    "quantize", "scalars", "every_function", "minmax_prod", "embedding_ln", "upsample_silu", "points_ln",
+    "quantize", "scalars", "every_function", "library_functions", "minmax_prod", "embedding_ln", "upsample_silu",
+    "points_ln",
     "log_softmax_backward", "momentum", "unrelated", "packed_backward", "packed_backward_odd", "dropout_residual_ln",
     "embeddings_ln_dropout",
 ]  # fmt: skip

@@ -11,6 +11,7 @@ from autotune.compiler.lower import views
 from autotune.compiler.lower.lazy import Lazy, Number, Operand, Region, cast, kind, pointwise, scalar
 from autotune.compiler.lower.rules.table import rule
 from autotune.errors import Unsupported
+from autotune.ir.ops import LIBRARY
 
 NARROW = (torch.uint8, torch.int8, torch.int16)
 
@@ -190,23 +191,8 @@ def _unary_rule(name: str, op: str) -> None:
     rule(name)(apply)
 
 
-for _name in [
-    "sqrt",
-    "rsqrt",
-    "reciprocal",
-    "exp",
-    "exp2",
-    "log",
-    "log2",
-    "log1p",
-    "expm1",
-    "erf",
-    "tanh",
-    "sin",
-    "cos",
-]:
+for _name in ("sqrt", "rsqrt", "reciprocal", "exp", "exp2", "log", "log2", "erf", "tanh", "sigmoid", *LIBRARY):
     _unary_rule(_name, _name)
-_unary_rule("sigmoid", "sigmoid")
 
 
 def _keeping_rule(name: str, op: str) -> None:

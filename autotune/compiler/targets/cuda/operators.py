@@ -14,6 +14,7 @@ from autotune.compiler.kernel import lower
 from autotune.compiler.kernel.nodes import Expr
 from autotune.errors import Unsupported
 from autotune.ir.graph import Value
+from autotune.ir.ops import LIBRARY
 
 CTOR = {"float32": "float32", "int32": "int32", "int64": "int64", "bool": "boolean"}
 LOG2E = "float32(1.4426950408889634)"
@@ -33,7 +34,7 @@ def literal(number: float | int | bool, dtype: str) -> str:
     return f"float32({x!r})"
 
 
-_FLOAT = {
+_FLOAT = {name: f"libdevice.{name}f({{0}})" for name in LIBRARY} | {
     "add": "({0} + {1})",
     "sub": "({0} - {1})",
     "mul": "({0} * {1})",
@@ -50,13 +51,9 @@ _FLOAT = {
     "exp2": "ex2({0})",
     "log": "math.log({0})",
     "log2": "math.log2({0})",
-    "log1p": "libdevice.log1pf({0})",
-    "expm1": "libdevice.expm1f({0})",
     "erf": "erf_({0})",
     "tanh": "tanh_({0})",
     "sigmoid": "sigmoid_({0})",
-    "sin": "libdevice.sinf({0})",
-    "cos": "libdevice.cosf({0})",
     "pow": "libdevice.powf({0}, {1})",
     "floor": "libdevice.floorf({0})",
     "ceil": "libdevice.ceilf({0})",

@@ -8,7 +8,7 @@ least squares.
 Errors against fp64, in units in the last place over the whole range (``tests/compile/cpu/test_cpu_math.py`` measures
 them): at most 2 for exp, exp2, log, rsqrt; 3 for log2, log1p, expm1, sigmoid, erf; 4 for tanh. 0, infinities and NaN
 give what torch gives.
-``sin``, ``cos`` and ``pow`` are libm's: right for every argument, but not vectorised.
+``pow`` and what ``autotune.ir.ops.LIBRARY`` has beside these are libm's: right for every argument, but not vectorised.
 
 Results of exp and exp2 that fp32 could hold only as denormals are 0. Every function takes an llvmlite builder and fp32
 values and returns one.
@@ -27,6 +27,8 @@ from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils
+
+from autotune.ir.ops import LIBRARY
 
 Builder = Any
 Ir = Any
@@ -321,7 +323,18 @@ def _named(name: str) -> Callable[..., Ir]:
     return lambda b, *args: call(b, name, *args)
 
 
+def _libm(name: str) -> Callable[..., Ir]:
+    """The C library's function for floats: right for every argument, but not vectorised."""
+
+    def emit(b: Builder, x: Ir) -> Ir:
+        fn = b.module.globals.get(f"{name}f") or ir.Function(b.module, ir.FunctionType(F32, [F32]), f"{name}f")
+        return b.call(fn, [x])
+
+    return emit
+
+
 UNARY: dict[str, Callable[[Builder, Ir], Ir]] = {
+    **{name: _libm(name) for name in LIBRARY},
     "abs": fabs,
     "sign": sign,
     "sqrt": sqrt,
