@@ -16,14 +16,15 @@ DEMO_DB := build/demo.db
 DEMO := fusion examples.residual_mlp:Training --inputs examples.residual_mlp:inputs --train --device cpu --db $(DEMO_DB)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint cycles types format wheel clean
+.PHONY: help venv demo quick test lint cycles types format wheel clean
 
 help:
 	@echo "make demo    tune a training step on this CPU, time it, run it from the database (under 10 minutes)"
+	@echo "make quick   unit tests, and some of the other layers: the inner loop"
 	@echo "make test    the test suite; no GPU needed"
-	@echo "make lint    ruff, and make cycles"
+	@echo "make lint    ruff (rules and format), and make cycles"
 	@echo "make cycles  who imports whom: layers, and no circle"
-	@echo "make types   mypy --strict on autotune/"
+	@echo "make types   mypy --strict on autotune/ and tests/support/"
 	@echo "make format  let ruff format what it may"
 	@echo "make wheel   build dist/*.whl"
 	@echo "make clean   remove what these targets made"
@@ -56,6 +57,9 @@ demo: $(READY)
 ALONE := tests/unit/measure tests/process/measure
 LAYERS := tests/endtoend tests/simulated tests/compile tests/process tests/unit
 
+quick: $(READY)
+	$(BIN)/python -m pytest --sample -n logical --maxprocesses 8 --dist loadfile $(filter-out tests/endtoend,$(LAYERS))
+
 test: $(READY)
 ifdef PYTEST_ARGS
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -69,6 +73,7 @@ endif
 
 lint: $(READY) cycles
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 # Layers and doors are contracts in pyproject.toml; import circles are looked for by a test.
 cycles: $(READY)

@@ -3,13 +3,13 @@ terminal of one width. And an end for the processes that a test starts."""
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -44,21 +44,23 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compiled_once() -> Iterator[None]:
-    """Numba takes a second for a kernel; many tests look at the same one, or link it with other limits."""
+def kept_ptx() -> Iterator[Callable[..., str]]:
+    """Numba compiles a kernel's text once for all runs of the tests; yields Numba itself."""
     from autotune.compiler.targets.cuda import compile as compiling
+    from tests.support.ptx import kept
 
+    numba_ptx = compiling._numba_ptx
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiling, "_numba_ptx", functools.cache(compiling._numba_ptx))
-        yield
+        patch.setattr(compiling, "_numba_ptx", kept(numba_ptx))
+        yield numba_ptx
 
 
 @pytest.fixture
-def compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def compiled_anew(kept_ptx: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Numba itself, for tests of what it makes of the same kernel twice."""
     from autotune.compiler.targets.cuda import compile as compiling
 
-    monkeypatch.setattr(compiling, "_numba_ptx", compiling._numba_ptx.__wrapped__)
+    monkeypatch.setattr(compiling, "_numba_ptx", kept_ptx)
 
 
 @pytest.fixture
@@ -89,6 +91,27 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--sample", action="store_true", help="few cases of each test, few tests of layers above unit")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A sample is the first case of each test in tests/unit and of the first test of each file elsewhere."""
+    if not config.getoption("--sample"):
+        return
+    unit = Path(__file__).parent / "unit"
+    seen: set[object] = set()
+    left_out = []
+    for item in items:
+        of = getattr(item, "function", item) if unit in item.path.parents else item.path
+        if of in seen or item.get_closest_marker("slow"):
+            left_out.append(item)
+        seen.add(of)
+    config.hook.pytest_deselected(items=left_out)
+    gone = {*left_out}
+    items[:] = [item for item in items if item not in gone]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

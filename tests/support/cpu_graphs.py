@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ class Build:
         self.inputs: list[str] = []
         self.outputs: list[Output] = []
 
-    def add(self, op: str, args: Sequence[int] = (), **fields) -> int:
+    def add(self, op: str, args: Sequence[int] = (), **fields: Any) -> int:
         self.values.append(Value(op, tuple(args), **fields))
         return len(self.values) - 1
 
@@ -55,7 +56,9 @@ class Build:
             step *= self.extents[a]
         return tuple(reversed(out))
 
-    def load(self, storage: str, *axes: int, strides: Sequence[int] | None = None, slot: int | None = None, **f) -> int:
+    def load(
+        self, storage: str, *axes: int, strides: Sequence[int] | None = None, slot: int | None = None, **f: Any
+    ) -> int:
         """A load of a new slot (dense unless ``strides`` are given)."""
         slot = self.slot(storage) if slot is None else slot
         s = self.strides(axes) if strides is None else tuple(strides)

@@ -240,7 +240,7 @@ class Machine:
         self.now = thread
         self.thread_index.x, self.block_index.x = thread.tid, thread.block.number
         try:
-            thread.waits = thread.run.send(thread.answer) if thread.answer is not None else next(thread.run)
+            thread.waits = thread.run.send(thread.answer) if thread.answer is not None else next(thread.run)  # type: ignore[attr-defined]
         except StopIteration:
             thread.done = True
             if any(thread.copies):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -17,30 +17,28 @@ from tests.support import ROOT
 FOLDER = ROOT / "tests" / "gpu"
 
 
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
-    """Import a script by its name, which may reach for its neighbours as it does where it is run."""
-    monkeypatch.setattr(sys, "path", [str(FOLDER), *sys.path])
-
-    def script(name: str) -> ModuleType:
-        spec = importlib.util.spec_from_file_location(f"gpu_{name}", FOLDER / f"{name}.py")
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses look their module up
-        spec.loader.exec_module(module)
-        return module
-
-    return script
+NAMES = sorted(p.stem for p in (*FOLDER.glob("*_check.py"), *FOLDER.glob("*_soak.py")))
+PLAIN = {"capture_check", "deploy_check"}  # take no options, and do nothing without a GPU
 
 
-@pytest.mark.parametrize("name", sorted(p.stem for p in (*FOLDER.glob("*_check.py"), *FOLDER.glob("*_soak.py"))))
-def test_it_loads(load, name: str) -> None:  # type: ignore[no-untyped-def]
-    assert callable(load(name).main)
+def load(name: str) -> ModuleType:
+    return importlib.import_module(f"tests.gpu.{name}")
+
+
+@pytest.mark.parametrize("name", sorted({*NAMES} - PLAIN))
+def test_it_tells_its_options(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        load(name).main()
+    assert "--device" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", sorted(PLAIN))
+def test_all_that_it_imports_is_there(name: str) -> None:
+    load(name)
 
 
 def test_bad_candidates_compile_or_are_refused_as_they_should(
-    load,  # type: ignore[no-untyped-def]
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("AUTOTUNE_CUDA_TARGET", "sm_90:132")
@@ -49,7 +47,6 @@ def test_bad_candidates_compile_or_are_refused_as_they_should(
 
 @pytest.mark.parametrize("name", ["c3_check", "c3_soak"])
 def test_c3_scripts_tell_what_they_take_and_what_they_lack(
-    load,  # type: ignore[no-untyped-def]
     name: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -90,7 +87,6 @@ class FakeRanks:
 
 @pytest.mark.parametrize(("wrong", "calls", "code"), [(0, 11, 0), (2, 11, 1), (0, 9, 1), (None, 0, 1)])
 def test_a_soak_fails_on_one_wrong_element(
-    load,  # type: ignore[no-untyped-def]
     wrong: int | None,
     calls: int,
     code: int,

@@ -51,6 +51,7 @@ def test_kernels_compile(seed: int) -> None:
             assert artifact.target == "sm_90"
             assert len(artifact.kernels) >= 1
             for kernel in artifact.kernels:
-                assert kernel.code[:4] == b"\x7fELF"
-                assert kernel.resources["threads"] <= 1024
-                assert kernel.resources["blocks_per_sm"] >= 1
+                used = kernel.resources
+                assert kernel.entry.encode() in kernel.code, "the cubin has no such entry"
+                assert used["threads"] == kernel.launch["block"] <= 1024
+                assert used["registers"] * used["threads"] * used["blocks_per_sm"] <= 65536, "more than an SM has"

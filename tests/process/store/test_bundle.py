@@ -377,3 +377,13 @@ def test_many_schedules_take_seconds(tmp_path: Path, store: Store) -> None:
     assert import_bundle(store, tmp_path / "b.zip") == {"schedules": 4001, "stored": 4001}
     assert len(statements) < 60
     assert import_bundle(store, tmp_path / "b.zip") == {"schedules": 4001, "stored": 0}
+
+
+def test_a_table_that_is_not_the_one_written_is_refused(store: Store, bundle: Path, tmp_path: Path) -> None:
+    """Changed as a whole archive, so that the archive's own checksums are right."""
+    changed = tmp_path / "changed.zip"
+    with zipfile.ZipFile(bundle) as old, zipfile.ZipFile(changed, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name) + (b"\n" if name == "workloads.jsonl" else b""))
+    with pytest.raises(UserError, match="fails its SHA-256"):
+        import_bundle(store, changed)

@@ -17,7 +17,7 @@ from tests.support.c3.host_jobs import one_element
 
 def faulty(group: Group, **arguments: Any) -> list[str]:
     """Strategies of engine "copy" in several pieces do not work, or kill rank 1, or are off by one."""
-    real: Any = bench.open_collective
+    real: Any = bench.open_collective  # type: ignore[attr-defined]
 
     def opened(spec: Any, group: Group, config: Any, artifact: Any = None) -> Any:
         made = real(spec, group, config, artifact)
@@ -29,16 +29,16 @@ def faulty(group: Group, **arguments: Any) -> list[str]:
             one_element(made, None, group)
         return made
 
-    bench.open_collective = opened
+    bench.open_collective = opened  # type: ignore[attr-defined]
     try:
         return strategies(group, **arguments)
     finally:
-        bench.open_collective = real
+        bench.open_collective = real  # type: ignore[attr-defined]
 
 
 def deployed_faulty(group: Group, **arguments: Any) -> list[str]:
     """Engine "copy" is off by one at deploy time."""
-    real: Any = c3_ready.open_collective
+    real: Any = c3_ready.open_collective  # type: ignore[attr-defined]
 
     def opened(spec: Any, group: Group, config: Any, artifact: Any = None) -> Any:
         made = real(spec, group, config, artifact)
@@ -46,8 +46,8 @@ def deployed_faulty(group: Group, **arguments: Any) -> list[str]:
             one_element(made, None, group)
         return made
 
-    c3_ready.open_collective = opened
+    c3_ready.open_collective = opened  # type: ignore[attr-defined]
     try:
         return deployed(group, **arguments)
     finally:
-        c3_ready.open_collective = real
+        c3_ready.open_collective = real  # type: ignore[attr-defined]

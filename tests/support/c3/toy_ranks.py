@@ -36,7 +36,7 @@ class Run:
         self.config = dict(config)
         self.value = torch.zeros(1)
         self.steps = ""
-        group.keep("toy", list).append(self)
+        group.keep("toy", list).append(self)  # type: ignore[arg-type]
         self.step("load")
 
     def step(self, when: str) -> None:
@@ -63,7 +63,7 @@ class Run:
 
     def close(self) -> None:
         self.step("close")
-        self.group.keep("toy", list).remove(self)
+        self.group.keep("toy", list).remove(self)  # type: ignore[arg-type]
 
 
 class ToyBench:
@@ -100,7 +100,7 @@ class ToyBench:
         }
 
     def close(self) -> None:
-        for run in list(self.group.keep("toy", list)):
+        for run in list(self.group.keep("toy", list)):  # type: ignore[var-annotated]
             run.close()
 
     def bytes_moved(self) -> int:

@@ -322,10 +322,10 @@ def norm(m: Maker) -> None:
         if v.ndim < 2 or v.ndim > 4 or 0 in v.shape:
             raise Skip
         groups = m.rng.choice([g for g in (1, 2, 3, 4, 5, 8) if v.shape[1] % g == 0])
-        w, b = (m.input([v.shape[1]], v.dtype, plain=True) for _ in range(2))
-        m.add(f"F.group_norm({x}, {groups}, {w.name}, {b.name}, 0.25)", 256, centred=True)
+        scale, shift = (m.input([v.shape[1]], v.dtype, plain=True) for _ in range(2))
+        m.add(f"F.group_norm({x}, {groups}, {scale.name}, {shift.name}, 0.25)", 256, centred=True)
     else:
         if v.ndim < 2 or v.ndim > 4 or 0 in v.shape or math.prod(v.shape) == v.shape[1]:
             raise Skip
-        w, b = (m.input([v.shape[1]], "float32", plain=True) for _ in range(2))
-        m.add(f"F.batch_norm({x}, None, None, {w.name}, {b.name}, True, 0.1, 0.25)", 256, centred=True)
+        scale, shift = (m.input([v.shape[1]], "float32", plain=True) for _ in range(2))
+        m.add(f"F.batch_norm({x}, None, None, {scale.name}, {shift.name}, True, 0.1, 0.25)", 256, centred=True)

@@ -154,8 +154,8 @@ def gradients(rank: int, db: str) -> Any:
             part = slice(r * ROWS // RANKS, (r + 1) * ROWS // RANKS)
             here = {
                 "all_gather": lambda leaves=leaves: torch.cat(leaves),
-                "all_to_all": lambda leaves=leaves, part=part: torch.cat([t[part] for t in leaves]),
-                "reduce_scatter": lambda leaves=leaves, part=part: torch.stack(leaves).sum(0)[part],
+                "all_to_all": lambda leaves=leaves, part=part: torch.cat([t[part] for t in leaves]),  # type: ignore[misc]
+                "reduce_scatter": lambda leaves=leaves, part=part: torch.stack(leaves).sum(0)[part],  # type: ignore[misc]
                 "all_reduce": lambda leaves=leaves: torch.stack(leaves).sum(0),
             }[collective]()
             whole = whole + (here * weight[r]).sum()
@@ -199,7 +199,7 @@ def in_flight(rank: int, db: str) -> Any:
     for t in threads:
         t.join(30)
     assert not wrong
-    recursive = autotune.overlap(lambda: recursive((), put(rank)), "all_gather", db=db, like=put(rank), gemm="8x8x8")
+    recursive = autotune.overlap(lambda: recursive((), put(rank)), "all_gather", db=db, like=put(rank), gemm="8x8x8")  # type: ignore[has-type]
     with pytest.raises(UserError, match="one call of an overlap at a time"):
         recursive((), put(rank))
     recursive.close()
@@ -275,7 +275,7 @@ def other_types(rank: int, db: str) -> Any:
 def fallback(rank: int, db: str) -> Any:
     """One rank that cannot run the strategy: all run the default, and say so once."""
     reset_counters()
-    real, told = c3_ready.open_collective, []
+    real, told = c3_ready.open_collective, []  # type: ignore[attr-defined]
     handler = logging.Handler()
     handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("autotune").addHandler(handler)
@@ -286,13 +286,13 @@ def fallback(rank: int, db: str) -> Any:
             raise OSError("no such memory")
         return made
 
-    c3_ready.open_collective = refuse
+    c3_ready.open_collective = refuse  # type: ignore[attr-defined]
     try:
         x = torch.ones(64, 64)
         op = opened(torch.mm, "all_gather", db, inputs=(x, x), like=put(rank))
         again = autotune.overlap(torch.mm, "all_gather", db=db, inputs=(x, x), like=put(rank))
     finally:
-        c3_ready.open_collective = real
+        c3_ready.open_collective = real  # type: ignore[attr-defined]
         logging.getLogger("autotune").removeHandler(handler)
     for one in (op, again):
         assert torch.equal(one((x, x), put(rank))[1], expected("all_gather", rank))
@@ -328,7 +328,7 @@ def compiled(rank: int, db: str) -> Any:
         return gm.forward
 
     x = torch.randn(8, 8)
-    op = opened(torch.compile(lambda x: torch.relu(x @ x), backend=backend), "all_gather", db)
+    op = opened(torch.compile(lambda x: torch.relu(x @ x), backend=backend), "all_gather", db)  # type: ignore[misc]
 
     def step(x: Tensor, tensor: Tensor) -> Tensor:
         out, moved = op(x * 2, tensor)

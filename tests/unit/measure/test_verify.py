@@ -127,3 +127,19 @@ def test_tolerance_grows_with_the_reduction_and_the_type() -> None:
     assert tolerance("float32") < tolerance("float32", 1000) < tolerance("float16", 1000) < tolerance("bfloat16", 1000)
     with pytest.raises(ValueError, match="compared exactly"):
         tolerance("int32")
+
+
+@pytest.mark.parametrize(("part", "passes"), [(0.95, True), (1.05, False)])
+def test_one_element_beyond_its_tolerance_is_enough(part: float, passes: bool) -> None:
+    want = torch.ones(4096, dtype=torch.float64)
+    got = want.clone()
+    got[4000] += part * 2 * tolerance("float32")  # relative to the element, and to the typical one
+    assert compare(got.float(), want, "float32").ok == passes
+
+
+@pytest.mark.parametrize(("off", "passes"), [(5, True), (6, False)])
+def test_one_in_two_hundred_may_be_off_by_one(off: int, passes: bool) -> None:
+    want = torch.arange(1000, dtype=torch.int32)
+    got = want.clone()
+    got[:off] += 1
+    assert compare(got, want, "int32", off_by_one=True).ok == passes

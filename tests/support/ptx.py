@@ -1,0 +1,49 @@
+"""PTX that Numba has made of a kernel's text, kept on disk: typing takes a second a kernel, and few texts change."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import autotune
+from tests.support import ROOT
+
+FOLDER = ROOT / "build" / "ptx"
+MAKERS = ("compiler/targets/cuda/compile.py", "compiler/targets/cuda/intrinsics")
+"""What PTX depends on beside a kernel's text: files of the package, folders with all that is in them."""
+
+
+@functools.cache
+def _makers() -> str:
+    """A digest of what makes PTX of text: Numba's version, and our part of it."""
+    package = Path(autotune.__file__).parent
+    found = hashlib.sha256(repr([version(p) for p in ("numba", "numba-cuda", "llvmlite")]).encode())
+    for maker in MAKERS:
+        path = package / maker
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            found.update(file.read_bytes())
+    return found.hexdigest()
+
+
+def kept(numba_ptx: Callable[..., str]) -> Callable[..., str]:
+    """``numba_ptx`` that asks the disk first. What it refuses is not kept."""
+
+    @functools.cache
+    def ptx(*arguments: object) -> str:
+        key = hashlib.sha256(repr((_makers(), arguments)).encode()).hexdigest()
+        path = FOLDER / key[:2] / key
+        if path.exists():
+            return path.read_text()
+        made = numba_ptx(*arguments)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            file.write(made)
+        os.replace(file.name, path)  # other processes see all of it or nothing
+        return made
+
+    return ptx
