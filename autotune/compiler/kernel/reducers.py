@@ -184,11 +184,13 @@ class MeanAndSquares(Reducer):
         square = square_a + square_b + (total_a - total_b)^2 / (2 n)
 
     Attributes:
+        results: what users know them as, the sum first.
         sides: elements of each side of a merge: one number where both have as many, else an expression for each.
     """
 
     total: Var
     square: Var
+    results: tuple[Var, Var]
     sides: float | tuple[Expr, Expr] = 1.0
 
     @property
@@ -240,14 +242,14 @@ class MeanAndSquares(Reducer):
             Assign(self.total, self.total + other[0]),
         ]
 
-    def finish(self, total: Var, square: Var, one_by_one: bool) -> list[Stmt]:
+    def finish(self, one_by_one: bool) -> list[Stmt]:
         """The row's results; the squared deviations are NaN where an element is infinite.
 
         A pack of several elements takes an infinity from its own mean, which gives that. Elements that came
         ``one_by_one`` leave an infinity there, and the sum tells.
         """
         squares = self.square + self.total * ZERO if one_by_one else self.square
-        return [Assign(total, self.total), Assign(square, squares)]
+        return [Assign(self.results[0], self.total), Assign(self.results[1], squares)]
 
 
 @dataclass(frozen=True)
@@ -270,15 +272,19 @@ class PassReducers:
 def reducers_of(graph: Graph, pas: Pass) -> PassReducers:
     """The reductions of ``pas``: value ``i`` is carried in ``a<i>``, and its result is ``v<i>``."""
 
-    def carried(i: int) -> Var:
-        return Var(f"a{i}", accumulator(graph.values[i].dtype))
+    values = graph.values
 
-    plain = {}
-    for i in pas.reduce:
-        v = graph.values[i]
-        plain[i] = Plain(v.op, v.dtype, carried(i), Var(f"v{i}", v.dtype))
+    def carried(i: int) -> Var:
+        return Var(f"a{i}", accumulator(values[i].dtype))
+
+    def result(i: int) -> Var:
+        return Var(f"v{i}", values[i].dtype)
+
     return PassReducers(
-        plain,
+        {i: Plain(values[i].op, values[i].dtype, carried(i), result(i)) for i in pas.reduce},
         tuple(OnlineSoftmax(carried(o.peak), carried(o.total)) for o in pas.online),
-        tuple(MeanAndSquares(carried(m.total), carried(m.square)) for m in pas.moments),
+        tuple(
+            MeanAndSquares(carried(m.total), carried(m.square), (result(m.total), result(m.square)))
+            for m in pas.moments
+        ),
     )

@@ -16,12 +16,13 @@ import pytest
 from autotune.compiler.program.program import build_program
 from autotune.compiler.targets.cuda.compile import build, capability, compile_ptx
 from autotune.compiler.targets.cuda.cubin import resources
-from autotune.compiler.targets.cuda.rows.emitter import emit
+from autotune.compiler.targets.cuda.rows.dispatch import emit
 from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
 from autotune.domains.fusion.task import FusionTask
 from autotune.errors import BuildError, Unsupported
 from autotune.task import Artifact, Config
 from autotune.workload import Workload
+from tests.support.edited import edited
 from tests.support.zoo import ZOO, candidates, random_configs, workload, workloads
 
 MORE = os.environ.get("AUTOTUNE_TEST_CONFIGS")
@@ -234,8 +235,7 @@ def test_the_same_candidate_is_the_same_cubin() -> None:
 
 def test_what_does_not_compile_is_a_build_error() -> None:
     good = source_of(*one("ln_3"))
-    broken = replace(good, functions=tuple(f.replace("rsqrt(", "no_such_function(") for f in good.functions),
-                     body=tuple(x.replace("rsqrt(", "no_such_function(") for x in good.body))  # fmt: skip
+    broken = edited(good, lambda line: line.replace("rsqrt(", "no_such_function("))
     with pytest.raises(BuildError, match="numba: "):
         compile_ptx(broken, "sm_90")
     with pytest.raises(BuildError, match=r"numba: .*4\.1"):

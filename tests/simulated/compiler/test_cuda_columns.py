@@ -42,7 +42,7 @@ def test_two_sums_of_a_row(fn: object, threads: int, rows: int) -> None:
     scheme = scheme_of(group.graph)
     config = task.default() | PLAIN | {"threads_per_row": threads, "rows_per_block": rows}
     made = scheme.emit(group.graph, config, 3)
-    assert any("upper" in line for line in made.sources[0].body) == (threads > 32)
+    assert ("upper" in made.sources[0].text) == (threads > 32)
     check_group(group.graph, made, seed=threads, special=rows == 1)
 
 
@@ -97,7 +97,7 @@ def test_partials_that_do_not_fit_go_in_rounds(monkeypatch: pytest.MonkeyPatch) 
     config = {"cluster": 2, "threads_per_row": 32, "rows_per_block": 2, "blocks_per_sm": 2, "vector_bytes": 16}
     config = scheme.normalize(group.graph, scheme.default(group.graph) | config)
     made = scheme.emit(group.graph, config, 3)
-    assert made.sources[0].body.count("cluster_sync()") > 2
+    assert made.sources[0].text.count("cluster_sync()") > 2
     check_group(group.graph, made, special=True)
     monkeypatch.setattr("autotune.compiler.targets.cuda.rows.cluster_partials.MOST_SHARED", 768)
     assert "bytes of partials" in (scheme.reject(group.graph, config) or "")
@@ -162,8 +162,7 @@ def test_the_numbers_of_a_row_are_loaded_ahead_with_it(threads: int, rows: int) 
     scheme = scheme_of(group.graph)
     config = {"prefetch": True, "threads_per_row": threads, "rows_per_block": rows, "blocks_per_sm": 2}
     made = scheme.emit(group.graph, scheme.default(group.graph) | config, 3)
-    begins = [line for line in made.sources[0].body if line.strip().startswith("for group in")]
-    body = made.sources[0].body[made.sources[0].body.index(begins[0]) + 1 :]
+    body = made.sources[0].text.partition("for group in")[2].splitlines()
     ahead = [line.split()[0] for line in body if " = ld_" in line and line.split()[0].endswith("n")]
     assert len(ahead) == 2
     assert sum(" = ld_" in line for line in body) == 3  # the number of all rows does not wait for a row

@@ -14,8 +14,9 @@ from autotune.compiler.schedules.configurations import PLAIN_CUDA, has_online, h
 from autotune.compiler.targets.cuda.access import narrowest, vector_length
 from autotune.compiler.targets.cuda.cubin import too_large
 from autotune.compiler.targets.cuda.kernels import GroupKernels
+from autotune.compiler.targets.cuda.rows.dispatch import emit
 from autotune.compiler.targets.cuda.rows.early import has_early_work
-from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter, emit
+from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.prefetch import loads_ahead
 from autotune.compiler.targets.cuda.source import CudaSchedule
 from autotune.errors import Unsupported

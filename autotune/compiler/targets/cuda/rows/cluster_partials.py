@@ -8,17 +8,22 @@ them. One row of partials a cluster results.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial, reduce
+from operator import add
 
-from autotune.compiler.targets.cuda.operators import accumulator, combine
-from autotune.compiler.targets.cuda.rows.columns import SHORT, Accumulators, Unit, join_moments
+from autotune.compiler.kernel.nodes import Assign, Cast, Const, Expr, Pointer, Stmt, Store, Var, both, when
+from autotune.compiler.targets.cuda.counts import Counts
+from autotune.compiler.targets.cuda.device import THREAD, ClusterBarrier, ClusterWait, RemoteStore, Shared
+from autotune.compiler.targets.cuda.rows.columns import JOINED, PACK_COLUMN, TOTAL, Accumulators, Unit, merged
+from autotune.compiler.targets.cuda.rows.shape import BLOCK_THREAD, FIRST_COLUMN, LEAD, RANK, ROW_GROUP
 from autotune.errors import Unsupported
-
-if TYPE_CHECKING:
-    from autotune.compiler.targets.cuda.rows.kernel import Rows
 
 MOST_SHARED = 44 * 1024
 """Bytes of static shared memory for joining, the parts of others included; what takes more goes in rounds."""
+BLOCK_COUNTS = Var("dc", "float32")
+"""Rows of each block of the cluster, in shared memory."""
+DESTINATION, POSITION = Var("dest", "int32"), Var("pos", "int32")
+"""The block that joins the thread's columns, and the thread's place among those whose columns it joins."""
 
 
 @dataclass(frozen=True)
@@ -30,123 +35,119 @@ class _Place:
 
 
 class Joint:
-    """The lines after the row loop of a kernel whose blocks join their partials in clusters."""
+    """What follows the row loop of a kernel whose blocks join their partials in clusters; as :class:`Accumulators`."""
 
-    def __init__(self, held: Accumulators, taken: int) -> None:
-        """``taken``: bytes of static shared memory that are set aside for other things."""
-        self.h: Accumulators = held
-        self.room = MOST_SHARED - taken
-        self.r: Rows = held.r
-        self.size = self.r.joined
-        if self.r.T % self.size:
-            raise Unsupported(f"columns of {self.r.T} threads among {self.size} blocks")
-        self.slice = self.r.T // self.size  # threads whose columns one block joins
-        self.arrays: dict[str, int] = {}  # elements of each type's array
+    def __init__(self, held: Accumulators) -> None:
+        self.held, self.shape = held, held.shape
+        self.room = MOST_SHARED - sum(array.bytes for array in held.arrays())
+        self.size, threads = self.shape.joined, self.shape.threads_per_row
+        if threads % self.size:
+            raise Unsupported(f"columns of {threads} threads among {self.size} blocks")
+        self.slice = threads // self.size  # threads whose columns one block joins
+        self.counts: dict[str, int] = {}  # elements of each type's array
+        self.rounds = self._rounds()
 
-    def type_of(self, unit: Unit) -> str:
-        return accumulator(self.h.p.columns[unit.column].dtype)
+    def _slots(self, unit: Unit) -> int:
+        """Elements that each variable of a unit takes: one from each thread, or one a block."""
+        return self.size if unit.pack is None else self.shape.threads_per_row
 
-    def slots(self, unit: Unit) -> int:
-        """Elements a unit takes: one from each thread and lane, or one a block."""
-        width = sum(len(names) for names in unit.names.values())
-        return width * (self.size if unit.pack is None else self.r.T)
-
-    def rounds(self) -> list[list[_Place]]:
+    def _rounds(self) -> list[list[_Place]]:
         """The units in rounds that fit in shared memory at a time."""
         out: list[list[_Place]] = [[]]
         used: dict[str, int] = {}
-        for unit in self.h.units():
-            t = self.type_of(unit)
-            after = used | {t: used.get(t, 0) + self.slots(unit)}
+        for unit in self.held.units():
+            t, elements = unit.variables[0].dtype, len(unit.variables) * self._slots(unit)
+            after = used | {t: used.get(t, 0) + elements}
             if out[-1] and _bytes(after) > self.room:
                 out.append([])
-                used, after = {}, {t: self.slots(unit)}
+                used, after = {}, {t: elements}
             if _bytes(after) > self.room:
                 raise Unsupported(f"{_bytes(after)} bytes of partials of a pack")
             out[-1].append(_Place(unit, used.get(t, 0)))
             used = after
             for name, n in used.items():
-                self.arrays[name] = max(self.arrays.get(name, 0), n)
+                self.counts[name] = max(self.counts.get(name, 0), n)
         return out
 
-    def lines(self) -> tuple[list[str], list[str], int]:
-        """(lines that make shared arrays, lines after the row loop, bytes of static shared memory)."""
-        rounds = self.rounds()
-        pre = [f"d{t} = cuda.shared.array({n}, {t})" for t, n in self.arrays.items()]
-        size = _bytes(self.arrays)
-        out = [f"dest = udiv(t, {self.slice})", f"pos = int32(t - dest * {self.slice})", "cluster_wait()"]
-        if self.h.moments:
-            pre.append(f"dc = cuda.shared.array({self.size}, float32)")
-            size += 4 * self.size
-            out += self.h.total_count()
-            out += [f"if tid < {self.size}:", "    rs_float32(dc, int64(rank), int32(tid), total)"]
-        for n, places in enumerate(rounds):
+    def arrays(self) -> list[Shared]:
+        """Shared memory where row groups and blocks meet."""
+        out = [*self.held.arrays(), *(Shared(_array(t), n, t) for t, n in self.counts.items())]
+        return out + ([Shared(BLOCK_COUNTS, self.size, "float32")] if self.held.moments else [])
+
+    def end(self) -> list[Stmt]:
+        """After the row loop."""
+        out: list[Stmt] = [
+            *self.held.leave_counts(),
+            Assign(DESTINATION, Counts().quotient(BLOCK_THREAD, self.slice)),
+            Assign(POSITION, Cast("int32", BLOCK_THREAD - DESTINATION * self.slice)),
+            ClusterWait(),
+        ]
+        if self.held.moments:
+            send = RemoteStore(BLOCK_COUNTS, Cast("int64", RANK), Cast("int32", THREAD), TOTAL)
+            out += [*self.held.total_count(), when(THREAD < self.size, [send])]
+        for n, places in enumerate(self.rounds):
             for place in places:
-                out += self.h.gather(place.unit) + self.send(place)
-            out.append("cluster_sync()")
+                out += self.held.gather(place.unit) + self._send(place)
+            out.append(ClusterBarrier())
             for k, place in enumerate(places):
-                out += self.collect(place, k % self.size)
-            if n + 1 < len(rounds):  # nobody writes to what another still reads
-                out.append("cluster_sync()")
-        if self.h.moments:
-            total = " + ".join(f"dc[{j}]" for j in range(self.size))
-            first = self.h.first
-            out += [f"if tid == 0 and rank == 0 and {self.r.first_tile}:"]
-            out.append(f"    st_f32_1_d(p{first}, int64(lead), {total})")
-        return pre, out, size
+                out.append(self._collect(place, k % self.size))
+            if n + 1 < len(self.rounds):  # nobody writes to what another still reads
+                out.append(ClusterBarrier())
+        if self.held.moments:
+            total = reduce(add, [BLOCK_COUNTS[block] for block in range(self.size)])
+            store = Store("float32", "default", Pointer(self.held.first), Cast("int64", LEAD), (total,))
+            out.append(when(self._lead, [store]))
+        return out
 
-    def send(self, place: _Place) -> list[str]:
+    @property
+    def _lead(self) -> Expr:
+        """Whether the thread stores what the cluster has one number of."""
+        return both(THREAD.equals(0), RANK.equals(0), self.shape.first_tile)
+
+    def _send(self, place: _Place) -> list[Stmt]:
         """Threads of row group 0 send their lanes to the block that joins them; rows of threads keep banks apart."""
-        unit, t = place.unit, self.type_of(place.unit)
-        out = []
-        names = [x for part in unit.names.values() for x in part]
-        for n, x in enumerate(names):
+        unit = place.unit
+        out: list[Stmt] = []
+        for n, x in enumerate(unit.variables):
+            first = Const(place.first + n * self._slots(unit))
+            at, to = first + RANK * self.slice + POSITION, DESTINATION
             if unit.pack is None:
-                at, to = f"int64({place.first + n * self.size} + rank)", "int32(0)"
+                out.append(RemoteStore(_array(x.dtype), Cast("int64", first + RANK), Const(0, "int32"), x))
             else:
-                at, to = f"int64({place.first + n * self.r.T} + rank * {self.slice} + pos)", "dest"
-            out.append(f"rs_{t}(d{t}, {at}, {to}, {x})")
-        cond = "tid == 0" if unit.pack is None else "rb == 0"
-        return [f"if {cond}:", *("    " + x for x in out)] if self.r.R > 1 or unit.pack is None else out
-
-    def collect(self, place: _Place, worker: int) -> list[str]:
-        """Slice ``worker`` of the threads combines all parts of a unit and stores them."""
-        unit, c = place.unit, self.h.p.columns[place.unit.column]
-        t = self.type_of(unit)
-        where: dict[str, int] = {}
-        for n, x in enumerate(x for part in unit.names.values() for x in part):
-            where[x] = place.first + n * (self.size if unit.pack is None else self.r.T)
-
-        def part(x: str, j: int) -> str:
-            if unit.pack is None:
-                return f"d{t}[{where[x] + j}]"
-            return f"d{t}[uint32({where[x] + j * self.slice} + pos)]"
-
-        out = [f"{x} = {part(x, 0)}" for x in where]
-        if c.kind == "moments":
-            out.append("na = dc[0]")
-        for j in range(1, self.size):
-            if c.kind == "moments":
-                out += [f"nb = dc[{j}]", "nt = na + nb", "wb = sel(nt > float32(0), nb / nt, float32(0))"]
-                for m, s in zip(unit.names["m"], unit.names["s"], strict=True):
-                    out += join_moments(m, s, part(m, j), part(s, j))
-                out.append("na = nt")
-            else:
-                out += [f"{x} = {combine(c.kind, c.dtype, x, part(x, j))}" for x in where]
-        short = SHORT[c.storage]
-        stores = []
-        for p, xs in enumerate(unit.names.values()):
-            value = xs[0] if len(xs) == 1 else f"({', '.join(xs)})"
-            at = "int64(lead)" if unit.pack is None else f"int64(lead) * {self.h.p.n_cols} + cp"
-            stores.append(f"st_{short}_{len(xs)}_d(p{self.h.planes[unit.column] + p}, {at}, {value})")
+                out.append(RemoteStore(_array(x.dtype), Cast("int64", at), to, x))
         if unit.pack is None:
-            return [f"if tid == 0 and rank == 0 and {self.r.first_tile}:", *("    " + x for x in [*out, *stores])]
-        first = f"({unit.pack} * {self.r.T} + rank * {self.slice} + pos) * {self.r.vec}"
-        out.append(f"cp = {self.r.count}({first} + c0)")
-        out += [f"if cp < {self.h.p.n_cols}:", *("    " + x for x in stores)]
-        guard = [f"dest == {worker}"] + (["rb == 0"] if self.r.R > 1 else [])
-        return [f"if {' and '.join(guard)}:", *("    " + x for x in out)]
+            return [when(THREAD.equals(0), out)]
+        return [when(ROW_GROUP.equals(0), out)] if self.shape.rows_per_block > 1 else out
+
+    def _collect(self, place: _Place, worker: int) -> Stmt:
+        """Slice ``worker`` of the threads combines all parts of a unit and stores them."""
+        unit, shape = place.unit, self.shape
+        c = self.held.columns[unit.column]
+        first = {x: place.first + n * self._slots(unit) for n, x in enumerate(unit.variables)}
+
+        def part(x: Var, block: int) -> Expr:
+            if unit.pack is None:
+                return _array(x.dtype)[first[x] + block]
+            return _array(x.dtype)[Cast("uint32", Const(first[x] + block * self.slice) + POSITION)]
+
+        out: list[Stmt] = [Assign(x, part(x, 0)) for x in first]
+        if c.kind == "moments":
+            out.append(Assign(JOINED, BLOCK_COUNTS[0]))
+        for block in range(1, self.size):
+            out += merged(c, unit.parts, partial(part, block=block), BLOCK_COUNTS[block])
+        lead: Expr = Cast("int64", LEAD)
+        if unit.pack is None:
+            return when(self._lead, [*out, *self.held.stores(unit, lead)])
+        thread = Const(unit.pack) * shape.threads_per_row + RANK * self.slice + POSITION
+        out.append(Assign(PACK_COLUMN, shape.number(thread * shape.vec + FIRST_COLUMN)))
+        out.append(when(PACK_COLUMN < shape.columns, self.held.stores(unit, lead * shape.columns + PACK_COLUMN)))
+        own = DESTINATION.equals(worker)
+        return when(both(own, ROW_GROUP.equals(0) if shape.rows_per_block > 1 else None), out)
+
+
+def _array(dtype: str) -> Var:
+    return Var(f"d{dtype}", dtype)
 
 
 def _bytes(elements: dict[str, int]) -> int:
-    return sum(n * (8 if t == "int64" else 4) for t, n in elements.items())
+    return sum(Shared(_array(t), n, t).bytes for t, n in elements.items())

@@ -14,30 +14,16 @@ The compiler would move both down as well, so the first sum that threads exchang
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING
 
-from autotune.compiler.kernel.nodes import Assign, Cast, Const, Expr, Intrinsic, Select, Stmt, Var
-from autotune.compiler.targets.cuda.names import NAMES
-from autotune.compiler.targets.cuda.rows import legacy
-
-if TYPE_CHECKING:
-    from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
-    from autotune.compiler.targets.cuda.rows.kernel import Rows
-
-
-def bits_made(word: Var, lanes: Sequence[Expr]) -> Assign:
-    """Packs booleans into a word."""
-    bits: list[Expr] = [Select(x, Const(1 << e, "int32"), Const(0, "int32")) for e, x in enumerate(lanes)]
-    return Assign(word, Intrinsic("pin", (Cast("int32", reduce(or_, bits)),), "int32"))
-
-
-def bits_taken(lanes: Sequence[Var], word: Expr) -> list[Stmt]:
-    """Takes booleans out of a word."""
-    bits = [Cast("int32", word & Const(1 << e, "int32")) for e in range(len(lanes))]
-    return [Assign(x, bit.differs(Const(0, "int32"))) for x, bit in zip(lanes, bits, strict=True)]
+from autotune.compiler.kernel.nodes import Assign, Cast, Expr, Intrinsic, Load, Pointer, Stmt, Var
+from autotune.compiler.kernel.reducers import reducers_of
+from autotune.compiler.targets.cuda.access import COLUMN
+from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
+from autotune.compiler.targets.cuda.rows.keeping import kept
+from autotune.compiler.targets.cuda.rows.shape import Shape
+from autotune.compiler.targets.cuda.rows.walk import Walks
 
 
 def has_early_work(e: CudaEmitter) -> bool:
@@ -65,47 +51,48 @@ def touched(e: CudaEmitter) -> tuple[list[int], list[int]] | None:
 
 
 class Early:
-    """The lines of one kernel.
+    """What one kernel does early.
 
     Attributes:
-        first: number of the first pass that walks.
+        number: of the first pass that walks.
     """
 
-    def __init__(self, rows: Rows) -> None:
-        self.r, self.e = rows, rows.e
-        self.first = next(q for q, p in enumerate(self.e.program.passes) if p.walks)
-        self.words: list[str] = []  # that the first exchanged sum takes up
+    def __init__(self, emitter: CudaEmitter, shape: Shape) -> None:
+        self.emitter, self.shape = emitter, shape
+        self.number = next(q for q, p in enumerate(emitter.program.passes) if p.walks)
+        self.words: list[Expr] = []  # that the first exchanged sum takes up
 
-    def begin(self) -> list[str]:
+    def begin(self) -> list[Stmt]:
         """Before the first pass. Packs outside the row read the last one's place, without a branch round them."""
-        e, r, p = self.e, self.r, self.r.p
-        numbers, packs = touched(e) or ([], [])
-        out = []
-        least = "least64" if r.column_type == "int64" else "least"
-        for k in range(r.packs if packs else 0):
-            at = r.column(str(k))
-            out.append(f"c = {at}" if k < r.full else f"c = {least}({at}, {r.column_type}({p.n_cols - r.vec}))")
-            out += legacy.lines(e.column_indices())
-            out += [self._touch(i, legacy.text(e.address(e.access[i], e.base(i), 0)), r.vec, str(k)) for i in packs]
-        out += [self._touch(i, legacy.text(e.base_terms(e.access[i])), 1, "0") for i in numbers]
-        return out
+        emitter, shape = self.emitter, self.shape
+        numbers, packs = touched(emitter) or ([], [])
+        out: list[Stmt] = []
+        for pack in range(shape.packs if packs else 0):
+            at = shape.column(pack)
+            out.append(Assign(COLUMN, at if pack < shape.full else shape.clamped(at)))
+            out += emitter.column_indices()
+            for i in packs:
+                out.append(self._touch(i, emitter.address(emitter.access[i], emitter.base(i), 0), shape.vec, pack))
+        return out + [self._touch(i, emitter.base_terms(emitter.access[i]), 1, 0) for i in numbers]
 
-    def _touch(self, i: int, at: str, n: int, k: str) -> str:
-        v, name = self.e.graph.values[i], f"t{i}_{k}"
-        self.words.append(name)
-        return f"{name} = touch_{NAMES[self.e.graph.inputs[v.slot]]}_{n}_d(p{v.slot}, {at})"
+    def _touch(self, i: int, at: Expr, lanes: int, pack: int) -> Stmt:
+        word, pointer = Var(f"t{i}_{pack}"), Pointer(self.emitter.graph.values[i].slot)
+        self.words.append(word)
+        return Assign(word, Load(self.emitter.storage(i), lanes, "default", pointer, at, "touch"))
 
-    def end(self) -> list[str]:
+    def end(self, walks: Walks) -> list[Stmt]:
         """After the first walk: the masks, and the sum that waits for them and for what was touched."""
-        p, first = self.r.p, self.r.p.passes[self.first]
-        sums = [f"a{o.total}" for o in first.online] + [f"a{m.total}" for m in first.moments]
-        sums += [f"a{i}" for i in first.reduce if self.e.graph.values[i].dtype == "float32"]
-        out: list[str] = []
-        if p.early:
-            q = len(p.passes)
-            out += self.r.emit_pass(q, p.early)
-            places = [self.e.kept_offset(q, i) for i in p.early.kept_out]
-            self.words += [f"z{q}_{k}[{at}]" for k in range(self.r.packs) for at in places]
+        emitter, program = self.emitter, self.emitter.program
+        reducers = reducers_of(emitter.graph, program.passes[self.number])
+        sums = [r.total for r in reducers.online] + [r.total for r in reducers.moments]
+        sums += [r.carried for r in reducers.plain.values() if r.dtype == "float32"]
+        out: list[Stmt] = []
+        if program.early:
+            q = len(program.passes)
+            out += walks.statements(q, program.early)
+            places = [emitter.kept_offset(q, i) for i in program.early.kept_out]
+            self.words += [kept(q, str(pack))[at] for pack in range(self.shape.packs) for at in places]
         if self.words and sums:
-            out.append(f"{sums[-1]} = tied({sums[-1]}, int32({' | '.join(self.words)}))")
+            words = Cast("int32", reduce(or_, self.words))
+            out.append(Assign(sums[-1], Intrinsic("tied", (sums[-1], words), "float32")))
         return out

@@ -9,7 +9,9 @@ tuples, which end up in registers.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from functools import reduce
+from operator import or_
 
 from autotune.compiler.kernel import lower
 from autotune.compiler.kernel.nodes import (
@@ -33,16 +35,32 @@ from autotune.compiler.kernel.nodes import (
 )
 from autotune.compiler.kernel.reducers import reducers_of
 from autotune.compiler.kernel.rewrite import closed
+from autotune.compiler.program.one_pass import Column
 from autotune.compiler.program.program import Pass, Program
 from autotune.compiler.targets.cuda.access import FALSE, OK, Accesses
 from autotune.compiler.targets.cuda.names import NAMES
 from autotune.compiler.targets.cuda.operators import computed
-from autotune.compiler.targets.cuda.rows.columns import add_columns, beginnings
-from autotune.compiler.targets.cuda.rows.early import bits_made, bits_taken
 from autotune.compiler.targets.cuda.rows.moments import BEFORE, WEIGHT
-from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
+from autotune.compiler.targets.cuda.source import CudaSchedule
 from autotune.errors import Unsupported
 from autotune.ir.ops import POINTWISE
+
+
+def bits_made(word: Var, lanes: Sequence[Expr]) -> Assign:
+    """Packs booleans into a word."""
+    bits: list[Expr] = [Select(x, Const(1 << e, "int32"), Const(0, "int32")) for e, x in enumerate(lanes)]
+    return Assign(word, Intrinsic("pin", (Cast("int32", reduce(or_, bits)),), "int32"))
+
+
+def bits_taken(lanes: Sequence[Var], word: Expr) -> list[Stmt]:
+    """Takes booleans out of a word."""
+    bits = [Cast("int32", word & Const(1 << e, "int32")) for e in range(len(lanes))]
+    return [Assign(x, bit.differs(Const(0, "int32"))) for x, bit in zip(lanes, bits, strict=True)]
+
+
+def beginning(c: Column) -> Const:
+    """What an accumulator over the rows begins with."""
+    return Const(0, "float32") if c.kind == "moments" else lower.identity(c.kind, c.dtype)
 
 
 def accumulators_of(pas: Pass) -> int:
@@ -51,7 +69,7 @@ def accumulators_of(pas: Pass) -> int:
 
 
 class CudaEmitter(Accesses):
-    """Builds one program for one schedule; use :func:`emit`."""
+    """Builds one program for one schedule; see ``dispatch``."""
 
     def __init__(self, program: Program, schedule: CudaSchedule, apart: Collection[int] = ()) -> None:
         super().__init__(program, schedule, apart)
@@ -107,7 +125,7 @@ class CudaEmitter(Accesses):
             body += moments.update(self.arguments(m.score), BEFORE, WEIGHT)
         for k in pas.stores:
             body += self.emit_store(k)
-        columns = add_columns(self, q, pas, body)
+        columns = self._add_columns(q, pas, body)
         returns: list[Expr] = list(reducers.fields)
         for i in self.kept_of[q]:
             if i in self.masks:
@@ -176,6 +194,44 @@ class CudaEmitter(Accesses):
             out.append(Assign(x, place))
         return out
 
+    # ---- accumulators over the rows: a tuple ``g<pass>`` for each pack of columns -----------------------------------
+
+    def column_lanes(self, q: int) -> list[tuple[int, str, int]]:
+        """The accumulators of pass ``q`` in the order of their tuple: (column, "" or "m" or "s", lane)."""
+        out = []
+        for n in self.all_passes[q].columns:
+            for part in ("m", "s") if self.program.columns[n].kind == "moments" else ("",):
+                out += [(n, part, lane) for lane in range(self.vec)]
+        return out
+
+    def beginnings(self, q: int) -> list[Const]:
+        """What the tuple of pass ``q`` begins with."""
+        return [beginning(self.program.columns[n]) for n, _, _ in self.column_lanes(q)]
+
+    def _add_columns(self, q: int, pas: Pass, body: list[Stmt]) -> list[Var]:
+        """Adds one pack to the accumulators; answers what a pass function returns of them."""
+        order = self.column_lanes(q)
+        held = {at: Var(f"g{q}")[k] for k, at in enumerate(order)}
+        new = {(n, part, lane): Var(f"k{n}{part}_{lane}") for n, part, lane in order}
+        for n in pas.columns:
+            c = self.program.columns[n]
+            for lane in range(self.vec):
+                x = lower.term(self.name(c.value, lane), c.dtype)
+                if c.kind == "moments":
+                    mean, square = held[n, "m", lane], held[n, "s", lane]
+                    away = Var(f"d{n}", "float32")
+                    body.append(Assign(away, x - mean))
+                    body.append(Assign(new[n, "m", lane], mean + away * Var("rn", "float32")))
+                    body.append(Assign(new[n, "s", lane], square + away * (x - new[n, "m", lane])))
+                else:
+                    body.append(Assign(new[n, "", lane], lower.combine(c.kind, c.dtype, held[n, "", lane], x)))
+                if self.ok_needed:
+                    here = [at for at in order if (at[0], at[2]) == (n, lane)]
+                    body += [Assign(new[at], Select(OK, new[at], held[at])) for at in here]
+        return [new[at] for at in order]
+
+    # ---- what is kept -----------------------------------------------------------------------------------------------
+
     def kept_offset(self, q: int, i: int) -> int:
         """Where value ``i`` begins in the tuple that pass ``q`` returns."""
         at = accumulators_of(self.all_passes[q])
@@ -191,7 +247,7 @@ class CudaEmitter(Accesses):
         for i in self.kept_of[q]:
             kind = "int32" if i in self.masks else "uint32" if self.packed(i) else self.graph.values[i].dtype
             zeros += [Const(0, kind)] * self.kept_words(i)
-        return closed([Return((*accumulators, *zeros, *beginnings(self, q)))])
+        return closed([Return((*accumulators, *zeros, *self.beginnings(q)))])
 
     # ---- row values -------------------------------------------------------------------------------------------------
 
@@ -219,20 +275,3 @@ class CudaEmitter(Accesses):
         guard = Select(first, OK, FALSE) if self.ok_needed else first
         at, x = self.base_terms(self.out_access[k]), lower.stored(self.name(o.value, 0), o.dtype)
         return [Store(o.dtype, "default", self.out_pointer(k), at, (x,), guard)]
-
-
-def emit(program: Program, schedule: CudaSchedule) -> CudaSource:
-    """Source of ``program`` under ``schedule``.
-
-    Raises:
-        Unsupported: the schedule does not fit the program.
-    """
-    from autotune.compiler.targets.cuda.rows.flat import emit_flat
-    from autotune.compiler.targets.cuda.rows.kernel import emit_rows
-
-    if not program.cols:
-        raise Unsupported("a group with a single element a row")
-    if any(program.graph.extents[a] == 0 for a in range(len(program.graph.extents))):
-        raise Unsupported("an empty axis")
-    emitter = CudaEmitter(program, schedule)
-    return emit_flat(emitter) if program.pointwise else emit_rows(emitter)

@@ -1,93 +1,65 @@
-"""A mean and the variance about it in one pass over a row, with one exchange between threads instead of two.
+"""Elements behind a mean and the variance about it: of a thread before each pack, of both sides of each join.
 
-Every thread carries the sum of its elements and the sum of their squared deviations from its own mean; two such pairs
-join without loss (Chan, Golub and LeVeque, 1979). As long as both sides have equally many elements, ``n``, that is
-
-    square = square_a + square_b + (total_a - total_b)^2 / (2 n)
-
-Where they have not (rows that do not fill the last pack of every thread, warps that are no power of two), the count
-goes along as ``nc``.
+Threads have equally many unless a row does not fill the last pack of all of them, or warps are no power of two. Then
+the number goes along as ``nc``.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from autotune.compiler.kernel.nodes import Var
-from autotune.compiler.program.one_pass import Moments
-from autotune.compiler.program.program import Pass, power_of_two
-
-if TYPE_CHECKING:
-    from autotune.compiler.targets.cuda.rows.kernel import Rows
-
+from autotune.compiler.kernel.nodes import Assign, Cast, Const, Expr, Operand, Select, Stmt, Var
+from autotune.compiler.kernel.reducers import ONE, ZERO, reciprocal
+from autotune.compiler.targets.cuda.rows.shape import Shape
 
 BEFORE, WEIGHT = Var("rm", "float32"), Var("wm", "float32")
 """For a pack that joins a thread's: one over the elements before it (0 if none), and the weight of the difference of
 means."""
+COUNT = Var("nc", "float32")
 
 
-class Joining:
-    """What one kernel's joins need to know of counts: literal where all threads have equally many, else ``nc``."""
+def weights(pack: Operand, vec: int) -> list[Stmt]:
+    """Sets ``BEFORE`` and ``WEIGHT`` for the thread's pack number ``pack``."""
+    if isinstance(pack, int):
+        values = (1 / (pack * vec) if pack else 0.0, pack * vec / (pack + 1))
+        return [Assign(x, Const(value, "float32")) for x, value in zip((BEFORE, WEIGHT), values, strict=True)]
+    packs, elements = Var("kf", "float32"), Const(float(vec), "float32")
+    return [
+        Assign(packs, Cast("float32", pack)),
+        Assign(BEFORE, Select(pack > 0, reciprocal(packs * elements), ZERO)),
+        Assign(WEIGHT, packs * elements * reciprocal(packs + ONE)),
+    ]
 
-    def __init__(self, rows: Rows) -> None:
-        self.r = rows
-        self.uneven = rows.full != rows.packs or (rows.warps > 1 and power_of_two(rows.warps) != rows.warps)
-        self.n = float(rows.full * rows.vec)  # elements on each side, where even
 
-    def weights(self, k: str) -> list[str]:
-        """``rm`` and ``wm`` for pack number ``k``."""
-        vec = self.r.vec
-        if k.isdigit():
-            n = int(k)
-            return [f"rm = float32({1 / (n * vec) if n else 0.0!r})", f"wm = float32({n * vec / (n + 1)!r})"]
-        return [
-            f"kf = float32({k})",
-            f"rm = sel({k} > 0, rcp(kf * float32({vec})), float32(0))",
-            f"wm = kf * float32({vec}) * rcp(kf + float32(1))",
-        ]
+class Elements:
+    """How many elements of a row each thread stands for while the threads are joined.
 
-    def begin(self) -> list[str]:
+    Attributes:
+        uneven: whether threads may have different numbers.
+        each: elements of each thread, where they have not.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.uneven = shape.full != shape.packs or shape.whole_warps != shape.warps
+        self.each = float(shape.full * shape.vec)
+
+    def begin(self) -> list[Stmt]:
         """Once a pass is walked and before its threads are joined."""
         if not self.uneven:
             return []
-        r = self.r
-        if r.full == r.packs:
-            return [f"nc = float32({r.full * r.vec})"]
-        inside = f"{r.column(str(r.full))} < {r.p.n_cols}"
-        return [f"nc = sel({inside}, float32({(r.full + 1) * r.vec}), float32({r.full * r.vec}))"]
+        full, vec = self.shape.full, self.shape.vec
+        least = Const(float(full * vec), "float32")
+        if full == self.shape.packs:
+            return [Assign(COUNT, least)]
+        inside = self.shape.column(full) < self.shape.columns
+        return [Assign(COUNT, Select(inside, Const(float((full + 1) * vec), "float32"), least))]
 
-    def exchange(self, pas: Pass, offset: int) -> list[str]:
-        """One step of a butterfly among lanes."""
-        if not pas.moments:
-            return []
-        out = [f"yn = cuda.shfl_xor_sync(0xffffffff, nc, {offset})"] if self.uneven else []
-        for m in pas.moments:
-            out.append(f"ys = cuda.shfl_xor_sync(0xffffffff, a{m.total}, {offset})")
-            out.append(f"yq = cuda.shfl_xor_sync(0xffffffff, a{m.square}, {offset})")
-            out += self.merge(m, "ys", "yq", "nc", "yn")
-        return out + self.count("yn")
+    def sides(self, other: Expr) -> float | tuple[Expr, Expr]:
+        """The elements of both sides of a join; ``other`` are those of the other one where numbers differ."""
+        return (COUNT, other) if self.uneven else self.each
 
-    def merge(self, m: Moments, ys: str, yq: str, na: str, nb: str) -> list[str]:
-        """Join another side's (``ys``, ``yq``) to the accumulators; the count follows by :meth:`count`."""
-        s, q = f"a{m.total}", f"a{m.square}"
+    def joined(self, other: Expr) -> list[Stmt]:
+        """After a join."""
         if self.uneven:
-            own = f"{s} * sel({na} > float32(0), rcp({na}), float32(0))"
-            other = f"{ys} * sel({nb} > float32(0), rcp({nb}), float32(0))"
-            return [
-                f"dm = {own} - {other}",
-                f"{q} = {q} + {yq} + dm * dm * ({na} * {nb} * rcp(fmax({na} + {nb}, float32(1))))",
-                f"{s} = {s} + {ys}",
-            ]
-        return [f"dm = {s} - {ys}", f"{q} = {q} + {yq} + dm * dm * float32({1 / (2 * self.n)!r})", f"{s} = {s} + {ys}"]
-
-    def squares(self, m: Moments) -> str:
-        """The row's squared deviations, NaN where an element is infinite. A pack of several takes an infinity from its
-        own mean, which gives that; where a pack is one element they are infinite only, and the sum tells."""
-        return f"a{m.square}" if self.r.vec > 1 else f"a{m.square} + a{m.total} * float32(0)"
-
-    def count(self, nb: str) -> list[str]:
-        """The counts after a join of two sides."""
-        if self.uneven:
-            return [f"nc = nc + {nb}"]
-        self.n *= 2
+            return [Assign(COUNT, COUNT + other)]
+        self.each *= 2
         return []

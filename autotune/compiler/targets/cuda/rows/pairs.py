@@ -7,93 +7,84 @@ what it issues.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from autotune.compiler.program.program import Pass, power_of_two
-from autotune.compiler.targets.cuda.operators import accumulator, combine, identity
+from autotune.compiler.kernel.nodes import Assign, Cast, Const, Expr, Select, Stmt, Var, when
+from autotune.compiler.kernel.reducers import Plain
+from autotune.compiler.targets.cuda.device import Shuffle
+from autotune.compiler.targets.cuda.rows.shape import LANE, PART, WARP, Shape
+from autotune.compiler.targets.cuda.rows.slots import Slots
 
-if TYPE_CHECKING:
-    from autotune.compiler.targets.cuda.rows.kernel import Rows
+UPPER, OTHER = Var("upper", "bool"), Var("y", "float32")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two reductions of the same kind, and the slot of the first one's parts; the second one's is right behind."""
+
+    first: Plain
+    second: Plain
+    slot: int
 
 
 class Pairs:
-    """The pairs among the reductions of one pass, and the lines that join them.
+    """The pairs among the reductions of one pass, and the statements that join them.
 
     Attributes:
         single: reductions that have no partner.
+        carried: reductions whose accumulators go through the warp's remaining shuffles: of a pair, the first one's.
     """
 
-    def __init__(self, rows: Rows, pas: Pass) -> None:
-        self.r = rows
-        self.pairs: list[tuple[int, int]] = []
-        self.single = list(pas.reduce)
-        if rows.warps == 1:  # every lane needs both results right away
-            return
-        waiting: dict[str, int] = {}
-        for i in pas.reduce:
-            v = rows.g.values[i]
-            if accumulator(v.dtype) != "float32" or v.dtype == "bool":
-                continue
-            first = waiting.pop(v.op, None)
-            if first is None:
-                waiting[v.op] = i
-            else:
-                self.pairs.append((first, i))
-        both = {i for pair in self.pairs for i in pair}
-        self.single = [i for i in pas.reduce if i not in both]
+    def __init__(self, shape: Shape, slots: Slots, reducers: Iterable[Plain]) -> None:
+        self.shape, self.slots = shape, slots
+        self.single, self.pairs = list(reducers), list[Pair]()
+        waiting: dict[str, Plain] = {}
+        for r in self.single if shape.warps > 1 else []:  # lanes of a single warp need both results right away
+            if r.dtype == "float32" and r.op in waiting:
+                self.pairs.append(Pair(waiting.pop(r.op), r, slots.take("float32")))
+                slots.take("float32")  # the second one's, right behind
+            elif r.dtype == "float32":
+                waiting[r.op] = r
+        both = [r for pair in self.pairs for r in (pair.first, pair.second)]
+        self.single = [r for r in self.single if r not in both]
+        self.carried = [*self.single, *(pair.first for pair in self.pairs)]
+        self._apart = shape.rows_per_block * shape.warps  # elements between the slots of a pair
 
-    @property
-    def carried(self) -> list[int]:
-        """Reductions whose accumulators go through the warp's remaining shuffles: of a pair, the first one's."""
-        return [*self.single, *(a for a, _ in self.pairs)]
-
-    def halve(self) -> list[str]:
+    def halve(self) -> list[Stmt]:
         """Lanes 0 to 15 go on with the first of each pair, the others with the second: in the first one's name."""
-        out = ["upper = (lane & 16) != 0"] if self.pairs else []
-        for a, b in self.pairs:
-            v = self.r.g.values[a]
-            out += [f"y = sel(upper, a{a}, a{b})", f"a{a} = sel(upper, a{b}, a{a})"]
-            out.append("y = cuda.shfl_xor_sync(0xffffffff, y, 16)")
-            out.append(f"a{a} = {combine(v.op, v.dtype, f'a{a}', 'y')}")
+        out: list[Stmt] = [Assign(UPPER, (LANE & 16).differs(0))] if self.pairs else []
+        for pair in self.pairs:
+            a, b = pair.first.carried, pair.second.carried
+            out += [Assign(OTHER, Select(UPPER, a, b)), Assign(a, Select(UPPER, b, a))]
+            out += [Assign(OTHER, Shuffle(OTHER, 16)), *pair.first.merge([OTHER])]
         return out
 
-    def leave(self, place: Callable[[int, str], str]) -> tuple[list[str], list[int]]:
-        """The first lane of each half leaves its part in shared memory; ``place(slot, part)`` is an index there."""
-        slots, out = [], []
-        for a, _ in self.pairs:
-            slots.append(self.r.slot("float32"))
-            self.r.slot("float32")  # the second one's, right behind
-            out.append(f"    xfloat32[{place(slots[-1], f'(lane >> 4) * {self._apart} + warp')}] = a{a}")
-        return (["if (lane & 15) == 0:", *out] if out else []), slots
+    def leave(self) -> list[Stmt]:
+        """The first lane of each half leaves its part in shared memory."""
+        parts = ((LANE >> 4) * self._apart, WARP)
+        writes = [Assign(self.slots.at("float32", p.slot, *parts), p.first.carried) for p in self.pairs]
+        return [when((LANE & 15).equals(0), writes)] if writes else []
 
-    @property
-    def _apart(self) -> int:
-        return self.r.R * self.r.warps
-
-    def collect(self, slots: list[int], place: Callable[[int, str], str]) -> list[str]:
+    def collect(self) -> list[Stmt]:
         """Every lane reads a warp's part of one of the two."""
-        out = []
-        whole = power_of_two(self.r.warps)
-        if self.pairs and whole < 32:
-            out.append(f"upper = (lane & {whole}) != 0")
-        for (a, b), slot in zip(self.pairs, slots, strict=True):
-            v = self.r.g.values[a]
-            if whole < 32:
-                reads = [(a, f"sel(upper, int32({self._apart}), int32(0)) + part")]
-            else:
-                reads = [(a, "part"), (b, f"{self._apart} + part")]
-            for i, part in reads:
-                read = f"xfloat32[{place(slot, part)}]"
-                mine = whole == self.r.warps
-                out.append(f"a{i} = {read if mine else f'sel(mine, {read}, {identity(v.op, v.dtype)})'}")
+        whole = self.shape.whole_warps
+        out: list[Stmt] = [Assign(UPPER, (LANE & whole).differs(0))] if self.pairs and whole < 32 else []
+        for pair in self.pairs:
+            second = Select(UPPER, Cast("int32", Const(self._apart)), Cast("int32", Const(0)))
+            places: list[tuple[Plain, tuple[Expr, ...]]] = [(pair.first, (second, PART))]
+            if whole == 32:
+                places = [(pair.first, (PART,)), (pair.second, (Const(self._apart), PART))]
+            for r, parts in places:
+                out.append(Assign(r.carried, self.slots.part(r.identity[0], pair.slot, *parts)))
         return out + (self.halve() if whole == 32 else [])
 
-    def share(self) -> list[str]:
+    def share(self) -> list[Stmt]:
         """Every lane gets both results."""
-        out = []
-        across = min(16, power_of_two(self.r.warps))
-        for a, b in self.pairs:
-            out.append(f"y = cuda.shfl_xor_sync(0xffffffff, a{a}, {across})")
-            out += [f"a{b} = sel(upper, a{a}, y)", f"a{a} = sel(upper, y, a{a})"]
+        out: list[Stmt] = []
+        across = min(16, self.shape.whole_warps)
+        for pair in self.pairs:
+            a, b = pair.first.carried, pair.second.carried
+            out += [Assign(OTHER, Shuffle(a, across))]
+            out += [Assign(b, Select(UPPER, a, OTHER)), Assign(a, Select(UPPER, OTHER, a))]
         return out

@@ -8,24 +8,15 @@ registers.
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING
-
-from autotune.compiler.kernel.nodes import Assign, Expr, Function, Load, Pointer, Return
-from autotune.compiler.kernel.rewrite import closed
-from autotune.compiler.targets.cuda.names import NAMES as SHORT
-from autotune.compiler.targets.cuda.names import tuple_of
-from autotune.compiler.targets.cuda.operators import literal
-from autotune.compiler.targets.cuda.rows import legacy
+from autotune.compiler.kernel.nodes import Assign, Const, Expr, Function, Load, Pointer, Return, Stmt, Tuple, Var, when
+from autotune.compiler.kernel.rewrite import Rewriter, closed
+from autotune.compiler.targets.cuda.access import COLUMN, ROW
+from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
+from autotune.compiler.targets.cuda.rows.shape import GROUP, SETS, Shape
 from autotune.errors import Unsupported
-
-if TYPE_CHECKING:
-    from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
-    from autotune.compiler.targets.cuda.rows.kernel import Rows
 
 MOST_WORDS = 64
 """32-bit registers a thread may hold for what it loads ahead."""
-_NAMES = re.compile(r"\b(row|i\d+|q\d+|b\d+)\b")
 
 
 def loads_ahead(e: CudaEmitter) -> tuple[int, ...]:
@@ -60,58 +51,61 @@ def load_function(e: CudaEmitter) -> Function:
 
 
 class Ahead:
-    """The lines of one kernel that load a row ahead. Sets ``rows.e.ahead``, which pass functions look at."""
+    """What one kernel loads a row ahead. Sets ``ahead`` of the emitter, which pass functions look at.
 
-    def __init__(self, rows: Rows) -> None:
-        self.r, self.e = rows, rows.e
-        self.e.ahead = loads_ahead(self.e)
-        if not self.e.ahead:
+    What it knows of the next row has the names of the present row's with an ``n`` behind.
+
+    Attributes:
+        number: of the pass whose loads they are.
+        row_loads: loads of one number a row: a row whose packs are there would wait for them as long as for the packs.
+    """
+
+    def __init__(self, emitter: CudaEmitter, shape: Shape) -> None:
+        self.emitter, self.shape, program = emitter, shape, emitter.program
+        emitter.ahead = loads_ahead(emitter)
+        if not emitter.ahead:
             raise Unsupported("no loads to issue ahead")
-        self.words = sum(self.e.raw_words(i) for i in self.e.ahead)
-        if self.words * rows.packs > MOST_WORDS:
-            raise Unsupported(f"{self.words * rows.packs} registers a thread for what is loaded ahead")
-        self.pass_number = self.e.ahead_pass = next(q for q, p in enumerate(self.e.program.passes) if p.walks)
-        self.row_loads = self._row_loads()
+        self.words = sum(emitter.raw_words(i) for i in emitter.ahead)
+        if self.words * shape.packs > MOST_WORDS:
+            raise Unsupported(f"{self.words * shape.packs} registers a thread for what is loaded ahead")
+        self.number = emitter.ahead_pass = next(q for q, p in enumerate(program.passes) if p.walks)
+        loads = sorted({i for q in program.passes for i in q.row_values if emitter.graph.values[i].op == "load"})
+        self.function = load_function(emitter)
+        self.row_loads = [i for i in loads if emitter.access[i].rows and not emitter.graph.values[i].guards]
 
-    def _row_loads(self) -> tuple[int, ...]:
-        """Loads of one number a row: a row whose packs are there would wait for them as long as for the packs."""
-        p = self.e.program
-        found = {i for q in p.passes for i in q.row_values if p.graph.values[i].op == "load"}
-        return tuple(i for i in sorted(found) if self.e.access[i].rows and not p.graph.values[i].guards)
-
-    def take(self) -> list[str]:
+    def take(self) -> list[Stmt]:
         """At the beginning of a row: its numbers, before those of the next one come in their place."""
-        return [f"v{i} = v{i}n" for i in self.row_loads]
+        return [Assign(self._number(i), self._number(i, "n")) for i in self.row_loads]
 
-    def function(self) -> str:
-        return legacy.function(load_function(self.e), "l0")[0]
+    def begin(self, first: Expr) -> list[Stmt]:
+        """Before the row loop, which begins with row set ``first``: nothing loaded yet, then the first row."""
+        nothing = Tuple((Const(0, "uint32"),) * self.words)
+        out: list[Stmt] = [Assign(Var(f"x_{pack}"), nothing) for pack in range(self.shape.packs)]
+        out += [Assign(x, Const(0, x.type)) for x in (self._number(i, "n") for i in self.row_loads)]
+        return [*out, when(first < SETS, self._loads(self.shape.row_of(first)))]
 
-    def loads(self, row: str) -> list[str]:
-        """Lines that load every pack of row number ``row``."""
-        e, r = self.e, self.r
-        own = e.bases(e.ahead, ())
-        lines = [_NAMES.sub(r"\1n", line) for line in legacy.lines([*e.row_indices(), *own])]
-        out = [f"rown = {row}", *lines]
-        params = load_function(e).params
-        args = ", ".join(p.name if isinstance(p, Pointer) else f"{p.name}n" for p in params)
-        for k in range(r.packs):
-            out.append(f"cn = {r.column(str(k))}")
-            if k >= r.full:
-                out += [f"if cn < {r.p.n_cols}:", f"    x_{k} = l0({args})"]
-            else:
-                out.append(f"x_{k} = l0({args})")
-        for i in self.row_loads:
-            v = e.graph.values[i]
-            at = _NAMES.sub(r"\1n", legacy.text(e.base_terms(e.access[i])))
-            out.append(f"v{i}n = ld_{SHORT[e.graph.inputs[v.slot]]}_1_d(p{v.slot}, {at})")
-        return out
-
-    def begin(self, first: str, sets: str) -> list[str]:
-        """Before the row loop: nothing loaded yet, then the first row."""
-        out = [f"x_{k} = {tuple_of(['uint32(0)'] * self.words)}" for k in range(self.r.packs)]
-        out += [f"v{i}n = {literal(0, self.e.graph.values[i].dtype)}" for i in self.row_loads]
-        return [*out, f"if {first} < {sets}:", *("    " + x for x in self.loads(self.r.row_of(first)))]
-
-    def next_row(self, step: str, sets: str) -> list[str]:
+    def next_row(self, step: Expr) -> list[Stmt]:
         """In the row loop, once the present row's loads have been used."""
-        return [f"if group + {step} < {sets}:", *("    " + x for x in self.loads(self.r.row_of(f"(group + {step})")))]
+        return [when(GROUP + step < SETS, self._loads(self.shape.row_of(GROUP + step)))]
+
+    def _number(self, i: int, row: str = "") -> Var:
+        return Var(f"v{i}{row}", self.emitter.graph.values[i].dtype)
+
+    def _loads(self, row: Expr) -> list[Stmt]:
+        """Loads every pack of a row."""
+        emitter, shape = self.emitter, self.shape
+        indices = [*emitter.row_indices(), *emitter.bases(emitter.ahead, ())]
+        own = {ROW, COLUMN, *(s.defines for s in indices)}
+        names = Rewriter(lambda x: Var(f"{x.name}n", x.type) if isinstance(x, Var) and x in own else x)
+        call = self.function({p.name: names.expression(p) for p in self.function.params})
+        column = names.expression(COLUMN)
+        out: list[Stmt] = [Assign(Var("rown"), row), *names.body(indices)]
+        for pack in range(shape.packs):
+            out.append(Assign(Var("cn"), shape.column(pack)))
+            load = Assign(Var(f"x_{pack}"), call)
+            out.append(when(column < shape.columns, [load]) if pack >= shape.full else load)
+        for i in self.row_loads:
+            at = names.expression(emitter.base_terms(emitter.access[i]))
+            slot = Pointer(emitter.graph.values[i].slot)
+            out.append(Assign(self._number(i, "n"), Load(emitter.storage(i), 1, "default", slot, at)))
+        return out
