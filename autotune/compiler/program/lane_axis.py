@@ -16,8 +16,8 @@ def _tensors(graph: Graph) -> list[tuple[tuple[int, ...], tuple[int, ...], str]]
     return found + [(o.axes, o.strides, o.dtype) for o in graph.outputs]
 
 
-def lower(graph: Graph, x: int) -> Graph:
-    """``graph`` with its reductions over axis ``x`` as operators across lanes; those over more axes become two.
+def lower(graph: Graph, axis: int) -> Graph:
+    """``graph`` with its reductions over ``axis`` as operators across lanes; those over more axes become two.
 
     The result is for a program only: no other part of the package knows such operators.
     """
@@ -25,10 +25,10 @@ def lower(graph: Graph, x: int) -> Graph:
     place: dict[int, int] = {}
     for i, v in enumerate(graph.values):
         args = tuple(place[a] for a in v.args)
-        if v.op in REDUCTIONS and x in v.over:
-            axes = tuple(a for a in graph.values[v.args[0]].axes if a != x)
-            made.append(Value(ACROSS + v.op, args, axes, v.dtype, over=(x,)))
-            rest = tuple(a for a in v.over if a != x)
+        if v.op in REDUCTIONS and axis in v.over:
+            axes = tuple(a for a in graph.values[v.args[0]].axes if a != axis)
+            made.append(Value(ACROSS + v.op, args, axes, v.dtype, over=(axis,)))
+            rest = tuple(a for a in v.over if a != axis)
             if rest:
                 made.append(replace(v, args=(len(made) - 1,), over=rest))
         else:
@@ -50,17 +50,17 @@ def unit_axis(graph: Graph) -> int:
     return max(weight, key=lambda a: (weight[a], a in reduced, -a)) if weight else -1
 
 
-def narrowest(graph: Graph, x: int) -> int:
-    """Bytes of the narrowest storage type that has unit stride along axis ``x`` and varies over more than it."""
+def narrowest(graph: Graph, axis: int) -> int:
+    """Bytes of the narrowest storage type that has unit stride along ``axis`` and varies over more than it."""
     sizes = [
         STORAGE_BYTES[storage]
         for axes, strides, storage in _tensors(graph)
-        if x in axes and strides[axes.index(x)] == 1 and len(axes) > 1
+        if axis in axes and strides[axes.index(axis)] == 1 and len(axes) > 1
     ]
     return min(sizes, default=4)
 
 
-def vector_length(graph: Graph, x: int, vector_bytes: int) -> int:
-    """Neighbours on the kept axis ``x`` that a thread takes at a time; 0 if they do not divide it."""
-    n, rest = divmod(vector_bytes, narrowest(graph, x))
-    return 0 if rest or not 1 <= n <= 16 or graph.extents[x] % n else n
+def vector_length(graph: Graph, axis: int, vector_bytes: int) -> int:
+    """Neighbours on ``axis`` that a thread takes at a time; 0 if they do not divide it."""
+    n, rest = divmod(vector_bytes, narrowest(graph, axis))
+    return 0 if rest or not 1 <= n <= 16 or graph.extents[axis] % n else n

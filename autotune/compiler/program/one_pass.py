@@ -66,30 +66,19 @@ def find_online(graph: Graph) -> tuple[Online, ...]:
     """
     vals = graph.values
     peaks = {(v.args[0], v.over): i for i, v in enumerate(vals) if v.op == "max" and v.dtype == "float32"}
-    found = []
+    found: dict[int, Online] = {}
     for i, v in enumerate(vals):
         if v.op != "sum" or v.dtype != "float32":
             continue
-        e = vals[v.args[0]]
-        if e.op != "exp":
+        exponential = vals[v.args[0]]
+        if exponential.op != "exp" or vals[exponential.args[0]].op != "sub":
             continue
-        d = vals[e.args[0]]
-        if d.op != "sub":
-            continue
-        score, shift = d.args
-        peak = peaks.get((score, v.over))
-        if peak is None or peak > i:
-            continue
-        if _made_from(graph, shift, peak):
-            found.append(Online(score, peak, i, shift))
-    # One sum for each maximum: a second one would need its own running shift.
-    seen: set[int] = set()
-    out = []
-    for o in found:
-        if o.peak not in seen:
-            seen.add(o.peak)
-            out.append(o)
-    return tuple(out)
+        score, shift = vals[exponential.args[0]].args
+        peak = peaks.get((score, v.over), i)
+        if peak < i and _made_from(graph, shift, peak):
+            # One sum for each maximum: a second one would need its own running shift.
+            found.setdefault(peak, Online(score, peak, i, shift))
+    return tuple(found.values())
 
 
 def find_moments(graph: Graph, cols: Iterable[int]) -> tuple[Moments, ...]:
@@ -104,13 +93,15 @@ def find_moments(graph: Graph, cols: Iterable[int]) -> tuple[Moments, ...]:
         if v.op != "sum" or v.over != over or v.dtype != "float32" or n < 2:
             continue
         square = vals[v.args[0]]
-        d = vals[square.args[0]] if square.op == "mul" and square.args[0] == square.args[1] else None
-        if d is None or d.op != "sub" or d.args[0] not in sums or vals[d.args[1]].op != "mul":
+        if square.op != "mul" or square.args[0] != square.args[1] or vals[square.args[0]].op != "sub":
             continue
-        total, mean = sums[d.args[0]], vals[d.args[1]]
+        score, middle = vals[square.args[0]].args
+        if score not in sums or vals[middle].op != "mul":
+            continue
+        total, mean = sums[score], vals[middle]
         scale = next((vals[a] for a in mean.args if vals[a].op == "const"), None)
         if total in mean.args and scale is not None and abs(float(scale.number) * n - 1) < 1e-6:
-            found.append(Moments(d.args[0], total, i))
+            found.append(Moments(score, total, i))
     return tuple(found)
 
 

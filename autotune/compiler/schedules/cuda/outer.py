@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from autotune.compiler.program.lane_axis import narrowest, unit_axis, vector_length
+from autotune.compiler.program.lane_axis import narrowest, unit_axis
 from autotune.compiler.program.program import Program, build_program, power_of_two
 from autotune.compiler.schedules.configurations import PLAIN_CUDA, has_online, having, narrow
 from autotune.compiler.schedules.cuda.outer_seeds import copied_seeds
@@ -26,6 +26,7 @@ from autotune.compiler.schedules.cuda.outer_shape import (
     crowded,
     kept,
     kept_words,
+    lanes,
     lines,
     may_copy,
     vectors,
@@ -72,7 +73,7 @@ def _deepest(program: Program) -> int:
 
 def _registers(program: Program, config: Config) -> float:
     """Registers a thread needs for values that wait for a later pass."""
-    vec = vector_length(program.graph, unit_axis(program.graph), int(config["vector_bytes"]))
+    vec = lanes(program, int(config["vector_bytes"]))
     if config["keep"] != "registers":
         return kept_words(program, vec) * int(config.get("held", 0))
     places = int(config["rows_per_block"]) * int(config.get("cluster", 1))
@@ -100,7 +101,7 @@ class OuterScheme:
     def space_of(self, graph: Graph, space: Space) -> Space:
         program = self.program(graph)
         usable = vectors(program)
-        vec = vector_length(program.graph, unit_axis(program.graph), usable[-1])
+        vec = lanes(program, usable[-1])
         space = narrow(having(space, OuterSchedule), "vector_bytes", usable)
         most = min(256, power_of_two(lines(program, vec)))
         least = min(across(program, b) for b in usable)
@@ -123,108 +124,108 @@ class OuterScheme:
 
     def normalize(self, graph: Graph, config: Config) -> Config:
         program = self.program(graph)
-        c: Config = {"cluster": 1, "prefetch": False, "held": 0}
-        c.update(config)
-        t = 1 << (int(c["threads_per_row"]).bit_length() - 1)
-        t = max(min(t, 256), across(program, int(c["vector_bytes"])))
-        r, cluster = int(c["rows_per_block"]), int(c["cluster"])
-        while r * t > 1024:
-            r -= r // 2
-        while r * t < 64:
-            r *= 2
-        while cluster > 1 and (r < cluster or r * cluster >= program.n_cols):
+        config = {"cluster": 1, "prefetch": False, "held": 0} | config
+        threads = 1 << (int(config["threads_per_row"]).bit_length() - 1)
+        threads = max(min(threads, 256), across(program, int(config["vector_bytes"])))
+        deep, cluster = int(config["rows_per_block"]), int(config["cluster"])
+        while deep * threads > 1024:
+            deep -= deep // 2
+        while deep * threads < 64:
+            deep *= 2
+        while cluster > 1 and (deep < cluster or deep * cluster >= program.n_cols):
             cluster //= 2
-        c.update(threads_per_row=t, rows_per_block=max(1, r), cluster=cluster)
+        config.update(threads_per_row=threads, rows_per_block=max(1, deep), cluster=cluster)
         if cluster > 1:
-            c["blocks_per_sm"] = 0
-        if not any(pas.kept_out for pas in program.passes) and c["keep"] == "shared":
-            c["keep"] = "registers"
-        packs = -(-program.n_cols // (r * cluster))
-        if not program.kept and packs <= int(c["unroll"]):
-            c["keep"] = "registers"  # straight-line either way
-        if c["keep"] != "shared" or not may_copy(self.program(graph, True, bool(c["online"])), c):
-            c["prefetch"] = False
-        if not c["prefetch"] or int(c["blocks_per_sm"]):
-            c["held"] = 0
-        c["held"] = max(n for n in HELD if n <= min(int(c["held"]), packs - 1))
-        if c["keep"] == "registers":
-            c["unroll"] = 1
-        if c["prefetch"]:  # up to so many are one group
-            while int(c["unroll"]) // 2 >= max(int(c["held"]), packs - int(c["held"])):
-                c["unroll"] = int(c["unroll"]) // 2
-        while not c["prefetch"] and int(c["unroll"]) > packs:
-            c["unroll"] = int(c["unroll"]) // 2
-        return c
+            config["blocks_per_sm"] = 0
+        if not any(pas.kept_out for pas in program.passes) and config["keep"] == "shared":
+            config["keep"] = "registers"
+        packs = -(-program.n_cols // (deep * cluster))
+        if not program.kept and packs <= int(config["unroll"]):
+            config["keep"] = "registers"  # straight-line either way
+        if config["keep"] != "shared" or not may_copy(self.program(graph, True, bool(config["online"])), config):
+            config["prefetch"] = False
+        if not config["prefetch"] or int(config["blocks_per_sm"]):
+            config["held"] = 0
+        config["held"] = max(n for n in HELD if n <= min(int(config["held"]), packs - 1))
+        if config["keep"] == "registers":
+            config["unroll"] = 1
+        if config["prefetch"]:  # up to so many are one group
+            while int(config["unroll"]) // 2 >= max(int(config["held"]), packs - int(config["held"])):
+                config["unroll"] = int(config["unroll"]) // 2
+        while not config["prefetch"] and int(config["unroll"]) > packs:
+            config["unroll"] = int(config["unroll"]) // 2
+        return config
 
     def default(self, graph: Graph) -> Config:
         program = self.program(graph)
-        usable, g, x = vectors(program), program.graph, unit_axis(program.graph)
+        usable = vectors(program)
         # The widest vectors of up to 16 bytes that leave enough strips of a 32-byte sector for all multiprocessors.
         fits = [b for b in usable if b <= 16] or usable[-1:]
-        bytes_ = next((b for b in fits if kept(program) * b >= vector_length(g, x, b) * 32 * SMS), fits[-1])
-        vec = vector_length(g, x, bytes_)
+        bytes_ = next((b for b in fits if kept(program) * b >= lanes(program, b) * 32 * SMS), fits[-1])
+        vec = lanes(program, bytes_)
         packs = lines(program, vec)
         config: Config = PLAIN_CUDA | {"vector_bytes": bytes_}
         least = max(1, 32 // bytes_, across(program, bytes_))  # a sector, or a tile
-        t = least
-        while t < 32 and packs >= 2 * t * SMS * 2:
-            t *= 2
-        best = self._shape(program, config, t)
-        while not _held(program, best) and t > least:
-            t //= 2
-            best = self._shape(program, config, t)
+        threads = least
+        while threads < 32 and packs >= 2 * threads * SMS * 2:
+            threads *= 2
+        best = self._shape(program, config, threads)
+        while not _held(program, best) and threads > least:
+            threads //= 2
+            best = self._shape(program, config, threads)
         for cluster in clusters(program):  # what one block cannot hold, several may
             if _held(program, best) or not program.kept:
                 break
-            wide = max(t, 128 // bytes_)
+            wide = max(threads, 128 // bytes_)
             best = config | {"cluster": cluster, "threads_per_row": wide, "rows_per_block": max(1, 512 // wide)}
         if program.kept and not _held(program, best):
             best |= {"keep": "reload", "unroll": 4, "online": has_online(program), "cluster": 1}
         return self.normalize(graph, best)
 
-    def _shape(self, program: Program, config: Config, t: int) -> Config:
-        """``t`` threads along the kept axes, and along the reduced ones enough for four to eight places each."""
-        room, need = max(1, 1024 // t), power_of_two(-(-program.n_cols // 8))
-        r = min(room, _deepest(program), max(need, 256 // t))
-        packs = -(-program.n_cols // r)
+    def _shape(self, program: Program, config: Config, threads: int) -> Config:
+        """``threads`` along the kept axes, and along the reduced ones enough for four to eight places each."""
+        room, need = max(1, 1024 // threads), power_of_two(-(-program.n_cols // 8))
+        deep = min(room, _deepest(program), max(need, 256 // threads))
+        packs = -(-program.n_cols // deep)
         loop = not program.kept and packs > 16
         return config | {
-            "threads_per_row": t,
-            "rows_per_block": r,
+            "threads_per_row": threads,
+            "rows_per_block": deep,
             "keep": "reload" if loop else "registers",
             "unroll": 8 if loop else 1,
         }
 
     def seeds(self, graph: Graph) -> list[Config]:
-        program, d = self.program(graph), self.default(graph)
-        t, r = int(d["threads_per_row"]), int(d["rows_per_block"])
+        program, default = self.program(graph), self.default(graph)
+        threads, deep = int(default["threads_per_row"]), int(default["rows_per_block"])
         out: list[Config] = []
         if kept(program) * program.n_cols >= 1 << 20:
-            out += copied_seeds(self, graph, d)
+            out += copied_seeds(self, graph, default)
         for a, b in ((1, 2.0), (1, 0.5), (2, 0.5), (0.5, 2), (2, 1), (0.5, 1), (4, 0.25)):
-            n, m = int(t * a), int(r * b)
+            n, m = int(threads * a), int(deep * b)
             if 1 <= n <= 256 and 1 <= m <= _deepest(program) and 64 <= n * m <= 1024:
-                out.append(d | {"threads_per_row": n, "rows_per_block": m})
+                out.append(default | {"threads_per_row": n, "rows_per_block": m})
         for b in vectors(program):
-            if b <= 16 and b != d["vector_bytes"]:
-                scale = int(d["vector_bytes"]) / b
-                out.append(d | {"vector_bytes": b, "threads_per_row": max(1, min(256, int(t * scale)))})
-        out += [d | {"cluster": c, "rows_per_block": max(c, r // c)} for c in clusters(program)]
+            if b <= 16 and b != default["vector_bytes"]:
+                scale = int(default["vector_bytes"]) / b
+                out.append(default | {"vector_bytes": b, "threads_per_row": max(1, min(256, int(threads * scale)))})
+        out += [default | {"cluster": c, "rows_per_block": max(c, deep // c)} for c in clusters(program)]
         if program.kept:
-            out.append(d | {"keep": "reload", "unroll": 4, "online": has_online(program)})
-            out.append(d | {"keep": "shared", "unroll": 4})
+            out.append(default | {"keep": "reload", "unroll": 4, "online": has_online(program)})
+            out.append(default | {"keep": "shared", "unroll": 4})
             for c in clusters(program):
-                wide = max(t, 128 // int(d["vector_bytes"]))  # whole lines of memory
-                held = d | {"keep": "registers", "cluster": c, "threads_per_row": wide, "unroll": 1, "online": False}
-                held |= {"rows_per_block": max(1, 512 // wide)}
+                wide = max(threads, 128 // int(default["vector_bytes"]))  # whole lines of memory
+                held = default | {"keep": "registers", "unroll": 1, "online": False, "cluster": c}
+                held |= {"threads_per_row": wide, "rows_per_block": max(1, 512 // wide)}
                 # A cap that lets two blocks of an SM overlap, one loading while the other one stores.
                 out += [held, held | {"max_registers": 64}]
-                half = max(1, 64 // int(d["vector_bytes"]))  # what memory gives at a time
+                half = max(1, 64 // int(default["vector_bytes"]))  # what memory gives at a time
                 if half < wide:
                     strip = {"threads_per_row": half, "rows_per_block": max(1, 512 // half), "max_registers": 64}
                     out.append(held | strip)
         if kept(program) * program.n_cols >= 1 << 20:
-            out += [d | {"load_hint": "no_allocate"}, d | {"store_hint": "evict_last"}, d | {"blocks_per_sm": 2}]
+            out += [default | {"load_hint": "no_allocate"}, default | {"store_hint": "evict_last"}]
+            out.append(default | {"blocks_per_sm": 2})
         made = [self.normalize(graph, c) for c in out]
         return [c for c in made if self.reject(graph, c) is None]
 

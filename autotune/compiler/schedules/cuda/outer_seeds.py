@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from autotune.compiler.program.lane_axis import unit_axis, vector_length
 from autotune.compiler.program.program import Program
 from autotune.compiler.schedules.configurations import has_online
 from autotune.compiler.schedules.cuda.outer_shape import (
@@ -19,6 +18,7 @@ from autotune.compiler.schedules.cuda.outer_shape import (
     clusters,
     crowded,
     kept_words,
+    lanes,
     lines,
     may_copy,
     vectors,
@@ -44,25 +44,25 @@ class Sized(Protocol):
     def shared(self, graph: Graph, config: Config) -> tuple[int, int]: ...
 
 
-def copied_seeds(scheme: Sized, graph: Graph, d: Config) -> list[Config]:
-    """Variations of the default ``d`` whose strips are copied ahead; none where nothing can be."""
+def copied_seeds(scheme: Sized, graph: Graph, default: Config) -> list[Config]:
+    """Variations of ``default`` whose strips are copied ahead; none where nothing can be."""
     program = scheme.program(graph)
     wide = next((b for b in vectors(program) if b <= 16), 0)
-    d = d | {"vector_bytes": wide, "keep": "shared", "prefetch": True, "online": False, "unroll": 2}
-    d |= {"cluster": 1, "blocks_per_sm": 0}
-    if not wide or not may_copy(program, d):
+    default = default | {"vector_bytes": wide, "keep": "shared", "prefetch": True, "online": False, "unroll": 2}
+    default |= {"cluster": 1, "blocks_per_sm": 0}
+    if not wide or not may_copy(program, default):
         return []
-    return (_whole(scheme, graph, d) if crowded(program) else []) + _in_turn(scheme, graph, d)
+    return (_whole(scheme, graph, default) if crowded(program) else []) + _in_turn(scheme, graph, default)
 
 
-def _in_turn(scheme: Sized, graph: Graph, d: Config) -> list[Config]:
+def _in_turn(scheme: Sized, graph: Graph, default: Config) -> list[Config]:
     """Three blocks an SM or more, under a register cap that lets them, in the smallest clusters that have strips so
     small; and one block an SM that copies a strip while it stores another."""
-    program, wide = scheme.program(graph), int(d["vector_bytes"])
+    program, wide = scheme.program(graph), int(default["vector_bytes"])
     out: list[Config] = []
     for strip in (64, 32, 128):  # bytes
         t = max(1, strip // wide, across(program, wide))
-        shape = d | {"threads_per_row": t, "rows_per_block": max(1, 256 // t)}
+        shape = default | {"threads_per_row": t, "rows_per_block": max(1, 256 // t)}
         for cluster in (1, *clusters(program)):
             config = shape | {"cluster": cluster}
             fit = MOST.shared // (sum(scheme.shared(graph, config)) + SYSTEM)
@@ -75,16 +75,16 @@ def _in_turn(scheme: Sized, graph: Graph, d: Config) -> list[Config]:
     return out + ([out[0] | {"online": True}] if out and has_online(program) else [])
 
 
-def _whole(scheme: Sized, graph: Graph, d: Config) -> list[Config]:
+def _whole(scheme: Sized, graph: Graph, default: Config) -> list[Config]:
     """Strips that are all on the device at the same time, or in two waves.
 
     A part of each lies in registers where shared memory alone does not hold them. No SM waits for a last, short wave
     then. But neither does one strip hide what another one computes, so maximum and sum of exponentials are found
     online, while copies arrive.
     """
-    program, wide, online = scheme.program(graph), int(d["vector_bytes"]), has_online(scheme.program(graph))
-    vec = vector_length(program.graph, unit_axis(program.graph), wide)
-    d = d | {"online": online, "unroll": 2 if vec > 4 else 4}
+    program, wide, online = scheme.program(graph), int(default["vector_bytes"]), has_online(scheme.program(graph))
+    vec = lanes(program, wide)
+    default = default | {"online": online, "unroll": 2 if vec > 4 else 4}
     shapes = [(64, 256), (64, 512), (32, 256), (128, 256)]  # bytes, threads
     if vec <= 4:  # a block of all threads that 64 registers allow: with more lanes it spills
         shapes.insert(1, (64, 1024))
@@ -92,7 +92,7 @@ def _whole(scheme: Sized, graph: Graph, d: Config) -> list[Config]:
         out: list[Config] = []
         for strip, threads in shapes:
             t = max(1, strip // wide, across(program, wide))
-            shape = d | {"threads_per_row": t, "rows_per_block": max(1, threads // t)}
+            shape = default | {"threads_per_row": t, "rows_per_block": max(1, threads // t)}
             fitting = (_fitting(scheme, graph, shape | {"cluster": c}, waves) for c in (1, *clusters(program)))
             out += [c for c in fitting if c is not None][:1]
         if out:
@@ -109,7 +109,7 @@ def _fitting(scheme: Sized, graph: Graph, config: Config, waves: int) -> Config 
     None if they cannot, or would leave many places empty.
     """
     program = scheme.program(graph, True, bool(config["online"]))
-    vec = vector_length(program.graph, unit_axis(program.graph), int(config["vector_bytes"]))
+    vec = lanes(program, int(config["vector_bytes"]))
     threads = int(config["threads_per_row"]) * int(config["rows_per_block"])
     blocks = -(-lines(program, vec) // int(config["threads_per_row"])) * int(config["cluster"])
     each = -(-blocks // (SMS * waves))  # blocks an SM

@@ -32,6 +32,11 @@ def kept_words(program: Program, vec: int) -> float:
     return widest
 
 
+def lanes(program: Program, vector_bytes: int) -> int:
+    """Neighbours that a thread takes at a time; 0 if they do not divide the axis that they lie on."""
+    return vector_length(program.graph, unit_axis(program.graph), vector_bytes)
+
+
 def lines(program: Program, vec: int) -> int:
     """Packs along the axes that packs cover, all of them together."""
     return kept(program) // vec
@@ -45,8 +50,7 @@ def kept(program: Program) -> int:
 
 def across(program: Program, vector_bytes: int) -> int:
     """Threads that must lie side by side: those of one tile."""
-    x = unit_axis(program.graph)
-    vec = vector_length(program.graph, x, vector_bytes)
+    x, vec = unit_axis(program.graph), lanes(program, vector_bytes)
     return 1 if x in program.rows or not vec else program.graph.extents[x] // vec
 
 
@@ -60,8 +64,7 @@ def vectors(program: Program) -> list[int]:
 
     A tile is at most a warp wide.
     """
-    g, x = program.graph, unit_axis(program.graph)
-    return [b for b in (32, 16, 8, 4, 2, 1) if vector_length(g, x, b) and across(program, b) <= 32][:4]
+    return [b for b in (32, 16, 8, 4, 2, 1) if lanes(program, b) and across(program, b) <= 32][:4]
 
 
 def crowded(program: Program) -> bool:
