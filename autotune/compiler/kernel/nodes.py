@@ -407,21 +407,6 @@ class For(Stmt):
 
 
 @dataclass(frozen=True, slots=True)
-class Loop(Stmt):
-    """``body`` until a :class:`Break` in it."""
-
-    body: Body
-
-    def blocks(self) -> tuple[Body, ...]:
-        return (self.body,)
-
-
-@dataclass(frozen=True, slots=True)
-class Break(Stmt):
-    """Leaves the innermost loop."""
-
-
-@dataclass(frozen=True, slots=True)
 class Return(Stmt):
     """The results of a function, a tuple."""
 

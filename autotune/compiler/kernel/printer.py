@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from autotune.compiler.kernel.nodes import (
     Assign,
     Binary,
-    Break,
     Const,
     Do,
     Expr,
@@ -21,7 +20,6 @@ from autotune.compiler.kernel.nodes import (
     Intrinsic,
     Invoke,
     Item,
-    Loop,
     Pointer,
     Return,
     Select,
@@ -105,13 +103,6 @@ class Printer:
             bounds = bounds[1:2] if s.start == Const(0) else bounds[:2]
         self.put(f"for {s.var.name} in range({', '.join(bounds)}):")
         self.inside(s.body)
-
-    def put_Loop(self, s: Loop) -> None:
-        self.put("while True:")
-        self.inside(s.body)
-
-    def put_Break(self, s: Break) -> None:
-        self.put("break")
 
     def put_Return(self, s: Return) -> None:
         self.put(f"return {self.tuple_of(s.values)}")

@@ -8,13 +8,11 @@ from math import prod
 from autotune.compiler.kernel.lower import pointwise
 from autotune.compiler.kernel.nodes import (
     Assign,
-    Break,
     Cast,
     Const,
     Do,
     Expr,
     Intrinsic,
-    Loop,
     Operand,
     Stmt,
     Var,
@@ -26,7 +24,7 @@ from autotune.compiler.kernel.nodes import (
 )
 from autotune.compiler.program.program import Program, stride_of
 from autotune.compiler.targets.cpu.forms import number, plain, zero
-from autotune.compiler.targets.cpu.nodes import Named, buffer, output, plane, source
+from autotune.compiler.targets.cpu.nodes import Break, Loop, Named, buffer, output, plane, source
 from autotune.compiler.targets.cpu.passes import shared_exponentials
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.ir.graph import Value, compute_type

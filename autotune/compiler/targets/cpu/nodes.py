@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autotune.compiler.kernel.nodes import Const, Expr, Load, Operand, Stmt, Store, Var, expr
+from autotune.compiler.kernel.nodes import Body, Const, Expr, Load, Operand, Stmt, Store, Var, expr
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,21 @@ class Increase(Stmt):
 
     def expressions(self) -> tuple[Expr, ...]:
         return (self.target, self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Loop(Stmt):
+    """``body`` until a :class:`Break` in it."""
+
+    body: Body
+
+    def blocks(self) -> tuple[Body, ...]:
+        return (self.body,)
+
+
+@dataclass(frozen=True, slots=True)
+class Break(Stmt):
+    """Leaves the innermost loop."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import math
 
 from autotune.compiler.kernel.nodes import Cast, Const, Expr, Intrinsic, Load, Op, Select, Store
 from autotune.compiler.kernel.printer import Printer
-from autotune.compiler.targets.cpu.nodes import Accumulate, Choice, Fetch, Increase, Memory, Named, Stream
+from autotune.compiler.targets.cpu.nodes import Accumulate, Break, Choice, Fetch, Increase, Loop, Memory, Named, Stream
 
 _NUMPY = {"float32": "np.float32", "int32": "np.int32", "int64": "np.int64", "bool": "bool"}
 _OF_OPERATORS = ("clamp", "erf_by", "inverse")
@@ -60,6 +60,13 @@ class CpuPrinter(Printer):
 
     def put_Increase(self, s: Increase) -> None:
         self.put(f"{s.target.name} += {self.text(s.value)}")
+
+    def put_Loop(self, s: Loop) -> None:
+        self.put("while True:")
+        self.inside(s.body)
+
+    def put_Break(self, s: Break) -> None:
+        self.put("break")
 
     # ---- memory -----------------------------------------------------------------------------------------------------
 
