@@ -408,9 +408,10 @@ class For(Stmt):
 
 @dataclass(frozen=True, slots=True)
 class Return(Stmt):
-    """The results of a function, a tuple."""
+    """The results of a function, a tuple; or the one result itself where ``alone``."""
 
     values: tuple[Expr, ...]
+    alone: bool = False
 
     def expressions(self) -> tuple[Expr, ...]:
         return self.values

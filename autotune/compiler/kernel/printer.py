@@ -105,7 +105,7 @@ class Printer:
         self.inside(s.body)
 
     def put_Return(self, s: Return) -> None:
-        self.put(f"return {self.tuple_of(s.values)}")
+        self.put(f"return {self.text(s.values[0]) if s.alone else self.tuple_of(s.values)}")
 
     # ---- expressions ------------------------------------------------------------------------------------------------
 

@@ -14,16 +14,50 @@ brought into the L2 while the places are scanned (``prefetch``), so that memory 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import add
 from typing import Any
 
+from autotune.compiler.kernel.nodes import (
+    Assign,
+    Cast,
+    Const,
+    Do,
+    Expr,
+    Function,
+    Intrinsic,
+    Item,
+    Operand,
+    Pointer,
+    Return,
+    Select,
+    Stmt,
+    Tuple,
+    Unary,
+    Unpack,
+    Var,
+    both,
+    expr,
+    loop,
+    when,
+)
+from autotune.compiler.kernel.reducers import ZERO
+from autotune.compiler.kernel.rewrite import closed
 from autotune.compiler.program.program import Program, stride_of
 from autotune.compiler.program.scattered import Scattered, Sum, scattered
-from autotune.compiler.targets.cuda.access import narrowest
-from autotune.compiler.targets.cuda.counts import LIMIT, check_launch
-from autotune.compiler.targets.cuda.names import NAMES, tuple_of
-from autotune.compiler.targets.cuda.rows import legacy
+from autotune.compiler.targets.cuda.access import COLUMN, FALSE, OK, ROW, narrowest
+from autotune.compiler.targets.cuda.counts import LIMIT, Counts, check_launch
+from autotune.compiler.targets.cuda.device import (
+    BLOCK,
+    THREAD,
+    Ballot,
+    Barrier,
+    Bits,
+    Shared,
+    ShuffleFrom,
+    ThreadIndex,
+)
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.kernel import alignments
 from autotune.compiler.targets.cuda.source import GENERATOR, CudaSchedule, CudaSource
@@ -57,8 +91,40 @@ def fetchable(s: Scattered) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _indent(lines: Sequence[str], by: int = 1) -> list[str]:
-    return ["    " * by + line for line in lines]
+WORDS, SUMS = Var("si"), Var("sf")
+"""Shared memory as whole numbers, and as the sums of the match lanes."""
+LANE, WARP, MATCH, BELOW = (Var(name, "int32") for name in ("lane", "warp", "match", "below"))
+"""Number of the thread in its warp, of the warp, of the match lane; a bit for each lane below."""
+FIRST, ROWS, COL = (Var(name, "int32") for name in ("first", "rows", "col"))
+"""The first place of the block, how many it has, and the thread's first column."""
+BASE, LOW, COUNT, ROOM = Var("base"), Var("low", "int64"), Var("count", "int32"), Var("room", "int32")
+"""Of a step of the scan: its first token, the first of the places that it looks for, how many, and the list's room."""
+TOTAL, FOUND, AT, R, K = (Var(name, "int32") for name in ("total", "found", "at", "r", "k"))
+OVER, INSIDE, ON = (Var(name, "bool") for name in ("over", "inside", "on"))
+ACCUMULATED, TERM = Var("a"), Var("x")
+"""A thread's sums, and the pack that is added to them."""
+TRUE = Const(True, "bool")
+
+
+def _int(x: Operand) -> Cast:
+    return Cast("int32", expr(x))
+
+
+def _word(at: Expr) -> Item:
+    return WORDS[Cast("uint32", at)]
+
+
+def _least(a: Expr, b: Operand) -> Intrinsic:
+    return Intrinsic("least", (a, _int(b)), "int32")
+
+
+def _quotient(x: Expr, n: int) -> Intrinsic:
+    return Counts().quotient(x, n)
+
+
+def _select(test: Expr, x: Expr) -> Select:
+    """Both of two tests, without a branch."""
+    return Select(test, x, FALSE)
 
 
 def _emitter(program: Program, schedule: CudaSchedule, vec: int) -> CudaEmitter:
@@ -67,37 +133,45 @@ def _emitter(program: Program, schedule: CudaSchedule, vec: int) -> CudaEmitter:
     return CudaEmitter(program, own, apart=loads)
 
 
-def _call(number: int, params: Sequence[str], **given: str) -> str:
-    return f"f{number}({', '.join(given.get(n, n) for n in params)})"
+def _before(part: CudaEmitter, q: int) -> list[Stmt]:
+    """The row values and offsets that pass ``q`` of ``part`` takes, of row number ``row``."""
+    pas = part.program.passes[q]
+    values = [line for i in pas.row_values for line in part.row_value(i)]
+    return [*part.row_indices(), *values, *part.bases(pas.compute, pas.stores)]
 
 
 class _Adder:
     """One sum as a kernel sees it: how its places are read, and its terms; its part of shared memory.
 
     Attributes:
-        number: of the sum; ``f<2 number>`` reads a pack of places, ``f<2 number + 1>`` one of a term.
+        place, term: functions that read a pack of places, and one of a term.
+        add: function that adds a term to the sums where ``on``.
         step: tokens that a block scans at a time; ``packs`` of each thread.
         begin: word where it is written where the terms of each place begin in the sorted list.
         sorted: word where the sorted list begins.
+        scan: function that is a step of the scan: the compiler's front takes most of its time for that, so it is there
+            once.
     """
 
-    def __init__(self, one: Sum, number: int, schedule: CudaSchedule, vec: int) -> None:
-        self.one, self.number, self.tokens, self.pick = one, number, one.n_tokens, one.place_vector
+    scan: Function
+
+    def __init__(self, one: Sum, schedule: CudaSchedule, vec: int) -> None:
+        self.one, self.tokens, self.pick = one, one.n_tokens, one.place_vector
         self.places = _emitter(one.places, schedule, self.pick)
         self.terms = _emitter(one.terms, schedule, vec)
         self.packs = max(1, min(MOST_PACKS, -(-self.tokens // (schedule.block * self.pick))))
         self.step = schedule.block * self.pick * self.packs
         self.begin = self.sorted = 0
-        self.place_text, self.place_params = legacy.function(
-            self.places.pass_function(0, one.places.passes[0])[0], f"f{2 * number}"
-        )
-        self.term_text, self.term_params = legacy.function(
-            self.terms.pass_function(0, one.terms.passes[0])[0], f"f{2 * number + 1}"
-        )
+        self.place, _ = self.places.pass_function(0, one.places.passes[0])
+        self.term, _ = self.terms.pass_function(0, one.terms.passes[0])
+        packed = self.terms.packed(one.term)
+        unpacked = [Assign(TERM, Unpack(self.terms.storage(one.term), vec, TERM))] if packed else []
+        sums = tuple(ACCUMULATED[e] + Select(ON, TERM[e], ZERO) for e in range(vec))
+        self.add = closed([*unpacked, Return(sums)])
 
 
 class _Kernel:
-    """The lines of one kernel."""
+    """The statements of one kernel."""
 
     def __init__(self, s: Scattered, schedule: CudaSchedule, owned: int) -> None:
         self.s, self.schedule, self.owned = s, schedule, owned
@@ -111,9 +185,9 @@ class _Kernel:
             raise Unsupported(f"vectors of {schedule.vector_bytes} bytes do not divide the columns")
         self.results = _emitter(s.results, schedule, self.vec)
         self.results.ok_needed = True
-        made, _ = self.results.pass_function(1, s.results.passes[1])
-        self.result_text, self.result_params = legacy.function(made, f"f{2 * len(s.sums)}")
-        self.sums = [_Adder(one, n, schedule, self.vec) for n, one in enumerate(s.sums)]
+        self.result, _ = self.results.pass_function(1, s.results.passes[1])
+        self.nothing = Assign(ACCUMULATED, closed([Return((ZERO,) * self.vec)])())
+        self.sums = [_Adder(one, schedule, self.vec) for one in s.sums]
         if max(s.n_places, s.n_cols, *(one.tokens * owned for one in self.sums)) >= LIMIT:
             raise Unsupported("more places or terms than 32-bit counters hold")
         self.chunk = self.lanes * self.vec
@@ -130,257 +204,222 @@ class _Kernel:
         for one in self.sums if owned > 1 else ():
             one.begin, one.sorted = self.words, self.words + owned + 1
             self.words = one.sorted + self.most_sorted
-
-    # ---- device functions -------------------------------------------------------------------------------------------
-
-    def functions(self) -> list[str]:
-        """Those of each sum (:class:`_Adder`); then ``f<n>`` and on, with n twice the number of sums: what is made of
-        a pack of sums, sums of nothing, for each sum what adds a term where ``on``, and for each a step of the scan:
-        the compiler's front takes most of its time for that, so it is there once."""
-        first = 2 * len(self.sums)
-        out = []
         for one in self.sums:
-            out.append(one.place_text)
-            out.append(one.term_text)
-        out.append(self.result_text)
-        out.append(f"def f{first + 1}():\n    return {tuple_of(['float32(0)'] * self.vec)}")
-        for one in self.sums:
-            add = [f"def f{first + 2 + one.number}(a, x, on):"]
-            if one.terms.packed(one.one.term):
-                short = NAMES[self.s.graph.inputs[self.s.graph.values[one.one.term].slot]]
-                add.append(f"    x = un_{short}_{self.vec}(x)")
-            sums = [f"a[{e}] + sel(on, x[{e}], float32(0))" for e in range(self.vec)]
-            out.append("\n".join([*add, f"    return {tuple_of(sums)}"]))
-        for one in self.sums:
-            head = self.scanned(one).replace("found = ", "def ") + ":"
-            out.append("\n".join([head, *_indent([*self.scan(one), "return found"])]))
-        return out
-
-    @property
-    def zeros(self) -> str:
-        return f"a = f{2 * len(self.sums) + 1}()"
+            one.scan = closed([*self.scan(one), Return((FOUND,), alone=True)])
 
     # ---- pieces -----------------------------------------------------------------------------------------------------
 
-    def before(self, part: CudaEmitter, program: Program, q: int) -> list[str]:
-        """Lines with the row values and offsets that a pass function of ``part`` takes, of row number ``row``."""
-        out = list(part.row_indices())
-        for i in program.passes[q].row_values:
-            out += part.row_value(i)
-        return legacy.lines(out + part.bases(program.passes[q].compute, program.passes[q].stores))
-
-    def add(self, one: _Adder, first: int, scale: int, flight: int, stride: int, end: str) -> list[str]:
-        """Lines that add the terms listed at ``k``, ``k + stride`` and so on before ``end`` to the sums ``a``.
+    def add(self, one: _Adder, first: int, scale: int, flight: int, stride: int, end: Var) -> list[Stmt]:
+        """Adds the terms listed at ``k``, ``k + stride`` and so on before ``end`` to the sums.
 
         What lies behind the end is read as the last one is, and not added.
 
         Args:
             first: word of the list; an entry is a token's number times ``scale``.
         """
-        out = []
-        for u in range(flight):
-            at = f"k + {u * stride}" if u else "k"
-            out.append(f"row = si[uint32({first} + least(int32({at}), int32({end} - 1)))]")
-            out += [f"row = udiv(row, {scale})"] if scale > 1 else []
-            out += self.before(one.terms, one.one.terms, 0)
-            out.append(f"x{u} = {_call(2 * one.number + 1, one.term_params, c='col')}")
-        for u in range(flight):
-            on = f"k + {u * stride} < {end}" if u else f"k < {end}"
-            out.append(f"a = f{2 * len(self.sums) + 2 + one.number}(a, x{u}, {on})")
-        return out
+        out: list[Stmt] = []
+        terms = [(K + u * stride if u else K, Var(f"x{u}")) for u in range(flight)]
+        for at, term in terms:
+            out.append(Assign(ROW, _word(Const(first) + _least(_int(at), end - 1))))
+            out += [Assign(ROW, _quotient(ROW, scale))] if scale > 1 else []
+            out += [*_before(one.terms, 0), Assign(term, one.term({COLUMN.name: COL}))]
+        return out + [Assign(ACCUMULATED, one.add({TERM.name: term, ON.name: at < end})) for at, term in terms]
 
-    def store(self, place: str, sums: str, ok: str) -> list[str]:
-        """Lines that store what is made of the sums of place number ``place`` of the block's where ``ok``. That of
-        another place is computed all the same, at the last one there is."""
-        lines = [f"row = least(int32(first + {place}), int32({self.s.n_places - 1}))"]
-        lines += self.before(self.results, self.s.results, 1)
-        return [*lines, _call(2 * len(self.sums), self.result_params, c="col", z0=sums, ok=ok)]
+    def store(self, place: Expr, sums: list[Var], ok: Expr) -> list[Stmt]:
+        """Stores what is made of the sums of place number ``place`` of the block's where ``ok``. That of another place
+        is computed all the same, at the last one there is."""
+        row = Assign(ROW, _least(_int(FIRST + place), self.s.n_places - 1))
+        together: Expr = sums[0]
+        for x in sums[1:]:
+            together = together + x
+        given = {COLUMN.name: COL, self.results.kept(0).name: together, OK.name: ok}
+        return [row, *_before(self.results, 1), Do(self.result(given))]
 
-    def fetch(self) -> list[str]:
-        """Lines that have what is read beside the sums brought into the L2, each match lane its places."""
-        e, chosen = self.results, fetchable(self.s)
+    def fetch(self) -> list[Stmt]:
+        """Has what is read beside the sums brought into the L2, each match lane its places."""
+        e, chosen, across = self.results, fetchable(self.s), Var("across", "int32")
         if not self.schedule.prefetch or not chosen:
             return []
-        bases = e.bases(chosen, ())
-        out = ["row = int32(first + r)", *legacy.lines(e.row_indices() + bases)]
+        out: list[Stmt] = [Assign(ROW, _int(FIRST + R)), *e.row_indices(), *e.bases(chosen, ())]
         for i in chosen:
-            v = self.s.graph.values[i]
-            lanes = max(1, LINE // (self.vec * STORAGE_BYTES[self.s.graph.inputs[v.slot]]))
-            line = f"to_l2(p{v.slot}, {legacy.text(e.address(e.access[i], e.base(i), 0))})"
-            out += [f"if across % {lanes} == 0:", f"    {line}"] if lanes > 1 else [line]
-        loop = [f"for r in range(match, rows, {self.match}):", *_indent(out)]
-        return [f"across = int32(tid - match * {self.lanes})", "c = col", *legacy.lines(e.column_indices()), *loop]
+            lanes = max(1, LINE // (self.vec * STORAGE_BYTES[e.storage(i)]))
+            at = e.address(e.access[i], e.base(i), 0)
+            line = Do(Intrinsic("to_l2", (Pointer(self.s.graph.values[i].slot), at)))
+            out += [when((across % lanes).equals(0), [line])] if lanes > 1 else [line]
+        before = [Assign(across, _int(THREAD - MATCH * self.lanes)), Assign(COLUMN, COL), *e.column_indices()]
+        return [*before, loop(R, ROWS, out, MATCH, self.match)]
 
-    def scanned(self, one: _Adder) -> str:
-        """The line that scans a step."""
-        known = ["si", "tid", "lane", "warp", "first", "base", "low", "count", "room", "total"]
-        given = ", ".join([*known, *(n for n in one.place_params if n != "c")])
-        return f"found = f{3 * len(self.sums) + 2 + one.number}({given})"
-
-    def scan(self, one: _Adder) -> list[str]:
-        """Lines of one step of the scan: of the places from ``base`` on, those in ``[low, low + count)`` are put into
-        the list from number ``total`` on, as far as the number ``room``, and ``found`` is how many there are.
+    def scan(self, one: _Adder) -> list[Stmt]:
+        """One step of the scan: of the places from ``base`` on, those in ``[low, low + count)`` are put into the list
+        from number ``total`` on, as far as the number ``room``, and ``found`` is how many there are.
 
         An entry is a token's number times ``owned`` plus the number of the place.
         """
-        out = []
-        for p in range(one.packs):
-            out.append(f"t{p} = int32(base + ({p * self.block} + tid) * {one.pick})")
-            inside = f"least(t{p}, int32({one.tokens - one.pick}))"
-            out.append(f"g{p} = {_call(2 * one.number, one.place_params, c=inside)}")
-        hits = [(p, e) for p in range(one.packs) for e in range(one.pick)]
-        for p in range(one.packs):
-            out.append(f"on{p} = t{p} < {one.tokens}")
+        out: list[Stmt] = []
+        packs = [(p, Var(f"t{p}", "int32"), Var(f"g{p}")) for p in range(one.packs)]
+        for p, token, pack in packs:
+            out.append(Assign(token, _int(BASE + (p * self.block + THREAD) * one.pick)))
+            out.append(Assign(pack, one.place({COLUMN.name: _least(token, one.tokens - one.pick)})))
+        hits = []  # whether it is one, the token, the place
+        for p, token, pack in packs:
+            there = Var(f"on{p}", "bool")
+            out.append(Assign(there, token < one.tokens))
             for e in range(one.pick):
-                out.append(f"d{p}_{e} = int64(g{p}[{e}]) - low")
-                inside = f"sel(d{p}_{e} >= 0, d{p}_{e} < count, False)"
-                out.append(f"h{p}_{e} = sel(on{p}, {inside}, False)")
-        ones = " + ".join(f"sel(h{p}_{e}, int32(1), int32(0))" for p, e in hits)
-        out += [f"own = int32({ones})", "upto = own"]
+                place, hit = Var(f"d{p}_{e}", "int64"), Var(f"h{p}_{e}", "bool")
+                out.append(Assign(place, Cast("int64", pack[e]) - LOW))
+                out.append(Assign(hit, _select(there, _select(place >= 0, place < COUNT))))
+                hits.append((hit, token + e, place))
+        own, upto, other, w = (Var(name, "int32") for name in ("own", "upto", "other", "w"))
+        zero = Const(0, "int32")
+        ones: list[Expr] = [Select(hit, Const(1, "int32"), zero) for hit, _, _ in hits]
+        out += [Assign(own, _int(reduce(add, ones))), Assign(upto, own)]
         for d in (1, 2, 4, 8, 16):
-            out.append(f"other = cuda.shfl_sync(0xffffffff, upto, int32(sel(lane >= {d}, int32(lane - {d}), lane)))")
-            out.append(f"upto = int32(upto + sel(lane >= {d}, other, int32(0)))")
-        out += ["if lane == 31:", "    si[uint32(warp)] = upto", "cuda.syncthreads()"]
-        out += ["at = int32(total + upto - own)", "found = int32(0)", f"for w in range({self.warps}):"]
-        out += ["    other = si[uint32(w)]", "    if w < warp:", "        at = int32(at + other)"]
-        out += ["    found = int32(found + other)", "if own > 0:"]
-        for p, e in hits:
-            entry = f"(t{p} + {e}) * {self.owned} + (low - first) + d{p}_{e}"
-            out += [f"    if h{p}_{e}:", "        if at < room:"]
-            out += [f"            si[uint32({self.list} + at)] = int32({entry})", "        at = int32(at + 1)"]
-        return [*out, "cuda.syncthreads()"]
+            out.append(Assign(other, ShuffleFrom(upto, _int(Select(d <= LANE, _int(LANE - d), LANE)))))
+            out.append(Assign(upto, _int(upto + Select(d <= LANE, other, zero))))
+        out += [when(LANE.equals(31), [Assign(_word(WARP), upto)]), Barrier()]
+        before = [
+            Assign(other, _word(w)),
+            when(w < WARP, [Assign(AT, _int(AT + other))]),
+            Assign(FOUND, _int(FOUND + other)),
+        ]
+        out += [Assign(AT, _int(TOTAL + upto - own)), Assign(FOUND, zero), loop(w, self.warps, before)]
+        listed = []
+        for hit, number, place in hits:
+            entry = _int(number * self.owned + (LOW - FIRST) + place)
+            fits = when(AT < ROOM, [Assign(_word(Const(self.list) + AT), entry)])
+            listed.append(when(hit, [fits, Assign(AT, _int(AT + 1))]))
+        return [*out, when(own > 0, listed), Barrier()]
 
-    def sort(self, one: _Adder) -> list[str]:
-        """Lines that sort the list of ``total`` entries by place: a warp a place, in the order of the list."""
-        entry = [
-            "k = int32(k0 + lane)",
-            f"e = si[uint32({self.list} + least(k, int32(total - 1)))]",
-            f"token = udiv(e, {self.owned})",
-            f"r0 = int32(e - token * {self.owned})",
-            "on = k < total",
-            "here = sel(on, r0 == r, False)",
+    def sort(self, one: _Adder) -> list[Stmt]:
+        """Sorts the list of ``total`` entries by place: a warp a place, in the order of the list."""
+        first, e, token, place, start, n, votes = (
+            Var(name, "int32") for name in ("k0", "e", "token", "r0", "start", "n", "votes")
+        )
+        here, zero = Var("here", "bool"), Const(0, "int32")
+        entry: list[Stmt] = [
+            Assign(K, _int(first + LANE)),
+            Assign(e, _word(Const(self.list) + _least(K, TOTAL - 1))),
+            Assign(token, _quotient(e, self.owned)),
+            Assign(place, _int(e - token * self.owned)),
+            Assign(ON, K < TOTAL),
+            Assign(here, _select(ON, place.equals(R))),
         ]
         count = [
-            *entry,
-            "start = int32(start + cuda.popc(cuda.ballot_sync(0xffffffff, sel(on, r0 < r, False))))",
-            "n = int32(n + cuda.popc(cuda.ballot_sync(0xffffffff, here)))",
+            Assign(start, _int(start + Bits(Ballot(_select(ON, place < R))))),
+            Assign(n, _int(n + Bits(Ballot(here)))),
         ]
         put = [
-            *entry,
-            "votes = cuda.ballot_sync(0xffffffff, here)",
-            "if here:",
-            f"    si[uint32({one.sorted} + start + cuda.popc(votes & below))] = token",
-            "start = int32(start + cuda.popc(votes))",
+            Assign(votes, Ballot(here)),
+            when(here, [Assign(_word(Const(one.sorted) + start + Bits(votes & BELOW)), token)]),
+            Assign(start, _int(start + Bits(votes))),
         ]
-        return [
-            f"for r in range(warp, {self.owned}, {self.warps}):",
-            "    start = int32(0)",
-            "    n = int32(0)",
-            "    for k0 in range(0, total, 32):",
-            *_indent(count, 2),
-            "    if lane == 0:",
-            f"        si[uint32({one.begin} + r)] = start",
-            "    if n > 0:",
-            "        for k0 in range(0, total, 32):",
-            *_indent(put, 3),
-            "if tid == 0:",
-            f"    si[uint32({one.begin + self.owned})] = total",
-            "cuda.syncthreads()",
+        of_place = [
+            Assign(start, zero),
+            Assign(n, zero),
+            loop(first, TOTAL, [*entry, *count], step=32),
+            when(LANE.equals(0), [Assign(_word(Const(one.begin) + R), start)]),
+            when(n > 0, [loop(first, TOTAL, [*entry, *put], step=32)]),
         ]
+        end = Assign(_word(Const(one.begin + self.owned)), TOTAL)
+        return [loop(R, self.owned, of_place, WARP, self.warps), when(THREAD.equals(0), [end]), Barrier()]
 
-    def join(self) -> list[str]:
-        """Lines that bring the sums ``a`` of all match lanes together in those of the first, two by two."""
-        out: list[str] = []
+    def join(self) -> list[Stmt]:
+        """Brings the sums of all match lanes together in those of the first, two by two."""
+        out: list[Stmt] = []
         step = self.match // 2
-        at = [f"{self.list + e * self.block} + tid" for e in range(self.vec)]
+        at = [Const(self.list + e * self.block) + THREAD for e in range(self.vec)]
         while step:
-            out += [f"if match >= {step} and match < {2 * step}:"]
-            out += [f"    sf[uint32({at[e]})] = a[{e}]" for e in range(self.vec)]
-            sums = [f"a[{e}] + sf[uint32({at[e]} + {step * self.lanes})]" for e in range(self.vec)]
-            out += ["cuda.syncthreads()", f"if match < {step}:", f"    a = {tuple_of(sums)}"]
+            left = [Assign(SUMS[Cast("uint32", at[e])], ACCUMULATED[e]) for e in range(self.vec)]
+            others = [SUMS[Cast("uint32", at[e] + step * self.lanes)] for e in range(self.vec)]
+            sums = Tuple(tuple(ACCUMULATED[e] + x for e, x in enumerate(others)))
+            out += [when(both(step <= MATCH, 2 * step > MATCH), left), Barrier()]
+            out.append(when(step > MATCH, [Assign(ACCUMULATED, sums)]))
             step //= 2
-        return [*out, "cuda.syncthreads()"] if out else []
+        return [*out, Barrier()] if out else []
 
     # ---- the ways through a block's places --------------------------------------------------------------------------
 
-    def alone(self) -> list[str]:
+    def alone(self) -> list[Stmt]:
         """A match lane takes places by itself, ``unroll`` at a time so that what is read beside the sums is in flight
         together; those of many terms are left out."""
-        out = []
-        for q in range(self.unroll):
-            out += [f"r{q} = int32(r + {q * self.match})", f"ok{q} = r{q} < rows"]
-            for n, one in enumerate(self.sums):
-                out += [
-                    f"start{n} = si[uint32({one.begin} + r{q})]",
-                    f"stop{n} = si[uint32({one.begin + 1} + r{q})]",
-                    f"ok{q} = sel(stop{n} - start{n} <= {self.many}, ok{q}, False)",
-                ]
-            for n, one in enumerate(self.sums):
-                out += [
-                    f"stop{n} = sel(ok{q}, stop{n}, start{n})",
-                    self.zeros,
-                    f"for k in range(start{n}, stop{n}, {FLIGHT}):",
-                    *_indent(self.add(one, one.sorted, 1, FLIGHT, 1, f"stop{n}")),
-                    f"a{q}_{n} = a",
-                ]
-        for q in range(self.unroll):
-            sums = " + ".join(f"a{q}_{n}" for n in range(len(self.sums)))
-            out += self.store(f"r{q}", sums, f"sel(inside, ok{q}, False)" if self.partial else f"ok{q}")
-        return [f"for r in range(match, {self.owned}, {self.match * self.unroll}):", *_indent(out)]
+        out: list[Stmt] = []
+        places = [(Var(f"r{q}", "int32"), Var(f"ok{q}", "bool")) for q in range(self.unroll)]
+        ends = [(Var(f"start{n}", "int32"), Var(f"stop{n}", "int32")) for n in range(len(self.sums))]
+        for q, (place, ok) in enumerate(places):
+            out += [Assign(place, _int(R + q * self.match)), Assign(ok, place < ROWS)]
+            for one, (start, stop) in zip(self.sums, ends, strict=True):
+                out.append(Assign(start, _word(Const(one.begin) + place)))
+                out.append(Assign(stop, _word(Const(one.begin + 1) + place)))
+                out.append(Assign(ok, Select(stop - start <= self.many, ok, FALSE)))
+            for n, (one, (start, stop)) in enumerate(zip(self.sums, ends, strict=True)):
+                out += [Assign(stop, Select(ok, stop, start)), self.nothing]
+                out.append(loop(K, stop, self.add(one, one.sorted, 1, FLIGHT, 1, stop), start, FLIGHT))
+                out.append(Assign(Var(f"a{q}_{n}"), ACCUMULATED))
+        for q, (place, ok) in enumerate(places):
+            sums = [Var(f"a{q}_{n}") for n in range(len(self.sums))]
+            out += self.store(place, sums, _select(INSIDE, ok) if self.partial else ok)
+        return [loop(R, self.owned, out, MATCH, self.match * self.unroll)]
 
     @property
     def many(self) -> int:
         """Terms of a place above which all match lanes share them."""
         return MANY * self.match if self.match > 1 else self.most_sorted
 
-    def together(self) -> list[str]:
-        """Lines that add up the terms of place number ``r`` of the block's, which all match lanes share as they are
-        found, and store the result."""
-        step = self.match * FLIGHT_TOGETHER
-        out = ["low = int64(first + r)", "count = int32(1)", "total = int32(0)"]
-        for n, one in enumerate(self.sums):
-            loop = [self.scanned(one), f"for k in range(match, found, {step}):"]
-            loop += _indent(self.add(one, self.list, self.owned, FLIGHT_TOGETHER, self.match, "found"))
-            out += [f"room = int32({one.step})", self.zeros, f"for base in range(0, {one.tokens}, {one.step}):"]
-            out += [*_indent(loop), "cuda.syncthreads()", *self.join(), f"a_{n} = a"]
-        sums = " + ".join(f"a_{n}" for n in range(len(self.sums)))
-        store = self.store("r", sums, "inside" if self.partial else "True")
-        return [*out, *(["if match == 0:", *_indent(store)] if self.match > 1 else store)]
+    def together(self) -> list[Stmt]:
+        """Adds up the terms of place number ``r`` of the block's, which all match lanes share as they are found, and
+        stores the result."""
+        step, zero = self.match * FLIGHT_TOGETHER, Const(0, "int32")
+        out: list[Stmt] = [Assign(LOW, Cast("int64", FIRST + R)), Assign(COUNT, _int(1)), Assign(TOTAL, zero)]
+        sums = [Var(f"a_{n}") for n in range(len(self.sums))]
+        for one, total in zip(self.sums, sums, strict=True):
+            terms = self.add(one, self.list, self.owned, FLIGHT_TOGETHER, self.match, FOUND)
+            work = [Assign(FOUND, one.scan()), loop(K, FOUND, terms, MATCH, step)]
+            out += [Assign(ROOM, _int(one.step)), self.nothing, loop(BASE, one.tokens, work, step=one.step)]
+            out += [Barrier(), *self.join(), Assign(total, ACCUMULATED)]
+        store = self.store(R, sums, INSIDE if self.partial else TRUE)
+        return [*out, *([when(MATCH.equals(0), store)] if self.match > 1 else store)]
 
-    def body(self) -> list[str]:
-        s = self.s
-        out = [
-            "tid = int32(cuda.threadIdx.x)",
-            "lane = int32(tid & 31)",
-            "warp = udiv(tid, 32)",
-            "below = int32((int32(1) << lane) - 1)",
-            f"match = udiv(tid, {self.lanes})",
-            f"group = udiv(blk, {self.chunks})",
-            f"first = int32(group * {self.owned})",
-            f"rows = least(int32({self.owned}), int32({s.n_places} - first))",
-            f"col = int32((blk - group * {self.chunks}) * {self.chunk} + (tid - match * {self.lanes}) * {self.vec})",
-            "si = cuda.shared.array(0, int32)",
+    def body(self) -> list[Stmt]:
+        s, group = self.s, Var("group", "int32")
+        out: list[Stmt] = [
+            Assign(THREAD, ThreadIndex()),
+            Assign(LANE, _int(THREAD & 31)),
+            Assign(WARP, _quotient(THREAD, 32)),
+            Assign(BELOW, _int((_int(1) << LANE) - 1)),
+            Assign(MATCH, _quotient(THREAD, self.lanes)),
+            Assign(group, _quotient(BLOCK, self.chunks)),
+            Assign(FIRST, _int(group * self.owned)),
+            Assign(ROWS, _least(_int(self.owned), s.n_places - FIRST)),
+            Assign(
+                COL,
+                _int((BLOCK - group * self.chunks) * self.chunk + (THREAD - MATCH * self.lanes) * self.vec),
+            ),
+            Shared(WORDS, 0, "int32"),
         ]
         if self.partial:
-            out += [f"inside = col < {s.n_cols}", f"col = least(col, int32({s.n_cols - self.vec}))"]
+            out += [Assign(INSIDE, s.n_cols > COL), Assign(COL, _least(COL, s.n_cols - self.vec))]
         if self.match > 1:
-            out.append("sf = cuda.shared.array(0, float32)")
+            out.append(Shared(SUMS, 0, "float32"))
         for one in self.sums:
-            out += self.before(one.places, one.one.places, 0)
+            out += _before(one.places, 0)
         out += self.fetch()
         if self.owned == 1:
-            return [*out, "r = int32(0)", *self.together()]
-        out += ["low = int64(first)", "count = rows", f"room = int32({self.most_sorted})", "over = False"]
+            return [*out, Assign(R, _int(0)), *self.together()]
+        out += [Assign(LOW, Cast("int64", FIRST)), Assign(COUNT, ROWS)]
+        out += [Assign(ROOM, _int(self.most_sorted)), Assign(OVER, FALSE)]
         for one in self.sums:
-            out += ["total = int32(0)", f"for base in range(0, {one.tokens}, {one.step}):"]
-            out += _indent([self.scanned(one), "total = int32(total + found)"])
-            out += [f"if total > {self.most_sorted}:", "    over = True", "else:", *_indent(self.sort(one))]
-        out += ["if not over:", *_indent(self.alone())]
-        most = ["many = over", "if not over:"]
+            listed = [Assign(FOUND, one.scan()), Assign(TOTAL, _int(TOTAL + FOUND))]
+            out += [Assign(TOTAL, _int(0)), loop(BASE, one.tokens, listed, step=one.step)]
+            out.append(when(self.most_sorted < TOTAL, [Assign(OVER, TRUE)], self.sort(one)))
+        many = Var("many", "bool")
+        crowded = []
         for one in self.sums:
-            terms = f"si[uint32({one.begin + 1} + r)] - si[uint32({one.begin} + r)]"
-            most.append(f"    many = sel({terms} > {self.many}, True, many)")
-        return [*out, "for r in range(rows):", *_indent([*most, "if many:", *_indent(self.together())])]
+            terms = _word(Const(one.begin + 1) + R) - _word(Const(one.begin) + R)
+            crowded.append(Assign(many, Select(terms > self.many, TRUE, many)))
+        alone = Unary("not ", OVER)
+        out.append(when(alone, self.alone()))
+        each = [Assign(many, OVER), when(alone, crowded), when(many, self.together())]
+        return [*out, loop(R, ROWS, each)]
 
     def source(self) -> CudaSource:
         groups = -(-self.s.n_places // self.owned)
@@ -398,9 +437,7 @@ class _Kernel:
         }
         check_launch(launch, self.s.graph.extents[0])
         params = self.results.params()
-        return CudaSource(
-            tuple(self.functions()), tuple(self.body()), params, launch, self.block, self.schedule.max_registers
-        )
+        return CudaSource((), tuple(self.body()), params, launch, self.block, self.schedule.max_registers)
 
 
 def emit_scatter(graph: Graph, schedule: CudaSchedule, owned: int) -> CudaSource:
