@@ -1,4 +1,4 @@
-"""Numba CUDA expressions for the pointwise operators, and how reductions begin and combine.
+"""Numba CUDA expressions for the pointwise operators and for what takes one more term into a reduction.
 
 Arithmetic is fp32 with the hardware's approximate division, square root and exponential (as Triton and
 ``--use_fast_math`` have them) where their error stays within a few units in the last place; ``tanh``, ``sin``, ``pow``
@@ -7,7 +7,6 @@ and the like, whose approximations do not, take the accurate version.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from autotune.compiler.kernel import lower
@@ -18,20 +17,6 @@ from autotune.ir.ops import LIBRARY
 
 CTOR = {"float32": "float32", "int32": "int32", "int64": "int64", "bool": "boolean"}
 LOG2E = "float32(1.4426950408889634)"
-
-
-def literal(number: float | int | bool, dtype: str) -> str:
-    """A constant of the given arithmetic type as source text."""
-    if dtype == "bool":
-        return "True" if number else "False"
-    if dtype in ("int32", "int64"):
-        return f"{dtype}({int(number)})"
-    x = float(number)
-    if math.isnan(x):
-        return "float32(nan)"
-    if math.isinf(x):
-        return "float32(inf)" if x > 0 else "float32(-inf)"
-    return f"float32({x!r})"
 
 
 _FLOAT = {name: f"libdevice.{name}f({{0}})" for name in LIBRARY} | {
@@ -140,59 +125,3 @@ def computed(v: Value, args: Sequence[Expr]) -> Expr:
     if v.op not in ("where", "cast"):
         text(v.op, args[0].dtype, ["x", "y"])
     return lower.pointwise(v, args)
-
-
-def pointwise(v: Value, types: list[str], args: list[str]) -> str:
-    """Source of ``v`` from its arguments' names; ``types`` are their arithmetic types."""
-    if v.op == "where":
-        return f"sel({args[0]}, {args[1]}, {args[2]})"
-    if v.op == "cast":
-        return _cast(types[0], v.dtype, args[0])
-    t = types[0]
-    if t == "bool" and v.op in _BOOL:
-        return _BOOL[v.op].format(*args)
-    if v.op in _COMPARE:
-        return f"({args[0]} {_COMPARE[v.op]} {args[1]})"
-    table = _FLOAT if t == "float32" else _INT
-    if v.op not in table or t == "bool":
-        raise Unsupported(f"operator {v.op} on {t}")
-    return table[v.op].format(*args, T=CTOR[t])
-
-
-def _cast(source: str, target: str, x: str) -> str:
-    if source == target:
-        return x
-    if target == "bool":
-        return f"({x} != {literal(0, source)})"
-    if source == "bool":
-        return f"sel({x}, {literal(1, target)}, {literal(0, target)})"
-    return f"{CTOR[target]}({x})"
-
-
-def accumulator(dtype: str) -> str:
-    """The type a reduction of ``dtype`` is carried in."""
-    return "int32" if dtype == "bool" else dtype
-
-
-def identity(op: str, dtype: str) -> str:
-    """The value a reduction begins with."""
-    t = accumulator(dtype)
-    if op == "sum":
-        return literal(0, t)
-    if op == "prod":
-        return literal(1, t)
-    if t == "float32":
-        return literal(-math.inf if op == "max" else math.inf, t)
-    bits = 31 if t == "int32" else 63
-    return literal(-(2**bits) if op == "max" else 2**bits - 1, t)
-
-
-def combine(op: str, dtype: str, a: str, b: str) -> str:
-    """One step of a reduction."""
-    t = accumulator(dtype)
-    if op in ("sum", "prod"):
-        sign = "+" if op == "sum" else "*"
-        return f"({a} {sign} {b})" if t == "float32" else f"{t}({a} {sign} {b})"
-    if t == "float32":
-        return f"f{op}({a}, {b})"
-    return f"sel({a} {'>' if op == 'max' else '<'} {b}, {a}, {b})"
