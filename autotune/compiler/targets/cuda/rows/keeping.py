@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from autotune.compiler.kernel.nodes import Assign, Cast, Const, Expr, Item, Operand, Stmt, Tuple, Var
+from itertools import count
+
+from autotune.compiler.kernel.nodes import Assign, Cast, Expr, Item, Operand, Stmt, Tuple, Var
 from autotune.compiler.kernel.reducers import ZERO, reducers_of
 from autotune.compiler.targets.cuda.device import Shared
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
@@ -52,29 +54,38 @@ class Reload(Registers):
 
 
 class SharedMemory(Reload):
-    """Each thread stores its own words and later fetches the same ones: no barrier, no bank conflict."""
+    """Each thread stores its own words and later fetches the same ones: no barrier, no bank conflict. What a pass reads
+    for the last time makes room for what it leaves, pack by pack."""
 
     def __init__(self, emitter: CudaEmitter, shape: Shape) -> None:
         self.emitter, self.shape = emitter, shape
-        threads = shape.threads_per_row * shape.rows_per_block
-        self.first = [0]  # the first word of each pass, and how many there are
-        for q in range(len(emitter.program.passes)):
-            self.first.append(self.first[q] + len(self._views(q)) * shape.packs * threads)
-        self.bytes = 4 * self.first[-1]
+        self.places: dict[int, list[int]] = {}  # of each kept value's words among those of a pack
+        last = {i: q for q, pas in enumerate(emitter.program.passes) for i in pas.kept_in}
+        free: dict[Var, list[int]] = {}
+        fresh = count()
+        for q, pas in enumerate(emitter.program.passes):
+            for i in pas.kept_in:
+                if last[i] == q:
+                    free.setdefault(self._view(i), []).extend(self.places[i])
+            for i in pas.kept_out:
+                room = free.get(self._view(i), [])
+                self.places[i] = [room.pop(0) if room else next(fresh) for _ in range(emitter.kept_words(i))]
+        self.words = next(fresh)  # of a pack and a thread
+        self.bytes = 4 * self.words * shape.packs * shape.threads_per_row * shape.rows_per_block
 
-    def _views(self, q: int) -> list[Var]:
-        """The view of shared memory of each word's type."""
-        return [
-            Var("su" if self.emitter.packed(i) else "sf")
-            for i in self.emitter.kept_of[q]
-            for _ in range(self.emitter.kept_words(i))
-        ]
+    def _view(self, i: int) -> Var:
+        """Shared memory as words of the value's type: no word changes its type, which compilers take for granted."""
+        return Var("su" if self.emitter.packed(i) else "sf")
 
     def _words(self, q: int, pack: Operand) -> list[Item]:
         """Where the words of a pack lie."""
-        views, threads = self._views(q), self.shape.threads_per_row
-        first = Const(self.first[q]) + (ROW_GROUP * self.shape.packs + pack) * (len(views) * threads)
-        return [view[Cast("uint32", first + w * threads + BLOCK_THREAD)] for w, view in enumerate(views)]
+        threads = self.shape.threads_per_row
+        first = (ROW_GROUP * self.shape.packs + pack) * (self.words * threads)
+        return [
+            self._view(i)[Cast("uint32", first + w * threads + BLOCK_THREAD)]
+            for i in self.emitter.kept_of[q]
+            for w in self.places[i]
+        ]
 
     def put(self, q: int, pack: Operand) -> list[Stmt]:
         first = len(reducers_of(self.emitter.graph, self.emitter.program.passes[q]).fields)
