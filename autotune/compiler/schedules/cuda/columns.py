@@ -7,6 +7,7 @@ The main kernel walks the rows with a persistent grid; a finish reduces ``[block
 from __future__ import annotations
 
 from functools import lru_cache
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autotune.compiler.program.columns import Split, finish_graph, main_program, split_columns
@@ -246,9 +247,7 @@ class ColumnsScheme:
         blocks = grid_rows(program, config, tiles, sms)
         parts = blocks // source.cluster
         launch = dict(source.launch) | {"grid": blocks * tiles}
-        main = CudaSource(
-            source.functions, source.body, source.params, launch, source.block, source.max_registers, source.cluster
-        )
+        main = replace(source, launch=launch)
         private = [Private("float32", parts)] if split.counts else []
         for c in split.columns:
             private += [Private(c.storage, parts * (split.width if split.spans(c) else 1))] * c.planes

@@ -14,7 +14,7 @@ from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
 
 from autotune.compiler.targets.cuda.cubin import blocks_per_sm, capability, limits, taken
-from autotune.compiler.targets.cuda.source import CudaSource
+from autotune.compiler.targets.cuda.source import CudaSource, Listing
 from autotune.errors import BuildError
 from autotune.task import Kernel
 
@@ -100,7 +100,7 @@ def _numba_ptx(text: str, params: tuple[str, ...], dynamic: bool, block: int, cc
     return ptx.decode() if isinstance(ptx, bytes) else str(ptx)
 
 
-def compile_ptx(source: CudaSource, target: str) -> tuple[str, str]:
+def compile_ptx(source: CudaSource | Listing, target: str) -> tuple[str, str]:
     """(PTX text, entry name).
 
     Raises:
@@ -117,7 +117,7 @@ def compile_ptx(source: CudaSource, target: str) -> tuple[str, str]:
     return _completed(text, source).replace(entry, source.name), source.name
 
 
-def _completed(ptx: str, source: CudaSource) -> str:
+def _completed(ptx: str, source: CudaSource | Listing) -> str:
     """PTX with the directives that Numba does not write, and without its environment pointers: no kernel reads those,
     and their names hold a counter that differs between processes."""
     out = []
@@ -134,7 +134,7 @@ def _completed(ptx: str, source: CudaSource) -> str:
     return "".join(out)
 
 
-def build(source: CudaSource, target: str = "sm_90") -> Kernel:
+def build(source: CudaSource | Listing, target: str = "sm_90") -> Kernel:
     """Compile ``source`` and read its resources.
 
     Raises:

@@ -9,19 +9,14 @@ FusionStitching (arXiv 2009.10924, section 4) calls it kernel packing.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autotune.compiler.kernel.nodes import Assign, Cast, Const, Do, Function, Pointer, Stmt, Var, when
+from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT
 from autotune.compiler.targets.cuda.kernels import Ref
 from autotune.compiler.targets.cuda.source import GENERATOR, CudaSource
 from autotune.errors import Unsupported
-
-_FUNCTION = re.compile(r"\b([fel])(\d+)\(")
-_POINTER = re.compile(r"\bp(\d+)\b")
-
-FUNCTIONS = 100
-"""Numbers of device functions set aside for each body; the last is the body itself."""
 
 
 @dataclass(frozen=True)
@@ -68,24 +63,18 @@ def pack_bodies(bodies: Sequence[Body], sms: int) -> tuple[CudaSource, tuple[Ref
     refs = tuple(dict.fromkeys(ref for body in bodies for run in body.runs for ref in run.refs))
     number = {ref: k for k, ref in enumerate(refs)}
     blocks = deal(bodies, sms)
-    functions: list[str] = []
-    branches: list[tuple[int, list[str]]] = []
+    branches: list[tuple[int, list[Stmt]]] = []
     begin = 0
-    for j, (body, counts) in enumerate(zip(bodies, blocks, strict=True)):
-        inner, lines = renamed(body.source, j * FUNCTIONS, range(len(body.source.params)))
-        takes = _takes(body.source)
-        name = f"f{j * FUNCTIONS + FUNCTIONS - 1}"
-        functions += inner
-        functions.append("\n".join([f"def {name}({', '.join(takes)}):", *("    " + line for line in lines)]))
-        leaves: list[tuple[int, list[str]]] = []
+    for body, counts in zip(bodies, blocks, strict=True):
+        work = Function(_takes(body.source), body.source.body)
+        leaves: list[tuple[int, list[Stmt]]] = []
         start = begin
         for run, count in zip(body.runs, counts, strict=True):
             leaves.append((start, _leaf(body.source, run, start, count, [number[r] for r in run.refs])))
             start += count
-        call = f"{name}({', '.join(f'a_{t}' for t in takes)})"
-        branches.append((begin, [*_tree(leaves), call]))
+        branches.append((begin, [*_tree(leaves), Do(work({p.name: _own(p) for p in work.params}))]))
         begin = start
-    return _source(bodies, refs, functions, _tree(branches), begin), refs
+    return _source(bodies, refs, _tree(branches), begin), refs
 
 
 def deal(bodies: Sequence[Body], sms: int) -> list[list[int]]:
@@ -110,47 +99,34 @@ def deal(bodies: Sequence[Body], sms: int) -> list[list[int]]:
     return out
 
 
-def renamed(source: CudaSource, first_function: int, pointers: Sequence[int]) -> tuple[list[str], list[str]]:
-    """Functions and body of ``source`` with its functions numbered from ``first_function`` and its pointer ``k`` called
-    ``p<pointers[k]>``. Device functions name pointers as parameters, which stay as they are."""
-
-    def function(m: re.Match[str]) -> str:
-        return f"{m.group(1)}{int(m.group(2)) + first_function}("
-
-    def pointer(m: re.Match[str]) -> str:
-        return f"p{pointers[int(m.group(1))]}"
-
-    source = source.lines
-    functions = [_FUNCTION.sub(function, text) for text in source.functions]
-    body = [_POINTER.sub(pointer, _FUNCTION.sub(function, line)) for line in source.body]
-    return functions, body
+def _takes(source: CudaSource) -> tuple[Var | Pointer, ...]:
+    """Parameters of a body as a function."""
+    rows = [EXTENT] if source.launch["dynamic"] else []
+    return (BLOCK, BLOCKS, *rows, *(Pointer(k) for k in range(len(source.params))))
 
 
-def _takes(source: CudaSource) -> list[str]:
-    """Parameters of a body as a device function."""
-    rows = ["n0"] if source.launch["dynamic"] else []
-    return ["blk", "nblk", *rows, *(f"p{k}" for k in range(len(source.params)))]
+def _own(parameter: Var | Pointer) -> Var:
+    """What a leaf gives a body for a parameter."""
+    return Var(f"a_{parameter.name}", parameter.dtype)
 
 
-def _leaf(source: CudaSource, run: Run, start: int, count: int, pointers: Sequence[int]) -> list[str]:
-    lines = [f"a_blk = int32(blk - {start})", f"a_nblk = int32({count})"]
+def _leaf(source: CudaSource, run: Run, start: int, count: int, pointers: Sequence[int]) -> list[Stmt]:
+    out: list[Stmt] = [Assign(_own(BLOCK), Cast("int32", BLOCK - start)), Assign(_own(BLOCKS), Cast("int32", Const(count)))]
     if source.launch["dynamic"]:
-        lines.append(f"a_n0 = int64({run.extent})")
-    return lines + [f"a_p{k} = p{n}" for k, n in enumerate(pointers)]
+        out.append(Assign(_own(EXTENT), Cast("int64", Const(run.extent))))
+    return [*out, *(Assign(_own(Pointer(k)), Pointer(n)) for k, n in enumerate(pointers))]
 
 
-def _tree(leaves: Sequence[tuple[int, list[str]]]) -> list[str]:
-    """The lines of the leaf that a block belongs to, by bisection; leaves come with their first blocks."""
+def _tree(leaves: Sequence[tuple[int, list[Stmt]]]) -> list[Stmt]:
+    """The statements of the leaf that a block belongs to, by bisection; leaves come with their first blocks."""
     if len(leaves) == 1:
         return leaves[0][1]
     middle = len(leaves) // 2
-    low, high = _tree(leaves[:middle]), _tree(leaves[middle:])
-    test = f"if blk < {leaves[middle][0]}:"
-    return [test, *("    " + line for line in low), "else:", *("    " + line for line in high)]
+    return [when(BLOCK < leaves[middle][0], _tree(leaves[:middle]), _tree(leaves[middle:]))]
 
 
 def _source(
-    bodies: Sequence[Body], refs: Sequence[Ref], functions: Sequence[str], body: Sequence[str], grid: int
+    bodies: Sequence[Body], refs: Sequence[Ref], body: Sequence[Stmt], grid: int
 ) -> CudaSource:
     types: dict[Ref, str] = {}
     align: dict[Ref, int] = {}
@@ -175,4 +151,4 @@ def _source(
     params = tuple(types[r] for r in refs)
     # A cap that suits one body would make another spill: the loosest, and none where one has none.
     cap = max(caps) if all(caps) else 0
-    return CudaSource(tuple(functions), tuple(body), params, launch, bodies[0].source.block, cap)
+    return CudaSource(tuple(body), params, launch, bodies[0].source.block, cap)

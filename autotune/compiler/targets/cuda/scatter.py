@@ -437,7 +437,7 @@ class _Kernel:
         }
         check_launch(launch, self.s.graph.extents[0])
         params = self.results.params()
-        return CudaSource((), tuple(self.body()), params, launch, self.block, self.schedule.max_registers)
+        return CudaSource(tuple(self.body()), params, launch, self.block, self.schedule.max_registers)
 
 
 def emit_scatter(graph: Graph, schedule: CudaSchedule, owned: int) -> CudaSource:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from typing import Any, Self
 
 from autotune.compiler.kernel.nodes import Stmt
-from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, Line
+from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS
 
 GENERATOR = "cuda-4"
 """Changes when emitted code changes meaning; part of an artifact."""
@@ -73,7 +73,6 @@ class CudaSource:
     """A kernel before it is compiled.
 
     Attributes:
-        functions: text of device functions that its lines call, named ``f<n>`` and ``e<n>``.
         body: its statements. Block number and number of blocks are ``device.BLOCK`` and ``BLOCKS`` in them, never
             CUDA's own; they return nowhere early.
         params: short storage names of its pointers ``p0``, ``p1``, ...; where ``launch["dynamic"]``, ``n0`` (int64)
@@ -86,8 +85,7 @@ class CudaSource:
         fast: whether operators are approximated and it is compiled with CUDA's fast math.
     """
 
-    functions: tuple[str, ...]
-    body: tuple[Any, ...]  # of Stmt; of lines, where a scheme still writes text
+    body: tuple[Stmt, ...]
     params: tuple[str, ...]
     launch: Mapping[str, Any]
     block: int
@@ -97,31 +95,41 @@ class CudaSource:
     fast: bool = True
 
     @cached_property
-    def lines(self) -> CudaSource:
-        """The kernel with text in place of statements, for what still edits that."""
-        from autotune.compiler.targets.cuda.printer import CudaPrinter
-
-        if not any(isinstance(x, Stmt) for x in self.body):
-            return self
-        printer = CudaPrinter(strict=not self.fast)
-        functions = printer.functions(_statements(self.body), "f")
-        return replace(self, functions=tuple(functions), body=tuple(printer.block(_statements(self.body))))
-
-    @cached_property
     def text(self) -> str:
         """Numba source that defines ``kernel`` and its device functions."""
         from autotune.compiler.targets.cuda.printer import CudaPrinter
 
         printer = CudaPrinter(strict=not self.fast)
-        body = _statements(self.body)
-        functions = printer.functions(body)
-        lines = printer.block(body, 1)
-        args = [f"p{k}" for k in range(len(self.params))] + (["n0"] if self.launch["dynamic"] else [])
-        head = [f"def kernel({', '.join(args)}):", f"    {BLOCK.name} = int32(cuda.blockIdx.x)"]
-        if any(BLOCKS.name in line for line in lines):
-            head.append(f"    {BLOCKS.name} = int32(cuda.gridDim.x)")
-        return "\n\n".join([*self.functions, *functions, "\n".join([*head, *lines])]) + "\n"
+        return _module(printer.functions(self.body), printer.block(self.body), self)
 
 
-def _statements(body: tuple[Any, ...]) -> list[Stmt]:
-    return [x if isinstance(x, Stmt) else Line(x) for x in body]
+@dataclass(frozen=True)
+class Listing:
+    """A kernel that is written as text and never changed, as those of C3's collectives are. As :class:`CudaSource`, with
+
+    Attributes:
+        functions: text of its device functions.
+        lines: of its body.
+    """
+
+    functions: tuple[str, ...]
+    lines: tuple[str, ...]
+    params: tuple[str, ...]
+    launch: Mapping[str, Any]
+    block: int
+    max_registers: int
+    cluster: int = 1
+    name: str = f"{PREFIX}kernel"
+    fast: bool = True
+
+    @cached_property
+    def text(self) -> str:
+        return _module(self.functions, self.lines, self)
+
+
+def _module(functions: Sequence[str], lines: Sequence[str], kernel: CudaSource | Listing) -> str:
+    args = [f"p{k}" for k in range(len(kernel.params))] + (["n0"] if kernel.launch["dynamic"] else [])
+    head = [f"def kernel({', '.join(args)}):", f"    {BLOCK.name} = int32(cuda.blockIdx.x)"]
+    if any(BLOCKS.name in line for line in lines):
+        head.append(f"    {BLOCKS.name} = int32(cuda.gridDim.x)")
+    return "\n\n".join([*functions, "\n".join([*head, *("    " + line for line in lines)])]) + "\n"

@@ -325,7 +325,7 @@ class _Kernel:
             **self.count.launch(),
         }
         check_launch(launch, e.graph.extents[0])
-        return CudaSource((), tuple(body), e.params(), launch, self.block, schedule.max_registers)
+        return CudaSource(tuple(body), e.params(), launch, self.block, schedule.max_registers)
 
     def alignments(self) -> list[int]:
         """Bytes every pointer must be aligned to, inputs first."""

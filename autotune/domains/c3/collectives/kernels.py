@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from autotune.compiler.targets.cuda.names import tuple_of
-from autotune.compiler.targets.cuda.source import PREFIX, CudaSource
+from autotune.compiler.targets.cuda.source import PREFIX, Listing
 from autotune.errors import Unsupported
 from autotune.task import Kernel
 
@@ -56,7 +56,7 @@ def build_comm(op: str, ranks: int, dtype: str, target: str, threads: int = 512,
     return build(emit_comm(op, ranks, dtype, threads, unroll), target)
 
 
-def emit_comm(op: str, ranks: int, dtype: str, threads: int = 512, unroll: int = 0) -> CudaSource:
+def emit_comm(op: str, ranks: int, dtype: str, threads: int = 512, unroll: int = 0) -> Listing:
     """The source that :func:`build_comm` compiles."""
     least = 2 if op == "reduce" else 1
     if op not in ("copy", "reduce") or dtype not in SIZE:
@@ -108,7 +108,7 @@ def _in(lines: list[str]) -> list[str]:
 # ---- copies ---------------------------------------------------------------------------------------------------------
 
 
-def _copy(parts: int, dtype: str, threads: int, unroll: int) -> CudaSource:
+def _copy(parts: int, dtype: str, threads: int, unroll: int) -> Listing:
     unroll = unroll or _IN_FLIGHT // 2
     size = SIZE[dtype]
 
@@ -153,13 +153,13 @@ def _copy(parts: int, dtype: str, threads: int, unroll: int) -> CudaSource:
     body += ["    if addr(s) != 0 and addr(d) != 0:", "        f0(s, d, n0, first, count, tid)"]
     args = [("source", k) for k in range(parts)] + [("destination", k) for k in range(parts)]
     launch = _launch("copy", args, threads, size)
-    return CudaSource(("\n".join(part),), tuple(body), ("u8",) * len(args), launch, threads, 0)
+    return Listing(("\n".join(part),), tuple(body), ("u8",) * len(args), launch, threads, 0)
 
 
 # ---- sums -----------------------------------------------------------------------------------------------------------
 
 
-def _reduce(ranks: int, dtype: str, threads: int, unroll: int) -> CudaSource:
+def _reduce(ranks: int, dtype: str, threads: int, unroll: int) -> Listing:
     unroll = unroll or max(1, _IN_FLIGHT // ranks)
     size = SIZE[dtype]
     vec = _PACK // size
@@ -213,4 +213,4 @@ def _reduce(ranks: int, dtype: str, threads: int, unroll: int) -> CudaSource:
     ]
     args = [("source", r) for r in range(ranks)] + [("destination", 0)]
     launch = _launch("reduce", args, threads, size)
-    return CudaSource(("\n".join(packs), single), tuple(body), (dtype,) * len(args), launch, threads, 0)
+    return Listing(("\n".join(packs), single), tuple(body), (dtype,) * len(args), launch, threads, 0)

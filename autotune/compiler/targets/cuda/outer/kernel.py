@@ -36,7 +36,7 @@ from autotune.compiler.kernel.nodes import (
 from autotune.compiler.program.program import Pass, Program
 from autotune.compiler.targets.cuda.address import Access, fixed_index, taken_apart
 from autotune.compiler.targets.cuda.counts import check_launch
-from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, Shared, ThreadIndex, shared_bytes
+from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT, Shared, ThreadIndex, shared_bytes
 from autotune.compiler.targets.cuda.names import NAMES
 from autotune.compiler.targets.cuda.outer.joins import DEEP, INSIDE, RANK, Joins
 from autotune.compiler.targets.cuda.outer.lanes import LIVE, PLACE, TILE_LANE, Lanes
@@ -293,7 +293,7 @@ class Outer:
             shared = 4 * self.words() * (self.packs - schedule.held) * schedule.block
         if shared:
             before += [Shared(NUMBERS, 0, "float32"), Shared(WORDS, 0, "uint32")]
-        before.append(Assign(ROWS, self.count(Var("n0", "int64") * self.inner if self.dynamic else Const(self.inner))))
+        before.append(Assign(ROWS, self.count(EXTENT * self.inner if self.dynamic else Const(self.inner))))
         strip: list[Stmt] = [Assign(ROW, self.count(GROUP * threads + ALONG))]
         if self.partial:
             strip += [Assign(IN_ROWS, ROW < ROWS), Assign(ROW, Select(IN_ROWS, ROW, self.count(ROWS - 1)))]
@@ -319,7 +319,7 @@ class Outer:
             launch["cluster"] = self.cluster
         check_launch(launch, self.graph.extents[0])
         params = tuple(NAMES[d] for d in (*self.graph.inputs, *(o.dtype for o in self.graph.outputs)))
-        return CudaSource((), (*before, *text), params, launch, schedule.block, schedule.max_registers, self.cluster)
+        return CudaSource((*before, *text), params, launch, schedule.block, schedule.max_registers, self.cluster)
 
     def groups_of_packs(self) -> Expr:
         """Strips, that is sets of packs that the threads of a block lie along."""

@@ -84,7 +84,7 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
         **count.launch(),
     }
     check_launch(launch, program.graph.extents[0])
-    return CudaSource((), tuple(body), e.params(), launch, block, e.schedule.max_registers)
+    return CudaSource(tuple(body), e.params(), launch, block, e.schedule.max_registers)
 
 
 def _rest(e: CudaEmitter) -> list[Stmt]:

@@ -263,7 +263,7 @@ class Rows:
             params += planes
             launch["align"] += [16] * len(planes)
             launch["tiles"] = shape.tiles
-        return CudaSource((), tuple(body), params, launch, schedule.block, schedule.max_registers, cluster)
+        return CudaSource(tuple(body), params, launch, schedule.block, schedule.max_registers, cluster)
 
     def own_rows(self) -> list[Stmt]:
         """Which tile of columns a block has, and which row sets of it: the blocks of a cluster have different ones of
