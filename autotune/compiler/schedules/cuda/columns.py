@@ -6,8 +6,8 @@ The main kernel walks the rows with a persistent grid; a finish reduces ``[block
 
 from __future__ import annotations
 
-from functools import lru_cache
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from autotune.compiler.program.columns import Split, finish_graph, main_program, split_columns

@@ -111,7 +111,10 @@ def _own(parameter: Var | Pointer) -> Var:
 
 
 def _leaf(source: CudaSource, run: Run, start: int, count: int, pointers: Sequence[int]) -> list[Stmt]:
-    out: list[Stmt] = [Assign(_own(BLOCK), Cast("int32", BLOCK - start)), Assign(_own(BLOCKS), Cast("int32", Const(count)))]
+    out: list[Stmt] = [
+        Assign(_own(BLOCK), Cast("int32", BLOCK - start)),
+        Assign(_own(BLOCKS), Cast("int32", Const(count))),
+    ]
     if source.launch["dynamic"]:
         out.append(Assign(_own(EXTENT), Cast("int64", Const(run.extent))))
     return [*out, *(Assign(_own(Pointer(k)), Pointer(n)) for k, n in enumerate(pointers))]
@@ -125,9 +128,7 @@ def _tree(leaves: Sequence[tuple[int, list[Stmt]]]) -> list[Stmt]:
     return [when(BLOCK < leaves[middle][0], _tree(leaves[:middle]), _tree(leaves[middle:]))]
 
 
-def _source(
-    bodies: Sequence[Body], refs: Sequence[Ref], body: Sequence[Stmt], grid: int
-) -> CudaSource:
+def _source(bodies: Sequence[Body], refs: Sequence[Ref], body: Sequence[Stmt], grid: int) -> CudaSource:
     types: dict[Ref, str] = {}
     align: dict[Ref, int] = {}
     for b in bodies:

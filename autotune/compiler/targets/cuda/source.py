@@ -105,7 +105,9 @@ class CudaSource:
 
 @dataclass(frozen=True)
 class Listing:
-    """A kernel that is written as text and never changed, as those of C3's collectives are. As :class:`CudaSource`, with
+    """A kernel that is written as text and never changed, as those of C3's collectives are.
+
+    As :class:`CudaSource`, with its text in parts.
 
     Attributes:
         functions: text of its device functions.
