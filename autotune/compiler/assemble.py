@@ -14,7 +14,6 @@ from autotune.compiler.targets.cuda.compile import build
 from autotune.compiler.targets.cuda.kernels import Ref
 from autotune.compiler.targets.cuda.pack import Body, Run, pack_bodies
 from autotune.compiler.targets.cuda.source import GENERATOR, CudaSource
-from autotune.compiler.targets.cuda.strict import strictly
 from autotune.errors import BuildError, Unsupported
 from autotune.ir.families import family_of, single
 from autotune.ir.graph import Graph
@@ -85,7 +84,7 @@ def draft(
             refs = tuple(_place(group.inputs, group.outputs, first, ref) for ref in args)
             out.append(Draft(replace(source, name=part_name(name, n)), refs, k))
     if graph.precision == STRICT:
-        out = [replace(d, source=strictly(d.source)) for d in out]
+        out = [replace(d, source=replace(d.source, fast=False)) for d in out]
     return out, tuple(scratch)
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.compiler.targets.cuda.compile import build
-from autotune.compiler.targets.cuda.source import CudaSource
+from autotune.compiler.targets.cuda.source import Listing
 from autotune.space import Parameter, Space
 from autotune.task import Artifact, Config, Runnable, Verdict
 from autotune.workload import Workload
@@ -51,7 +51,7 @@ def workload(n: int = 1 << 22) -> Workload:
     return Workload(KIND, {"n": n}, family=KIND, extent=n, label=f"faulty {n}")
 
 
-def source(how: str, block: int) -> CudaSource:
+def source(how: str, block: int) -> Listing:
     """The kernel over ``p0`` (in) and ``p1`` (out), ``n0`` floats each."""
     body = _BODY.get(how, _GOOD)
     lines = [*(_HEAD % block).splitlines(), *("    " + line for line in body.splitlines())]
@@ -64,7 +64,7 @@ def source(how: str, block: int) -> CudaSource:
         "args": [["input", 0], ["output", 0]],
         "align": [4, 4],
     }
-    return CudaSource((), tuple(lines), ("f32", "f32"), launch, block, 0)
+    return Listing((), tuple(lines), ("f32", "f32"), launch, block, 0)
 
 
 class FaultyTask:

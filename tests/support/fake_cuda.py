@@ -24,13 +24,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import CodeType, SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import Tensor
 
 from autotune.compiler.targets.cuda.kernels import GroupKernels
-from autotune.compiler.targets.cuda.source import CudaSource
+from autotune.compiler.targets.cuda.source import CudaSource, Listing
 from autotune.domains.fusion.bench import from_float
 from autotune.ir.graph import REDUCTIONS, Graph
 from autotune.ir.interpret import interpret, make_inputs
@@ -168,10 +168,13 @@ class _Thread:
         return f"{self.block.number}:{self.tid}"
 
 
+Kernel = TypeVar("Kernel", CudaSource, Listing)
+
+
 class Machine:
     """Runs one launch. ``now`` is the thread whose turn it is."""
 
-    def __init__(self, source: CudaSource, grid: int, seed: int = 0) -> None:
+    def __init__(self, source: CudaSource | Listing, grid: int, seed: int = 0) -> None:
         self.source, self.grid, self.rng = source, grid, random.Random(seed)
         self.now: _Thread
         self.code: dict[str, Any] = {}
@@ -326,7 +329,7 @@ def run_group(graph: Graph, made: GroupKernels, inputs: Sequence[Tensor], sms: i
     return [p.tensor() for p in outputs]
 
 
-def with_text(source: CudaSource, text: str) -> CudaSource:
+def with_text(source: Kernel, text: str) -> Kernel:
     """A copy of the kernel with another text."""
     made = replace(source)
     made.__dict__["text"] = text

@@ -43,6 +43,7 @@ _PRECEDENCE = (
 )
 PRECEDENCE = {op: level for level, ops in enumerate(_PRECEDENCE) for op in ops}
 _UNARY = len(_PRECEDENCE)
+ATOM = _UNARY + 1
 _MOST_ITEMS = 16
 """Items of one tuple display: Python builds one of over 30 through a list, which Numba cannot follow everywhere."""
 
@@ -117,7 +118,7 @@ class Printer:
     def operand(self, x: Expr, least: int) -> str:
         """The expression as an operand of an operator that binds as tightly as ``least``."""
         text = self.text(x)
-        level = PRECEDENCE[x.op] if isinstance(x, Binary) else _UNARY if isinstance(x, Unary) else _UNARY + 1
+        level = PRECEDENCE[x.op] if isinstance(x, Binary) else _UNARY if isinstance(x, Unary) else ATOM
         return text if level >= least else f"({text})"
 
     def for_Var(self, x: Var) -> str:
@@ -138,7 +139,7 @@ class Printer:
         return f"{x.op}{self.operand(x.value, _UNARY)}"
 
     def for_Item(self, x: Item) -> str:
-        return f"{self.operand(x.base, _UNARY + 1)}[{self.text(x.index)}]"
+        return f"{self.operand(x.base, ATOM)}[{self.text(x.index)}]"
 
     def for_Tuple(self, x: Tuple) -> str:
         text = self.tuple_of(x.items)

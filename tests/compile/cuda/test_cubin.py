@@ -9,14 +9,14 @@ import pytest
 
 from autotune.compiler.targets.cuda.compile import build
 from autotune.compiler.targets.cuda.cubin import LIMITS, blocks_per_sm, limits, resources
-from autotune.compiler.targets.cuda.source import CudaSource
+from autotune.compiler.targets.cuda.source import Listing
 from autotune.errors import BuildError
 from autotune.task import Kernel
 
 
-def source(body: str, block: int = 128, shared: int = 0) -> CudaSource:
+def source(body: str, block: int = 128, shared: int = 0) -> Listing:
     """A hand-written kernel over one float pointer ``p0``."""
-    return CudaSource((), tuple(body.splitlines()), ("f32",), {"dynamic": False, "shared": shared}, block, 0)
+    return Listing((), tuple(body.splitlines()), ("f32",), {"dynamic": False, "shared": shared}, block, 0)
 
 
 PLAIN = "i = cuda.threadIdx.x\np0[i] = p0[i] + float32(1)"

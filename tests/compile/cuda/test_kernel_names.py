@@ -15,7 +15,7 @@ from autotune.compiler.planner.kernel_names import LONGEST, graph_ops, kernel_na
 from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.targets.cuda.compile import build
 from autotune.compiler.targets.cuda.cubin import resources
-from autotune.compiler.targets.cuda.source import CudaSource
+from autotune.compiler.targets.cuda.source import Listing
 from autotune.device import DeviceIdentity, Environment
 from autotune.domains.fusion.task import FusionTask
 from autotune.ir.graph import Graph, Output, Value
@@ -151,7 +151,7 @@ def stored_earlier() -> Artifact:
     """What a search before kernels had names of their own has left in a database."""
     body = ("if cuda.threadIdx.x == 0:", "    st_f32_1_d(p0, 0, ld_f32_1_d(p0, 0) + float32(1.0))")
     launch = {"dynamic": False, "shared": 0, "block": 32, "args": [["input", 0]]}
-    kernel = build(CudaSource((), body, ("f32",), launch, 32, 0))
+    kernel = build(Listing((), body, ("f32",), launch, 32, 0))
     return Artifact("sm_90", (kernel,), generator="cuda-4")
 
 

@@ -15,7 +15,7 @@ from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.targets.cuda import compile
 from autotune.compiler.targets.cuda.compile import compile_ptx
 from autotune.compiler.targets.cuda.kernels import Ref
-from autotune.compiler.targets.cuda.source import CudaSource
+from autotune.compiler.targets.cuda.source import CudaSource, Listing
 from autotune.domains.c3.collectives.kernels import emit_comm
 from autotune.domains.fusion.task import FusionTask
 from autotune.ir.graph import STORAGE_BYTES, Graph
@@ -198,7 +198,7 @@ def test_an_access_outside_is_found() -> None:
     launch = {"dynamic": False, "inner": 1, "per_block": 1, "blocks_per_sm": 0, "block": 32, "shared": 0, "align": [4],
               "multiple": 1}  # fmt: skip
     body = ("tid = int32(cuda.threadIdx.x)", "if tid < 10:", "    st_f32_1_d(p1, tid, ld_f32_1_d(p0, tid + 2))")
-    ptx, _ = compile_ptx(CudaSource((), body, ("f32", "f32"), launch, 32, 0), "sm_90")
+    ptx, _ = compile_ptx(Listing((), body, ("f32", "f32"), launch, 32, 0), "sm_90")
     for tid in (0, 9, 10, 31):
         Walk(ptx, [Tensor(48), Tensor(40)], tid).run()
     with pytest.raises(Outside, match="4 bytes at 44 of pointer 0, which has 44"):

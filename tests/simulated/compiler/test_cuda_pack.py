@@ -8,9 +8,12 @@ from dataclasses import replace
 import pytest
 
 from autotune.compiler.assemble import packed
+from autotune.compiler.kernel.nodes import Function
+from autotune.compiler.kernel.rewrite import functions_of
 from autotune.compiler.planner.packing import pack
 from autotune.compiler.planner.plan import build_plan, greedy, read_text, write_text
 from autotune.compiler.targets.cuda.compile import build, compile_ptx
+from autotune.compiler.targets.cuda.device import BLOCK
 from autotune.compiler.targets.cuda.kernels import Ref
 from autotune.compiler.targets.cuda.pack import Body, Run, deal, pack_bodies
 from autotune.compiler.targets.cuda.source import CudaSource
@@ -18,7 +21,7 @@ from autotune.domains.fusion.task import FusionTask
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
 from tests.support.cpu_graphs import Build, layer_norm, softmax, softmax_of_everything
-from tests.support.fake_cuda import Machine
+from tests.support.fake_cuda import Machine, with_text
 from tests.support.fake_intrinsics import Pointer
 from tests.support.many_parts import beside, row_sums, run_packed, run_plan, task_of, update
 
@@ -35,6 +38,11 @@ def only_launch(task: FusionTask, **changes) -> tuple[CudaSource, tuple[Ref, ...
     return packed(task.plan, numbers, task._parts(task.plan, config), 3)
 
 
+def bodies_of(source: CudaSource) -> list[Function]:
+    """The functions of a packed kernel that are whole bodies."""
+    return [f for f in functions_of(source.body) if BLOCK in f.params]
+
+
 @pytest.mark.parametrize("vector", [4, 16])
 @pytest.mark.parametrize("blocks_per_sm", [0, 2])
 def test_tensors_of_odd_sizes_share_one_body(vector: int, blocks_per_sm: int) -> None:
@@ -48,8 +56,7 @@ def test_tensors_of_odd_sizes_share_one_body(vector: int, blocks_per_sm: int) ->
     (grid,) = run_packed(task, config, seed=vector)
     assert grid >= 7
     source, _ = packed(task.plan, task.plan.launches[0], task._parts(task.plan, config), 3)
-    bodies = [f for f in source.functions if "blk" in f.splitlines()[0]]
-    assert len(bodies) == 1
+    assert len(bodies_of(source)) == 1
 
 
 def test_a_tensor_of_one_element_is_one_of_the_family() -> None:
@@ -95,7 +102,7 @@ def test_equal_groups_that_take_no_extent() -> None:
 
     task = task_of(beside(total(70), total(70), total(33)))
     source, _ = only_launch(task)
-    assert sum("blk" in f.splitlines()[0] for f in source.functions) == 2
+    assert len(bodies_of(source)) == 2
     assert "n0" not in source.text
     run_packed(task, seed=7)
 
@@ -103,9 +110,8 @@ def test_equal_groups_that_take_no_extent() -> None:
 def test_a_wrong_leaf_does_not_pass() -> None:
     task = optimizer(37, 130, 500)
     source, refs = only_launch(task)
-    swapped = [re.sub(r"a_nblk = int32\(1\)", "a_nblk = int32(2)", line) for line in source.body]
-    bad = replace(source, body=tuple(swapped))
-    assert bad != source
+    bad = with_text(source, source.text.replace("a_nblk = int32(1)", "a_nblk = int32(2)"))
+    assert bad.text != source.text
     pointers = [
         Pointer.zeros("float32", 500) if kind == "input" else Pointer.poisoned("float32", 500, once=True)
         for kind, _ in refs
@@ -150,7 +156,7 @@ def test_the_artifact_of_a_packed_region() -> None:
 
 def source(block: int = 64, **launch) -> CudaSource:
     rule = {"dynamic": True, "inner": 1, "per_block": 10, "blocks_per_sm": 0, "shared": 0, "align": [4]} | launch
-    return CudaSource((), (), ("f32",), rule, block, 0)
+    return CudaSource((), ("f32",), rule, block, 0)
 
 
 def runs(*extents: int) -> tuple[Run, ...]:
@@ -200,13 +206,13 @@ def test_the_last_block_of_a_row_of_odd_length() -> None:
 def test_a_body_that_misses_its_rest_is_found() -> None:
     task = optimizer(7)
     launch, refs = only_launch(task)
-    functions = tuple(f.replace("c < n0", "c + 1 < n0") for f in launch.functions)
-    assert functions != launch.functions
+    bad = with_text(launch, launch.text.replace("c < n0", "c + 1 < n0"))
+    assert bad.text != launch.text
     pointers = [
         Pointer.zeros("float32", 7) if kind == "input" else Pointer.poisoned("float32", 7, once=True)
         for kind, _ in refs
     ]
-    Machine(replace(launch, functions=functions), int(launch.launch["grid"])).run(pointers, 1)
+    Machine(bad, int(launch.launch["grid"])).run(pointers, 1)
     assert not all(p.written.all() for p in pointers if p.written is not None)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from autotune.compiler.schedules.cuda import scheme_of
-from autotune.compiler.targets.cuda.source import CudaSource
+from autotune.compiler.targets.cuda.source import Listing
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.domains.fusion.task import FusionTask
 from tests.support.edited import edited
@@ -102,13 +102,11 @@ def test_a_wrong_kernel_does_not_pass() -> None:
             check_group(group.graph, replace(made, sources=(bad,)))
 
 
-def source(*body: str, params: tuple[str, ...] = ("f32",), block: int = 32, shared: int = 0) -> CudaSource:
-    return CudaSource(
-        (), ("tid = int32(cuda.threadIdx.x)", *body), params, {"dynamic": False, "shared": shared}, block, 0
-    )
+def source(*body: str, params: tuple[str, ...] = ("f32",), block: int = 32, shared: int = 0) -> Listing:
+    return Listing((), ("tid = int32(cuda.threadIdx.x)", *body), params, {"dynamic": False, "shared": shared}, block, 0)
 
 
-def run(kernel: CudaSource, n: int = 64, once: bool = True) -> None:
+def run(kernel: Listing, n: int = 64, once: bool = True) -> None:
     Machine(kernel, 1).run([Pointer.poisoned("float32", n, once)], 0)
 
 
@@ -144,7 +142,7 @@ def test_shuffles_and_barriers_in_device_functions() -> None:
     text = "def f0(a):\n    return a + cuda.shfl_xor_sync(0xffffffff, a, 1)"
     kernel = source("st_f32_1_d(p0, tid, float32(f0(tid)))")
     p = Pointer.poisoned("float32", 32, True)
-    Machine(CudaSource((text,), kernel.body, ("f32",), kernel.launch, 32, 0), 1).run([p], 0)
+    Machine(Listing((text,), kernel.lines, ("f32",), kernel.launch, 32, 0), 1).run([p], 0)
     assert p.tensor().tolist() == [2 * (t // 2 * 2) + 1 for t in range(32)]
 
 

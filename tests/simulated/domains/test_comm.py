@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,10 @@ import pytest
 import torch
 
 from autotune.compiler.targets.cuda.compile import compile_ptx
-from autotune.compiler.targets.cuda.source import CudaSource
+from autotune.compiler.targets.cuda.source import Listing
 from autotune.domains.c3.collectives.kernels import MOST, build_comm, emit_comm
 from autotune.errors import Unsupported
-from tests.support.fake_cuda import KernelError, Machine
+from tests.support.fake_cuda import KernelError, Machine, with_text
 from tests.support.fake_intrinsics import STORAGE, F, decode, encode
 
 TORCH = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
@@ -98,7 +97,7 @@ def functions(text: str, memory: Memory) -> dict[str, Callable[..., Any]]:
     return made
 
 
-def run(source: CudaSource, memory: Memory, grid: int, addresses: Sequence[int], count: int) -> None:
+def run(source: Listing, memory: Memory, grid: int, addresses: Sequence[int], count: int) -> None:
     machine = Machine(source, grid, seed=grid)
     machine.code.update(functions(source.text, memory))
     steps = [BYTES[short] for short in source.params]
@@ -186,12 +185,12 @@ def test_the_memory_finds_a_kernel_that_goes_too_far() -> None:
     memory = Memory()
     places = [memory.place(0, np.zeros(500, np.uint8), read=True), memory.place(0, np.zeros(500, np.uint8), write=True)]
     good = emit_comm("copy", 1, "bf16", BLOCK, UNROLL)
-    bad = replace(good, functions=tuple(f.replace("rest < n", "rest <= n") for f in good.functions))
+    bad = with_text(good, good.text.replace("rest < n", "rest <= n"))
     with pytest.raises(KernelError, match="outside"):
         run(bad, memory, 2, places, 500)
     again = Memory()
     places = [again.place(0, np.zeros(500, np.uint8), read=True), again.place(0, np.zeros(500, np.uint8), write=True)]
-    twice = replace(good, functions=tuple(f.replace("range(first", "range(int64(0)") for f in good.functions))
+    twice = with_text(good, good.text.replace("range(first", "range(int64(0)"))
     with pytest.raises(KernelError, match="twice"):
         run(twice, again, 2, places, 500)
 

@@ -218,13 +218,6 @@ class Rounds(Expr):
         return "int32"
 
 
-@dataclass(frozen=True, slots=True)
-class Line(Stmt):
-    """A line of source as it stands, with its indentation."""
-
-    line: str
-
-
 def shared_bytes(body: Iterable[Stmt]) -> int:
     """Shared memory of fixed size that statements take."""
     return sum(s.bytes for s in walk(body) if isinstance(s, Shared))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from autotune.compiler.kernel.nodes import Cast, Const, Expr, Load, Op, Store, Tuple, Unpack
-from autotune.compiler.kernel.printer import Printer
+from autotune.compiler.kernel.printer import ATOM, Printer
 from autotune.compiler.targets.cuda import operators
 from autotune.compiler.targets.cuda.device import (
     AwaitCopies,
@@ -18,7 +18,6 @@ from autotune.compiler.targets.cuda.device import (
     ClusterWait,
     CommitCopies,
     CopyAhead,
-    Line,
     Put,
     RemoteStore,
     Rounds,
@@ -63,7 +62,7 @@ class CudaPrinter(Printer):
         return self.call(operators.CTOR.get(x.type, x.type), (x.value,))
 
     def for_Op(self, x: Op) -> str:
-        return operators.text(x.name, x.of, [self.operand(a, 99) for a in x.args], self.strict)
+        return operators.text(x.name, x.of, [self.operand(a, ATOM) for a in x.args], self.strict)
 
     # ---- memory -----------------------------------------------------------------------------------------------------
 
@@ -146,6 +145,3 @@ class CudaPrinter(Printer):
 
     def for_Rounds(self, x: Rounds) -> str:
         return f"rounds(int32({x.count}))"
-
-    def put_Line(self, s: Line) -> None:
-        self.put(s.line)
