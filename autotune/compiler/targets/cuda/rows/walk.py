@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.compiler.kernel.nodes import Assign, Cast, Do, Expr, Function, Operand, Stmt, Tuple, Var, loop, when
+from autotune.compiler.kernel.nodes import Assign, Do, Expr, Function, Operand, Stmt, Tuple, Var, loop, when
 from autotune.compiler.kernel.reducers import reducers_of
 from autotune.compiler.program.program import Pass
 from autotune.compiler.targets.cuda.access import COLUMN
@@ -32,7 +32,7 @@ class Walks:
         first = 0
         if steps > 1:
             step, begin = Var("step"), Var("j")
-            body: list[Stmt] = [Assign(begin, Cast("int32", step) * unroll)]
+            body: list[Stmt] = [Assign(begin, self.emitter.count.number(step) * unroll)]
             for u in range(unroll):
                 body += self._pack(q, pas, functions, begin + u, guarded=False)
             out.append(loop(step, steps, body))
