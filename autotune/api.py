@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import UserError
-from autotune.tuner.samplers import DEFAULT, NONE
+from autotune.tuner.proposals.samplers import DEFAULT, NONE
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
@@ -187,11 +187,11 @@ def tune_workloads(
     pool: CompilePool | None = None,
 ) -> list[Result]:
     """Search several workloads on one device, one after the other, in one worker and one compile pool; or on several
-    side by side, each with a process, a worker and a compile pool of its own (:mod:`autotune.tuner.lanes`).
+    side by side, each with a process, a worker and a compile pool of its own (:mod:`autotune.tuner.devices.lanes`).
 
     Those with the largest weights come first, those that have no winner yet before those that have one
-    (:mod:`autotune.tuner.order`). What is left when the time is up is not begun, but for one that is the first with
-    anything to do; the same search goes on with it.
+    (:mod:`autotune.tuner.devices.order`). What is left when the time is up is not begun, but for one that is the
+    first with anything to do; the same search goes on with it.
 
     What an earlier search has come to the end of, with at least half of the time it would get now, is not searched
     again, unless ``trials`` asks for so many more candidates. Where nothing is left to do nothing is started.
@@ -204,7 +204,7 @@ def tune_workloads(
             goes to those after it.
         patience: candidates measured without a gain of 1% before a workload is left; see
             :class:`autotune.tuner.budget.Budget`.
-        sampler: of :data:`autotune.tuner.samplers.SAMPLERS`.
+        sampler: of :data:`autotune.tuner.proposals.samplers.SAMPLERS`.
         seed: of the sampler and of the random inputs that candidates are verified on.
         space_file: a user's narrowed copy of the domain's search space. The default and stored candidates that it
             leaves out are compared with, but never deployed.
@@ -241,11 +241,11 @@ def tune_workloads(
     from autotune.task import policy_for
     from autotune.tuner.budget import Budget, Clock
     from autotune.tuner.context import Context
-    from autotune.tuner.lanes import side_by_side
-    from autotune.tuner.order import order
+    from autotune.tuner.devices.lanes import side_by_side
+    from autotune.tuner.devices.order import order
+    from autotune.tuner.devices.turns import Turns, alone
+    from autotune.tuner.proposals.samplers import check_sampler
     from autotune.tuner.result import BusyMachine, busy_note
-    from autotune.tuner.samplers import check_sampler
-    from autotune.tuner.turns import Turns, alone
 
     if not workloads:
         raise UserError("there is nothing to search: no workload was given")

@@ -23,7 +23,7 @@ import torch
 import torch._inductor.config
 from torch.nn import functional as F
 
-from autotune.bench.floor import copy_bandwidth
+from autotune.bench.fusion.floor import copy_bandwidth
 from autotune.compiler.capture.recording import capture
 from autotune.compiler.regions.find import find_regions
 from autotune.device import environment, identify

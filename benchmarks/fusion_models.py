@@ -75,7 +75,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from autotune.bench import step
-    from autotune.bench.floor import copy_bandwidth
+    from autotune.bench.fusion.floor import copy_bandwidth
     from autotune.bench.turns import Turns
     from autotune.measure.policy import default_policy
     from examples.models import make

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.bench.floor import copy_bandwidth
+from autotune.bench.fusion.floor import copy_bandwidth
 from benchmarks import form
 
 BEST = (

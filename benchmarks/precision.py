@@ -27,8 +27,8 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autotune.bench.case import Case
-from autotune.bench.suite import choose
+from autotune.bench.fusion.cases.case import Case
+from autotune.bench.fusion.suite import choose
 from autotune.compiler.regions.find import Region, find_regions
 from autotune.device import environment, identify, resolve_device
 from autotune.ir.graph import Graph

@@ -21,9 +21,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.bench import report
-from autotune.bench.ablation import ABLATIONS
-from autotune.bench.report import geometric_mean
+from autotune.bench.fusion import report
+from autotune.bench.fusion.ablation import ABLATIONS
+from autotune.bench.fusion.report import geometric_mean
 from autotune.domains.c3.suite import report as c3_report
 from benchmarks import c3_device_table, precision_table
 from benchmarks.form import RESULTS, read

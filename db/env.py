@@ -1,7 +1,7 @@
 """Alembic's environment for autotune's tables.
 
-The database comes from the caller (``autotune.store.migrate`` passes a connection that already holds the lock), or, for
-the ``alembic`` command in a checkout, from ``-x db=URL``, $AUTOTUNE_DB or the default file.
+The database comes from the caller (``autotune.store.connection.migrate`` passes a connection that already holds the
+lock), or, for the ``alembic`` command in a checkout, from ``-x db=URL``, $AUTOTUNE_DB or the default file.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from alembic import context
 from sqlalchemy import Connection
 
-from autotune.store.engine import create_engine, parse_url
+from autotune.store.connection.engine import create_engine, parse_url
 from autotune.store.models import TABLE_PREFIX, VERSION_TABLE, Base
 
 

@@ -1,4 +1,1 @@
-"""The fusion suite: its cases, the peers they are measured against, and the runner behind ``autotune bench fusion``.
-
-Nothing outside this package and its command imports it.
-"""
+"""Whole steps under each compiler, what they launch, and the files that results are kept in; ``fusion/`` is a suite."""

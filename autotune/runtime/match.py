@@ -22,7 +22,7 @@ from autotune.device import DeviceIdentity, Environment
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
 from autotune.runtime.database import warn_once
-from autotune.store.damage import BROKEN
+from autotune.store.health.damage import BROKEN
 from autotune.store.records import Schedule
 from autotune.task import Config, Kernel
 from autotune.workload import Workload

@@ -12,12 +12,12 @@ from autotune.store.records import Calibration, Effort, Key, Measurement, Miss, 
 
 if TYPE_CHECKING:
     from autotune.store.claims import owner_name
-    from autotune.store.outage import LostConnection
+    from autotune.store.connection.outage import LostConnection
     from autotune.store.overviews import Overview
     from autotune.store.store import Store
 
 _LAZY = {
-    "LostConnection": "autotune.store.outage",
+    "LostConnection": "autotune.store.connection.outage",
     "Overview": "autotune.store.overviews",
     "Store": "autotune.store.store",
     "owner_name": "autotune.store.claims",

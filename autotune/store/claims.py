@@ -16,7 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from autotune.store.codec import key_values
-from autotune.store.engine import Database
+from autotune.store.connection.engine import Database
 from autotune.store.models import ClaimRow, MeasurementRow
 from autotune.store.records import Key
 from autotune.task import Config, config_key

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.errors import printable
-from autotune.store.damage import Damaged as Damaged
-from autotune.store.damage import mapping, number, whole
+from autotune.store.health.damage import Damaged as Damaged
+from autotune.store.health.damage import mapping, number, whole
 from autotune.store.records import Key, Measurement
 from autotune.task import Artifact, Config, Kernel, Status, config_key
 from autotune.workload import Workload, digest

@@ -9,8 +9,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from autotune.store.codec import key_from, key_values
-from autotune.store.damage import mapping, number
-from autotune.store.engine import Database
+from autotune.store.connection.engine import Database
+from autotune.store.health.damage import mapping, number
 from autotune.store.models import CalibrationRow, EffortRow
 from autotune.store.records import Calibration, Effort, Key
 

@@ -16,7 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from autotune.errors import printable
-from autotune.store.damage import latencies, number
+from autotune.store.health.damage import latencies, number
 from autotune.store.measurements import STAGE_RANK, sound
 from autotune.store.models import SCHEMA_REVISION, Base, ClaimRow, DeviceRow, MeasurementRow, ScheduleRow
 from autotune.store.records import BUSY

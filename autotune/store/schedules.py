@@ -21,8 +21,8 @@ from autotune.store.codec import (
     key_from,
     key_values,
 )
-from autotune.store.damage import BROKEN, latencies, number, whole, why
-from autotune.store.engine import Database
+from autotune.store.connection.engine import Database
+from autotune.store.health.damage import BROKEN, latencies, number, whole, why
 from autotune.store.models import (
     SCHEMA_REVISION,
     ArtifactRow,

@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 from autotune.errors import UserError
+from autotune.store.connection.engine import create_engine, parse_url, patient, revision, show_url
+from autotune.store.connection.outage import OUTAGE_S
 from autotune.store.efforts import Efforts
-from autotune.store.engine import create_engine, parse_url, patient, revision, show_url
 from autotune.store.measurements import Measurements
 from autotune.store.models import SCHEMA_REVISION
-from autotune.store.outage import OUTAGE_S
 from autotune.store.overviews import Overviews
 from autotune.store.runs import Runs
 from autotune.store.schedules import Schedules
@@ -65,7 +65,7 @@ class Store(Measurements, Schedules, Runs, Efforts, Verdicts, Overviews):
             if found != SCHEMA_REVISION:
                 if readonly or not migrate:
                     raise UserError(_wrong_revision(show_url(parsed), found))
-                from autotune.store.migrate import upgrade_engine
+                from autotune.store.connection.migrate import upgrade_engine
 
                 upgrade_engine(engine, parsed)
         except BaseException:

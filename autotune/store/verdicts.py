@@ -9,8 +9,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from autotune.device import Environment
-from autotune.store.damage import Damaged, mapping, number
-from autotune.store.engine import Database
+from autotune.store.connection.engine import Database
+from autotune.store.health.damage import Damaged, mapping, number
 from autotune.store.models import EnvironmentRow, VerdictRow
 from autotune.store.records import Verdict
 

@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from autotune.device import DeviceIdentity, Environment
 from autotune.errors import printable
 from autotune.store.codec import workload_from
-from autotune.store.damage import Damaged, mapping
-from autotune.store.engine import Database
+from autotune.store.connection.engine import Database
+from autotune.store.health.damage import Damaged, mapping
 from autotune.store.measurements import WORKLOAD_COLUMNS
 from autotune.store.models import DeviceRow, EnvironmentRow, WorkloadRow
 from autotune.workload import Workload

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from autotune.errors import Unsupported
 from autotune.task import Config, Task, config_key
-from autotune.tuner import compose
 from autotune.tuner.budget import Budget
+from autotune.tuner.composed import compose
 from autotune.tuner.context import Context
-from autotune.tuner.samplers import NONE
-from autotune.tuner.seeds import suggested
+from autotune.tuner.proposals.samplers import NONE
+from autotune.tuner.proposals.seeds import suggested
 from autotune.workload import Workload
 
 WORKLOADS = 4
@@ -136,7 +136,7 @@ def first(context: Context, workload: Workload, budget: Budget) -> Iterator[tupl
 
 
 def beginnings(context: Context, task: Task) -> list[Config]:
-    """The first of what :func:`autotune.tuner.seeds.plan` has, as far as it can work."""
+    """The first of what :func:`autotune.tuner.proposals.seeds.plan` has, as far as it can work."""
     asked = context.seeds.get(task.workload.fingerprint, ())
     found: dict[str, Config] = {}
     for seed in suggested(task, task.space(context.space_file), asked):

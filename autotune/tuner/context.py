@@ -25,10 +25,10 @@ from autotune.store.records import Effort, Key
 from autotune.store.store import Store
 from autotune.task import CalibratedTask, ComposedTask, Composition, Config, Task, domain_hook, open_task, place
 from autotune.tuner.budget import Budget, Pace
-from autotune.tuner.history import History, open_storage
-from autotune.tuner.interrupt import Interrupt
+from autotune.tuner.devices.interrupt import Interrupt
+from autotune.tuner.proposals.history import History, open_storage
+from autotune.tuner.proposals.samplers import DEFAULT, NONE
 from autotune.tuner.result import Progress
-from autotune.tuner.samplers import DEFAULT, NONE
 from autotune.tuner.session import Session
 from autotune.workload import Workload, digest
 
@@ -42,7 +42,8 @@ class Context:
 
     Attributes:
         device: "cpu" or "cuda:N".
-        sampler: a name of :data:`autotune.tuner.samplers.SAMPLERS`, or ``NONE`` for what the domain's cost model likes
+        sampler: a name of :data:`autotune.tuner.proposals.samplers.SAMPLERS`, or ``NONE`` for what the domain's cost
+        model likes
             best, unsearched.
         seed: of the sampler and of the random inputs that candidates are verified on.
         space_file: a user's narrowed copy of the domain's search space.

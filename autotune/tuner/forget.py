@@ -6,18 +6,18 @@ from collections.abc import Collection
 
 import optuna
 
-from autotune.store.forget import FAILURES, forget_failures
+from autotune.store.health.forget import FAILURES, forget_failures
 from autotune.store.store import Store
 from autotune.task import Status
 from autotune.tuner.context import key_words
-from autotune.tuner.history import open_storage
+from autotune.tuner.proposals.history import open_storage
 
 
 def forget(
     store: Store, statuses: Collection[Status] = FAILURES, *, workload: str = "", reason: str = ""
 ) -> tuple[int, int]:
     """Forget failures, so that the next search tries their candidates again; see
-    :func:`autotune.store.forget.forget_failures`.
+    :func:`autotune.store.health.forget.forget_failures`.
 
     A study that knows of one is deleted, since its sampler would keep away from it: the next search teaches a new one
     all that is stored.

@@ -9,7 +9,7 @@ from autotune.store.records import Key
 from autotune.task import config_key
 from autotune.tuner.budget import Budget
 from autotune.tuner.context import Context
-from autotune.tuner.finals import WINNER, Final
+from autotune.tuner.phases.finals import WINNER, Final
 from autotune.tuner.result import Result
 from autotune.tuner.session import Session
 from autotune.workload import Workload

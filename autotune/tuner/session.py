@@ -21,7 +21,7 @@ from autotune.space import Space, holds
 from autotune.store.records import Key, Measurement
 from autotune.store.store import Store
 from autotune.task import Artifact, ComposedTask, Config, Status, Task, config_key
-from autotune.tuner.interrupt import Interrupt
+from autotune.tuner.devices.interrupt import Interrupt
 from autotune.tuner.result import Progress
 
 LEASE_S = 30.0

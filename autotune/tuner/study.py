@@ -7,12 +7,13 @@ from dataclasses import replace
 from autotune.errors import Unsupported, UserError
 from autotune.measure.worker import MachineFault, WorkerFault
 from autotune.task import ComposedTask
-from autotune.tuner import compose, finals
 from autotune.tuner.budget import Budget
+from autotune.tuner.composed import compose
 from autotune.tuner.context import Context
 from autotune.tuner.outcome import recalled, result
+from autotune.tuner.phases import finals
+from autotune.tuner.phases.screen import explore, settled
 from autotune.tuner.result import Progress, Result
-from autotune.tuner.screen import explore, settled
 from autotune.workload import Workload
 
 __all__ = ["FAULT", "Budget", "Progress", "Result", "tune"]
@@ -26,10 +27,10 @@ def tune(context: Context, workload: Workload, budget: Budget, granted: float | 
 
     The default is measured first, then what heuristics, neighbours in the database and the cost model suggest, then
     what the sampler proposes. A workload that its domain can compose of parts is searched part by part
-    (:mod:`autotune.tuner.compose`). Candidates that are stored already are not measured again; those that another
-    search is measuring are left to it. Ctrl-C ends the search early but in good order: what is known by then meets the
-    baselines and is stored; a second Ctrl-C leaves at once. A search that was killed is resumed by starting it again.
-    One that came to its end with about as much time before is not repeated.
+    (:mod:`autotune.tuner.composed.compose`). Candidates that are stored already are not measured again; those that
+    another search is measuring are left to it. Ctrl-C ends the search early but in good order: what is known by then
+    meets the baselines and is stored; a second Ctrl-C leaves at once. A search that was killed is resumed by starting
+    it again. One that came to its end with about as much time before is not repeated.
 
     Args:
         granted: the workload's share of the run's time in seconds, by which efforts are compared; None for

@@ -197,7 +197,7 @@ def _own_graphs(torch: Any, module: Any) -> Callable[..., Any]:
 
 def _floor(moved: int, options: Options) -> float:
     """What moving so many bytes takes at the copy bandwidth of now."""
-    from autotune.bench.floor import copy_bandwidth
+    from autotune.bench.fusion.floor import copy_bandwidth
     from autotune.bench.turns import Turns
 
     policy = dataclasses.replace(_policy(options), final_rounds=10, final_s=5.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from autotune.bench.report import geometric_mean
+from autotune.bench.fusion.report import geometric_mean
 from autotune.store.records import BUSY
 from benchmarks.real.measure import COMPARED
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotune.bench.case import Case, Draw, Shape
-from autotune.bench.lane import Lane
-from autotune.bench.suite import CASES
+from autotune.bench.fusion.cases.case import Case, Draw, Shape
+from autotune.bench.fusion.lane import Lane
+from autotune.bench.fusion.suite import CASES
 from autotune.measure.serve import serve
 
 

@@ -22,7 +22,7 @@ DOORS = {
     "numba": ["autotune/compiler/targets/"],
     "llvmlite": ["autotune/compiler/targets/"],
     "sqlalchemy": ["autotune/store/", "db/"],
-    "alembic": ["autotune/store/migrate.py", "db/"],
+    "alembic": ["autotune/store/connection/migrate.py", "db/"],
     "optuna": ["autotune/tuner/"],
     "pickle": [],
 }

@@ -10,8 +10,8 @@ are mostly bound by memory, so three times are estimated, and the longest counts
 * *latency*: rows one after the other on an SM, each waiting for its loads and its reductions.
 
 Registers are estimated from the program (values kept between passes, loads in flight). What was measured of a workload
-scales the predictions before they decide anything (``autotune.tuner.pruning``), so it is the order that matters.
-"""
+scales the predictions before they decide anything (``autotune.tuner.proposals.pruning``), so it is the order that
+matters."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from autotune.domains.fusion.domain import open_bench, open_task
 from autotune.domains.fusion.task import FusionTask
 from autotune.errors import BuildError, UserError
 from autotune.task import Config
-from autotune.tuner import seeds
+from autotune.tuner.proposals import seeds
 from autotune.workload import Workload
 from tests.support.zoo import ZOO, candidates, random_configs, workload, workloads
 

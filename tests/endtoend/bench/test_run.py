@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from autotune import __version__
-from autotune.bench import form, report
-from autotune.bench.measure import NotMeasured
+from autotune.bench import form
+from autotune.bench.fusion import report
+from autotune.bench.fusion.measure import NotMeasured
 from autotune.cli.app import main
 
 CASES: list[dict[str, Any]] = [
@@ -94,8 +95,8 @@ def test_a_case_that_cannot_be_measured_is_told(
     def broken(*args: Any) -> Any:
         raise NotMeasured("autotune and eager disagree: result 0 differs")
 
-    monkeypatch.setattr("autotune.bench.entry.measure", broken)
-    monkeypatch.setattr("autotune.bench.run.copy_bandwidth", lambda policy, device: 1e4)
+    monkeypatch.setattr("autotune.bench.fusion.entry.measure", broken)
+    monkeypatch.setattr("autotune.bench.fusion.run.copy_bandwidth", lambda policy, device: 1e4)
     out = tmp_path / "x.json"
     assert main(["bench", "fusion", "--device", "cpu", "--no-search", "--cases", "rope", "--out", str(out)]) == 1
     assert "NOT MEASURED: rope bf16 256x32x128: autotune and eager disagree" in capsys.readouterr().err

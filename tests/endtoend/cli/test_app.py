@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.cli import app, workloads
+from autotune.cli import app
+from autotune.cli.commands import workloads
 from autotune.errors import UserError
 
 COMMAND = [sys.executable, "-m", "autotune"]

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import autotune
 from autotune.bench.step import AUTOTUNE, COMPILE, EAGER, Comparison, Step
-from autotune.cli import compare
 from autotune.cli.app import build_parser, main
+from autotune.cli.commands import compare
 from autotune.measure.policy import Policy, default_policy
 from autotune.store import Store
 from tests.support.deployment import Tune

@@ -13,7 +13,7 @@ from autotune.cli import app
 from autotune.device import DeviceIdentity, Environment
 from autotune.errors import LONGEST, UserError, told, veil
 from autotune.store import Key, Schedule, Store
-from autotune.store.urls import for_command, parse_url, show_url
+from autotune.store.connection.urls import for_command, parse_url, show_url
 from autotune.workload import Workload
 
 SECRET = "hunter2x"
@@ -152,11 +152,11 @@ def test_a_result_file_is_refused_before_measuring(
 ) -> None:
     import re
 
-    import autotune.bench.run
+    import autotune.bench.fusion.run
     import autotune.domains.c3.suite.run
 
     monkeypatch.chdir(tmp_path)
-    for module in (autotune.bench.run, autotune.domains.c3.suite.run):
+    for module in (autotune.bench.fusion.run, autotune.domains.c3.suite.run):
         monkeypatch.setattr(module, "run", lambda settings: pytest.fail("it was measured"))
     Path("file").touch()
     Path("target").write_text("mine")

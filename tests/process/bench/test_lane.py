@@ -15,10 +15,11 @@ import psutil
 import pytest
 import torch
 
-from autotune.bench import form, instrument, lane, suite
-from autotune.bench import run as runs
-from autotune.bench.entry import Entries, Plan
-from autotune.bench.run import Settings
+from autotune.bench import form
+from autotune.bench.fusion import instrument, lane, suite
+from autotune.bench.fusion import run as runs
+from autotune.bench.fusion.entry import Entries, Plan
+from autotune.bench.fusion.run import Settings
 from autotune.bench.turns import Turns, inductor_takes_turns
 from autotune.cli.app import main
 from autotune.device import identify
@@ -163,8 +164,8 @@ def test_a_case_is_compiled_out_of_turn_and_timed_in_turn(monkeypatch: pytest.Mo
         timing.append(free())
         return {name: [1.0] for name in calls}
 
-    monkeypatch.setattr("autotune.bench.peers.inductor", compiled)
-    monkeypatch.setattr("autotune.bench.measure.rotate", rotate)
+    monkeypatch.setattr("autotune.bench.fusion.peers.inductor", compiled)
+    monkeypatch.setattr("autotune.bench.fusion.measure.rotate", rotate)
     plan = Plan("cpu", "cpu", None, QUICK, 1e4, frozenset({"inductor"}), {"set": {}}, {"full": None})
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
     with Entries(plan) as entries:
@@ -190,7 +191,7 @@ def test_what_is_profiled_is_compiled_out_of_turn_and_traced_in_turn(monkeypatch
         timing.append(free())
         return {}
 
-    monkeypatch.setattr("autotune.bench.peers.inductor", compiled)
+    monkeypatch.setattr("autotune.bench.fusion.peers.inductor", compiled)
     monkeypatch.setattr("autotune.bench.kernels.kernel_times", kernel_times)
     monkeypatch.setattr("torch.cuda.set_device", lambda device: None)
     request = {"case": "mixed_axes_small", "size": "cpu", "device": "cpu", "lock_s": 5.0, "best": {}}

@@ -16,7 +16,7 @@ from sqlalchemy import event
 
 from autotune.errors import UserError
 from autotune.store import Store, Verdict
-from autotune.store.bundle import export_bundle, import_bundle
+from autotune.store.bundles.bundle import export_bundle, import_bundle
 from autotune.task import config_key
 from tests.process.store.test_schedules import ARTIFACT, CPU_ARTIFACT, schedule
 from tests.support.rows import GPU, NEAR, put_key, workload
@@ -297,7 +297,7 @@ def test_what_the_database_refuses_in_the_end_changes_nothing(
     store: Store, bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last statement of the transaction fails: what went before it is taken back."""
-    from autotune.store import bundle as module
+    from autotune.store.bundles import bundle as module
 
     def refuse(new: Any) -> Any:
         raise OverflowError("too much")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.cli import db, show
+from autotune.cli.commands import db, show
 from autotune.errors import UserError
 from autotune.store import Measurement, Store
 from autotune.store.models import SCHEMA_REVISION

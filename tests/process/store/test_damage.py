@@ -14,8 +14,8 @@ import pytest
 from autotune.cli import app
 from autotune.errors import UserError
 from autotune.store import Calibration, Effort, Key, Measurement, Store, Verdict
-from autotune.store.bundle import export_bundle, import_bundle
-from autotune.store.verify import damage
+from autotune.store.bundles.bundle import export_bundle, import_bundle
+from autotune.store.health.verify import damage
 from autotune.task import Status
 from tests.process.store.test_schedules import schedule
 from tests.support.rows import ENVIRONMENT, GPU, put_key, workload

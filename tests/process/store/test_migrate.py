@@ -17,8 +17,9 @@ from alembic.migration import MigrationContext
 from autotune.cli import app
 from autotune.errors import UserError
 from autotune.runtime import database
-from autotune.store import Effort, Store, migrate
-from autotune.store.engine import create_engine, parse_url
+from autotune.store import Effort, Store
+from autotune.store.connection import migrate
+from autotune.store.connection.engine import create_engine, parse_url
 from autotune.store.models import SCHEMA_REVISION, TABLE_PREFIX, VERSION_TABLE, Base
 from tests.process.store.test_schedules import schedule
 from tests.support import ROOT

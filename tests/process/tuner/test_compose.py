@@ -16,10 +16,10 @@ from autotune.measure.pool import CompilePool
 from autotune.measure.worker import Worker
 from autotune.store import Store
 from autotune.task import Composition, Ranked, Status
-from autotune.tuner import compose
 from autotune.tuner.budget import Budget
+from autotune.tuner.composed import compose
+from autotune.tuner.composed.parts import Parts
 from autotune.tuner.context import Context
-from autotune.tuner.parts import Parts
 from autotune.tuner.result import Progress, Result
 from autotune.tuner.session import Session
 from tests.support.toy import pair_domain
@@ -188,7 +188,7 @@ def test_what_was_compiled_of_a_part_is_kept_until_the_parts_are_done(
     monkeypatch.setattr(CompilePool, "forget", forgotten)
     monkeypatch.setattr(compose, "explore", cut)
     monkeypatch.setattr("autotune.measure.pool.default_processes", lambda: 3)
-    monkeypatch.setattr("autotune.tuner.explore._QUIET_S", 0.0)
+    monkeypatch.setattr("autotune.tuner.phases.explore._QUIET_S", 0.0)
     assert tune(A, B).ok
     assert len(kept) >= 2
     assert max(kept) >= 1

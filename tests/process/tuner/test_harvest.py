@@ -14,8 +14,8 @@ from autotune.store import Store
 from autotune.task import Config, Status
 from autotune.tuner.budget import Budget
 from autotune.tuner.context import Context
-from autotune.tuner.explore import TIME_UP, Explorer
-from autotune.tuner.seeds import Seed
+from autotune.tuner.phases.explore import TIME_UP, Explorer
+from autotune.tuner.proposals.seeds import Seed
 from autotune.tuner.session import Session
 from autotune.workload import Workload
 from tests.support.toy.toy_domain import GOOD, ToyTask
@@ -97,5 +97,5 @@ def test_what_still_compiles_is_left(store: Store, policy: Policy, hand: Hand) -
 def test_nothing_is_measured_beside_compilers_on_a_cpu(
     store: Store, policy: Policy, hand: Hand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autotune.tuner.explore._QUIET_S", 0.0)
+    monkeypatch.setattr("autotune.tuner.phases.explore._QUIET_S", 0.0)
     assert explored(store, policy, hand, 2.0, "cpu", CONFIGS[11:]) == (TIME_UP, 4)

@@ -25,12 +25,12 @@ from autotune.cli.app import main
 from autotune.errors import UserError
 from autotune.measure.pool import CompilePool
 from autotune.store import Store
-from autotune.tuner import lanes
 from autotune.tuner.context import Context
-from autotune.tuner.lanes import Lanes
+from autotune.tuner.devices import lanes
+from autotune.tuner.devices.lanes import Lanes
+from autotune.tuner.devices.turns import Turns
 from autotune.tuner.result import Progress, Result
 from autotune.tuner.study import FAULT
-from autotune.tuner.turns import Turns
 from tests.support import ROOT
 from tests.support.toy import lane_domain, pair_domain
 from tests.support.toy.policy import QUICK

@@ -18,10 +18,10 @@ from autotune.measure.policy import Policy
 from autotune.measure.worker import Worker, WorkerFault
 from autotune.store import Store
 from autotune.task import Status, config_key, open_task
-from autotune.tuner import seeds
 from autotune.tuner.budget import Clock
+from autotune.tuner.proposals import seeds
+from autotune.tuner.proposals.samplers import make_sampler
 from autotune.tuner.result import BusyMachine, Progress, Result
-from autotune.tuner.samplers import make_sampler
 from tests.support.toy.policy import Busy
 from tests.support.toy.toy_domain import BAD, BLOCKS, GOOD, ToyTask, workload
 

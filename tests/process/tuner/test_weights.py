@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from autotune import api
-from autotune.cli import search
 from autotune.cli.app import build_parser
+from autotune.cli.commands import search
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.ir.graph import Graph
 from autotune.store import Store

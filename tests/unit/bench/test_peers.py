@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from autotune.api import tune_workloads
-from autotune.bench import ablation, peers
-from autotune.bench.instrument import Instrument
+from autotune.bench.fusion import ablation, peers
+from autotune.bench.fusion.instrument import Instrument
 from autotune.errors import UserError
 from autotune.space import load_space
 

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from autotune.cli import plan
 from autotune.cli.app import main
+from autotune.cli.commands import plan
 from autotune.domains.fusion.drawing.anatomy import Anatomy, dissect
 from autotune.domains.fusion.drawing.picture import draw
 from autotune.domains.fusion.drawing.svg_layout import Box, Drawing, Page, lay_out

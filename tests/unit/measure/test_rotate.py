@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.bench.case import Arguments
+from autotune.bench.fusion.cases.case import Arguments
 from autotune.measure import rotate as module
 from autotune.measure.policy import default_policy
 from autotune.measure.rotate import input_sets, last_level_cache, rotate, time_rotating

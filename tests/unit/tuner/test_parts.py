@@ -6,7 +6,7 @@ import pytest
 
 from autotune.task import Composition
 from autotune.tuner.budget import Pace
-from autotune.tuner.parts import LEAST_CANDIDATES, LEAST_S, Means, Parts
+from autotune.tuner.composed.parts import LEAST_CANDIDATES, LEAST_S, Means, Parts
 from autotune.workload import Workload
 
 

@@ -30,7 +30,7 @@ from autotune.domains.c3.strategy import (
 )
 from autotune.errors import UserError
 from autotune.runtime.database import warn_once
-from autotune.store.damage import BROKEN
+from autotune.store.health.damage import BROKEN
 from autotune.store.records import Schedule
 from autotune.task import Artifact, Choice, Config
 from autotune.workload import Workload

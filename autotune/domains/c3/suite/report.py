@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from autotune.bench.report import geometric_mean
+from autotune.bench.fusion.report import geometric_mean
 from autotune.domains.c3.scenario import LONG, REDUCING, format_bytes
 from autotune.domains.c3.suite.families import NAMES
 

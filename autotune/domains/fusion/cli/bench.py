@@ -17,9 +17,9 @@ def run(args: argparse.Namespace) -> int:
     with machine_output(args.json) as emit:
         if args.list:
             return _list(args, emit)
-        from autotune.bench.report import render
-        from autotune.bench.run import Settings
-        from autotune.bench.run import run as run_suite
+        from autotune.bench.fusion.report import render
+        from autotune.bench.fusion.run import Settings
+        from autotune.bench.fusion.run import run as run_suite
         from autotune.device import resolve_device
 
         device = resolve_device(args.device)
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace, emit: Any) -> int:
-    from autotune.bench.suite import CASES
+    from autotune.bench.fusion.suite import CASES
 
     rows = [{"name": c.name, "kind": c.kind, "gpu": c.label("gpu"), "cpu": c.label("cpu")} for c in CASES.values()]
     emit({"cases": rows})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from autotune.cli.lookup import answer_of, check_target
+from autotune.cli.commands.lookup import answer_of, check_target
 from autotune.cli.output import TUNABLE, machine_output
 
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from autotune.cli.commands.search import Program, search
 from autotune.cli.decided import decide_step, is_decided
 from autotune.cli.options import check_modes
 from autotune.cli.output import TUNABLE
-from autotune.cli.search import Program, search
 from autotune.errors import UserError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from autotune.ir.canonical import canonicalize, to_workload
 from autotune.ir.graph import Graph
 from autotune.ir.simplify import simplify
 from autotune.task import ComposedTask
-from autotune.tuner import seeds
+from autotune.tuner.proposals import seeds
 from autotune.workload import Workload
 from tests.support.cpu_graphs import Build
 from tests.support.zoo import ZOO, workloads

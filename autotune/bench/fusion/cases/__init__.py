@@ -1,0 +1,1 @@
+"""The fusion suite's cases, in PyTorch and once more in JAX."""

@@ -1,0 +1,292 @@
+"""``autotune compare``: what a whole step takes as it is, with ``torch.compile`` and with autotune."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from autotune.cli.options import (
+    add_db,
+    add_device,
+    add_json,
+    add_precision,
+    add_target,
+    check_modes,
+    modes,
+    positive_int,
+)
+from autotune.cli.output import TUNABLE, machine_output, microseconds, ratio
+
+if TYPE_CHECKING:
+    from autotune.bench.step import Comparison
+
+SLOWER = 0.99
+"""Over ``torch.compile``: what lies between this and 1 is a tie."""
+
+UNSURE = 0.5
+"""Of the interquartile range of 25 to 40 samples: two standard errors of the difference of two medians."""
+
+APART = 2.0
+"""Times as far from eager's results as ``torch.compile``'s are: what is beyond that is told."""
+
+ROUNDING, LOW = 1e-5, 1e-2
+"""Differences that are not worth a word beside ``torch.compile``'s, and without them (types of 16 bits)."""
+
+BUSY_NOTE = "busy: other processes disturbed the comparison; compare again on a quiet machine."
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "compare",
+        help="time a whole step with and without what was found",
+        description="Time a whole step of a target, library calls included: as it is, with torch.compile and with "
+        'torch.compile(backend="autotune"), in turn, in one process. Tells on a GPU which kernels each launches, '
+        "and how many regions have a schedule. Nothing is searched and nothing is written: search the target before.",
+    )
+    add_target(parser, domains=("fusion",))
+    about = "a step is the forward and the backward pass, as of `autotune search --train` (default: the forward alone)"
+    parser.add_argument("--train", action="store_true", help=about)
+    about = (
+        "of torch.compile, with and without autotune: default, reduce-overhead, max-autotune,"
+        " max-autotune-no-cudagraphs, or several by comma (default: default); on a GPU every step, eager's too, is made"
+        " one CUDA graph as a whole, so that modes differ in the rest only"
+    )
+    parser.add_argument("--mode", default=["default"], type=modes, metavar="M,...", help=about)
+    about = "times that each is run (default: 40 on a GPU and 25 on a CPU, or what ten seconds allow)"
+    parser.add_argument("--rounds", type=positive_int, metavar="N", help=about)
+    add_device(parser)
+    add_db(parser)
+    add_precision(parser)
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare; returns 0, or 1 where the step fails, as it is or with autotune."""
+    with machine_output(args.json) as emit:
+        from autotune.cli import decided
+        from autotune.store import Store
+
+        Store.open(args.db, migrate=False, readonly=True).close()  # one that cannot be used is told before all else
+        from autotune.bench.step import AUTOTUNE, NotCompared, compare
+        from autotune.device import identify, resolve_device
+        from autotune.domains.fusion.program_spec import resolve, training
+        from autotune.ir.precision import asking
+        from autotune.runtime.database import deploying_from
+
+        device = resolve_device(args.device)
+        check_modes(args.mode)
+        fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device)
+        given = training(fn, inputs, kwargs, label) if args.train else contextlib.nullcontext((inputs, kwargs))
+        try:
+            with deploying_from(args.db), asking(args.precision), given as (inputs, named):
+                found = compare(
+                    fn,
+                    inputs,
+                    named,
+                    train=args.train,
+                    device=device,
+                    mode=args.mode,
+                    policy=_policy(args.rounds, device),
+                    say=lambda stage, seconds: print(f"{stage}: {seconds:.1f} s", file=sys.stderr, flush=True),
+                )
+        except NotCompared as error:
+            print(f"autotune: {label} fails as it is, without a compiler: {error}", file=sys.stderr)
+            return 1
+        where = identify(device)
+        with Store.open(args.db, migrate=False, readonly=True) as store:
+            verdicts = decided.used(store, label, args.inputs or "", args.train, device, found.modes)
+        answer = _answer(args, label, device, where.label, found)
+        emit({**answer, "verdicts": [decided.to_json(verdict) for verdict in verdicts]})
+    if not args.json:
+        step = "a training step" if args.train else "a forward step"
+        named_modes = f"mode{'s' if len(args.mode) > 1 else ''} {', '.join(args.mode)}"
+        print(f"{label}, {step} on {where.name}, {named_modes}")
+        told = [line for verdict in verdicts for line in decided.lines(verdict)]
+        print("\n".join([*table(found), *notes(found, search_command(args)), *told]))
+    return 1 if found.fastest(AUTOTUNE) is None else 0
+
+
+def _policy(rounds: int | None, device: str) -> Any:
+    """How to measure: as often as is asked for, however long that takes."""
+    import dataclasses
+    import math
+
+    from autotune.measure.policy import default_policy
+
+    policy = default_policy(device)
+    return policy if rounds is None else dataclasses.replace(policy, final_rounds=rounds, final_s=math.inf)
+
+
+def search_command(args: argparse.Namespace) -> str:
+    """The search that goes on with what has no schedule, to be copied; a URL with a password is left to fill in."""
+    words = ["autotune", "search", args.domain, args.target]
+    words += ["--inputs", args.inputs] if args.inputs else []
+    words += ["--train"] if args.train else []
+    words += ["--precision", args.precision] if args.precision else []
+    words += ["--device", args.device] if args.device != "auto" else []
+    words += ["--db", _database(args.db)] if args.db else []
+    return shlex.join(words)
+
+
+def _database(url: str) -> str:
+    from autotune.store.connection.urls import for_command
+
+    return for_command(url)
+
+
+def _answer(args: argparse.Namespace, label: str, device: str, name: str, found: Comparison) -> dict[str, Any]:
+    """The JSON object; times in microseconds, speedups over ``torch.compile``."""
+    from autotune.bench.form import commit
+    from autotune.bench.step import AUTOTUNE, CONTENDERS
+    from autotune.device import environment
+
+    steps = {who: {**s.to_json(), "speedup": found.over_compile(who)} for who, s in found.steps.items()}
+    return {
+        "target": label,
+        "train": args.train,
+        "device": device,
+        "device_name": name,
+        "modes": args.mode,
+        "modes_run": list(found.modes),
+        "steps": steps,
+        "fastest": {kind: found.fastest(kind) for kind in CONTENDERS},
+        "speedup": found.over_compile(found.fastest(AUTOTUNE)),
+        "failed": dict(found.failed),
+        "counters": dict(found.counters),
+        "random": found.random,
+        "changing": found.changing,
+        "seconds": dict(found.seconds),
+        "others_busy": round(found.others, 2),
+        "commit": commit(),
+        "environment": environment(device).to_json(),
+    }
+
+
+def table(found: Comparison) -> list[str]:
+    """A line for each contender, and on a GPU what kernels it launches."""
+    from autotune.bench.step import CONTENDERS
+
+    heads, contenders = ["", "step", "speedup"], [who for kind in CONTENDERS for who in found.of(kind)]
+    rows = [[who, *_times(found, who)] for who in contenders]
+    kernels = [found.steps[who].kernels if who in found.steps else None for who in contenders]
+    if any(kernels):
+        heads += ["kernels", "memory-intensive", "library"]
+        columns = [_totals(kernels), _kinds(kernels, "memory_intensive"), _kinds(kernels, "library")]
+        rows = [[*row, *cells] for row, cells in zip(rows, zip(*columns, strict=True), strict=True)]
+    widths = [max(len(row[k]) for row in (heads, *rows)) for k in range(len(heads))]
+    return ["  ".join(_placed(row, widths)).rstrip() for row in (heads, *rows)]
+
+
+def _times(found: Comparison, who: str) -> tuple[str, str]:
+    step = found.steps.get(who)
+    return microseconds(step.us if step else None), ratio(found.over_compile(who))
+
+
+def _placed(row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+    for k, (cell, width) in enumerate(zip(row, widths, strict=True)):
+        yield cell.rjust(width) if k else cell.ljust(width)
+
+
+def _totals(kernels: Sequence[Mapping[str, Any] | None]) -> list[str]:
+    return [str(found["memory_intensive"] + found["library"]) if found else "–" for found in kernels]
+
+
+def _kinds(kernels: Sequence[Mapping[str, Any] | None], kind: str) -> list[str]:
+    """How many kernels of a kind there are, and what they take together."""
+    cells = [(str(found[kind]), microseconds(found[f"{kind}_us"])) if found else ("", "–") for found in kernels]
+    wide = max(len(us) for _, us in cells)
+    return [f"{count}  {us.rjust(wide)}" for count, us in cells]
+
+
+def notes(found: Comparison, command: str) -> list[str]:
+    """What there is to say below the table, a line each.
+
+    Args:
+        command: that searches what has no schedule yet.
+    """
+    return [*_regions(found, command), *_results(found), *_timing(found, command)]
+
+
+def _regions(found: Comparison, command: str) -> Iterator[str]:
+    count = found.counters.get
+    hits, misses = count("hits", 0), count("misses", 0)
+    if out := count("left", 0):
+        yield f"{_regions_of(out)} left to Inductor, as a search found the step to be faster so"
+    if not hits + misses:
+        if not out:
+            yield f"no region of it can be tuned by this version: {TUNABLE}"
+        return
+    every = _regions_of(hits + misses)
+    line = f"{hits} of {every} {'has' if 1 in (hits, hits + misses) else 'have'} a schedule"
+    if left := count("baseline_wins", 0):
+        line += f", {left} of which {'leaves' if left == 1 else 'leave'} it to Inductor or eager"
+    if other := count("hits_other_rows", 0):
+        line += f", {other} of which {'was' if other == 1 else 'were'} tuned for another number of rows"
+    yield line
+    if misses:
+        were, them = ("was", "it") if misses == 1 else ("were", "them")
+        yield f"{misses} of {every} {were} not searched on this device: `{command}` goes on with {them}"
+    if failed := count("fallbacks", 0):
+        yield f"{_regions_of(failed)} ran without the stored kernel, which could not be loaded or launched"
+
+
+def _regions_of(n: int) -> str:
+    return f"{n} region{'' if n == 1 else 's'}"
+
+
+def _results(found: Comparison) -> Iterator[str]:
+    from autotune.bench.step import AUTOTUNE, COMPILE, EAGER
+
+    if found.random:
+        yield "the step draws random numbers: results are not compared"
+        return
+    if found.changing:
+        yield "as it is, the step gives other results each time (it may change what it reads): they are not compared"
+        return
+    steps = found.steps
+    both = [who for kind in (COMPILE, AUTOTUNE) for who in found.of(kind)]
+    wrong = [who for who in both if who in steps and steps[who].disagrees]
+    for who in wrong:
+        yield f"{who}'s RESULTS ARE NOT EAGER'S: they are of other shapes, or finite in other places"
+    ours, theirs = (_farthest(found, kind) for kind in (AUTOTUNE, COMPILE))
+    if ours is None or wrong:
+        return
+    limit = LOW if theirs is None else max(ROUNDING, APART * theirs, APART * (steps[EAGER].difference or 0.0))
+    if ours > limit:
+        beside = "" if theirs is None else f", torch.compile's by {theirs:.1g}"
+        yield f"autotune's results differ from eager's by {ours:.1g} of their root mean square{beside}"
+
+
+def _farthest(found: Comparison, kind: str) -> float | None:
+    """The largest difference to eager's results among the contenders of a kind."""
+    apart = [found.steps[who].difference for who in found.of(kind) if who in found.steps]
+    return max((d for d in apart if d is not None), default=None)
+
+
+def _timing(found: Comparison, command: str) -> Iterator[str]:
+    from autotune.bench.step import AUTOTUNE, COMPILE
+    from autotune.store.records import BUSY
+
+    loose = [who for who, s in found.steps.items() if not s.captured]
+    if found.device.startswith("cuda") and loose:
+        yield f"{', '.join(loose)}: no CUDA graph could be made of the step, so that launches from Python show"
+    for who, why in found.failed.items():
+        yield f"{who} failed: {why}"
+    fastest = [best for kind in (COMPILE, AUTOTUNE) if (best := found.fastest(kind)) is not None]
+    speedup = found.over_compile(found.fastest(AUTOTUNE))
+    if speedup is not None and speedup < SLOWER:
+        noise = max(found.steps[who].noise for who in fastest)
+        longer = "search what is left" if found.counters.get("misses") else f"give `{command}` more --timeout"
+        if 1 / speedup - 1 < UNSURE * noise:
+            doubt = f"but samples spread by {noise:.0%}: compare again, with more --rounds"
+            yield f"autotune came out slower than torch.compile, {ratio(speedup)}, {doubt}"
+        else:
+            yield f"autotune is SLOWER than torch.compile, {ratio(speedup)}: {longer}, or leave it out for this step"
+    if found.others > BUSY:
+        yield BUSY_NOTE

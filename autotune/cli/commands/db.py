@@ -1,0 +1,135 @@
+"""``autotune db``: create, inspect and move the database."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from autotune.cli.commands import forget
+from autotune.cli.options import add_db, add_json
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add ``db`` and its commands to the command line."""
+    parser = subparsers.add_parser("db", help="create, inspect and move the database", description=__doc__)
+    commands = parser.add_subparsers(dest="db_command", metavar="COMMAND", required=True)
+    for name, run, text in (
+        ("upgrade", upgrade, "create the tables or bring them to this version"),
+        ("current", current, "print the revision of the tables"),
+        ("stats", stats, "print sizes, counts and speedups"),
+        ("verify", verify, "look for damaged rows: print a line for each; exit code 1 where there are any"),
+        ("export", export, "write all schedules, with their code, to one file"),
+        ("import", import_, "add the schedules of such a file; their code will run here, so know who wrote it"),
+    ):
+        command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        add_db(command)
+        add_json(command)
+        if name in ("export", "import"):
+            command.add_argument("file", metavar="FILE", help="the bundle, such as schedules.zip")
+        command.set_defaults(run=run)
+    forget.add_parser(commands)
+
+
+def upgrade(args: argparse.Namespace) -> int:
+    from autotune.store.connection import migrate
+    from autotune.store.connection.engine import parse_url, show_url
+
+    before = migrate.current(args.db)
+    after = migrate.upgrade(args.db)
+    name = show_url(parse_url(args.db))
+    _print(
+        args,
+        {"database": name, "before": before, "revision": after},
+        f"{name}: at revision {after} already" if before == after else f"{name}: {before or 'empty'} -> {after}",
+    )
+    return 0
+
+
+def current(args: argparse.Namespace) -> int:
+    from autotune.store.connection import migrate
+    from autotune.store.connection.engine import parse_url, show_url
+
+    revision, head = migrate.current(args.db), migrate.head()
+    name = show_url(parse_url(args.db))
+    note = "" if revision == head else f" (this version of autotune wants {head}: run `autotune db upgrade`)"
+    _print(
+        args,
+        {"database": name, "revision": revision, "head": head},
+        f"{name}: {revision or 'no autotune tables'}{note}",
+    )
+    return 0
+
+
+def stats(args: argparse.Namespace) -> int:
+    from autotune.store import Store
+
+    with Store.open(args.db, migrate=False, readonly=True) as store:
+        found = store.stats()
+    lines = [
+        f"database      {found['database']} (revision {found['revision']}, {found['bytes'] / 2**20:.1f} MiB)",
+        f"workloads     {found['rows']['autotune_workloads']}, {found['rows']['autotune_misses']} missed and waiting",
+        f"measurements  {found['rows']['autotune_measurements']}"
+        + "".join(f", {n} {status}" for status, n in sorted(found["measurements"].items())),
+        f"schedules     {found['rows']['autotune_schedules']}, {found['rows']['autotune_blobs']} kernels of code",
+        f"runs          {found['rows']['autotune_runs']}, {found['claims']} candidates being measured",
+    ]
+    if found["speedup_geomean"]:
+        lines.append(
+            f"speedup       {found['speedup_geomean']:.2f}x in the geometric mean over the best baseline, "
+            f"{found['speedup_best']:.2f}x at best"
+        )
+    if found["busy"]:
+        lines.append(
+            f"busy          {found['busy']} compared while other processes kept the machine busy, not counted as "
+            "speedups: search them again"
+        )
+    _print(args, found, "\n".join(lines))
+    return 0
+
+
+def verify(args: argparse.Namespace) -> int:
+    from autotune.store import Store
+    from autotune.store.health.verify import damage
+
+    count, found = 0, []
+    with Store.open(args.db, migrate=False, readonly=True) as store:
+        for line in damage(store):
+            count += 1
+            if args.json:
+                found.append(line)
+            else:
+                print(line, flush=True)
+        name = store.name
+    told = f"{count} damaged rows" if count != 1 else "1 damaged row"
+    _print(args, {"database": name, "damaged": found}, f"{name}: {told if count else 'no damaged row'}")
+    return 1 if count else 0
+
+
+def export(args: argparse.Namespace) -> int:
+    from autotune.store import Store
+    from autotune.store.bundles.bundle import export_bundle
+
+    with Store.open(args.db, migrate=False, readonly=True) as store:
+        count = export_bundle(store, args.file)
+        left_out = list(store.problems)
+    text = "\n".join([f"{args.file}: {count} schedules", *(f"left out: {p}" for p in left_out)])
+    _print(args, {"file": args.file, "schedules": count, "left_out": left_out}, text)
+    return 0
+
+
+def import_(args: argparse.Namespace) -> int:
+    from autotune.store import Store
+    from autotune.store.bundles.bundle import import_bundle
+
+    with Store.open(args.db) as store:
+        counts = import_bundle(store, args.file)
+    text = f"{args.file}: {counts['schedules']} schedules, {counts['stored']} stored"
+    if counts["stored"] < counts["schedules"]:
+        text += " (for the others the database has one as fast)"
+    _print(args, {"file": args.file, **counts}, text)
+    return 0
+
+
+def _print(args: argparse.Namespace, data: dict[str, Any], text: str) -> None:
+    print(json.dumps(data) if args.json else text)

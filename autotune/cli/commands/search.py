@@ -1,0 +1,291 @@
+"""``autotune search``: search a target's workloads on this machine and store what was learnt."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from autotune.cli import domains
+from autotune.cli.decided import add_step
+from autotune.cli.options import (
+    add_db,
+    add_device,
+    add_json,
+    add_precision,
+    add_target,
+    natural_int,
+    positive_int,
+    seconds,
+)
+from autotune.cli.output import machine_output
+from autotune.cli.report import print_table, total
+from autotune.cli.searched import Searched, conclude, not_begun, reason, tune
+from autotune.compiler.planner.ablation import ABLATIONS, PLANS
+from autotune.errors import UserError, told
+from autotune.measure.policy import CACHES, default_policy
+from autotune.tuner.proposals.samplers import DEFAULT, SAMPLERS
+
+if TYPE_CHECKING:
+    from autotune.store import Store
+    from autotune.tuner.result import Result
+    from autotune.workload import Workload
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "search",
+        help="search a target on this machine and store the best",
+        description="Search the configurations of a target's workloads on this machine, verify and time each, and "
+        "store every measurement and the best. Interrupted or killed, the same command goes on where it was.",
+    )
+    add_target(parser, required=False)
+    domains.add_arguments("search", parser)
+    more = "; fusion: several equal GPUs side by side too, as cuda:0,cuda:1 or cuda:all, each workload on one of them"
+    add_device(parser, more)
+    add_db(parser)
+    about = "candidates to measure for each workload (default: while there is gain, 256 at most)"
+    parser.add_argument("--trials", type=positive_int, metavar="N", help=about)
+    about = (
+        "seconds for the whole search, shared among its workloads, those that cost most first; the same command goes on"
+        " with what was not begun by then"
+    )
+    parser.add_argument("--timeout", type=seconds, metavar="S", help=about)
+    parser.add_argument("--sampler", choices=SAMPLERS, default=DEFAULT, help="who proposes (default: %(default)s)")
+    parser.add_argument("--seed", type=natural_int, default=0, metavar="N", help="of the sampler (default: 0)")
+    about = "a narrowed copy of search_spaces/DOMAIN.toml"
+    parser.add_argument("--space", metavar="FILE", help=about)
+    about = (
+        "search what deployments missed, as the database has recorded it, instead of a target: of every domain, or of"
+        " DOMAIN alone"
+    )
+    parser.add_argument("--missed", action="store_true", help=about)
+    about = "search the forward and the backward pass of TARGET, whether or not something of it requires a gradient"
+    parser.add_argument("--train", action="store_true", help=about)
+    about = (
+        "which ways to cut a region into kernels are searched: the most promising by what they take (measured, the"
+        " default), the one that the cost model likes best (model), the largest groups (greedy)"
+    )
+    parser.add_argument("--plans", choices=PLANS, default="measured", help=about)
+    about = (
+        "what the caches hold when a candidate of fusion is timed: nothing of its inputs (cold, the default), or what"
+        " the run before left there (warm), for regions whose inputs the step has just written, as in recurrences;"
+        " what was decided last is deployed"
+    )
+    parser.add_argument("--caches", choices=CACHES, default="cold", help=about)
+    about = "search without one of its parts, for comparison: %(choices)s"
+    parser.add_argument("--ablation", choices=ABLATIONS, default="full", metavar="NAME", help=about)
+    add_step(parser)
+    add_precision(parser)
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Search; returns 0, 1 if nothing could be measured, or 130 if it was interrupted."""
+    own = domains.own("search", args, args.domain)
+    code: int = own.run(args) if own is not None else search(args)
+    return code
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a domain does with a target beside naming its workloads.
+
+    Attributes:
+        check: sees that the command's options suit the devices; raises UserError.
+        capture: the target's workloads, how often each occurs, and notes for the run.
+        finish: what is done with what was searched, at the end.
+    """
+
+    check: Callable[[argparse.Namespace, Sequence[str]], None]
+    capture: Callable[[argparse.Namespace, str, Store], tuple[Sequence[tuple[Workload, int]], Mapping[str, Any]]]
+    finish: Callable[[argparse.Namespace, str, Store, Searched, str], Searched]
+
+
+def search(args: argparse.Namespace, program: Program | None = None) -> int:
+    """Search a target's workloads, or what deployments missed; returns the exit code."""
+    if args.missed and (args.target or args.inputs or args.train or args.precision):
+        left_out = "TARGET, --inputs, --train and --precision"
+        raise UserError(f"--missed takes its workloads from the database: leave out {left_out}")
+    if not args.missed and not args.target:
+        raise UserError("name what to search: autotune search DOMAIN TARGET (`autotune workloads` lists built-in ones)")
+    domain = args.domain or _only_domain(args)
+    with machine_output(args.json) as emit:
+        from autotune.device import resolve_devices
+        from autotune.store import Store
+
+        devices = resolve_devices(args.device)
+        if program:
+            program.check(args, devices)
+        if domain is None and any(module.serves() for module in domains.searching_missed().values()):
+            return 0
+        with Store.open(args.db) as store:
+            if args.missed:
+                done = _search_missed(args, devices, store, domain)
+            else:
+                notes: Mapping[str, Any] = {}
+                if program:
+                    counted, notes = program.capture(args, devices[0], store)
+                else:
+                    counted = domains.workloads_of(args)
+                one = _search(args, devices, store, args.target, counted, args.timeout, notes)
+                if program:
+                    one = program.finish(args, devices[0], store, one, _command(args))
+                done = {args.domain: one}
+        # One object: what further domains came to goes under their names.
+        first, *others = done
+        emit({**done[first].answer, **{name: done[name].answer for name in others}})
+    return conclude(list(done.values()), args.json)
+
+
+def _only_domain(args: argparse.Namespace) -> str | None:
+    """The domain that options of its own confine ``--missed`` to."""
+    own = args.space or args.plans != "measured" or args.ablation != "full" or args.caches != "cold"
+    return domains.DEFAULT if own else None
+
+
+def _search_missed(
+    args: argparse.Namespace, devices: Sequence[str], store: Store, domain: str | None
+) -> dict[str, Searched]:
+    """Search what deployments missed: of ``domain``, or all of it; what domains search by themselves comes last."""
+    begin, device = time.monotonic(), devices[0]
+    counted = _missed(store, device, args.domain)
+    own = domains.searching_missed() if domain is None else {}
+    others = {name: found for name, module in own.items() if (found := module.missed(store, device))}
+    if not counted and not others:
+        how = "backend='autotune'" if domain else "backend='autotune' or autotune.overlap"
+        raise UserError(f"{store.name} has no missed workload of this device: run the model with {how} first")
+    done: dict[str, Searched] = {}
+    left = len(counted) + sum(map(len, others.values()))
+
+    def granted(count: int) -> float | None:
+        """Seconds for so many of those that are left."""
+        if args.timeout is None:
+            return None
+        rest = args.timeout - (time.monotonic() - begin) if done else args.timeout
+        return float(max(1.0, rest) * count / left)
+
+    if counted:
+        timeout = granted(len(counted))
+        done[domain or domains.DEFAULT] = _search(args, devices, store, "missed workloads", counted, timeout)
+        left -= len(counted)
+    for name, found in others.items():
+        if not any(searched.interrupted for searched in done.values()):
+            done[name] = own[name].search_missed(args, device, store, found, granted(len(found)))
+            left -= len(found)
+    return done
+
+
+def _search(
+    args: argparse.Namespace,
+    devices: Sequence[str],
+    store: Store,
+    name: str,
+    counted: Sequence[tuple[Workload, int]],
+    timeout: float | None,
+    notes: Mapping[str, Any] | None = None,
+) -> Searched:
+    """Search workloads of which each is measured on one device, with the options of the command.
+
+    Args:
+        devices: no more of them are used than there are workloads.
+        name: what to call them together.
+        counted: workloads and how often each occurs.
+        timeout: seconds for all of them.
+        notes: of the run.
+    """
+    from autotune.api import time_weights
+    from autotune.device import identify
+
+    devices = devices[: len(counted)]
+    where = identify(devices[0])
+    many = f"{len(counted)} workloads" if len(counted) > 1 else "1 workload"
+    print(f"{name}: {many} on {replace(where, count=len(devices)).label}, stored in {store.name}", file=sys.stderr)
+    kind = args.domain or domains.DEFAULT
+    if "calibrate" in domains.commands(kind) and store.get_calibration(where.fingerprint, kind) is None:
+        hint = f"`autotune calibrate {kind}` measures this device's, in about a minute"
+        print(f"cost models: built-in figures; {hint}", file=sys.stderr)
+    results = tune(
+        args,
+        devices,
+        store,
+        [workload for workload, _ in counted],
+        timeout,
+        _command(args),
+        weights=time_weights(counted),
+        plans=args.plans,
+        ablation=args.ablation,
+        policy=default_policy(devices[0], args.caches) if args.caches != "cold" else None,
+        notes=notes,
+    )
+    reasons = {result.workload: reason(store, result) for result in results if not result.ok}
+    if args.missed:
+        for result in results:
+            if result.winner and result.begun:
+                store.clear_miss(result.workload, where.fingerprint)
+    answer = {**_answer(name, ",".join(devices), counted, results), "not_begun": not_begun(len(counted), results)}
+    return Searched(answer, results, reasons, print_table)
+
+
+def _missed(store: Store, device: str, domain: str | None) -> list[tuple[Workload, int]]:
+    """The workloads of ``domain``, or of every one that does not search them by itself, that deployments on this device
+    missed.
+
+    Others may have written them: one without a graph, or whose program is not what it was made of, is told and left
+    out.
+    """
+    from autotune import task
+    from autotune.device import identify
+
+    known, found = task.domains().keys() - domains.searching_missed().keys(), []
+    for miss in store.misses(identify(device).fingerprint):
+        workload = store.get_workload(miss.workload)
+        if workload is None or workload.kind not in known:
+            continue
+        if domain in (None, workload.kind) and _is_intact(workload):
+            found.append((workload, miss.count))
+    return found
+
+
+def _is_intact(workload: Workload) -> bool:
+    """Whether a stored workload may be searched; tells why not."""
+    from autotune.task import domain_hook
+
+    damage = domain_hook(workload.kind, "damage")
+    why = damage(workload) if damage else None
+    if why:
+        hint = "running the model again stores it anew"
+        print(f"autotune: WARNING: {workload.fingerprint[:12]} is left out: {told(why, 500)}; {hint}", file=sys.stderr)
+    return not why
+
+
+def _command(args: argparse.Namespace) -> str:
+    """The command to note with the run; without the database's URL, which may hold a password."""
+    words = ["autotune", "search", *(["--missed"] if args.missed else [args.domain, args.target])]
+    for name in ("inputs", "device", "trials", "timeout", "sampler", "seed", "space"):
+        value = getattr(args, name)
+        if value is not None:
+            words += [f"--{name}", str(value)]
+    words += ["--train"] if args.train else []
+    words += ["--precision", args.precision] if args.precision else []
+    words += ["--plans", args.plans] if args.plans != "measured" else []
+    words += ["--caches", args.caches] if args.caches != "cold" else []
+    words += ["--ablation", args.ablation] if args.ablation != "full" else []
+    return shlex.join(words)
+
+
+def _answer(
+    name: str, device: str, counted: Sequence[tuple[Workload, int]], results: Sequence[Result]
+) -> dict[str, Any]:
+    counts = {workload.fingerprint: count for workload, count in counted}
+    regions = [
+        {**result.to_json(), "count": counts[result.workload], "match": "exact" if result.winner else "none"}
+        for result in results
+    ]
+    return total(name, device, regions)

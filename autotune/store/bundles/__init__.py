@@ -1,0 +1,1 @@
+"""Schedules taken from one database to another, as one file."""

@@ -1,0 +1,87 @@
+"""Creating and upgrading the tables. With ``db/env.py``, the only user of Alembic.
+
+Safe when any number of processes start on one empty database: the upgrade runs in one transaction that holds the
+database's write lock (SQLite, ``BEGIN IMMEDIATE``) or an advisory lock (PostgreSQL). Who comes second finds it done.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
+
+from autotune.errors import UserError
+from autotune.resources import resource_dir
+from autotune.store.connection.engine import create_engine, parse_url, revision, show_url, user_errors
+
+_LOCK = 0x6175746F74756E65  # "autotune" in ASCII: the advisory lock that every upgrade takes
+
+
+def upgrade(url: str | os.PathLike[str] | None = None, *, timeout_s: float = 60.0) -> str:
+    """Bring the database at ``url`` (as :meth:`Store.open` takes it) to the newest revision, creating it if need be.
+
+    Returns:
+        The revision it is at now.
+
+    Raises:
+        UserError: the database cannot be reached or written, stays locked for ``timeout_s`` seconds, or was made by a
+            newer version of autotune.
+    """
+    parsed = parse_url(url)
+    engine = create_engine(parsed, timeout_s=timeout_s)
+    try:
+        upgrade_engine(engine, parsed)
+    finally:
+        engine.dispose()
+    return head()
+
+
+def upgrade_engine(engine: sa.Engine, url: sa.URL) -> None:
+    """:func:`upgrade` with an engine of :func:`autotune.store.connection.engine.create_engine` that is open already."""
+    with user_errors(url), engine.execution_options(autotune_write=True).begin() as connection:
+        if connection.dialect.name == "postgresql":
+            # Released at the end of the transaction, whichever way that comes.
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+        config = _config()
+        config.attributes["connection"] = connection
+        try:
+            command.upgrade(config, "head")
+        except CommandError as e:
+            raise UserError(
+                f"cannot upgrade {show_url(url)}: {e}; it was made by a newer autotune: upgrade that"
+            ) from e
+
+
+def current(url: str | os.PathLike[str] | None = None) -> str | None:
+    """The revision the database is at, or None where it has none of our tables (or does not exist). Changes nothing.
+
+    Raises:
+        UserError: the database cannot be reached or read.
+    """
+    parsed = parse_url(url)
+    if parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists():
+        return None
+    engine = create_engine(parsed, readonly=True)
+    try:
+        return revision(engine, parsed)
+    finally:
+        engine.dispose()
+
+
+def head() -> str:
+    """The newest revision this copy of autotune knows."""
+    return str(ScriptDirectory.from_config(_config()).get_current_head())
+
+
+def _config() -> Config:
+    logging.getLogger("alembic.runtime.migration").setLevel(logging.WARNING)
+    config = Config()
+    config.set_main_option("script_location", str(resource_dir("db")).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config

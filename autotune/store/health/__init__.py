@@ -1,0 +1,1 @@
+"""Rows that cannot be used, failures to be forgotten: found, named and passed over."""

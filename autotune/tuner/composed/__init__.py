@@ -1,0 +1,1 @@
+"""Workloads made of parts that are tuned by themselves."""

@@ -1,0 +1,1 @@
+"""On which device a run searches its workloads, and in which order."""

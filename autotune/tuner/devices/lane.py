@@ -1,0 +1,96 @@
+"""One device of a search on several: ``python -m autotune.tuner.devices.lane``, driven by
+:mod:`autotune.tuner.devices.lanes`.
+
+The first frame says what the run shares, every other one whose turn it is. Answers are the owner of the lane's claims,
+once; progress; the result of each turn; and a user's mistake, as one line.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from dataclasses import asdict
+from typing import Any
+
+from autotune import task as tasks
+from autotune.errors import UserError
+from autotune.measure.policy import Policy
+from autotune.measure.pool import CompilePool
+from autotune.measure.serve import Link, serve
+from autotune.store.store import Store
+from autotune.tuner.ahead import Ahead
+from autotune.tuner.budget import Budget
+from autotune.tuner.context import Context
+from autotune.tuner.session import Lease
+from autotune.tuner.study import tune
+from autotune.workload import Workload
+
+
+class Lane:
+    """The lane's own end. What it opens is left to the parent's kill, as with all that measures."""
+
+    def __init__(self) -> None:
+        self._open = ExitStack()
+
+    def handle(self, link: Link, message: dict[str, Any], blob: bytes) -> None:
+        """Answer a frame."""
+        try:
+            if "turn" in message:
+                link.send({"result": self._turn(**message)})
+            else:
+                link.send({"owner": self._begin(link, **message)})
+        except UserError as mistake:
+            link.send({"mistake": str(mistake)})
+
+    def _begin(
+        self,
+        link: Link,
+        domains: dict[str, str],
+        url: str,
+        device: str,
+        policy: dict[str, Any],
+        processes: int,
+        workloads: list[dict[str, Any]],
+        granted: list[float | None],
+        budget: dict[str, Any],
+        **options: Any,
+    ) -> str:
+        """Open what the turns share; answers the owner of the claims.
+
+        Args:
+            processes: of the compile pool.
+            granted: seconds of each workload; ``budget`` is the rest of what each may spend, before its turn.
+            options: more of :class:`Context`.
+        """
+        tasks.DOMAINS.update(domains)
+        how = Policy.from_json(policy)
+        self._workloads, self._granted = [Workload.from_json(w) for w in workloads], granted
+        self._context = context = Context(
+            store=self._open.enter_context(Store.open(url)),
+            device=device,
+            policy=how,
+            report=lambda state: link.send({"progress": asdict(state)}),
+            _pool=CompilePool(processes, timeout_s=how.build_s),
+            **options,
+        )
+        self._open.enter_context(closing(context))
+        self._open.enter_context(context.interrupt)  # until here the signal was ignored
+        self._open.enter_context(Lease(context.store, context.owner))
+        ahead = Ahead(context, self._workloads, lambda i: Budget(**{**budget, "timeout": granted[i]}))
+        self._ahead = self._open.enter_context(ahead)
+        return context.owner
+
+    def _turn(self, turn: int, then: list[int], budget: dict[str, Any]) -> dict[str, Any]:
+        """Search a workload, by its number.
+
+        Args:
+            then: whose turn probably comes next.
+        """
+        self._ahead.reach(turn, then)
+        own, granted = Budget(**budget), self._granted[turn]
+        if granted is not None and own.timeout is not None:
+            granted = min(granted, 2 * own.timeout)  # a turn that came late has less, and is not noted as if it had not
+        return asdict(tune(self._context, self._workloads[turn], own, granted))
+
+
+if __name__ == "__main__":
+    serve(Lane().handle)

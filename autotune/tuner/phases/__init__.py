@@ -1,0 +1,1 @@
+"""The phases of a search: candidates proposed and screened, the near-best timed again, a decision."""

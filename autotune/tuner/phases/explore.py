@@ -1,0 +1,334 @@
+"""The first phase: propose, compile and screen candidates until a budget is spent or nothing more is gained."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
+
+from optuna.trial import Trial
+
+from autotune.measure.pool import Built
+from autotune.space import Space
+from autotune.store.records import Measurement
+from autotune.task import Config, Status, config_key
+from autotune.tuner.proposals.history import History
+from autotune.tuner.proposals.pruning import Pruning
+from autotune.tuner.proposals.seeds import Seed
+from autotune.tuner.session import LEASE_S, Session
+
+_ASKS = 24  # proposals of the sampler in a row that may come to nothing before we look for one ourselves
+_LISTABLE = 20_000  # a space of up to so many candidates is gone through as a whole then
+_DRAWS = 2000  # of a larger one so many are drawn
+_POLL_S = 0.25  # between looks at what other searches have measured
+_QUIET_S = 5.0  # so long measuring on a CPU waits for the rest of a batch to be compiled
+_GAIN = 0.01
+_HARVEST_S, _HARVEST_SHARE = 1.0, 0.25  # for what is compiled when the time is up: no more, nor more of that time
+NO_GAIN = "no gain"
+EXHAUSTED = ("every candidate of the space is known", "no untried candidate was found")
+SEEDS = "what was suggested is measured"
+TIME_UP = "the time is up"
+TRIALS_UP = "the trials are used up"
+
+
+@dataclass
+class _Candidate:
+    config: Config
+    trials: list[Trial] = field(default_factory=list)
+    future: Future[Built] | None = None
+
+
+class Explorer:
+    """Runs the screening phase of a session.
+
+    Candidates are compiled ahead of being measured. On a GPU both go on at the same time; on a CPU they take turns,
+    since compiling would disturb the measurement.
+
+    Args:
+        until_s: seconds after the session's start when screening ends; None for no limit.
+        patience: measured candidates without a gain of 1% after which screening ends; 0 for never.
+        history: the study that proposes; None for no proposals beside the seeds (and neighbours, with ``polish``).
+        polish: whether every other proposal is a neighbour of the best so far rather than the sampler's. Kernels differ
+            by a per cent or two near the optimum, which a sampler that models the whole space is slow to see.
+        prune: whether proposals that the cost model expects little of are not measured.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        space: Space,
+        history: History | None,
+        seeds: list[Seed],
+        *,
+        until_s: float | None,
+        patience: int,
+        polish: bool = False,
+        prune: bool = False,
+    ) -> None:
+        self.s, self.space, self.history = session, space, history
+        self._until_s, self._patience, self._polish = until_s, patience, polish
+        self._listable = space.size <= _LISTABLE
+        self._names = {p.name for p in space}
+        self._seeds = deque(seeds)
+        self._flying: dict[str, _Candidate] = {}
+        self._awaited: dict[str, _Candidate] = {}
+        self._polled = self._batch = 0.0
+        self._attempts = 0
+        self._since_gain = 0
+        self._mark: float | None = None
+        self._exhausted = False
+        self._polished = False
+        self._rng = random.Random(session.seed)
+        self._prune = Pruning(session) if prune else None
+        self._hopeless: set[str] = set()
+        self._beside = session.task.device.startswith("cuda")
+        self._depth = session.pool.processes + (2 if self._beside else 0)
+
+    def run(self) -> str:
+        """Screen until something says stop; answers why.
+
+        Raises:
+            WorkerFault: the machine failed.
+        """
+        began = self.s.elapsed
+        try:
+            while True:
+                reason = self._enough()
+                if reason == TIME_UP and self._until_s is not None:
+                    granted = max(0.0, self._until_s - began)
+                    self._harvest(self.s.elapsed + min(_HARVEST_S, _HARVEST_SHARE * granted))
+                if reason and reason != TRIALS_UP:
+                    return reason
+                self._settle()
+                if self._beside or not self._flying:
+                    self._fill()
+                if self._flying:
+                    self._advance()
+                elif self._awaited and self._attempts < self.s.trials:
+                    time.sleep(_POLL_S)  # all that is left is being measured by others
+                elif self._attempts >= self.s.trials:
+                    return TRIALS_UP
+                elif self._exhausted:
+                    if self.history is None:
+                        return SEEDS
+                    return EXHAUSTED[0] if self._listable else EXHAUSTED[1]
+        finally:
+            self._abandon()
+
+    def _enough(self) -> str:
+        if self.s.interrupt.requested:
+            return "interrupted"
+        if self._until_s is not None and self.s.elapsed >= self._until_s and self.s.tried:
+            return TIME_UP
+        if self._attempts >= self.s.trials:
+            return TRIALS_UP
+        if self._patience and self._since_gain >= self._patience and not self._seeds:
+            return f"{NO_GAIN} of {_GAIN:.0%} in {self._patience} candidates"
+        return ""
+
+    def _fill(self) -> None:
+        """Have enough candidates compiling."""
+        self._batch = time.monotonic()
+        while len(self._flying) < self._depth and self._attempts < self.s.trials and not self._exhausted:
+            candidate = self._propose()
+            if candidate is None:
+                return
+            self._start(candidate)
+
+    def _start(self, candidate: _Candidate) -> None:
+        self._attempts += 1
+        candidate.future = self.s.build(candidate.config)
+        self._flying[config_key(candidate.config)] = candidate
+
+    def _propose(self) -> _Candidate | None:
+        """The next candidate that has to be measured and that is ours to measure."""
+        while self._seeds:
+            seed = self._seeds.popleft()
+            if (found := self._admit(seed.config, spared=seed.origin in ("default", "asked"))) is not None:
+                return found
+        self._polished = not self._polished
+        if self._polish and self._polished and (found := self._neighbour()) is not None:
+            return found
+        if self.history is not None:
+            for _ in range(_ASKS):
+                if self.s.interrupt.requested:
+                    return None
+                trial, config = self.history.ask()
+                if (found := self._admit(config, trial)) is not None:
+                    return found
+            for config in self._fresh():
+                if (found := self._admit(config)) is not None:
+                    return found
+        self._exhausted = True
+        return None
+
+    def _neighbour(self) -> _Candidate | None:
+        """An unknown candidate one step from one of the best two, if there is one left."""
+        for m in self._inside()[:2]:
+            steps = self.space.neighbours(m.config)
+            self._rng.shuffle(steps)
+            for config in map(self.s.task.normalize, steps):
+                key = config_key(config)
+                if self._met(key):
+                    continue
+                if (found := self._admit(config)) is not None:
+                    return found
+        return None
+
+    def _met(self, key: str) -> bool:
+        """Whether a candidate is known, under way or left out."""
+        return key in self.s.known or key in self._flying or key in self._awaited or key in self._hopeless
+
+    def _inside(self) -> list[Measurement]:
+        """The candidates of this space that work, fastest first; what is known may be of other compositions too."""
+        return [m for m in self.s.ranking() if m.config.keys() == self._names]
+
+    def _fresh(self) -> list[Config]:
+        """Candidates nobody has looked at, found without the sampler: beside the best, or anywhere."""
+        if self._listable:
+            pool = [self.space.at(i) for i in range(self.space.size)]
+            self._rng.shuffle(pool)
+        else:
+            pool = [c for m in self._inside()[:3] for c in self.space.neighbours(m.config)]
+            pool += [self.space.sample(self._rng) for _ in range(_DRAWS)]
+        fresh = []
+        for config in map(self.s.task.normalize, pool):
+            key = config_key(config)
+            if self._met(key) or self.s.task.reject(config):
+                continue
+            fresh.append(config)
+            if len(fresh) == 4:
+                break
+        return fresh
+
+    def _admit(self, config: Config, trial: Trial | None = None, spared: bool = False) -> _Candidate | None:
+        """The candidate if it has to be measured by us; otherwise its proposal is answered, or will be.
+
+        Args:
+            spared: it is measured whatever the cost model says.
+        """
+        config = self.s.task.normalize(config)
+        key = config_key(config)
+        for busy in (self._flying.get(key), self._awaited.get(key)):
+            if busy is not None:
+                if trial is not None:
+                    busy.trials.append(trial)
+                return None
+        candidate = _Candidate(config, [trial] if trial is not None else [])
+        known = self.s.known.get(key)
+        if known is None and (known := self.s.store.get_measurement(self.s.key, config, "screen")) is not None:
+            self.s.known[key] = known
+            self.s.reused += 1
+        if known is None and (why := self.s.task.reject(config)) is not None:
+            known = self.s.keep(self.s.measurement(config, Status.INVALID, "screen", reason=why))
+            self.s.failed[str(Status.INVALID)] += 1
+        if known is not None:
+            self._answer(candidate, known)
+            return None
+        if self._prune and not spared and (expected := self._prune.hopeless(config)) is not None:
+            self._hopeless.add(key)
+            if trial is not None and self.history is not None:
+                self.history.skip(trial, config, expected)
+            return None
+        if not self.s.store.claim(self.s.key, config, "screen", self.s.owner, LEASE_S):
+            self._awaited[key] = candidate
+            return None
+        return candidate
+
+    def _settle(self) -> None:
+        """Take over what other searches have measured meanwhile, or gave up."""
+        if not self._awaited or time.monotonic() - self._polled < _POLL_S:
+            return
+        self._polled = time.monotonic()
+        for key, candidate in list(self._awaited.items()):
+            m = self.s.store.get_measurement(self.s.key, candidate.config, "screen")
+            if m is not None:
+                del self._awaited[key]
+                self.s.known[key] = m
+                self.s.reused += 1
+                self._answer(candidate, m)
+            elif self._attempts < self.s.trials and self.s.store.claim(
+                self.s.key, candidate.config, "screen", self.s.owner, LEASE_S
+            ):
+                del self._awaited[key]
+                self._start(candidate)
+
+    def _advance(self) -> None:
+        """Measure one candidate that is compiled, or wait a little for one."""
+        futures = {c.future: key for key, c in self._flying.items() if c.future is not None}
+        done, compiling = wait(futures, timeout=_POLL_S, return_when=FIRST_COMPLETED)
+        if not done:
+            return
+        if compiling and not self._beside and time.monotonic() - self._batch < _QUIET_S:
+            wait(compiling, timeout=_POLL_S)
+            return
+        self._take(next(k for k, c in self._flying.items() if c.future in done))  # in the order of proposal
+
+    def _harvest(self, until_s: float) -> None:
+        """Measure what is compiled when the time is up, which takes little beside what compiling it took. Not on a CPU
+        that others are being compiled on.
+
+        Args:
+            until_s: seconds after the session's start when the last is begun.
+        """
+        if not self._beside and not all(c.future is not None and c.future.done() for c in self._flying.values()):
+            return
+        for key, c in list(self._flying.items()):
+            if self.s.interrupt.requested or self.s.elapsed >= until_s:
+                return
+            if c.future is not None and c.future.done():
+                self._take(key)
+
+    def _take(self, key: str) -> None:
+        """Measure a candidate that is compiled."""
+        candidate = self._flying[key]
+        assert candidate.future is not None
+        best = self.s.best_us
+        limit = best * self.s.policy.hopeless if best is not None else None
+        m = self.s.measure(candidate.config, candidate.future.result(), "screen", limit)
+        del self._flying[key]
+        if m.run == self.s.run:
+            self.s.measured += 1
+            if m.status is not Status.OK:
+                self.s.failed[str(m.status)] += 1
+        else:
+            self.s.reused += 1
+        self._count(m)
+        self._answer(candidate, m)
+        what = f"{m.latency_us:.1f} us" if m.latency_us is not None else f"{m.status}: {m.reason}"
+        self.s.tell("search", what)
+
+    def _count(self, m: Measurement) -> None:
+        """How long nothing was gained."""
+        if not self.s.allows(m.config):
+            return
+        if m.latency_us is not None and (self._mark is None or m.latency_us < self._mark * (1 - _GAIN)):
+            self._mark, self._since_gain = m.latency_us, 0
+        else:
+            self._since_gain += 1
+
+    def _answer(self, candidate: _Candidate, m: Measurement) -> None:
+        if self.history is None:
+            return
+        spared = config_key(m.config) in self.s.spared
+        if not candidate.trials and not spared:
+            self.history.add([m])
+        for trial in candidate.trials:
+            if spared:
+                self.history.drop(trial)
+            else:
+                self.history.tell(trial, m)
+
+    def _abandon(self) -> None:
+        """Give back what was begun and not measured."""
+        for candidate in [*self._flying.values(), *self._awaited.values()]:
+            if candidate.future is not None and self.s.whole is not None:  # a part may be gone on with
+                self.s.pool.keep(self.s.task.workload, self.s.task.device, candidate.config, candidate.future)
+            elif candidate.future is not None:
+                candidate.future.cancel()
+            self.s.store.release(self.s.key, candidate.config, "screen", self.s.owner)
+            if self.history is not None:
+                for trial in candidate.trials:
+                    self.history.drop(trial)

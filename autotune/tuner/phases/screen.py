@@ -1,0 +1,71 @@
+"""The first phase of a search: from what is stored and suggested to a ranking of candidates."""
+
+from __future__ import annotations
+
+from autotune.store.records import Measurement
+from autotune.task import Status
+from autotune.tuner.budget import Budget
+from autotune.tuner.context import Context
+from autotune.tuner.phases.explore import EXHAUSTED, NO_GAIN, Explorer
+from autotune.tuner.proposals import seeds
+from autotune.tuner.proposals.samplers import is_guided
+from autotune.tuner.session import Session
+
+
+def explore(context: Context, s: Session, budget: Budget, *, until_s: float | None) -> str:
+    """Screen candidates of a workload that is searched as a whole, or of one part; answers why it ended.
+
+    Args:
+        until_s: seconds after the session's start when screening ends; None for no limit.
+
+    Raises:
+        WorkerFault: the machine failed.
+    """
+    space = s.task.space(context.space_file)
+    stored = learn_stored(s)
+    near = s.store.neighbours(s.task.workload.family, s.key.device, s.key.workload, extent=s.task.workload.extent)
+    history = context.history(s, space)
+    guided = is_guided(context.sampler)
+    if history is None:
+        chosen = seeds.picks(s.task, space, context.seed, 1) or [s.task.default()]
+        begin = [seeds.Seed(s.task.normalize(c), "model") for c in chosen]
+    else:
+        history.add(stored)
+        asked = context.seeds.get(s.task.workload.fingerprint, ())
+        begin = seeds.plan(s.task, space, [m.config for _, m in near], context.seed, asked=asked)
+    explorer = Explorer(
+        s,
+        space,
+        history,
+        begin,
+        until_s=until_s,
+        patience=budget.patience_now,
+        polish=guided,
+        prune=guided,
+    )
+    began, measured = s.elapsed, s.measured
+    stop = explorer.run()
+    context.pace.add(s.elapsed - began, s.measured - measured)
+    return stop
+
+
+def settled(stop: str, budget: Budget, granted: float | None) -> bool:
+    """Whether a search that ended so has nothing left to do, however much time another one would get."""
+    if stop in EXHAUSTED:
+        return True
+    patient = budget.patience is None or not budget.patience or budget.patience >= Budget().patience_now
+    return stop.startswith(NO_GAIN) and (granted is None or patient)
+
+
+def learn_stored(s: Session) -> list[Measurement]:
+    """Learn what was measured under this key before; answers the first timings, which are the study's objective."""
+    key = s.key
+    rank = {"screen": 0, "repeat": 1, "final": 2}
+    every = s.store.measurements(key.workload, key.device, key.environment, key.policy)
+    screens = []
+    for m in sorted(every, key=lambda m: rank.get(m.stage, 0)):
+        s.learn(m)
+        if m.stage == "screen":
+            screens.append(m)
+    s.reused = sum(m.status is not Status.INVALID and m.run != s.run for m in screens)
+    return screens
