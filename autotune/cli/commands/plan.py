@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.cli.options import add_db, add_json, add_target
 from autotune.cli.output import TUNABLE, machine_output
+from autotune.compiler.schedules.cuda import schemes
 from autotune.errors import UserError
 from autotune.outputs import check_output, whole_file
+from autotune.words import plural
 
 if TYPE_CHECKING:
     from autotune.compiler.lower.eager import EagerCost
@@ -322,20 +324,7 @@ def schedule_words(group: GroupAnatomy) -> str:
         how += ", streaming stores" if c.get("stream") else ""
         how += ", fetching ahead" if c.get("prefetch") else ""
         return f"{plural(int(c.get('threads', 1)), 'thread')}, {how}"
-    words = []
-    if group.scheme in ("outer", "tile"):
-        t, r = int(c["threads_per_row"]), int(c.get("rows_per_block", 1))
-        words.append(f"{plural(t, 'thread')} side by side on the kept axes, {r} along the reduced ones")
-    elif group.scheme == "scatter":
-        words.append(f"{plural(int(c['owned']), 'place')} a block, {c['threads_per_row']} threads along the columns, "
-                     f"{plural(int(c['rows_per_block']), 'match lane')}")  # fmt: skip
-    elif c.get("tile"):
-        words.append(f"tiles of {c['tile']} x {c['tile']} through shared memory, {c['threads_per_row']} threads each")
-    elif "threads_per_row" in c and group.scheme not in ("flat", "transpose"):
-        t, r = int(c["threads_per_row"]), int(c.get("rows_per_block", 1))
-        words.append(f"{plural(t, 'thread')} a row, {plural(r, 'row')} a block")
-    elif "threads_per_row" in c:
-        words.append(f"{c['threads_per_row']} threads a block")
+    words = [schemes()[group.scheme].threads(c)] if "threads_per_row" in c else []
     if "vector_bytes" in c:
         words.append(f"{c['vector_bytes']}-byte accesses")
     if int(c.get("cluster", 1) or 1) > 1:
@@ -353,11 +342,6 @@ def _wrapped(line: str, indent: str) -> list[str]:
 
 def _cut(line: str) -> str:
     return line if len(line) <= WIDTH else line[: WIDTH - 3] + "..."
-
-
-def plural(n: int, what: str) -> str:
-    """Such as ``1 kernel`` and ``2 kernels``."""
-    return f"{n} {what}" + ("" if n == 1 else "s")
 
 
 def size(n: int) -> str:

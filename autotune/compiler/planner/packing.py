@@ -17,8 +17,6 @@ from autotune.compiler.schedules.cuda import scheme_of
 from autotune.ir.families import Family, family_of
 from autotune.ir.graph import Graph
 
-SCHEMES = ("transpose", "flat", "rows", "outer", "scatter")
-"""Schemes of one kernel, of any block size, whose blocks do not wait for each other."""
 MOST_POINTERS = 500
 """Tensors of one launch: a kernel's parameters take at most 4 KiB, 8 bytes each, on every driver."""
 MOST_BODIES = 8
@@ -54,7 +52,7 @@ class Plan(configurations.Plan, Protocol):
 
 def packable(group: Group) -> bool:
     """Whether a group may share a launch at all."""
-    return scheme_of(group.graph).name in SCHEMES
+    return scheme_of(group.graph).packs
 
 
 def pack(plan: Plan) -> Shape:

@@ -158,7 +158,7 @@ class FusionTask:
         made = self._joined(plan, [on.normalize(g.graph, c) for (on, g), c in zip(sides, parts, strict=True)])
         return made | {"plan": config["plan"]} if "plan" in config else made
 
-    def sides(self, plan: Plan) -> list[tuple[Scheme, Group]]:
+    def sides(self, plan: Plan) -> list[tuple[Scheme | target_cpu.CpuScheme, Group]]:
         """Each group with what knows how to schedule it on this target."""
         return [(scheme_of(g.graph) if self._cuda else target_cpu.SCHEME, g) for g in plan.groups]
 

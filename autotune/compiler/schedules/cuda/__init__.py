@@ -1,6 +1,6 @@
 """Schemes: the forms of kernel a group of operators may become on CUDA.
 
-Which scheme a group has follows from its graph alone: the first of :data:`ORDER` that fits. So a plan is legal if
+Which scheme a group has follows from its graph alone: the first by rank that fits. So a plan is legal if
 each of its groups has a scheme, and deployment needs no more than the plan to know them.
 
 =========  ===========================================================================================================
@@ -18,6 +18,7 @@ tile       as ``outer``, with reductions over the unit-stride axis beside, both 
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
@@ -37,6 +38,10 @@ class Scheme(Protocol):
     """
 
     name: str
+    rank: int
+    """Schemes are tried by rank; the first that fits takes the group."""
+    packs: bool
+    """Whether groups of it may share launches: it is one kernel of any block size, whose blocks do not wait."""
 
     def check(self, graph: Graph) -> None:
         """Raise Unsupported unless this scheme can run the group."""
@@ -62,6 +67,14 @@ class Scheme(Protocol):
         """Why ``config`` cannot work, found in milliseconds, or None."""
         ...
 
+    def threads(self, config: Config) -> str:
+        """How threads are laid out, in words."""
+        ...
+
+    def home(self, graph: Graph, i: int, config: Config) -> str:
+        """Where the parts of reduction ``i`` meet: "thread", "warp", "block", "cluster" or "grid"."""
+        ...
+
     def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
         """The group's kernels for a device of ``sms`` multiprocessors.
 
@@ -70,17 +83,12 @@ class Scheme(Protocol):
         ...
 
 
-ORDER = ("scatter", "transpose", "flat", "columns", "outer", "tile", "rows")
-"""The CUDA schemes in the order in which they are tried. Sums at places have no other than the first."""
-
-
 @lru_cache(maxsize=1)
 def schemes() -> dict[str, Scheme]:
-    """Every scheme by its name."""
-    found: dict[str, Scheme] = {}
-    for name in ORDER:
-        found[name] = importlib.import_module(f"autotune.compiler.schedules.cuda.{name}").SCHEME
-    return found
+    """Every scheme by its name, in the order in which they are tried. A file of this folder with a ``SCHEME`` is one."""
+    modules = (importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__))
+    found: list[Scheme] = [m.SCHEME for m in modules if hasattr(m, "SCHEME")]
+    return {scheme.name: scheme for scheme in sorted(found, key=lambda scheme: scheme.rank)}
 
 
 def scheme_of(graph: Graph) -> Scheme:

@@ -97,7 +97,7 @@ def _packs(program: Program, config: Config, vec: int) -> int:
 class ColumnsScheme:
     """See ``autotune.compiler.schedules.cuda.Scheme``."""
 
-    name = "columns"
+    name, rank, packs = "columns", 40, False
 
     def check(self, graph: Graph) -> None:
         split = _split(graph)
@@ -239,6 +239,14 @@ class ColumnsScheme:
         if cap and (words + kept + 16 > cap or cap * source.block > 65536):
             return f"{words + kept:.0f} accumulators and kept values under a cap of {cap} registers"
         return None
+
+    def threads(self, config: Config) -> str:
+        return row_wise.SCHEME.threads(config)
+
+    def home(self, graph: Graph, i: int, config: Config) -> str:
+        if cut_everything(graph) is not None or i in split_columns(graph).reduced:
+            return "grid"
+        return row_wise.scope(int(config.get("threads_per_row", 256)))
 
     def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
         split = _split(graph)

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from autotune.compiler.schedules.cuda.rows import RowsScheme
 
-SCHEME = RowsScheme("flat")
+SCHEME = RowsScheme("flat", 30)

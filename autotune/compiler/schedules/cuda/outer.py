@@ -40,6 +40,7 @@ from autotune.compiler.targets.cuda.source import CudaSource, OuterSchedule
 from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS, Graph
 from autotune.task import Config
+from autotune.words import plural
 
 if TYPE_CHECKING:
     from autotune.space import Space
@@ -91,9 +92,9 @@ def _held(program: Program, config: Config) -> bool:
 class OuterScheme:
     """See ``autotune.compiler.schedules.cuda.Scheme``."""
 
-    def __init__(self, name: str, program: Callable[..., Program]) -> None:
+    def __init__(self, name: str, rank: int, program: Callable[..., Program], packs: bool = False) -> None:
         """``program(graph, keep, online)`` arranges a group into passes, or raises Unsupported."""
-        self.name, self.program = name, program
+        self.name, self.rank, self.program, self.packs = name, rank, program, packs
 
     def check(self, graph: Graph) -> None:
         self.program(graph)
@@ -264,9 +265,20 @@ class OuterScheme:
             program = replace(program, dynamic=-1)
         return program, emit_outer(program, schedule)
 
+    def threads(self, config: Config) -> str:
+        t, r = int(config["threads_per_row"]), int(config.get("rows_per_block", 1))
+        return f"{plural(t, 'thread')} side by side on the kept axes, {r} along the reduced ones"
+
+    def home(self, graph: Graph, i: int, config: Config) -> str:
+        if unit_axis(graph) in graph.values[i].over:
+            return "warp"
+        if int(config.get("cluster", 1) or 1) > 1:
+            return "cluster"
+        return "block" if int(config.get("rows_per_block", 1)) > 1 else "thread"  # these share the reduced axes
+
     def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
         _, source = self._emit(graph, config, fixed)
         return GroupKernels.single(source, len(graph.inputs), len(graph.outputs))
 
 
-SCHEME = OuterScheme("outer", _program)
+SCHEME = OuterScheme("outer", 50, _program, packs=True)

@@ -22,6 +22,7 @@ from autotune.compiler.targets.cuda.source import CudaSchedule
 from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph
 from autotune.task import Config
+from autotune.words import plural
 
 if TYPE_CHECKING:
     from autotune.space import Space
@@ -318,11 +319,18 @@ def reject(graph: Graph, config: Config) -> str | None:
     return why or crowded(program, config)
 
 
+def scope(threads: int) -> str:
+    """Where the parts of so many threads meet."""
+    return "thread" if threads <= 1 else "warp" if threads <= 32 else "block"
+
+
 class RowsScheme:
     """Schemes whose kernels are one pass or several over rows; see ``autotune.compiler.schedules.cuda.Scheme``."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    packs = True
+
+    def __init__(self, name: str, rank: int) -> None:
+        self.name, self.rank = name, rank
 
     def check(self, graph: Graph) -> None:
         if (self.name == "flat") == any(graph.values[i].op in REDUCTIONS for i in graph.live):
@@ -347,6 +355,17 @@ class RowsScheme:
     def reject(self, graph: Graph, config: Config) -> str | None:
         return reject(graph, config)
 
+    def threads(self, config: Config) -> str:
+        t, r = int(config["threads_per_row"]), int(config.get("rows_per_block", 1))
+        if self.name == "flat":
+            return f"{t} threads a block"
+        return f"{plural(t, 'thread')} a row, {plural(r, 'row')} a block"
+
+    def home(self, graph: Graph, i: int, config: Config) -> str:
+        if int(config.get("cluster", 1) or 1) > 1:
+            return "cluster"
+        return scope(int(config.get("threads_per_row", 256)))
+
     def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
         schedule = CudaSchedule.from_config(config)
         program = _built(graph, schedule)
@@ -355,4 +374,4 @@ class RowsScheme:
         return GroupKernels.single(emit(program, schedule), len(graph.inputs), len(graph.outputs))
 
 
-SCHEME = RowsScheme("rows")
+SCHEME = RowsScheme("rows", 70)

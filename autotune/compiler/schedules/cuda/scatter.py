@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from autotune.compiler.program.program import power_of_two
 from autotune.compiler.program.scattered import Scattered, scattered
 from autotune.compiler.schedules.configurations import PLAIN_CUDA, having, narrow
+from autotune.compiler.schedules.cuda import rows as row_wise
 from autotune.compiler.schedules.cuda.rows import CAPS
 from autotune.compiler.targets.cuda.counts import LIMIT
 from autotune.compiler.targets.cuda.cubin import too_large
@@ -23,6 +24,7 @@ from autotune.compiler.targets.cuda.source import CudaSchedule, ScatterSchedule
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Graph
 from autotune.task import Choice, Config
+from autotune.words import plural
 
 if TYPE_CHECKING:
     from autotune.space import Space
@@ -75,7 +77,7 @@ def blocks_of(s: Scattered, config: Mapping[str, Choice]) -> tuple[int, int]:
 class ScatterScheme:
     """See ``autotune.compiler.schedules.cuda.Scheme``."""
 
-    name = "scatter"
+    name, rank, packs = "scatter", 10, True
 
     def check(self, graph: Graph) -> None:
         s = scattered(graph)
@@ -182,6 +184,13 @@ class ScatterScheme:
         except Unsupported as error:
             return str(error)
         return too_large(int(source.launch["shared"]), schedule.block, schedule.max_registers)
+
+    def threads(self, config: Config) -> str:
+        places, lanes = plural(int(config["owned"]), "place"), plural(int(config["rows_per_block"]), "match lane")
+        return f"{places} a block, {config['threads_per_row']} threads along the columns, {lanes}"
+
+    def home(self, graph: Graph, i: int, config: Config) -> str:
+        return row_wise.SCHEME.home(graph, i, config)
 
     def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
         source = emit_scatter(graph, CudaSchedule.from_config(config), int(config["owned"]))

@@ -65,4 +65,4 @@ def _program(graph: Graph, keep: bool = True, online: bool = False) -> Program:
     return program
 
 
-SCHEME = OuterScheme("tile", _program)
+SCHEME = OuterScheme("tile", 60, _program)

@@ -28,7 +28,7 @@ LEAST_BYTES = 1 << 15
 """Bytes moved below which a group is left to the flat scheme: a launch costs more than all its accesses."""
 FEW = 264
 """Tiles that give each multiprocessor of a large device two."""
-_FLAT = RowsScheme("flat")
+_FLAT = RowsScheme("flat", 30)
 _SAME = ("threads_per_row", "vector_bytes", "max_registers", "load_hint", "store_hint", "blocks_per_sm")
 """Parameters that a kernel of tiles has, beside the tile's side."""
 
@@ -56,7 +56,7 @@ def _tiles(t: Tiling, side: int) -> int:
 class TransposeScheme:
     """See ``autotune.compiler.schedules.cuda.Scheme``."""
 
-    name = "transpose"
+    name, rank, packs = "transpose", 20, True
 
     def check(self, graph: Graph) -> None:
         tiling(graph)
@@ -110,6 +110,15 @@ class TransposeScheme:
         except Unsupported as error:
             return str(error)
         return too_large(int(source.launch["shared"]), schedule.block, schedule.max_registers)
+
+    def threads(self, config: Config) -> str:
+        side = _tile(config)
+        if not side:
+            return _FLAT.threads(config)
+        return f"tiles of {side} x {side} through shared memory, {config['threads_per_row']} threads each"
+
+    def home(self, graph: Graph, i: int, config: Config) -> str:
+        raise Unsupported("a pointwise group has no reductions")
 
     def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
         side = _tile(config)

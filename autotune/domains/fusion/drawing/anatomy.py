@@ -7,17 +7,15 @@ plan`` shows it as text and :mod:`autotune.domains.fusion.drawing.picture` draws
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.compiler.planner.plan import Group, Plan, make_plan
 from autotune.compiler.program.columns import split_columns
 from autotune.compiler.program.full_reduction import cut_everything
-from autotune.compiler.program.lane_axis import unit_axis
 from autotune.compiler.program.program import Program, build_program
 from autotune.compiler.schedules.configurations import group_configs
-from autotune.compiler.schedules.cuda import scheme_of
+from autotune.compiler.schedules.cuda import scheme_of, schemes
 from autotune.compiler.targets.cpu.columns import column_split, parts_of, planes_of
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.errors import Unsupported
@@ -366,27 +364,13 @@ def _kept(graph: Graph, config: Config) -> set[int]:
     return set(program.kept)
 
 
-def _over_rows(graph: Graph, i: int) -> bool:
-    """Whether a reduction is finished from partial ones; one of everything is cut into rows and their results."""
-    return cut_everything(graph) is not None or i in split_columns(graph).reduced
-
-
-def reduction_home(graph: Graph, i: int, config: Mapping[str, Any], side: str, scheme: str) -> str:
+def reduction_home(graph: Graph, i: int, config: Config, side: str, scheme: str) -> str:
     """Where the partial results of a reduction meet, one of :data:`HOMES`."""
-    if (scheme == "columns" or config.get("parts")) and _over_rows(graph, i):
-        return "grid"
-    if side == "cpu":
+    if side == "cuda":
+        return schemes()[scheme].home(graph, i, config)
+    if not config.get("parts"):
         return "thread"
-    threads = int(config.get("threads_per_row", 256))
-    if scheme in ("outer", "tile"):
-        if unit_axis(graph) in graph.values[i].over:
-            return "warp"
-        threads = 1024 if int(config.get("rows_per_block", 1)) > 1 else 1  # these share the reduced axes
-    if scheme != "columns" and int(config.get("cluster", 1) or 1) > 1:
-        return "cluster"
-    if threads <= 1:
-        return "thread"
-    return "warp" if threads <= 32 else "block"
+    return "grid" if cut_everything(graph) is not None or i in split_columns(graph).reduced else "thread"
 
 
 def operator_counts(operators: list[Operator]) -> str:
