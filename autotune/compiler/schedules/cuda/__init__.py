@@ -85,7 +85,7 @@ class Scheme(Protocol):
 
 @lru_cache(maxsize=1)
 def schemes() -> dict[str, Scheme]:
-    """Every scheme by its name, in the order in which they are tried. A file of this folder with a ``SCHEME`` is one."""
+    """Every scheme by its name, in the order in which they are tried; each is a file here with a ``SCHEME``."""
     modules = (importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__))
     found: list[Scheme] = [m.SCHEME for m in modules if hasattr(m, "SCHEME")]
     return {scheme.name: scheme for scheme in sorted(found, key=lambda scheme: scheme.rank)}
