@@ -98,8 +98,8 @@ def _program(graph: Graph, scheme: str, keep: bool, online: bool) -> tuple[Progr
 
 
 def _shape(program: Program, config: Schedule, accumulators: float) -> Shape | None:
+    from autotune.compiler.program.vectors import vector_length
     from autotune.compiler.schedules.cuda.rows import kept_words
-    from autotune.compiler.targets.cuda.access import vector_length
 
     t, per_block = int(config["threads_per_row"]), int(config["rows_per_block"])
     cluster = 1 if accumulators else int(config.get("cluster", 1))  # blocks that share a row

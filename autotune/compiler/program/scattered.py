@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from autotune.compiler.program.program import Pass, Program, stride_of
-from autotune.compiler.targets.cuda.access import narrowest
+from autotune.compiler.program.vectors import narrowest
 from autotune.errors import Unsupported
 from autotune.ir.graph import LEAVES, REDUCTIONS, Graph, Value, at_axis
 from autotune.ir.ops import POINTWISE

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from autotune.compiler.program.program import Program, build_program
-from autotune.compiler.targets.cuda.access import narrowest
+from autotune.compiler.program.vectors import narrowest
 from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph, Output, Value
 

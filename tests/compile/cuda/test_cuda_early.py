@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from autotune.compiler.program.program import build_program
+from autotune.compiler.program.vectors import vector_length
 from autotune.compiler.schedules.cuda import scheme_of
-from autotune.compiler.targets.cuda.access import vector_length
 from autotune.compiler.targets.cuda.compile import compile_ptx
 from autotune.domains.fusion.task import FusionTask
 from autotune.space import load_space

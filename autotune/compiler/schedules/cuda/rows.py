@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from autotune.compiler.program.one_pass import find_moments
 from autotune.compiler.program.program import Program, build_program, once_a_row, power_of_two
+from autotune.compiler.program.vectors import narrowest, vector_length
 from autotune.compiler.schedules.configurations import PLAIN_CUDA, has_online, having, narrow
-from autotune.compiler.targets.cuda.access import narrowest, vector_length
 from autotune.compiler.targets.cuda.cubin import too_large
 from autotune.compiler.targets.cuda.kernels import GroupKernels
 from autotune.compiler.targets.cuda.rows.dispatch import emit

@@ -46,7 +46,8 @@ from autotune.compiler.kernel.reducers import ZERO
 from autotune.compiler.kernel.rewrite import closed
 from autotune.compiler.program.program import Program, stride_of
 from autotune.compiler.program.scattered import Scattered, Sum, scattered
-from autotune.compiler.targets.cuda.access import COLUMN, FALSE, OK, ROW, narrowest
+from autotune.compiler.program.vectors import narrowest
+from autotune.compiler.targets.cuda.access import COLUMN, FALSE, OK, ROW
 from autotune.compiler.targets.cuda.counts import LIMIT, Counts, check_launch
 from autotune.compiler.targets.cuda.device import (
     BLOCK,

@@ -37,7 +37,8 @@ from autotune.compiler.kernel.nodes import (
 from autotune.compiler.kernel.rewrite import closed
 from autotune.compiler.program.program import Program
 from autotune.compiler.program.tiling import Tiling, tiling
-from autotune.compiler.targets.cuda.access import AHEAD, COLUMN, FALSE, OK, narrowest
+from autotune.compiler.program.vectors import narrowest
+from autotune.compiler.targets.cuda.access import AHEAD, COLUMN, FALSE, OK
 from autotune.compiler.targets.cuda.counts import Counts, check_launch
 from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT, THREAD, Barrier, Shared, ThreadIndex
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.compiler.kernel.nodes import Assign, Const, Do, Expr, Intrinsic, Stmt, Var, both, loop, when
-from autotune.compiler.targets.cuda.access import COLUMN, ROW, narrowest, open_row
+from autotune.compiler.program.vectors import narrowest, open_row
+from autotune.compiler.targets.cuda.access import COLUMN, ROW
 from autotune.compiler.targets.cuda.counts import Counts, check_launch
 from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT, THREAD, ThreadIndex
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
