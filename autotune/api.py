@@ -213,7 +213,7 @@ def tune_workloads(
         weights: fingerprint to share of the time; 1 where it is missing.
         plans: which ways to cut a region into kernels are searched: "measured" (the most promising, chosen by what
             they take), "model" (the one that the cost model likes best) or "greedy" (the largest groups).
-        ablation: a search without one of its parts, for comparison; see :mod:`autotune.compiler.planner.ablation`.
+        ablation: a search without one of its parts, for comparison; see :mod:`autotune.compiler.planner.methods`.
         command: noted with the run in the database; ``notes``, as JSON, in its summary.
         seeds: fingerprint to configurations that are measured before the sampler is asked; they count as ``trials``.
         every: begin every workload, the last ones for a moment each, also where the time is up.
@@ -322,7 +322,7 @@ def _method(plans: str, ablation: str, sampler: str) -> tuple[str, str]:
     """The domain's method and the sampler that the user's words stand for."""
     if (plans, ablation) == ("measured", "full"):
         return "", sampler
-    from autotune.compiler.planner.ablation import choose
+    from autotune.compiler.planner.methods import choose
 
     method, searched = choose(plans, ablation)
     return method, sampler if searched else NONE

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 
 from autotune.bench.agree import difference, largest
 from autotune.bench.contender import Watched, templates_in_threads
-from autotune.bench.kernel_names import is_library
+from autotune.bench.library_kernels import is_library
 from autotune.bench.turns import Turns, inductor_takes_turns
 from autotune.errors import UserError, first_line
 from autotune.measure.policy import Policy, default_policy

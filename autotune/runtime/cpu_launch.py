@@ -1,7 +1,7 @@
 """CPU kernels of a stored schedule: they have no cubin, so they are emitted and compiled again when loaded.
 
-``codegen.cpu`` keeps what Numba compiled on disk, so that this costs milliseconds from the second process on. The
-source comes from our own emitter and a checked graph; nothing that is stored is executed.
+``compiler.targets.cpu`` keeps what Numba compiled on disk, so that this costs milliseconds from the second process
+on. The source comes from our own emitter and a checked graph; nothing that is stored is executed.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from autotune.cli.commands import forget
+from autotune.cli.commands import db_forget as forget
 from autotune.cli.options import add_db, add_json
 
 

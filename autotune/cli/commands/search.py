@@ -25,7 +25,7 @@ from autotune.cli.options import (
 from autotune.cli.output import machine_output
 from autotune.cli.report import print_table, total
 from autotune.cli.searched import Searched, conclude, not_begun, reason, tune
-from autotune.compiler.planner.ablation import ABLATIONS, PLANS
+from autotune.compiler.planner.methods import ABLATIONS, PLANS
 from autotune.errors import UserError, told
 from autotune.measure.policy import CACHES, default_policy
 from autotune.tuner.proposals.samplers import DEFAULT, SAMPLERS

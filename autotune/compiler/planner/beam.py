@@ -12,8 +12,8 @@ import contextlib
 import random
 from collections.abc import Iterable, Sequence
 
-from autotune.compiler.planner.ablation import Method
 from autotune.compiler.planner.cost import Costs, Figures, plan_us
+from autotune.compiler.planner.methods import Method
 from autotune.compiler.planner.packing import pack, unpack
 from autotune.compiler.planner.patterns import Mask, Vertices, bits, candidates
 from autotune.compiler.planner.plan import Roots, Shape, build_plan, cone, make_plan, read_text, write_text

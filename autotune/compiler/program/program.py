@@ -11,7 +11,7 @@ A full value computed in one pass and used in a later one is *kept*: in register
 kept values is dropped. This follows the sub-root composition of FusionStitching (arXiv 2009.10924, section 4) with the
 row as the unit, and any number of dependent reductions in one kernel.
 
-The program knows nothing of threads: ``codegen.cuda`` and ``codegen.cpu`` print it for their targets.
+The program knows nothing of threads: ``compiler.targets`` prints it for CUDA and for CPUs.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from autotune.compiler.planner.ablation import Method
 from autotune.compiler.planner.cost import Costs, Figures, GroupCost, plan_us
 from autotune.compiler.planner.kernel_names import graph_ops
 from autotune.compiler.planner.latency import predict_cpu, predict_cuda
+from autotune.compiler.planner.methods import Method
 from autotune.compiler.planner.plan import Group, Plan, make_plan, write_text
 from autotune.errors import Unsupported
 from autotune.ir.canonical import to_workload

@@ -13,9 +13,9 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from autotune.compiler.planner import ablation
-from autotune.compiler.planner.ablation import FULL, METHODS, Method
+from autotune.compiler.planner import methods as ablation
 from autotune.compiler.planner.cost import Figures
+from autotune.compiler.planner.methods import FULL, METHODS, Method
 from autotune.compiler.planner.plan import Group, Plan, make_plan, read_text, write_text
 from autotune.compiler.schedules import cpu as target_cpu
 from autotune.compiler.schedules.configurations import agree, group_configs, join_configs, join_spaces
@@ -53,7 +53,7 @@ class FusionTask:
         self.plan: Plan = make_plan(self.graph, self.side)
 
     def under(self, method: str, figures: Mapping[str, float]) -> FusionTask:
-        """This task confined to a method of :mod:`autotune.compiler.planner.ablation`; see
+        """This task confined to a method of :mod:`autotune.compiler.planner.methods`; see
         ``autotune.task.ComposedTask``.
         """
         from autotune.compiler.planner.beam import confined

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.bench.kernel_names import has_product, is_library
+from autotune.bench.library_kernels import has_product, is_library
 from autotune.compiler.lower.op_names import PRODUCTS
 from autotune.compiler.planner.kernel_names import kernel_name
 

@@ -7,9 +7,9 @@ import time
 import pytest
 import torch
 
-from autotune.compiler.planner.ablation import METHODS, choose, method
 from autotune.compiler.planner.beam import beam, confined, shape_us, shapes
 from autotune.compiler.planner.cost import Costs, Figures, unfused
+from autotune.compiler.planner.methods import METHODS, choose, method
 from autotune.compiler.planner.patterns import Vertices, bits, candidates
 from autotune.compiler.planner.plan import build_plan, make_plan, read_text, write_text
 from autotune.errors import UserError

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
-from autotune.compiler.kernel.joining import Part, exchange, joined
 from autotune.compiler.kernel.nodes import Assign, Cast, Const, Expr, Item, Select, Stmt, Var, when
 from autotune.compiler.program.program import Pass
 from autotune.compiler.targets.cuda.device import (
@@ -22,6 +21,7 @@ from autotune.compiler.targets.cuda.device import (
     Shared,
     Shuffle,
 )
+from autotune.compiler.targets.cuda.outer.exchange import Part, exchange, joined
 from autotune.compiler.targets.cuda.outer.lanes import Lanes
 from autotune.compiler.targets.cuda.outer.share import ALONG, LANE, SHARED_ALONG, THREAD, WARP, Share, quotient
 
