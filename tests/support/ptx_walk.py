@@ -89,6 +89,7 @@ class Walk:
         end = max([at + n for at, n in self.symbols.values()], default=_SHARED)
         self.shared = bytearray(end - _SHARED)
         self.registers: dict[str, int] = {"%tid.x": tid, "%ctaid.x": block, "%nctaid.x": blocks, "%laneid": tid % 32}
+        self.written: set[int] = set()  # numbers of the pointers written through
         self.registers |= {"%nctaid.y": 1, "%cluster_ctarank": rank}
         self.copied = 0  # bytes, by asynchronous copies
         self.registers["%dynamic_smem_size"] = dynamic_shared
@@ -229,6 +230,8 @@ class Walk:
         address = self.value(base) + (int(offset, 0) if offset else 0)
         data, at = self.find(rest, address, width * vector)
         if kind == "st":
+            if address >= _SPACE:
+                self.written.add(address // _SPACE - 1)
             for k, o in enumerate(_items(operands[1])):
                 data[at + k * width : at + (k + 1) * width] = (self.value(o) & ((1 << 8 * width) - 1)).to_bytes(
                     width, "little"

@@ -141,7 +141,7 @@ def test_terms_and_places_of_sums(threads: int, match: int, owned: int, place: i
     assert config["owned"] == owned
     firsts = walk(task, config, made, content=place.to_bytes(8, "little", signed=True) * (40 * 24))
     ((_, _, refs, _),) = made
-    assert all({refs[p] for p, _ in one.written} == {("output", 0)} for one in firsts)
+    assert all({refs[p] for p in one.written} == {("output", 0)} for one in firsts)
 
 
 def picked(rows: int, cols: int) -> Graph:

@@ -26,7 +26,7 @@ from autotune.errors import BuildError, UserError
 from autotune.task import Config
 from autotune.tuner.proposals import seeds
 from autotune.workload import Workload
-from tests.support.zoo import ZOO, candidates, random_configs, workload, workloads
+from tests.support.zoo import ZOO, Case, T, candidates, layer_norm, random_configs, workload, workloads, workloads_of
 
 MORE = os.environ.get("AUTOTUNE_TEST_CONFIGS")
 REGIONS = [(c, k) for c in ZOO for k in range(len(c.groups))]
@@ -102,6 +102,10 @@ def test_normalize_makes_blocks_of_legal_size() -> None:
             assert config["threads_per_row"] == threads
 
 
+(LONGER,) = workloads_of(Case("", layer_norm, (T(2, 80_000), T(80_000), T(80_000))))
+"""A layer norm whose rows no block's shared memory holds."""
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
@@ -113,11 +117,11 @@ def test_normalize_makes_blocks_of_legal_size() -> None:
         ("ln_long", {"threads_per_row": 192}, "registers a thread for kept values"),
         ("ln_long", {"threads_per_row": 640, "rows_per_block": 1, "max_registers": 32}, "under a cap of 32"),
         ("ln_f32", {"threads_per_row": 1024, "max_registers": 96}, "cap of 96 registers does not fit 1024 threads"),
-        ("ln_long", {"keep": "shared", "threads_per_row": 1024}, "bytes of shared memory a block"),
+        ("ln_longer", {"keep": "shared", "threads_per_row": 1024}, "bytes of shared memory a block"),
     ],
 )
 def test_hopeless_configurations_are_rejected_with_a_reason(name: str, changes: dict[str, object], words: str) -> None:
-    task = cuda(workload(name))
+    task = cuda(LONGER if name == "ln_longer" else workload(name))
     why = task.reject({**task.default(), **changes})  # type: ignore[dict-item]
     assert why is not None
     assert words in why
@@ -125,7 +129,7 @@ def test_hopeless_configurations_are_rejected_with_a_reason(name: str, changes: 
 
 
 def test_too_much_shared_memory_is_a_build_error() -> None:
-    task = cuda(workload("ln_long"))
+    task = cuda(LONGER)
     with pytest.raises(BuildError, match="bytes of shared memory a block, the device has 232448"):
         task.build({**task.default(), "keep": "shared"})
 

@@ -176,7 +176,8 @@ def test_optuna_shares_the_database_in_either_order(url: str, first: str) -> Non
 OPEN = """
 import sys, time, os, pathlib
 import alembic.command
-from autotune.store import Effort, Store, migrate
+from autotune.store import Effort, Store
+from autotune.store.connection import migrate
 flags = pathlib.Path(sys.argv[2]); (flags / str(os.getpid())).touch()
 while len(list(flags.iterdir())) < int(sys.argv[3]): time.sleep(0.005)
 with Store.open(sys.argv[1]) as store: print(store.stats()["revision"])
