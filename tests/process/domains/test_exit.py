@@ -12,12 +12,19 @@ import pytest
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are counted in /proc")
 
 _RANK = """
-import atexit, os, sys
+import atexit, os, sys, time
 from pathlib import Path
 
 def gloo():
     names = [p.read_text().strip() for p in Path("/proc/self/task").glob("*/comm")]
     return sum(name == "pt_gloo_runloop" for name in names)
+
+def settled():  # a thread gives itself its name, some time after it has begun
+    seen = -1
+    while (n := gloo()) != seen:
+        seen = n
+        time.sleep(0.3)
+    return n
 
 atexit.register(lambda: print(gloo(), flush=True))  # the first to be registered, the last to be called
 import torch
@@ -27,12 +34,12 @@ rank, store, how = sys.argv[1:]
 torch.set_num_threads(1)
 dist.init_process_group("gloo", f"file://{store}", rank=int(rank), world_size=2)
 dist.barrier()
-mine = gloo()
+mine = settled()
 x, shard = torch.randn(8, 8), torch.randn(64)
 op = autotune.overlap(torch.nn.Linear(8, 8), "all_gather", like=shard, inputs=x)
 with torch.no_grad():
     op(x, shard)
-print(mine, gloo(), flush=True)
+print(mine, settled(), flush=True)
 if how == "destroyed":
     dist.destroy_process_group()
 """
