@@ -211,7 +211,7 @@ def test_frames_come_together_from_pieces() -> None:
     artifact = Artifact(
         "sm_90",
         (Kernel("a", b"\0\1", {"grid": [1]}, {"registers": 4}), Kernel("b"), Kernel("c", b"xyz")),
-        (("float32", 8, False), ("int32", 1, True)),
+        (("float32", 8), ("int32", 1)),
         "g",
     )
     head, blob = artifact_to_wire(artifact)
