@@ -12,24 +12,46 @@ of the same text stay two. What only one target has (a shuffle, shared memory) i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import overload
+from dataclasses import dataclass, field
+from typing import ClassVar, overload
+
+from autotune.ir.graph import compute_type
 
 COMPARISONS = frozenset({"<", "<=", ">", ">=", "==", "!=", "and", "or"})
 
 
-class Expr:
-    """A value. ``dtype`` is its arithmetic type; "" for tuples, and for numbers that take the other side's type."""
+class Node:
+    """What expressions and statements share: the fields of a node say what it is made of."""
 
     __slots__ = ()
+    __match_args__: ClassVar[tuple[str, ...]] = ()  # a dataclass names its fields here
+
+    def expressions(self) -> list[Expr]:
+        """The expressions it is made of, in the order of its fields; of a statement, not those of statements inside."""
+        found: list[Expr] = []
+        for name in self.__match_args__:
+            part = getattr(self, name)
+            if isinstance(part, Expr):
+                found.append(part)
+            elif isinstance(part, tuple):
+                found += [x for x in part if isinstance(x, Expr)]
+        return found
+
+
+class Expr(Node):
+    """A value.
+
+    Attributes:
+        dtype: its arithmetic type; "" for tuples, and for numbers that take the other side's type.
+        like: fields whose type it has: the first that has one.
+    """
+
+    __slots__ = ()
+    like: ClassVar[tuple[str, ...]] = ()
 
     @property
     def dtype(self) -> str:
-        return ""
-
-    def children(self) -> tuple[Expr, ...]:
-        """The expressions it is made of."""
-        return ()
+        return next((t for name in self.like if (t := getattr(self, name).dtype)), "")
 
     def __add__(self, other: Operand) -> Binary:
         return Binary("+", self, expr(other))
@@ -113,11 +135,7 @@ class Var(Expr):
     """A variable of a kernel or a function."""
 
     name: str
-    type: str = ""
-
-    @property
-    def dtype(self) -> str:
-        return self.type
+    dtype: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +151,10 @@ class Pointer(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Const(Expr):
-    """A number of arithmetic type ``type``; without one, a whole number in index arithmetic."""
+    """A number of arithmetic type ``dtype``; without one, a whole number in index arithmetic."""
 
     value: float | int | bool
-    type: str = ""
-
-    @property
-    def dtype(self) -> str:
-        return self.type
+    dtype: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,36 +169,20 @@ class Binary(Expr):
     def dtype(self) -> str:
         return "bool" if self.op in COMPARISONS else self.left.dtype or self.right.dtype
 
-    def children(self) -> tuple[Expr, ...]:
-        return (self.left, self.right)
-
 
 @dataclass(frozen=True, slots=True)
 class Unary(Expr):
+    like = ("value",)
     op: str
     value: Expr
-
-    @property
-    def dtype(self) -> str:
-        return self.value.dtype
-
-    def children(self) -> tuple[Expr, ...]:
-        return (self.value,)
 
 
 @dataclass(frozen=True, slots=True)
 class Cast(Expr):
-    """``value`` as a number of arithmetic type ``type``."""
+    """``value`` as a number of arithmetic type ``dtype``."""
 
-    type: str
+    dtype: str = field()  # without a default: not the property of that name
     value: Expr
-
-    @property
-    def dtype(self) -> str:
-        return self.type
-
-    def children(self) -> tuple[Expr, ...]:
-        return (self.value,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,30 +192,17 @@ class Op(Expr):
     name: str
     args: tuple[Expr, ...]
     of: str
-    type: str
-
-    @property
-    def dtype(self) -> str:
-        return self.type
-
-    def children(self) -> tuple[Expr, ...]:
-        return self.args
+    dtype: str = field()
 
 
 @dataclass(frozen=True, slots=True)
 class Select(Expr):
     """``then`` where ``test``, else ``other``; both are evaluated."""
 
+    like = ("then", "other")
     test: Expr
     then: Expr
     other: Expr
-
-    @property
-    def dtype(self) -> str:
-        return self.then.dtype or self.other.dtype
-
-    def children(self) -> tuple[Expr, ...]:
-        return (self.test, self.then, self.other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,16 +212,10 @@ class Item(Expr):
     base: Expr
     index: Expr
 
-    def children(self) -> tuple[Expr, ...]:
-        return (self.base, self.index)
-
 
 @dataclass(frozen=True, slots=True)
 class Tuple(Expr):
     items: tuple[Expr, ...]
-
-    def children(self) -> tuple[Expr, ...]:
-        return self.items
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,14 +224,7 @@ class Intrinsic(Expr):
 
     name: str
     args: tuple[Expr, ...]
-    type: str = ""
-
-    @property
-    def dtype(self) -> str:
-        return self.type
-
-    def children(self) -> tuple[Expr, ...]:
-        return self.args
+    dtype: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,9 +233,6 @@ class Invoke(Expr):
 
     function: Function
     args: tuple[Expr, ...]
-
-    def children(self) -> tuple[Expr, ...]:
-        return self.args
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,12 +259,7 @@ class Load(Expr):
 
     @property
     def dtype(self) -> str:
-        from autotune.ir.graph import compute_type
-
         return compute_type(self.storage) if self.lanes == 1 and self.form in ("plain", "fixed") else ""
-
-    def children(self) -> tuple[Expr, ...]:
-        return (self.pointer, self.index, *([self.guard] if self.guard is not None else []))
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,27 +270,21 @@ class Unpack(Expr):
     lanes: int
     words: Expr
 
-    def children(self) -> tuple[Expr, ...]:
-        return (self.words,)
 
-
-class Stmt:
+class Stmt(Node):
     """What is done."""
 
     __slots__ = ()
-
-    def expressions(self) -> tuple[Expr, ...]:
-        """The expressions of the statement itself, not of those inside."""
-        return ()
 
     @property
     def defines(self) -> Expr | None:
         """The variable that it sets, the first of its expressions."""
         return None
 
-    def blocks(self) -> tuple[tuple[Stmt, ...], ...]:
+    def blocks(self) -> list[Body]:
         """The statements inside."""
-        return ()
+        fields = (getattr(self, name) for name in self.__match_args__)
+        return [x for x in fields if isinstance(x, tuple) and x and isinstance(x[0], Stmt)]
 
 
 Body = tuple[Stmt, ...]
@@ -343,18 +301,12 @@ class Assign(Stmt):
     def defines(self) -> Expr | None:
         return self.target if isinstance(self.target, Var) else None
 
-    def expressions(self) -> tuple[Expr, ...]:
-        return (self.target, self.value)
-
 
 @dataclass(frozen=True, slots=True)
 class Do(Stmt):
     """An expression for its effect."""
 
     value: Expr
-
-    def expressions(self) -> tuple[Expr, ...]:
-        return (self.value,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,21 +320,12 @@ class Store(Stmt):
     values: tuple[Expr, ...]
     guard: Expr | None = None
 
-    def expressions(self) -> tuple[Expr, ...]:
-        return (self.pointer, self.index, *self.values, *([self.guard] if self.guard is not None else []))
-
 
 @dataclass(frozen=True, slots=True)
 class If(Stmt):
     test: Expr
     then: Body
     other: Body = ()
-
-    def expressions(self) -> tuple[Expr, ...]:
-        return (self.test,)
-
-    def blocks(self) -> tuple[Body, ...]:
-        return (self.then, self.other)
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,12 +342,6 @@ class For(Stmt):
     def defines(self) -> Expr | None:
         return self.var
 
-    def expressions(self) -> tuple[Expr, ...]:
-        return (self.var, self.start, self.stop, self.step)
-
-    def blocks(self) -> tuple[Body, ...]:
-        return (self.body,)
-
 
 @dataclass(frozen=True, slots=True)
 class Return(Stmt):
@@ -412,9 +349,6 @@ class Return(Stmt):
 
     values: tuple[Expr, ...]
     alone: bool = False
-
-    def expressions(self) -> tuple[Expr, ...]:
-        return self.values
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -484,4 +418,4 @@ def parts(expressions: Iterable[Expr]) -> Iterator[Expr]:
     while stack:
         x = stack.pop()
         yield x
-        stack.extend(reversed(x.children()))
+        stack.extend(reversed(x.expressions()))

@@ -43,47 +43,29 @@ def buffer(name: str) -> Memory:
 class Named(Expr):
     """A constant that the module defines under a name."""
 
+    like = ("value",)
     name: str
     value: Const
-
-    @property
-    def dtype(self) -> str:
-        return self.value.type
-
-    def children(self) -> tuple[Expr, ...]:
-        return (self.value,)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice(Expr):
     """``then`` where ``test``, else ``other``; only one of the two is evaluated."""
 
+    like = ("then",)
     test: Expr
     then: Expr
     other: Expr
-
-    @property
-    def dtype(self) -> str:
-        return self.then.dtype
-
-    def children(self) -> tuple[Expr, ...]:
-        return (self.test, self.then, self.other)
 
 
 @dataclass(frozen=True, slots=True)
 class Accumulate(Expr):
     """``carried`` with one more term of the reduction ``op``; floats may be taken in any order."""
 
+    like = ("carried",)
     op: str
     carried: Expr
     term: Expr
-
-    @property
-    def dtype(self) -> str:
-        return self.carried.dtype
-
-    def children(self) -> tuple[Expr, ...]:
-        return (self.carried, self.term)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +75,12 @@ class Increase(Stmt):
     target: Var
     value: Expr
 
-    def expressions(self) -> tuple[Expr, ...]:
-        return (self.target, self.value)
-
 
 @dataclass(frozen=True, slots=True)
 class Loop(Stmt):
     """``body`` until a :class:`Break` in it."""
 
     body: Body
-
-    def blocks(self) -> tuple[Body, ...]:
-        return (self.body,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +96,6 @@ class Fetch(Stmt):
     memory: Memory
     index: Expr
     count: Expr
-
-    def expressions(self) -> tuple[Expr, ...]:
-        return (self.memory, self.index, self.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +114,3 @@ class Stream(Stmt):
     @property
     def output(self) -> Memory:
         return output(self.number)
-
-    def expressions(self) -> tuple[Expr, ...]:
-        return (self.output, self.index, self.source, self.count)

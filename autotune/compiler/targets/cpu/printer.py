@@ -30,10 +30,10 @@ class CpuPrinter(Printer):
     # ---- numbers and operators --------------------------------------------------------------------------------------
 
     def for_Const(self, x: Const) -> str:
-        if x.type == "":
+        if x.dtype == "":
             return str(x.value)
         text = repr(x.value) if math.isfinite(x.value) else f'"{x.value}"'
-        return f"{_NUMPY[x.type]}({text})"
+        return f"{_NUMPY[x.dtype]}({text})"
 
     def for_Named(self, x: Named) -> str:
         return self.define(x.name, self.text(x.value))
@@ -42,13 +42,13 @@ class CpuPrinter(Printer):
         return self.defined_call(f"{x.name}_", f'OPS["{x.name}"]', *x.args)
 
     def for_Select(self, x: Select) -> str:
-        return self.defined_call("where_", 'OPS["where"]', *x.children())
+        return self.defined_call("where_", 'OPS["where"]', *x.expressions())
 
     def for_Cast(self, x: Cast) -> str:
-        return self.defined_call(f"to_{x.type}", f'CASTS["{x.type}"]', x.value)
+        return self.defined_call(f"to_{x.dtype}", f'CASTS["{x.dtype}"]', x.value)
 
     def for_Accumulate(self, x: Accumulate) -> str:
-        return self.defined_call(f"add_{x.op}", f'ACCUMULATE["{x.op}"]', *x.children())
+        return self.defined_call(f"add_{x.op}", f'ACCUMULATE["{x.op}"]', *x.expressions())
 
     def for_Intrinsic(self, x: Intrinsic) -> str:
         if x.name in _OF_OPERATORS:

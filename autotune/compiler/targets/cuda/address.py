@@ -67,4 +67,4 @@ def taken_apart(
 
 
 def _set(index: Var, x: Expr) -> Assign:
-    return Assign(index, Cast("int64", x) if index.type else x)
+    return Assign(index, Cast("int64", x) if index.dtype else x)

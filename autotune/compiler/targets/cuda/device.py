@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from autotune.compiler.kernel.nodes import Expr, Stmt, Var, walk
 
@@ -19,39 +20,25 @@ EXTENT = Var("n0", "int64")
 class ThreadIndex(Expr):
     """Number of the thread in its block."""
 
-    @property
-    def dtype(self) -> str:
-        return "int32"
+    dtype: ClassVar[str] = "int32"
 
 
 @dataclass(frozen=True, slots=True)
 class Shuffle(Expr):
     """``value`` as the lane ``self ^ distance`` has it; all lanes of the warp take part."""
 
+    like = ("value",)
     value: Expr
     distance: int
-
-    @property
-    def dtype(self) -> str:
-        return self.value.dtype
-
-    def children(self) -> tuple[Expr, ...]:
-        return (self.value,)
 
 
 @dataclass(frozen=True, slots=True)
 class ShuffleFrom(Expr):
     """``value`` as lane ``lane`` has it."""
 
+    like = ("value",)
     value: Expr
     lane: Expr
-
-    @property
-    def dtype(self) -> str:
-        return self.value.dtype
-
-    def children(self) -> tuple[Expr, ...]:
-        return (self.value, self.lane)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +47,7 @@ class Ballot(Expr):
 
     test: Expr
 
-    @property
-    def dtype(self) -> str:
-        return "int32"
-
-    def children(self) -> tuple[Expr, ...]:
-        return (self.test,)
+    dtype: ClassVar[str] = "int32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +56,7 @@ class Bits(Expr):
 
     value: Expr
 
-    @property
-    def dtype(self) -> str:
-        return "int32"
-
-    def children(self) -> tuple[Expr, ...]:
-        return (self.value,)
+    dtype: ClassVar[str] = "int32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +75,6 @@ class Shared(Stmt):
     def defines(self) -> Expr | None:
         return self.name
 
-    def expressions(self) -> tuple[Expr, ...]:
-        return (self.name,)
-
 
 @dataclass(frozen=True, slots=True)
 class Barrier(Stmt):
@@ -111,9 +85,7 @@ class Barrier(Stmt):
 class ClusterRank(Expr):
     """Number of the block in its cluster."""
 
-    @property
-    def dtype(self) -> str:
-        return "int32"
+    dtype: ClassVar[str] = "int32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +112,6 @@ class RemoteStore(Stmt):
     block: Expr
     value: Expr
 
-    def expressions(self) -> tuple[Expr, ...]:
-        return (self.array, self.index, self.block, self.value)
-
 
 @dataclass(frozen=True, slots=True)
 class Words(Expr):
@@ -152,9 +121,6 @@ class Words(Expr):
     array: Expr
     first: Expr
     step: int
-
-    def children(self) -> tuple[Expr, ...]:
-        return (self.array, self.first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +133,6 @@ class CopyAhead(Stmt):
     to: Words
     pointer: Expr
     index: Expr
-
-    def expressions(self) -> tuple[Expr, ...]:
-        return (self.to, self.pointer, self.index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +155,6 @@ class Take(Expr):
     lanes: int
     words: Words
 
-    def children(self) -> tuple[Expr, ...]:
-        return (self.words,)
-
 
 @dataclass(frozen=True, slots=True)
 class Put(Stmt):
@@ -203,9 +163,6 @@ class Put(Stmt):
     words: Words
     values: tuple[Expr, ...]
 
-    def expressions(self) -> tuple[Expr, ...]:
-        return (self.words, *self.values)
-
 
 @dataclass(frozen=True, slots=True)
 class Rounds(Expr):
@@ -213,9 +170,7 @@ class Rounds(Expr):
 
     count: int
 
-    @property
-    def dtype(self) -> str:
-        return "int32"
+    dtype: ClassVar[str] = "int32"
 
 
 def shared_bytes(body: Iterable[Stmt]) -> int:

@@ -49,17 +49,17 @@ class CudaPrinter(Printer):
     # ---- numbers and operators --------------------------------------------------------------------------------------
 
     def for_Const(self, x: Const) -> str:
-        if x.type == "":
+        if x.dtype == "":
             return str(x.value)
-        if x.type == "bool":
+        if x.dtype == "bool":
             return "True" if x.value else "False"
-        if x.type != "float32":
-            return f"{x.type}({int(x.value)})"
+        if x.dtype != "float32":
+            return f"{x.dtype}({int(x.value)})"
         number = float(x.value)
         return f"float32({number!r})" if math.isfinite(number) else f"float32({number})"
 
     def for_Cast(self, x: Cast) -> str:
-        return self.call(operators.CTOR.get(x.type, x.type), (x.value,))
+        return self.call(operators.CTOR.get(x.dtype, x.dtype), (x.value,))
 
     def for_Op(self, x: Op) -> str:
         return operators.text(x.name, x.of, [self.operand(a, ATOM) for a in x.args], self.strict)

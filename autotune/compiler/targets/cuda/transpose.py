@@ -273,7 +273,7 @@ class _Kernel:
 
         def of(v: Var, k: int) -> Var:
             """What is known of pack ``k`` until it is used."""
-            return Var(f"{v.name}_{k}", v.type)
+            return Var(f"{v.name}_{k}", v.dtype)
 
         out: list[Stmt] = []
         for k in packs[y] if loads else ():

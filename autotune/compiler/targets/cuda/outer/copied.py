@@ -192,7 +192,7 @@ class CopiedOuter(Outer):
         own = {ROW, *(s.target for s in self.own_indices() if isinstance(s, Assign))}
 
         def change(x: Expr) -> Expr:
-            return Var(f"next_{x.name}", x.type) if isinstance(x, Var) and x in own else x
+            return Var(f"next_{x.name}", x.dtype) if isinstance(x, Var) and x in own else x
 
         return Rewriter(change).body(statements)
 

@@ -63,4 +63,4 @@ def joined(plain: Sequence[Plain], online: Sequence[OnlineSoftmax], parts: Seque
 
 
 def _named(prefix: str, var: Var) -> Var:
-    return Var(f"{prefix}_{var.name}", var.type)
+    return Var(f"{prefix}_{var.name}", var.dtype)

@@ -63,7 +63,7 @@ class Joins:
         """Makes the arrays in shared memory, once all joins are known."""
         out: list[Stmt] = []
         if self.parts > 1:
-            types = sorted({f.type for pas in self.passes for f in self.lanes.fields(pas)})
+            types = sorted({f.dtype for pas in self.passes for f in self.lanes.fields(pas)})
             out += [Shared(_array(t), self.regions * self._region(t), t) for t in types]
             if self.regions > 1:
                 out += [Assign(region, Const(k, "int32")) for k, region in enumerate(_REGIONS)]
@@ -113,8 +113,8 @@ class Joins:
         """Joins the blocks of a cluster: some threads of each write its part to every block, in slots of this join."""
         first: dict[Var, int] = {}
         for f in self.lanes.fields(pas):
-            first[f] = self.cluster_words.get(f.type, 0)
-            self.cluster_words[f.type] = first[f] + self.cluster * self.threads
+            first[f] = self.cluster_words.get(f.dtype, 0)
+            self.cluster_words[f.dtype] = first[f] + self.cluster * self.threads
         shared, width = self._shares(pas), self.share.width
         numbers: list[Expr] = [Const(k) for k in range(self.cluster)]
         distances: list[int] = []
@@ -131,8 +131,8 @@ class Joins:
             return begin + block * self.threads + (SHARED_ALONG if shared else ALONG)
 
         fields = [*self.lanes.fields(pas, shared)]
-        sends = [RemoteStore(_cluster_array(f.type), Cast("int64", slot(f, RANK)), to, f) for f in fields]
-        parts = [Part((), {f: _cluster_array(f.type)[slot(f, k)] for f in fields}) for k in numbers]
+        sends = [RemoteStore(_cluster_array(f.dtype), Cast("int64", slot(f, RANK)), to, f) for f in fields]
+        parts = [Part((), {f: _cluster_array(f.dtype)[slot(f, k)] for f in fields}) for k in numbers]
         out: list[Stmt] = [ClusterWait()] if pas is self.passes[0] else []
         out += [when(senders, sends), ClusterBarrier(), *self._joined(pas, parts, shared)]
         if shared:
@@ -159,7 +159,7 @@ class Joins:
 
     def _region(self, type_: str) -> int:
         """Elements of a type that the partials of one join take, at most."""
-        most = max(sum(f.type == type_ for f in self.lanes.fields(pas)) for pas in self.passes)
+        most = max(sum(f.dtype == type_ for f in self.lanes.fields(pas)) for pas in self.passes)
         return most * self.parts * self.threads
 
     def _slot(self, pas: Pass, f: Var, part: Expr, shared: bool = False) -> Item:
@@ -167,12 +167,12 @@ class Joins:
 
         ``shared``: where that of this thread's column does, ``f`` being its first lane's.
         """
-        same = [g for g in self.lanes.fields(pas) if g.type == f.type]
+        same = [g for g in self.lanes.fields(pas) if g.dtype == f.dtype]
         column = part * len(same) + same.index(f)
         at = (column + LANE if shared else column) * self.threads
         if self.regions > 1:
-            at = _REGIONS[self.passes.index(pas) % 2] * self._region(f.type) + at
-        return _array(f.type)[at + (SHARED_ALONG if shared else ALONG)]
+            at = _REGIONS[self.passes.index(pas) % 2] * self._region(f.dtype) + at
+        return _array(f.dtype)[at + (SHARED_ALONG if shared else ALONG)]
 
 
 def _array(type_: str) -> Var:

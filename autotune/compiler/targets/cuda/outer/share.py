@@ -69,4 +69,4 @@ class Share:
 
 
 def _other(var: Var) -> Var:
-    return Var(f"own_{var.name}", var.type)
+    return Var(f"own_{var.name}", var.dtype)

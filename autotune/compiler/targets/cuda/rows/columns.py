@@ -133,7 +133,7 @@ class Accumulators:
         for n in pas.row_columns:
             c, carried = self.columns[n], self._numbers(n)
             x = lower.term(self.emitter.name(c.value, 0), c.dtype)
-            new = [Var(f"y{old.name[1:]}", old.type) for old in carried]
+            new = [Var(f"y{old.name[1:]}", old.dtype) for old in carried]
             if c.kind == "moments":
                 mean, square = carried
                 apart = Var(f"d{n}", "float32")

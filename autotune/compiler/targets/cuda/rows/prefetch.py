@@ -81,7 +81,7 @@ class Ahead:
         """Before the row loop, which begins with row set ``first``: nothing loaded yet, then the first row."""
         nothing = Tuple((Const(0, "uint32"),) * self.words)
         out: list[Stmt] = [Assign(Var(f"x_{pack}"), nothing) for pack in range(self.shape.packs)]
-        out += [Assign(x, Const(0, x.type)) for x in (self._number(i, "n") for i in self.row_loads)]
+        out += [Assign(x, Const(0, x.dtype)) for x in (self._number(i, "n") for i in self.row_loads)]
         return [*out, when(first < SETS, self._loads(self.shape.row_of(first)))]
 
     def next_row(self, step: Expr) -> list[Stmt]:
@@ -96,7 +96,7 @@ class Ahead:
         emitter, shape = self.emitter, self.shape
         indices = [*emitter.row_indices(), *emitter.bases(emitter.ahead, ())]
         own = {ROW, COLUMN, *(s.defines for s in indices)}
-        names = Rewriter(lambda x: Var(f"{x.name}n", x.type) if isinstance(x, Var) and x in own else x)
+        names = Rewriter(lambda x: Var(f"{x.name}n", x.dtype) if isinstance(x, Var) and x in own else x)
         call = self.function({p.name: names.expression(p) for p in self.function.params})
         column = names.expression(COLUMN)
         out: list[Stmt] = [Assign(Var("rown"), row), *names.body(indices)]
