@@ -1,4 +1,4 @@
-"""How a kernel reads and writes its tensors: vectors, addresses, guards; loads, gathers and stores of one pack."""
+"""Loads, gathers and stores of one pack of a row, and their guards."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from autotune.compiler.kernel.nodes import (
     Unpack,
     Var,
     both,
-    sum_of,
     when,
 )
-from autotune.compiler.program.program import Program, read_once
+from autotune.compiler.program.program import Program
 from autotune.compiler.program.vectors import vector_length
+from autotune.compiler.targets.cuda.address import Tensors, fixed_index, moving_index, taken_apart
 from autotune.compiler.targets.cuda.counts import Counts
 from autotune.compiler.targets.cuda.select_load import find_joins
 from autotune.compiler.targets.cuda.source import CudaSchedule
@@ -39,38 +39,17 @@ AHEAD = Var("x")
 FALSE = Const(False, "bool")
 
 
-class Access:
-    """How one load, gather or output is addressed in a pack."""
-
-    def __init__(
-        self, program: Program, axes: tuple[int, ...], strides: tuple[int, ...], offset: int, vec: int
-    ) -> None:
-        self.by_axis = dict(zip(axes, strides, strict=True))
-        self.offset = offset
-        inner = program.cols[-1] if program.cols else -1
-        self.inner = self.by_axis.get(inner, 0)
-        aligned = offset % vec == 0 and all(s % vec == 0 for a, s in self.by_axis.items() if a != inner)
-        self.vector = vec > 1 and self.inner == 1 and aligned
-        self.rows = [(a, s) for a, s in self.by_axis.items() if a in program.rows and s]
-        self.outer = [(a, s) for a, s in self.by_axis.items() if a in program.cols and a != inner and s]
-
-
-class Accesses:
+class Accesses(Tensors):
     """How the tensors of one program are read and written under one schedule."""
 
     def __init__(self, program: Program, schedule: CudaSchedule, apart: Collection[int] = ()) -> None:
         """``apart``: loads that are not to be joined with others."""
-        self.program, self.schedule, self.graph = program, schedule, program.graph
-        self.vec = vector_length(program, schedule.vector_bytes)
-        if self.vec == 0:
+        vec = vector_length(program, schedule.vector_bytes)
+        if vec == 0:
             raise Unsupported(f"vectors of {schedule.vector_bytes} bytes do not divide a row")
+        super().__init__(program, schedule, program.cols[-1] if program.cols else -1, vec, program.rows)
         flat = program.pointwise and not program.columns
-        self.count = Counts.of(program.n_rows * (program.n_cols // self.vec if flat else 1), program.n_cols)
-        self.access: dict[int, Access] = {}
-        for i, v in enumerate(self.graph.values):
-            if v.op in ("load", "gather"):
-                self.access[i] = Access(program, v.axes, v.strides, v.offset, self.vec)
-        self.out_access = [Access(program, o.axes, o.strides, o.offset, self.vec) for o in self.graph.outputs]
+        self.count = Counts.of(program.n_rows * (program.n_cols // vec if flat else 1), program.n_cols)
         self.joins = find_joins(program, apart)
         # Rows that are not there: none where their number is known and divides by those of a block.
         partial = program.dynamic == 0 or program.n_rows % schedule.rows_per_block > 0
@@ -82,15 +61,7 @@ class Accesses:
 
     def index(self, axis: int) -> Var:
         """The index along an axis, of the row or of the column."""
-        return Var(f"j{axis}") if axis in self.program.cols else Var(f"i{axis}", "int64")
-
-    def base(self, i: int) -> Var:
-        """Element offset of the row in the tensor of load or gather ``i``."""
-        return Var(f"b{i}", "int64")
-
-    def out_base(self, k: int) -> Var:
-        """Element offset of the row in output ``k``."""
-        return Var(f"o{k}", "int64")
+        return moving_index(axis) if axis in self.program.cols else fixed_index(axis)
 
     def lanes(self, i: int) -> list[Var]:
         """Value ``i`` of a pack, lane by lane."""
@@ -103,10 +74,6 @@ class Accesses:
     def out_pointer(self, k: int) -> Pointer:
         return Pointer(len(self.graph.inputs) + k)
 
-    def storage(self, i: int) -> str:
-        """Storage type of load or gather ``i``."""
-        return self.graph.inputs[self.graph.values[i].slot]
-
     # ---- what is read how -------------------------------------------------------------------------------------------
 
     def ahead_words(self, i: int) -> list[Expr]:
@@ -117,16 +84,6 @@ class Accesses:
     def raw_words(self, i: int) -> int:
         """32-bit words of one pack of load ``i`` as it lies in memory."""
         return max(1, self.vec * STORAGE_BYTES[self.storage(i)] // 4)
-
-    def packed(self, i: int) -> bool:
-        """Whether a kept value stays as loaded: 16-bit elements, two to a register."""
-        v = self.graph.values[i]
-        return v.op == "load" and not v.guards and STORAGE_BYTES[self.storage(i)] == 2 and self.access[i].vector
-
-    def load_hint(self, i: int) -> str:
-        """Hints apply to what is read once: loads that differ in every row and column."""
-        once = read_once(self.graph, i, (*self.program.rows, *self.program.cols))
-        return self.schedule.load_hint if once else "default"
 
     def source(self, i: int) -> tuple[Value, Expr, list[Stmt]]:
         """Of load ``i``: the load it is printed as, its pointer, and statements that select that."""
@@ -156,22 +113,9 @@ class Accesses:
 
     # ---- indices and addresses --------------------------------------------------------------------------------------
 
-    def base_terms(self, access: Access) -> Expr:
-        """Element offset of the row."""
-        return sum_of(((self.index(a), s) for a, s in access.rows), access.offset)
-
     def row_indices(self) -> list[Stmt]:
         """Takes the number ``row`` apart into the index along each row axis."""
-        out: list[Stmt] = []
-        rest = ROW
-        for a in reversed(self.program.rows[1:]):
-            extent, above = self.graph.extents[a], Var(f"q{a}", self.count.type)
-            out.append(Assign(self.index(a), Cast("int64", self.count.remainder(rest, extent))))
-            out.append(Assign(above, self.count.quotient(rest, extent)))
-            rest = above
-        if self.program.rows:  # the outermost is what is left: its extent may be open
-            out.append(Assign(self.index(self.program.rows[0]), Cast("int64", rest)))
-        return out
+        return taken_apart(ROW, self.program.rows, self.graph.extents, self.count, fixed_index)
 
     def bases(self, loads: Collection[int] | None = None, stores: Collection[int] | None = None) -> list[Stmt]:
         """Sets the offset of this row in every tensor that a walk touches, or in those of ``loads`` and ``stores``."""
@@ -179,24 +123,11 @@ class Accesses:
         written = {k for q in self.program.passes for k in q.stores}
         terms = [(self.base(i), self.access[i]) for i in sorted(used) if loads is None or i in loads]
         terms += [(self.out_base(k), self.out_access[k]) for k in sorted(written) if stores is None or k in stores]
-        return [Assign(base, Cast("int64", self.base_terms(access))) for base, access in terms]
+        return [Assign(base, Cast("int64", access.base())) for base, access in terms]
 
     def column_indices(self) -> list[Stmt]:
         """Takes the column number ``c`` apart into the index along each column axis."""
-        out: list[Stmt] = []
-        rest = COLUMN
-        for a in reversed(self.program.cols[1:]):
-            extent, above = self.graph.extents[a], Var(f"n{a}", self.count.type)
-            out.append(Assign(self.index(a), self.count.remainder(rest, extent)))
-            out.append(Assign(above, self.count.quotient(rest, extent)))
-            rest = above
-        out.append(Assign(self.index(self.program.cols[0]), rest))
-        return out
-
-    def address(self, access: Access, base: Expr, lane: int) -> Expr:
-        """Element of a lane of the pack at hand, ``base`` being the row's offset."""
-        terms = [(base, 1), *((self.index(a), s) for a, s in access.outer)]
-        return sum_of([*terms, (self.index(self.program.cols[-1]), access.inner)], lane * access.inner)
+        return taken_apart(COLUMN, self.program.cols, self.graph.extents, self.count, moving_index)
 
     # ---- loads, gathers, stores of one pack -------------------------------------------------------------------------
 
@@ -216,14 +147,14 @@ class Accesses:
                     Assign(words, Tuple(tuple(self.ahead_words(i)))),
                     *self.unpacked(i, Unpack(storage, self.vec, words)),
                 ]
-            at, guard = self.address(access, self.base(i), 0), self.guard(v)
+            at, guard = access.at(self.base(i)), self.guard(v)
             if self.packed(i):
                 out.append(Assign(words, Load(storage, self.vec, hint, pointer, at, "words")))
                 return out + self.unpacked(i, Unpack(storage, self.vec, words))
             return out + self.unpacked(i, Load(storage, self.vec, hint, pointer, at, guard=guard))
-        single = access.inner == 0 and not any(a == self.program.cols[-1] for a, _, _ in v.guards)
+        single = access.step == 0 and not any(a == self.program.cols[-1] for a, _, _ in v.guards)
         for e in range(1 if single else self.vec):
-            at = self.address(access, self.base(i), e)
+            at = access.at(self.base(i), e)
             out.append(Assign(lanes[e], Load(storage, 1, hint, pointer, at, guard=self.guard(v, e))))
         return out + [Assign(x, lanes[0]) for x in lanes[1:] if single]
 
@@ -241,7 +172,7 @@ class Accesses:
         v, access, storage = self.graph.values[i], self.access[i], self.storage(i)
 
         def load(e: int, lanes: int, form: str, guard: Expr | None) -> Load:
-            at = self.address(access, self.base(i), e) + Cast("int64", self.name(v.args[0], e)) * v.index_stride
+            at = access.at(self.base(i), e) + Cast("int64", self.name(v.args[0], e)) * v.index_stride
             return Load(storage, lanes, "default", Pointer(v.slot), at, form, guard)
 
         if self.gathers_packs(i):
@@ -264,7 +195,7 @@ class Accesses:
                 o.dtype,
                 self.schedule.store_hint,
                 self.out_pointer(k),
-                self.address(access, self.out_base(k), e),
+                access.at(self.out_base(k), e),
                 tuple(xs[e : e + step]),
                 OK if self.ok_needed else None,
             )

@@ -1,12 +1,15 @@
-"""How a kernel finds the elements of a tensor: axes that make a base once, and axes that are added to it."""
+"""How a kernel finds the elements of its tensors: axes that make a base once, and axes that are added to it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
 from autotune.compiler.kernel.nodes import Assign, Cast, Expr, Stmt, Var, sum_of
+from autotune.compiler.program.program import Program, read_once
 from autotune.compiler.targets.cuda.counts import Counts
-from autotune.ir.graph import Output, Value
+from autotune.compiler.targets.cuda.names import NAMES
+from autotune.compiler.targets.cuda.source import CudaSchedule
+from autotune.ir.graph import STORAGE_BYTES, Output, Value
 
 
 def fixed_index(axis: int) -> Var:
@@ -23,7 +26,7 @@ class Access:
     """How one load, gather or output is addressed.
 
     Args:
-        along: the axis that the lanes of a vector lie on.
+        along: the axis that the lanes of a vector lie on; -1 for none.
         lanes: of a vector.
         fixed: the axes that make the base.
         moving: the axes that are added to it.
@@ -38,7 +41,7 @@ class Access:
     ) -> None:
         strides = dict(zip(tensor.axes, tensor.strides, strict=True))
         self.offset, self.step = tensor.offset, strides.get(along, 0)
-        self.fixed = [(fixed_index(a), s) for a, s in strides.items() if a in fixed]
+        self.fixed = [(fixed_index(a), s) for a, s in strides.items() if a in fixed and s]
         # The axis of the lanes last, beside the number of the lane.
         ordered = sorted(strides, key=lambda a: a == along)
         self.moving = [(moving_index(a), strides[a]) for a in ordered if a in moving]
@@ -46,24 +49,83 @@ class Access:
         self.vector = lanes > 1 and self.step == 1 and aligned
 
     def base(self) -> Expr:
-        """What the fixed axes make."""
-        return Cast("int64", sum_of(self.fixed, self.offset))
+        """Element offset that the fixed axes make."""
+        return sum_of(self.fixed, self.offset)
 
-    def at(self, base: Expr, lane: int) -> Expr:
+    def at(self, base: Expr, lane: int = 0) -> Expr:
         """The element of one lane."""
         return sum_of([(base, 1), *self.moving], lane * self.step)
+
+
+class Tensors:
+    """The tensors of one program as a kernel reads and writes them; arguments as of :class:`Access`.
+
+    Attributes:
+        vec: lanes of a vector.
+        access: of every load and gather, by number.
+        out_access: of every output.
+    """
+
+    def __init__(self, program: Program, schedule: CudaSchedule, along: int, lanes: int, fixed: Sequence[int]) -> None:
+        self.program, self.schedule, self.graph, self.vec = program, schedule, program.graph, lanes
+        self.axes = (*fixed, *program.cols)
+
+        def of(tensor: Value | Output) -> Access:
+            return Access(tensor, along, lanes, fixed, program.cols)
+
+        self.access = {i: of(v) for i, v in enumerate(self.graph.values) if v.op in ("load", "gather")}
+        self.out_access = [of(o) for o in self.graph.outputs]
+
+    def base(self, i: int) -> Var:
+        """Where the elements of load or gather ``i`` begin."""
+        return Var(f"b{i}", "int64")
+
+    def out_base(self, k: int) -> Var:
+        """Where the elements of output ``k`` begin."""
+        return Var(f"o{k}", "int64")
+
+    def storage(self, i: int) -> str:
+        """Storage type of load or gather ``i``."""
+        return self.graph.inputs[self.graph.values[i].slot]
+
+    def packed(self, i: int) -> bool:
+        """Whether a kept value stays as loaded: 16-bit elements, two to a register."""
+        v = self.graph.values[i]
+        return v.op == "load" and not v.guards and STORAGE_BYTES[self.storage(i)] == 2 and self.access[i].vector
+
+    def load_hint(self, i: int) -> str:
+        """Hints apply to what is read once: loads that differ in every row and column."""
+        return self.schedule.load_hint if read_once(self.graph, i, self.axes) else "default"
+
+    def gathers_packs(self, i: int) -> bool:
+        """Whether gather ``i`` takes a whole pack from one place."""
+        return False
+
+    def params(self) -> tuple[str, ...]:
+        """Short type names of the kernel's pointers."""
+        return tuple(NAMES[d] for d in (*self.graph.inputs, *(o.dtype for o in self.graph.outputs)))
+
+    def alignments(self) -> list[int]:
+        """Bytes every pointer must be aligned to, inputs first."""
+        need = [STORAGE_BYTES[d] for d in (*self.graph.inputs, *(o.dtype for o in self.graph.outputs))]
+        values, n_inputs = self.graph.values, len(self.graph.inputs)
+        whole = [i for i, access in self.access.items() if access.vector]
+        slots = {values[i].slot for i in whole if values[i].op == "load" or self.gathers_packs(i)}
+        slots |= {n_inputs + k for k, access in enumerate(self.out_access) if access.vector}
+        return [min(16, self.vec * size) if k in slots else size for k, size in enumerate(need)]
 
 
 def taken_apart(
     number: Expr, axes: Sequence[int], extents: Sequence[int], counts: Counts, index: Callable[[int], Var]
 ) -> list[Stmt]:
-    """Sets ``index(axis)`` for each axis from one number; that of the first axis is what is left."""
+    """Sets ``index(axis)`` for each axis from one number; that of the first axis is what is left: its extent may be
+    open."""
     out: list[Stmt] = []
     for a in reversed(axes[1:]):
         rest = Var(f"rest_{index(a).name}", counts.type)
         out += [_set(index(a), counts.remainder(number, extents[a])), Assign(rest, counts.quotient(number, extents[a]))]
         number = rest
-    return [*out, _set(index(axes[0]), number)]
+    return [*out, *(_set(index(a), number) for a in axes[:1])]
 
 
 def _set(index: Var, x: Expr) -> Assign:

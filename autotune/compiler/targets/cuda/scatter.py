@@ -60,7 +60,6 @@ from autotune.compiler.targets.cuda.device import (
     ThreadIndex,
 )
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
-from autotune.compiler.targets.cuda.rows.kernel import alignments
 from autotune.compiler.targets.cuda.source import GENERATOR, CudaSchedule, CudaSource
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Graph
@@ -244,7 +243,7 @@ class _Kernel:
         out: list[Stmt] = [Assign(ROW, _int(FIRST + R)), *e.row_indices(), *e.bases(chosen, ())]
         for i in chosen:
             lanes = max(1, LINE // (self.vec * STORAGE_BYTES[e.storage(i)]))
-            at = e.address(e.access[i], e.base(i), 0)
+            at = e.access[i].at(e.base(i))
             line = Do(Intrinsic("to_l2", (Pointer(self.s.graph.values[i].slot), at)))
             out += [when((across % lanes).equals(0), [line])] if lanes > 1 else [line]
         before = [Assign(across, _int(THREAD - MATCH * self.lanes)), Assign(COLUMN, COL), *e.column_indices()]
@@ -432,7 +431,7 @@ class _Kernel:
             "blocks_per_sm": 0,
             "block": self.block,
             "shared": 4 * self.words,
-            "align": [max(need) for need in zip(*map(alignments, parts), strict=True)],
+            "align": [max(need) for need in zip(*(part.alignments() for part in parts), strict=True)],
             "multiple": 1,
             "generator": GENERATOR,
         }

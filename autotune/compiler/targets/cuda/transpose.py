@@ -39,10 +39,10 @@ from autotune.compiler.program.program import Program
 from autotune.compiler.program.tiling import Tiling, tiling
 from autotune.compiler.program.vectors import narrowest
 from autotune.compiler.targets.cuda.access import AHEAD, COLUMN, FALSE, OK
+from autotune.compiler.targets.cuda.address import taken_apart
 from autotune.compiler.targets.cuda.counts import Counts, check_launch
 from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT, THREAD, Barrier, Shared, ThreadIndex
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
-from autotune.compiler.targets.cuda.rows.kernel import alignments
 from autotune.compiler.targets.cuda.rows.prefetch import MOST_WORDS, load_function, loads_ahead
 from autotune.compiler.targets.cuda.source import GENERATOR, CudaSchedule, CudaSource
 from autotune.errors import Unsupported
@@ -235,12 +235,7 @@ class _Kernel:
             out.append(Assign(down, count.quotient(PLACE, e.lines[x])))
             out.append(Assign(self.first(x), count.number((PLACE - down * e.lines[x]) * self.tile)))
             out.append(Assign(self.first(y), count.number(down * self.tile)))
-        for a in reversed(e.batch[1:]):
-            n, above = e.graph.extents[a], Var(f"q{a}")
-            out.append(Assign(e.along(a), Cast("int64", count.remainder(rest, n))))
-            out.append(Assign(above, count.quotient(rest, n)))
-            rest = above
-        return out + [Assign(e.along(a), Cast("int64", rest)) for a in e.batch[:1]]
+        return [*out, *taken_apart(rest, e.batch, e.graph.extents, count, e.along)]
 
     def pair(self) -> list[Stmt]:
         """Finds tile number ``place`` where tiles come in pairs, one the other's mirror image.
@@ -330,7 +325,7 @@ class _Kernel:
 
     def alignments(self) -> list[int]:
         """Bytes every pointer must be aligned to, inputs first."""
-        e, need = self.e, alignments(self.e)
+        e, need = self.e, self.e.alignments()
         for i in self.t.loads:
             slot = e.graph.values[i].slot
             need[slot] = max(need[slot], min(16, e.along_y * STORAGE_BYTES[e.graph.inputs[slot]]))

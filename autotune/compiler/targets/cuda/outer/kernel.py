@@ -34,17 +34,16 @@ from autotune.compiler.kernel.nodes import (
     when,
 )
 from autotune.compiler.program.program import Pass, Program
-from autotune.compiler.targets.cuda.address import Access, fixed_index, taken_apart
+from autotune.compiler.targets.cuda.address import fixed_index, taken_apart
 from autotune.compiler.targets.cuda.counts import check_launch
 from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT, Shared, ThreadIndex, shared_bytes
-from autotune.compiler.targets.cuda.names import NAMES
 from autotune.compiler.targets.cuda.outer.joins import DEEP, INSIDE, RANK, Joins
 from autotune.compiler.targets.cuda.outer.lanes import LIVE, PLACE, TILE_LANE, Lanes
 from autotune.compiler.targets.cuda.outer.share import ALONG, THREAD, quotient
 from autotune.compiler.targets.cuda.rows.kernel import MAX_PACK_LANES
 from autotune.compiler.targets.cuda.source import GENERATOR, CudaSource, OuterSchedule
 from autotune.errors import Unsupported
-from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES
+from autotune.ir.graph import REDUCTIONS
 
 MAX_STATIC = 48 * 1024
 NUMBERS, WORDS = Var("shared_numbers"), Var("shared_words")
@@ -261,7 +260,7 @@ class Outer:
 
     def bases(self, loads: Iterable[int]) -> list[Stmt]:
         """Where loads and gathers begin."""
-        return [Assign(self.lanes.base(i), self.lanes.access[i].base()) for i in loads]
+        return [Assign(self.lanes.base(i), Cast("int64", self.lanes.access[i].base())) for i in loads]
 
     def indices(self) -> list[Stmt]:
         """The indices of a pack, and the bases of all tensors there."""
@@ -270,7 +269,7 @@ class Outer:
         return [
             *self.pack_indices(),
             *self.bases(i for i in self.lanes.access if i in live),
-            *(Assign(self.lanes.out_base(k), access.base()) for k, access in outputs),
+            *(Assign(self.lanes.out_base(k), Cast("int64", access.base())) for k, access in outputs),
         ]
 
     def kernel(self) -> CudaSource:
@@ -310,7 +309,7 @@ class Outer:
             "blocks_per_sm": schedule.blocks_per_sm,
             "block": schedule.block,
             "shared": shared,
-            "align": self.alignments(),
+            "align": self.lanes.alignments(),
             "multiple": 1,
             "generator": GENERATOR,
         }
@@ -318,23 +317,9 @@ class Outer:
         if self.cluster > 1:
             launch["cluster"] = self.cluster
         check_launch(launch, self.graph.extents[0])
-        params = tuple(NAMES[d] for d in (*self.graph.inputs, *(o.dtype for o in self.graph.outputs)))
-        return CudaSource((*before, *text), params, launch, schedule.block, schedule.max_registers, self.cluster)
+        params, cap = self.lanes.params(), schedule.max_registers
+        return CudaSource((*before, *text), params, launch, schedule.block, cap, self.cluster)
 
     def groups_of_packs(self) -> Expr:
         """Strips, that is sets of packs that the threads of a block lie along."""
         return (ROWS + (self.threads - 1)) // self.threads
-
-    def alignments(self) -> list[int]:
-        """Bytes every pointer must be aligned to, inputs first."""
-        need = [STORAGE_BYTES[d] for d in self.graph.inputs]
-
-        def of(access: Access, size: int) -> int:
-            return min(16, self.lanes.vec * size) if access.vector else size
-
-        for i, access in self.lanes.access.items():
-            v = self.graph.values[i]
-            if v.op == "load":
-                need[v.slot] = max(need[v.slot], of(access, STORAGE_BYTES[self.graph.inputs[v.slot]]))
-        outs = zip(self.graph.outputs, self.lanes.out_access, strict=True)
-        return need + [of(access, STORAGE_BYTES[o.dtype]) for o, access in outs]

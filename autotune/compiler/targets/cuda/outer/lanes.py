@@ -36,14 +36,14 @@ from autotune.compiler.kernel.reducers import OnlineSoftmax, Plain
 from autotune.compiler.kernel.rewrite import closed
 from autotune.compiler.program.lane_axis import ACROSS, unit_axis, vector_length
 from autotune.compiler.program.one_pass import Online
-from autotune.compiler.program.program import Pass, Program, read_once
-from autotune.compiler.targets.cuda.address import Access, fixed_index, moving_index, taken_apart
+from autotune.compiler.program.program import Pass, Program
+from autotune.compiler.targets.cuda.address import Tensors, fixed_index, moving_index, taken_apart
 from autotune.compiler.targets.cuda.counts import Counts
 from autotune.compiler.targets.cuda.device import Shuffle
 from autotune.compiler.targets.cuda.operators import computed
 from autotune.compiler.targets.cuda.source import OuterSchedule
 from autotune.errors import Unsupported
-from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Output, Value
+from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Value
 from autotune.ir.ops import POINTWISE
 
 PLACE = Var("place")
@@ -54,7 +54,7 @@ TILE_LANE = Var("tile_lane", "int32")
 """Number of the thread among those of its tile."""
 
 
-class Lanes:
+class Lanes(Tensors):
     """Computes the values of one program for one schedule.
 
     Args:
@@ -64,27 +64,21 @@ class Lanes:
     """
 
     def __init__(self, program: Program, schedule: OuterSchedule, copied: bool = False) -> None:
-        self.program, self.schedule, self.graph = program, schedule, program.graph
-        self.axis = unit_axis(self.graph)
+        self.axis = unit_axis(program.graph)
         if self.axis < 0 or self.axis in program.cols:
             raise Unsupported("the axis whose elements are neighbours in memory is reduced over")
         self.tile = self.axis not in program.rows
         self.kept = (*program.rows, self.axis) if self.tile else program.rows
-        self.vec = vector_length(self.graph, self.axis, schedule.vector_bytes)
-        if not self.vec:
+        vec = vector_length(program.graph, self.axis, schedule.vector_bytes)
+        if not vec:
             raise Unsupported(f"vectors of {schedule.vector_bytes} bytes do not divide the kept axis")
+        super().__init__(program, schedule, self.axis, vec, self.kept)
         self.across = self.graph.extents[self.axis] // self.vec if self.tile else 1  # threads that lie on one tile
         if self.tile and (self.across > 32 or self.across & (self.across - 1)):
             raise Unsupported(f"{self.across} threads across a tile")
         self.count = Counts.of(self.graph.size(self.kept) // self.vec, program.n_cols)
-        values = enumerate(self.graph.values)
-        self.access = {i: self._access(v) for i, v in values if v.op in ("load", "gather")}
-        self.out_access = [self._access(o) for o in self.graph.outputs]
         self.copied = copied
         self.ahead = self.copyable() if copied else ()
-
-    def _access(self, tensor: Value | Output) -> Access:
-        return Access(tensor, self.axis, self.vec, self.kept, self.program.cols)
 
     def copyable(self) -> tuple[int, ...]:
         """The loads that asynchronous copies can make: kept by the first walk, in vectors of 4 bytes or more."""
@@ -103,10 +97,6 @@ class Lanes:
     def lanes(self, i: int) -> int:
         return self.vec if self.axis in self.graph.values[i].axes else 1
 
-    def storage(self, i: int) -> str:
-        """Storage type of load or gather ``i``."""
-        return self.graph.inputs[self.graph.values[i].slot]
-
     def value(self, i: int, lane: int = 0) -> Expr:
         """Value ``i`` in a lane: constants inline, what does not vary along the kept axis without a lane."""
         v = self.graph.values[i]
@@ -120,14 +110,6 @@ class Lanes:
 
     def _named(self, letter: str, i: int, lane: int) -> str:
         return f"{letter}{i}_{lane}" if self.axis in self.graph.values[i].axes else f"{letter}{i}"
-
-    def base(self, i: int) -> Var:
-        """Where the pack's elements of load or gather ``i`` begin."""
-        return Var(f"b{i}", "int64")
-
-    def out_base(self, k: int) -> Var:
-        """Where the pack's elements of output ``k`` begin."""
-        return Var(f"o{k}", "int64")
 
     def words(self, i: int) -> Var:
         """A pack of load ``i`` as it lies in memory."""
@@ -168,22 +150,12 @@ class Lanes:
 
     # ---- what is kept -----------------------------------------------------------------------------------------------
 
-    def packed(self, i: int) -> bool:
-        """Whether a kept value stays as loaded: 16-bit elements, two to a register."""
-        v = self.graph.values[i]
-        return v.op == "load" and not v.guards and STORAGE_BYTES[self.storage(i)] == 2 and self.access[i].vector
-
     def kept_words(self, i: int) -> int:
         return self.vec // 2 if self.packed(i) else self.lanes(i)
 
     def pass_words(self, pas: Pass) -> int:
         """Words that a pack of a pass leaves for later ones."""
         return sum(self.kept_words(i) for i in pas.kept_out)
-
-    def load_hint(self, i: int) -> str:
-        """Hints apply to what is read once: loads that differ in all rows and columns."""
-        once = read_once(self.graph, i, (*self.kept, *self.program.cols))
-        return self.schedule.load_hint if once else "default"
 
     # ---- one value --------------------------------------------------------------------------------------------------
 

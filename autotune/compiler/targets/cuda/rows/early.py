@@ -72,8 +72,8 @@ class Early:
             out.append(Assign(COLUMN, at if pack < shape.full else shape.clamped(at)))
             out += emitter.column_indices()
             for i in packs:
-                out.append(self._touch(i, emitter.address(emitter.access[i], emitter.base(i), 0), shape.vec, pack))
-        return out + [self._touch(i, emitter.base_terms(emitter.access[i]), 1, 0) for i in numbers]
+                out.append(self._touch(i, emitter.access[i].at(emitter.base(i)), shape.vec, pack))
+        return out + [self._touch(i, emitter.access[i].base(), 1, 0) for i in numbers]
 
     def _touch(self, i: int, at: Expr, lanes: int, pack: int) -> Stmt:
         word, pointer = Var(f"t{i}_{pack}"), Pointer(self.emitter.graph.values[i].slot)

@@ -38,7 +38,6 @@ from autotune.compiler.kernel.rewrite import closed
 from autotune.compiler.program.one_pass import Column
 from autotune.compiler.program.program import Pass, Program
 from autotune.compiler.targets.cuda.access import FALSE, OK, Accesses
-from autotune.compiler.targets.cuda.names import NAMES
 from autotune.compiler.targets.cuda.operators import computed
 from autotune.compiler.targets.cuda.rows.moments import BEFORE, WEIGHT
 from autotune.compiler.targets.cuda.source import CudaSchedule
@@ -102,10 +101,6 @@ class CudaEmitter(Accesses):
     def inner_rows(self) -> int:
         """Rows for each step along the axis of open extent; all of them where no row axis is open."""
         return self.graph.size(a for a in self.program.rows if a != self.program.dynamic)
-
-    def params(self) -> tuple[str, ...]:
-        """Short type names of the kernel's pointers."""
-        return tuple(NAMES[d] for d in (*self.graph.inputs, *(o.dtype for o in self.graph.outputs)))
 
     # ---- a pass over one pack ---------------------------------------------------------------------------------------
 
@@ -256,7 +251,7 @@ class CudaEmitter(Accesses):
         v = self.graph.values[i]
         target = Var(f"v{i}", v.dtype)
         if v.op in ("load", "gather"):
-            at, guard = self.base_terms(self.access[i]), self.guard(v, rows_only=True)
+            at, guard = self.access[i].base(), self.guard(v, rows_only=True)
             if v.op == "gather":
                 index = self.name(v.args[0], 0)
                 at = at + Cast("int64", index) * v.index_stride
@@ -273,5 +268,5 @@ class CudaEmitter(Accesses):
         o = self.graph.outputs[k]
         first = Var("tg", "int32").equals(0)
         guard = Select(first, OK, FALSE) if self.ok_needed else first
-        at, x = self.base_terms(self.out_access[k]), lower.stored(self.name(o.value, 0), o.dtype)
+        at, x = self.out_access[k].base(), lower.stored(self.name(o.value, 0), o.dtype)
         return [Store(o.dtype, "default", self.out_pointer(k), at, (x,), guard)]

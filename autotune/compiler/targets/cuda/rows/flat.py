@@ -11,7 +11,6 @@ from autotune.compiler.targets.cuda.access import COLUMN, ROW
 from autotune.compiler.targets.cuda.counts import Counts, check_launch
 from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT, THREAD, ThreadIndex
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
-from autotune.compiler.targets.cuda.rows.kernel import alignments
 from autotune.compiler.targets.cuda.source import GENERATOR, CudaSource
 from autotune.errors import Unsupported
 
@@ -79,7 +78,7 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
         "blocks_per_sm": blocks_per_sm,
         "block": block,
         "shared": 0,
-        "align": alignments(e),
+        "align": e.alignments(),
         "multiple": 1,
         "generator": GENERATOR,
         **count.launch(),

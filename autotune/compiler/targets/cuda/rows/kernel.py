@@ -49,7 +49,7 @@ from autotune.compiler.targets.cuda.rows.slots import PARITY
 from autotune.compiler.targets.cuda.rows.walk import Walks
 from autotune.compiler.targets.cuda.source import GENERATOR, CudaSource
 from autotune.errors import Unsupported
-from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES
+from autotune.ir.graph import REDUCTIONS
 
 MAX_PACK_LANES = 4096
 """packs * elements * values that a thread's straight-line code may hold: beyond it compiling crawls."""
@@ -248,7 +248,7 @@ class Rows:
             "blocks_per_sm": schedule.blocks_per_sm,
             "block": schedule.block,
             "shared": self.keeping.bytes,
-            "align": alignments(self.emitter),
+            "align": self.emitter.alignments(),
             "multiple": 1,
             "generator": GENERATOR,
         }
@@ -282,20 +282,6 @@ class Rows:
             Assign(FIRST_COLUMN, shape.number(TILE * (shape.row_threads * shape.vec * shape.packs))),
             Assign(Var("step"), Counts().quotient(BLOCKS, shape.tiles) if several else BLOCKS),
         ]
-
-
-def alignments(e: CudaEmitter) -> list[int]:
-    """Bytes every pointer must be aligned to, inputs first."""
-    g = e.graph
-    need = [STORAGE_BYTES[d] for d in g.inputs]
-    for i, acc in e.access.items():
-        v = g.values[i]
-        if acc.vector and (v.op == "load" or e.gathers_packs(i)):
-            need[v.slot] = max(need[v.slot], min(16, e.vec * STORAGE_BYTES[g.inputs[v.slot]]))
-    for o, acc in zip(g.outputs, e.out_access, strict=True):
-        size = STORAGE_BYTES[o.dtype]
-        need.append(min(16, e.vec * size) if acc.vector else size)
-    return need
 
 
 def emit_rows(emitter: CudaEmitter) -> CudaSource:

@@ -32,7 +32,7 @@ def loads_ahead(e: CudaEmitter) -> tuple[int, ...]:
             continue
         if not e.access[i].vector or not e.by_pack(v):
             continue
-        if not v.guards or e.access[i].rows:  # or the same in all rows but for its guard
+        if not v.guards or e.access[i].fixed:  # or the same in all rows but for its guard
             out.append(i)
     return tuple(out)
 
@@ -43,7 +43,7 @@ def load_function(e: CudaEmitter) -> Function:
     words: list[Expr] = []
     for i in e.ahead:
         v, pointer, chosen = e.source(i)
-        at = e.address(e.access[i], e.base(i), 0)
+        at = e.access[i].at(e.base(i))
         load = Load(e.storage(i), e.vec, e.load_hint(i), pointer, at, "words", e.guard(v))
         body += [*chosen, Assign(e.raw(i), load)]
         words += [e.raw(i)[w] for w in range(e.raw_words(i))]
@@ -71,7 +71,7 @@ class Ahead:
         self.number = emitter.ahead_pass = next(q for q, p in enumerate(program.passes) if p.walks)
         loads = sorted({i for q in program.passes for i in q.row_values if emitter.graph.values[i].op == "load"})
         self.function = load_function(emitter)
-        self.row_loads = [i for i in loads if emitter.access[i].rows and not emitter.graph.values[i].guards]
+        self.row_loads = [i for i in loads if emitter.access[i].fixed and not emitter.graph.values[i].guards]
 
     def take(self) -> list[Stmt]:
         """At the beginning of a row: its numbers, before those of the next one come in their place."""
@@ -105,7 +105,7 @@ class Ahead:
             load = Assign(Var(f"x_{pack}"), call)
             out.append(when(column < shape.columns, [load]) if pack >= shape.full else load)
         for i in self.row_loads:
-            at = names.expression(emitter.base_terms(emitter.access[i]))
+            at = names.expression(emitter.access[i].base())
             slot = Pointer(emitter.graph.values[i].slot)
             out.append(Assign(self._number(i, "n"), Load(emitter.storage(i), 1, "default", slot, at)))
         return out
