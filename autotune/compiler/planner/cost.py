@@ -230,47 +230,6 @@ class Costs:
         return GroupCost(total, scratch, light, heavy, min(lanes, most), row_words)
 
 
-@dataclass(frozen=True)
-class Score:
-    """The delta-evaluator's view of a plan, in microseconds.
-
-    Attributes:
-        memory, launches: saved against a kernel for every operator.
-        penalty: what fusing costs: recomputation, idle units, crowded registers.
-        us: what the plan takes.
-    """
-
-    memory: float
-    launches: float
-    penalty: float
-    us: float
-
-    @property
-    def f(self) -> float:
-        """``T_saved_memory + T_saved_launches - T_penalty``."""
-        return self.memory + self.launches - self.penalty
-
-
-def unfused(costs: Costs) -> tuple[float, float, int]:
-    """(memory time, compute time, kernels) of a kernel for every operator, in microseconds."""
-    g, f = costs.graph, costs.figures
-    memory = compute = 0.0
-    kernels = 0
-    results = {o.value for o in g.outputs}
-    for i in g.live:
-        v = g.values[i]
-        if v.op in ("load", "const", "index"):
-            continue
-        kernels += 1
-        read = sum(costs._loads[a] if g.values[a].op == "load" else costs.stored(a) for a in dict.fromkeys(v.args))
-        write = costs.stored(i) if i not in results else 0.0
-        light, heavy = costs._ops[i]
-        memory += (read + write) / f.copy_gbs / 1e3
-        compute += light / f.ops_gs / 1e3 + heavy / f.heavy_gs / 1e3
-    memory += sum(g.size(o.axes) * STORAGE_BYTES[o.dtype] for o in g.outputs) / f.copy_gbs / 1e3
-    return memory, compute, kernels
-
-
 def plan_us(groups: Sequence[float], launches: int, f: Figures) -> float:
     """Microseconds of a plan: its groups' times, which hold no launches, and so many launches."""
     return sum(groups) + f.first_us + f.next_us * (launches - 1)

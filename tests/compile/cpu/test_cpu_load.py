@@ -20,8 +20,8 @@ from numba.core import caching
 
 from autotune.compiler.program.program import build_program
 from autotune.compiler.targets.cpu import launcher as cpu_load
-from autotune.compiler.targets.cpu.emit import generator
-from autotune.compiler.targets.cpu.kernel import emit, load
+from autotune.compiler.targets.cpu.emit import emit_source, generator
+from autotune.compiler.targets.cpu.kernel import load
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.errors import UserError
 from autotune.ir.graph import Graph
@@ -75,10 +75,10 @@ def test_many_tensors_need_no_alias_checks(fresh_cache: Path) -> None:
 
 def test_source_is_the_same_every_time_and_differs_by_schedule() -> None:
     p = build_program(softmax(8, 100))
-    assert emit(p, CpuSchedule()) == emit(build_program(softmax(8, 100)), CpuSchedule())
-    assert emit(p, CpuSchedule()) != emit(p, CpuSchedule(row_block=16))
+    assert emit_source(p, CpuSchedule()) == emit_source(build_program(softmax(8, 100)), CpuSchedule())
+    assert emit_source(p, CpuSchedule()) != emit_source(p, CpuSchedule(row_block=16))
     # The number of threads is given at the launch: one compilation serves all.
-    assert emit(p, CpuSchedule(threads=1)) == emit(p, CpuSchedule(threads=2))
+    assert emit_source(p, CpuSchedule(threads=1)) == emit_source(p, CpuSchedule(threads=2))
 
 
 @pytest.mark.parametrize("changed", ["kernel/lower.py", "cpu/rows.py", "cpu/intrinsics/math.py"])

@@ -15,7 +15,8 @@ from torch import Tensor
 from autotune.compiler.program.program import build_program
 from autotune.compiler.schedules import cpu as target_cpu
 from autotune.compiler.targets.cpu.columns import group_program
-from autotune.compiler.targets.cpu.kernel import emit, load, load_group
+from autotune.compiler.targets.cpu.emit import emit_source
+from autotune.compiler.targets.cpu.kernel import load, load_group
 from autotune.compiler.targets.cpu.moves import LINE, STRETCH, fetched, fetched_bytes, streamed, streamed_bytes
 from autotune.compiler.targets.cpu.passes import flatten
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
@@ -261,7 +262,7 @@ def test_which_rows_are_fetched_ahead() -> None:
     masked = build_program(softmax(8, 512, masked=True))
     assert [masked.graph.values[i].slot for i in fetched(masked)] == [0]  # the mask has no rows
     assert fetched_bytes(masked) == 8 * 512 * 4
-    assert "o0 + s + 512" in emit(masked, CpuSchedule(prefetch=True))
+    assert "o0 + s + 512" in emit_source(masked, CpuSchedule(prefetch=True))
     assert fetched(build_program(_dense(8, 512))) == ()
     assert fetched(build_program(logsumexp(8, 512))) == (0,)
     assert fetched(build_program(logsumexp(8, 512), online=True)) == ()
@@ -270,7 +271,7 @@ def test_which_rows_are_fetched_ahead() -> None:
     outer = build_program(outer_softmax(32, 512))
     assert (fetched(outer), fetched(outer, lanes=True)) == ((), (0,))
     # By the first pass alone, for four columns at a time and for one.
-    assert emit(outer, CpuSchedule(prefetch=True)).count("fetch_float32(") == 5
+    assert emit_source(outer, CpuSchedule(prefetch=True)).count("fetch_float32(") == 5
 
 
 def test_each_later_pass_asks_for_its_share() -> None:
@@ -278,7 +279,7 @@ def test_each_later_pass_asks_for_its_share() -> None:
 
     def asked(graph: Graph, schedule: CpuSchedule, cols: int) -> tuple[int, list[int]]:
         """How many places ask, and the columns that they ask for."""
-        lines = emit(build_program(graph), schedule).splitlines()
+        lines = emit_source(build_program(graph), schedule).splitlines()
         places, found = [k for k, line in enumerate(lines) if "fetch_float32(x0" in line], []
         tile = schedule.column_tile or cols
         for k in places:
@@ -317,7 +318,7 @@ def test_what_cannot_be_streamed_is_stored() -> None:
 
 def test_only_what_is_streamed_changes_the_source() -> None:
     program = build_program(layer_norm(64, 1024))
-    plain, streaming = (emit(program, CpuSchedule(stream=s)) for s in (False, True))
+    plain, streaming = (emit_source(program, CpuSchedule(stream=s)) for s in (False, True))
     assert "stream" not in plain
     assert "drain()" in streaming.rstrip().splitlines()[-1]
     assert STRETCH % LINE == 0

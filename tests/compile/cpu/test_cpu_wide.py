@@ -10,7 +10,8 @@ from torch import Tensor
 
 from autotune.compiler.program.program import build_program
 from autotune.compiler.schedules import cpu as target_cpu
-from autotune.compiler.targets.cpu.kernel import emit, load, load_group
+from autotune.compiler.targets.cpu.emit import emit_source
+from autotune.compiler.targets.cpu.kernel import load, load_group
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.device import cpu_isa
 from autotune.ir.graph import Graph
@@ -66,7 +67,7 @@ def test_llvm_is_asked() -> None:
     assert "prefer-vector-width" not in narrow.get_llvm_str()
     if "avx512f" in cpu_isa().split():
         assert wide.get_asm_str().count("%zmm") > 20
-    assert "wide" not in emit(program, CpuSchedule())
+    assert "wide" not in emit_source(program, CpuSchedule())
 
 
 def test_it_is_searched_where_the_processor_has_them(has: bool) -> None:

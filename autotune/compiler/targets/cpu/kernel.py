@@ -23,15 +23,6 @@ from autotune.ir.ops import POINTWISE
 _PARALLEL_WORK = 1 << 16  # element-operations worth waking another thread for: about 10 us of one core
 
 
-def emit(program: Program, schedule: CpuSchedule) -> str:
-    """Numba source of ``program`` under ``schedule``; the same text in every process.
-
-    Raises:
-        Unsupported: the program has an operator that the CPU has no code for.
-    """
-    return emit_source(program, schedule)
-
-
 def load(program: Program, schedule: CpuSchedule) -> Callable[[Sequence[int], int], None]:
     """A compiled kernel ``kernel(addresses, n0)``.
 
