@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Self
 
 from autotune.compiler.kernel.nodes import Stmt
+from autotune.compiler.kernel.rewrite import expressions_of
 from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS
 
 GENERATOR = "cuda-4"
@@ -100,7 +101,8 @@ class CudaSource:
         from autotune.compiler.targets.cuda.printer import CudaPrinter
 
         printer = CudaPrinter(strict=not self.fast)
-        return _module(printer.functions(self.body), printer.block(self.body), self)
+        counted = BLOCKS in expressions_of(self.body)
+        return _module(printer.functions(self.body), printer.block(self.body), self, counted)
 
 
 @dataclass(frozen=True)
@@ -126,12 +128,13 @@ class Listing:
 
     @cached_property
     def text(self) -> str:
-        return _module(self.functions, self.lines, self)
+        return _module(self.functions, self.lines, self, counted=True)
 
 
-def _module(functions: Sequence[str], lines: Sequence[str], kernel: CudaSource | Listing) -> str:
+def _module(functions: Sequence[str], lines: Sequence[str], kernel: CudaSource | Listing, counted: bool) -> str:
+    """The text of a kernel; ``counted``: it asks how many blocks there are."""
     args = [f"p{k}" for k in range(len(kernel.params))] + (["n0"] if kernel.launch["dynamic"] else [])
     head = [f"def kernel({', '.join(args)}):", f"    {BLOCK.name} = int32(cuda.blockIdx.x)"]
-    if any(BLOCKS.name in line for line in lines):
+    if counted:
         head.append(f"    {BLOCKS.name} = int32(cuda.gridDim.x)")
     return "\n\n".join([*functions, "\n".join([*head, *("    " + line for line in lines)])]) + "\n"
