@@ -9,6 +9,7 @@ from torch import Tensor
 
 from autotune.compiler.assemble import draft, packed
 from autotune.compiler.planner.plan import make_plan
+from autotune.compiler.schedules.configurations import group_configs
 from autotune.domains.fusion.task import FusionTask
 from autotune.ir.canonical import canonicalize, to_workload
 from autotune.ir.graph import REDUCTIONS, Graph, Output, Value
@@ -80,7 +81,7 @@ def run_packed(task: FusionTask, config: Config | None = None, seed: int = 0, sp
     Raises:
         KernelError: an output is wrong or written twice, or what ``fake_cuda`` finds.
     """
-    graph, parts = task.graph, task._parts(task.plan, config or task.default())
+    graph, parts = task.graph, group_configs(task.plan, config or task.default())
     assert not task.plan.scratch
     inputs = make_inputs(graph, seed=seed, special=special)
     memory: dict[str, Sequence[Pointer]] = {
@@ -111,7 +112,7 @@ def run_plan(task: FusionTask, text: str, seed: int = 0, special: bool = False) 
     """
     graph, plan = task.graph, make_plan(task.graph, "cuda", text)
     config = task.joined(plan, [on.default(g.graph) for on, g in task.sides(plan)])
-    drafts, scratch = draft(graph, plan, task.parts_of(plan, config), 3)
+    drafts, scratch = draft(graph, plan, group_configs(plan, config), 3)
     inputs = make_inputs(graph, seed=seed, special=special)
     memory: dict[str, Sequence[Pointer]] = {
         "input": [Pointer.reading(t, graph.inputs[k]) for k, t in enumerate(inputs)],

@@ -16,6 +16,7 @@ from autotune.compiler.planner.kernel_names import graph_ops
 from autotune.compiler.planner.latency import predict_cpu, predict_cuda
 from autotune.compiler.planner.methods import Method
 from autotune.compiler.planner.plan import Group, Plan, make_plan, write_text
+from autotune.compiler.schedules.configurations import group_configs
 from autotune.errors import Unsupported
 from autotune.ir.canonical import to_workload
 from autotune.ir.graph import Graph
@@ -45,8 +46,6 @@ class Region(Protocol):
     def default(self) -> Config: ...
 
     def predict(self, config: Config) -> float | None: ...
-
-    def parts_of(self, plan: Plan, config: Config) -> list[Config]: ...
 
     def joined(self, plan: Plan, parts: Sequence[Config]) -> Config: ...
 
@@ -156,7 +155,7 @@ def plan_prediction(task: Region, plan: Plan, config: Config) -> float | None:
     """The latency-evaluator's microseconds of a plan under a configuration; None where a group has no model."""
     figures = task.estimates
     times: list[float] = []
-    for group, part in zip(plan.groups, task.parts_of(plan, config), strict=True):
+    for group, part in zip(plan.groups, group_configs(plan, config), strict=True):
         if task.side == "cpu":
             us = predict_cpu(group.graph, part, figures)
         else:

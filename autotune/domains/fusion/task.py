@@ -87,10 +87,6 @@ class FusionTask:
         arch, sms = self.target()
         return Figures.of("cuda", self.figures, arch, sms)
 
-    def parts_of(self, plan: Plan, config: Config) -> list[Config]:
-        """Each group's own configuration."""
-        return self._parts(plan, config)
-
     @property
     def _cuda(self) -> bool:
         return self.device.startswith("cuda")
@@ -134,26 +130,26 @@ class FusionTask:
 
     def joined(self, plan: Plan, parts: Sequence[Config]) -> Config:
         """The region's configuration under ``plan``, made of its groups' own, normalised."""
-        return self.normalize(self._joined(plan, parts) | self._named(plan))
+        return self.normalize(self._planned(plan, parts))
 
     def default(self) -> Config:
-        return self._planned([on.default(g.graph) for on, g in self.sides(self.plan)])
+        return self._planned(self.plan, [on.default(g.graph) for on, g in self.sides(self.plan)])
 
     def seeds(self) -> Sequence[Config]:
         sides = self.sides(self.plan)
         found = [on.seeds(g.graph) for on, g in sides]
         base = [on.default(g.graph) for on, g in sides]
         rows = itertools.zip_longest(*found)
-        return [self._planned([c or b for c, b in zip(row, base, strict=True)]) for row in rows]
+        return [self._planned(self.plan, [c or b for c, b in zip(row, base, strict=True)]) for row in rows]
 
-    def _planned(self, parts: Sequence[Config]) -> Config:
-        """The configuration under the default plan."""
-        return self._joined(self.plan, parts) | self._named(self.plan)
+    def _planned(self, plan: Plan, parts: Sequence[Config]) -> Config:
+        """The region's configuration under ``plan``, not normalised."""
+        return self._joined(plan, parts) | self._named(plan)
 
     def normalize(self, config: Config) -> Config:
         """The configuration that would in effect run."""
         plan = self.plan_of(config)
-        parts = self._parts(plan, config)
+        parts = group_configs(plan, config)
         sides = self.sides(plan)
         made = self._joined(plan, [on.normalize(g.graph, c) for (on, g), c in zip(sides, parts, strict=True)])
         return made | {"plan": config["plan"]} if "plan" in config else made
@@ -161,9 +157,6 @@ class FusionTask:
     def sides(self, plan: Plan) -> list[tuple[Scheme | target_cpu.CpuScheme, Group]]:
         """Each group with what knows how to schedule it on this target."""
         return [(scheme_of(g.graph) if self._cuda else target_cpu.SCHEME, g) for g in plan.groups]
-
-    def _parts(self, plan: Plan, config: Config) -> list[Config]:
-        return group_configs(plan, config)
 
     def _joined(self, plan: Plan, parts: Sequence[Config]) -> Config:
         """The region's configuration: one copy for each family of groups, block sizes agreed within each launch."""
@@ -178,7 +171,7 @@ class FusionTask:
             plan = self.plan_of(config)
         except Unsupported as error:
             return str(error)
-        for (on, group), part in zip(self.sides(plan), self._parts(plan, config), strict=True):
+        for (on, group), part in zip(self.sides(plan), group_configs(plan, config), strict=True):
             why = on.reject(group.graph, part)
             if why:
                 return why
@@ -198,7 +191,7 @@ class FusionTask:
         if why := improper(config, self.side):  # what was measured once may come from a database
             raise BuildError(why)
         plan = self.plan_of(config)
-        parts = self._parts(plan, config)
+        parts = group_configs(plan, config)
         if not self._cuda:
             kernels = tuple(Kernel(entry=f"cpu_{k}") for k in range(len(parts)))
             self._compile_cpu(plan, parts)

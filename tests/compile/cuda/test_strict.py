@@ -13,6 +13,7 @@ from torch import Tensor
 
 from autotune.compiler.assemble import draft
 from autotune.compiler.kernel.nodes import Expr, Op, Select, Var
+from autotune.compiler.schedules.configurations import group_configs
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.targets.cuda.compile import compile_ptx
 from autotune.compiler.targets.cuda.kernels import GroupKernels
@@ -86,7 +87,7 @@ def test_no_approximation_is_left_in_ptx() -> None:
     for precision, exact in ((None, False), ("strict", True)):
         work = everything_in(precision)
         task = FusionTask(work, "cuda:0", target="sm_90", sms=132)
-        drafts, _ = draft(task.graph, task.plan, task.parts_of(task.plan, task.default()), 132)
+        drafts, _ = draft(task.graph, task.plan, group_configs(task.plan, task.default()), 132)
         ptx = "".join(compile_ptx(d.source, "sm_90")[0] for d in drafts)
         found = set(APPROXIMATE.findall(ptx))
         if exact:
@@ -107,7 +108,7 @@ def test_every_kernel_is_emitted_strictly_and_means_the_same(case) -> None:
     """The rewritten text of every function's default kernel runs, and none of the replaced names is left in it."""
     for work in workloads(case.name):
         task = FusionTask(strict(work), "cuda:0", target="sm_90", sms=3)
-        drafts, _ = draft(task.graph, task.plan, task.parts_of(task.plan, task.default()), 3)
+        drafts, _ = draft(task.graph, task.plan, group_configs(task.plan, task.default()), 3)
         for d in drafts:
             assert not d.source.fast
             assert not re.search(rf"(?<![\w.])(?:{'|'.join(APPROXIMATED)})\(", d.source.text)
@@ -121,7 +122,7 @@ def test_strict_text_against_the_oracle(name: str, online: bool) -> None:
     for work in workloads(name):
         task = FusionTask(strict(work), "cuda:0", target="sm_90", sms=3)
         config = task.default()
-        for group, own in zip(task.plan.groups, task.parts_of(task.plan, config), strict=True):
+        for group, own in zip(task.plan.groups, group_configs(task.plan, config), strict=True):
             own = {**own, "online": online} if "online" in own else own
             scheme = scheme_of(group.graph)
             if scheme.reject(group.graph, own):

@@ -12,6 +12,7 @@ from autotune.compiler.kernel.nodes import Function
 from autotune.compiler.kernel.rewrite import functions_of
 from autotune.compiler.planner.packing import pack
 from autotune.compiler.planner.plan import build_plan, greedy, read_text, write_text
+from autotune.compiler.schedules.configurations import group_configs
 from autotune.compiler.targets.cuda.compile import build, compile_ptx
 from autotune.compiler.targets.cuda.device import BLOCK
 from autotune.compiler.targets.cuda.kernels import Ref
@@ -35,7 +36,7 @@ def optimizer(*sizes: int, **kind) -> FusionTask:
 def only_launch(task: FusionTask, **changes) -> tuple[CudaSource, tuple[Ref, ...]]:
     (numbers,) = task.plan.launches
     config = {k: changes.get(k.partition(".")[2], v) for k, v in task.default().items()}
-    return packed(task.plan, numbers, task._parts(task.plan, config), 3)
+    return packed(task.plan, numbers, group_configs(task.plan, config), 3)
 
 
 def bodies_of(source: CudaSource) -> list[Function]:
@@ -55,7 +56,7 @@ def test_tensors_of_odd_sizes_share_one_body(vector: int, blocks_per_sm: int) ->
     config |= {f"{prefix}.blocks_per_sm": blocks_per_sm}
     (grid,) = run_packed(task, config, seed=vector)
     assert grid >= 7
-    source, _ = packed(task.plan, task.plan.launches[0], task._parts(task.plan, config), 3)
+    source, _ = packed(task.plan, task.plan.launches[0], group_configs(task.plan, config), 3)
     assert len(bodies_of(source)) == 1
 
 
@@ -87,7 +88,7 @@ def test_different_bodies_share_a_launch() -> None:
     assert [len(launch) for launch in task.plan.launches] == [5]
     assert len(set(task.plan.leaders)) == 4
     (grid,) = run_packed(task, seed=6)
-    blocks = [int(c["threads_per_row"]) * int(c["rows_per_block"]) for c in task._parts(task.plan, task.default())]
+    blocks = [int(c["threads_per_row"]) * int(c["rows_per_block"]) for c in group_configs(task.plan, task.default())]
     assert len(set(blocks)) == 1
     assert grid >= 5
 

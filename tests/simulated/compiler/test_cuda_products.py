@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from autotune.compiler.schedules.configurations import group_configs
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.domains.fusion.task import FusionTask
 from tests.support.fake_cuda import check_group
@@ -60,7 +61,7 @@ def test_random_products(seed: int) -> None:
     for work in workloads_of(program(seed)):
         task = FusionTask(work, "cuda:0", target="sm_90", sms=3)
         for n, config in enumerate([task.default(), *random_configs(task, 2, seed)]):
-            for group, part in zip(task.plan.groups, task._parts(task.plan, config), strict=True):
+            for group, part in zip(task.plan.groups, group_configs(task.plan, config), strict=True):
                 check_group(group.graph, scheme_of(group.graph).emit(group.graph, part, 3), seed=n, special=n == 2)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from autotune.compiler.planner.cost import Figures
 from autotune.compiler.planner.latency import predict_cuda
 from autotune.compiler.program.scattered import scattered
+from autotune.compiler.schedules.configurations import group_configs
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.targets.cuda import scatter as cuda_scatter
 from autotune.compiler.targets.cuda.kernels import GroupKernels
@@ -81,7 +82,7 @@ def test_kernels_of_the_zoo(case: Case) -> None:
     for work in workloads(case.name):
         task = FusionTask(work, "cuda:0", target="sm_90", sms=3)
         for n, config in enumerate([task.default(), *random_configs(task, 3, seed=5)]):
-            for group, part in zip(task.plan.groups, task._parts(task.plan, config), strict=True):
+            for group, part in zip(task.plan.groups, group_configs(task.plan, config), strict=True):
                 assert scheme_of(group.graph).name == "scatter"
                 check_group(group.graph, scheme_of(group.graph).emit(group.graph, part, 3), seed=n, special=n % 2 == 1)
 
@@ -238,7 +239,7 @@ def test_what_is_not_one_sum_with_pointwise_operators_is_cut() -> None:
     kinds = [scheme_of(g.graph).name for g in task.plan.groups]
     assert kinds.count("scatter") == 1
     assert len(kinds) == 2
-    for group, part in zip(task.plan.groups, task._parts(task.plan, task.default()), strict=True):
+    for group, part in zip(task.plan.groups, group_configs(task.plan, task.default()), strict=True):
         check_group(group.graph, scheme_of(group.graph).emit(group.graph, part, 3))
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from autotune.compiler.schedules.configurations import group_configs
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.targets.cuda.source import Listing
 from autotune.domains.fusion.program_spec import workloads_of
@@ -35,7 +36,7 @@ def test_kernels_of_the_zoo_compute_what_the_oracle_does(name: str) -> None:
         task = FusionTask(work, "cuda:0", target="sm_90", sms=3)
         seed = zlib.crc32(name.encode())
         for n, config in enumerate([task.default(), *random_configs(task, 1, seed)]):
-            for group, part in zip(task.plan.groups, task._parts(task.plan, config), strict=True):
+            for group, part in zip(task.plan.groups, group_configs(task.plan, config), strict=True):
                 made = scheme_of(group.graph).emit(group.graph, part, 3)
                 check_group(group.graph, made, seed=n, special=bool(n))
 
