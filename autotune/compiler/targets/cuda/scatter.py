@@ -17,7 +17,6 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import reduce
 from operator import add
-from typing import Any
 
 from autotune.compiler.kernel.nodes import (
     Assign,
@@ -48,7 +47,7 @@ from autotune.compiler.program.program import Program, stride_of
 from autotune.compiler.program.scattered import Scattered, Sum, scattered
 from autotune.compiler.program.vectors import narrowest
 from autotune.compiler.targets.cuda.access import COLUMN, FALSE, OK, ROW
-from autotune.compiler.targets.cuda.counts import LIMIT, Counts, check_launch
+from autotune.compiler.targets.cuda.counts import LIMIT, Counts
 from autotune.compiler.targets.cuda.device import (
     BLOCK,
     THREAD,
@@ -60,7 +59,7 @@ from autotune.compiler.targets.cuda.device import (
     ThreadIndex,
 )
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
-from autotune.compiler.targets.cuda.source import GENERATOR, CudaSchedule, CudaSource
+from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Graph
 
@@ -424,20 +423,19 @@ class _Kernel:
     def source(self) -> CudaSource:
         groups = -(-self.s.n_places // self.owned)
         parts = [self.results, *(e for one in self.sums for e in (one.places, one.terms))]
-        launch: dict[str, Any] = {
-            "dynamic": False,
-            "inner": groups * self.chunks,
-            "per_block": 1,
-            "blocks_per_sm": 0,
-            "block": self.block,
-            "shared": 4 * self.words,
-            "align": [max(need) for need in zip(*(part.alignments() for part in parts), strict=True)],
-            "multiple": 1,
-            "generator": GENERATOR,
-        }
-        check_launch(launch, self.s.graph.extents[0])
-        params = self.results.params()
-        return CudaSource(tuple(self.body()), params, launch, self.block, self.schedule.max_registers)
+        return CudaSource.scheduled(
+            self.body(),
+            self.results.params(),
+            self.schedule,
+            Counts(),
+            self.s.graph.extents[0],
+            dynamic=False,
+            inner=groups * self.chunks,
+            per_block=1,
+            blocks_per_sm=0,
+            shared=4 * self.words,
+            align=[max(need) for need in zip(*(part.alignments() for part in parts), strict=True)],
+        )
 
 
 def emit_scatter(graph: Graph, schedule: CudaSchedule, owned: int) -> CudaSource:

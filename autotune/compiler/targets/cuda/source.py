@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from typing import Any, Self
 
 from autotune.compiler.kernel.nodes import Stmt
 from autotune.compiler.kernel.rewrite import expressions_of
+from autotune.compiler.targets.cuda.counts import Counts, check_launch
 from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS
 
 GENERATOR = "cuda-4"
@@ -94,6 +95,32 @@ class CudaSource:
     cluster: int = 1
     name: str = f"{PREFIX}kernel"
     fast: bool = True
+
+    @classmethod
+    def scheduled(
+        cls,
+        body: Iterable[Stmt],
+        params: tuple[str, ...],
+        schedule: CudaSchedule,
+        counts: Counts,
+        extent: int,
+        cluster: int = 1,
+        **launch: Any,
+    ) -> CudaSource:
+        """A kernel under a schedule.
+
+        Args:
+            counts: how it counts; ``extent`` of axis 0.
+            launch: ``dynamic``, ``inner``, ``per_block`` and ``align`` of its launch data, and what is not usual.
+
+        Raises:
+            Unsupported: no launch has so many blocks.
+        """
+        usual = {"blocks_per_sm": schedule.blocks_per_sm, "block": schedule.block, "shared": 0, "multiple": 1}
+        data = {"generator": GENERATOR} | usual | launch | counts.launch()
+        data |= {"cluster": cluster} if cluster > 1 else {}
+        check_launch(data, extent)
+        return cls(tuple(body), params, data, schedule.block, schedule.max_registers, cluster)
 
     @cached_property
     def text(self) -> str:

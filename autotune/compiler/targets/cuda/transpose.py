@@ -13,7 +13,6 @@ elements that makes room for the threads of a warp that lie on other lines, neit
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from autotune.compiler.kernel.nodes import (
     Assign,
@@ -40,11 +39,11 @@ from autotune.compiler.program.tiling import Tiling, tiling
 from autotune.compiler.program.vectors import narrowest
 from autotune.compiler.targets.cuda.access import AHEAD, COLUMN, FALSE, OK
 from autotune.compiler.targets.cuda.address import taken_apart
-from autotune.compiler.targets.cuda.counts import Counts, check_launch
+from autotune.compiler.targets.cuda.counts import Counts
 from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT, THREAD, Barrier, Shared, ThreadIndex
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.prefetch import MOST_WORDS, load_function, loads_ahead
-from autotune.compiler.targets.cuda.source import GENERATOR, CudaSchedule, CudaSource
+from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Graph, compute_type
 
@@ -308,20 +307,18 @@ class _Kernel:
             body.append(loop(GROUP, total, work, self.count.number(BLOCK), BLOCKS))
         else:
             body += [Assign(GROUP, self.count.number(BLOCK)), *self.one_tile()]
-        launch: dict[str, Any] = {
-            "dynamic": dynamic,
-            "inner": inner,
-            "per_block": 1,
-            "blocks_per_sm": schedule.blocks_per_sm,
-            "block": self.block,
-            "shared": e.shared,
-            "align": self.alignments(),
-            "multiple": 1,
-            "generator": GENERATOR,
-            **self.count.launch(),
-        }
-        check_launch(launch, e.graph.extents[0])
-        return CudaSource(tuple(body), e.params(), launch, self.block, schedule.max_registers)
+        return CudaSource.scheduled(
+            body,
+            e.params(),
+            schedule,
+            self.count,
+            e.graph.extents[0],
+            dynamic=dynamic,
+            inner=inner,
+            per_block=1,
+            shared=e.shared,
+            align=self.alignments(),
+        )
 
     def alignments(self) -> list[int]:
         """Bytes every pointer must be aligned to, inputs first."""

@@ -13,7 +13,6 @@ and once only results are left to be stored, only the warps that store them go o
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from autotune.compiler.kernel.nodes import (
     Assign,
@@ -35,13 +34,12 @@ from autotune.compiler.kernel.nodes import (
 )
 from autotune.compiler.program.program import Pass, Program
 from autotune.compiler.targets.cuda.address import fixed_index, taken_apart
-from autotune.compiler.targets.cuda.counts import check_launch
 from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT, Shared, ThreadIndex, shared_bytes
 from autotune.compiler.targets.cuda.outer.joins import DEEP, INSIDE, RANK, Joins
 from autotune.compiler.targets.cuda.outer.lanes import LIVE, PLACE, TILE_LANE, Lanes
 from autotune.compiler.targets.cuda.outer.share import ALONG, THREAD, quotient
 from autotune.compiler.targets.cuda.rows.kernel import MAX_PACK_LANES
-from autotune.compiler.targets.cuda.source import GENERATOR, CudaSource, OuterSchedule
+from autotune.compiler.targets.cuda.source import CudaSource, OuterSchedule
 from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS
 
@@ -302,23 +300,19 @@ class Outer:
             text = [*self.ahead_of_loop(), For(GROUP, BLOCK, self.groups_of_packs(), BLOCKS, tuple(strip))]
         else:
             text = [Assign(GROUP, quotient(BLOCK, self.cluster) if self.cluster > 1 else BLOCK), *strip]
-        launch: dict[str, Any] = {
-            "dynamic": self.dynamic,
-            "inner": self.inner,
-            "per_block": threads,
-            "blocks_per_sm": schedule.blocks_per_sm,
-            "block": schedule.block,
-            "shared": shared,
-            "align": self.lanes.alignments(),
-            "multiple": 1,
-            "generator": GENERATOR,
-        }
-        launch |= self.lanes.count.launch()
-        if self.cluster > 1:
-            launch["cluster"] = self.cluster
-        check_launch(launch, self.graph.extents[0])
-        params, cap = self.lanes.params(), schedule.max_registers
-        return CudaSource((*before, *text), params, launch, schedule.block, cap, self.cluster)
+        return CudaSource.scheduled(
+            [*before, *text],
+            self.lanes.params(),
+            schedule,
+            self.lanes.count,
+            self.graph.extents[0],
+            self.cluster,
+            dynamic=self.dynamic,
+            inner=self.inner,
+            per_block=threads,
+            shared=shared,
+            align=self.lanes.alignments(),
+        )
 
     def groups_of_packs(self) -> Expr:
         """Strips, that is sets of packs that the threads of a block lie along."""

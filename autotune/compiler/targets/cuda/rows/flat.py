@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from autotune.compiler.kernel.nodes import Assign, Const, Do, Expr, Intrinsic, Stmt, Var, both, loop, when
 from autotune.compiler.program.vectors import narrowest, open_row
 from autotune.compiler.targets.cuda.access import COLUMN, ROW
-from autotune.compiler.targets.cuda.counts import Counts, check_launch
+from autotune.compiler.targets.cuda.counts import Counts
 from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT, THREAD, ThreadIndex
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
-from autotune.compiler.targets.cuda.source import GENERATOR, CudaSource
+from autotune.compiler.targets.cuda.source import CudaSource
 from autotune.errors import Unsupported
 
 PACK, TOTAL = Var("pack"), Var("total")
@@ -25,7 +24,7 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
     each pack. Elements that do not fill a pack, where their number is open, go one by one to its first threads.
     """
     program, vec = e.program, e.vec
-    block, unroll, blocks_per_sm = e.schedule.block, e.schedule.unroll, e.schedule.blocks_per_sm
+    block, unroll = e.schedule.block, e.schedule.unroll
     if block > 1024 or block < 32 or block % 32:
         raise Unsupported("a flat kernel's block is a multiple of 32 up to 1024 threads")
     (pas,) = program.passes
@@ -65,26 +64,23 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
     ]
     packs = EXTENT // vec if open_cols else count.number(EXTENT * inner if dynamic else Const(inner))
     body: list[Stmt] = [Assign(THREAD, ThreadIndex()), Assign(TOTAL, packs)]
-    if blocks_per_sm:
+    if e.schedule.blocks_per_sm:
         body.append(loop(group, (TOTAL + (step - 1)) // step, work, count.number(BLOCK), BLOCKS))
     else:
         body += [Assign(group, count.number(BLOCK)), *work]
     if open_cols and vec > 1:
         body += _rest(e)
-    launch: dict[str, Any] = {
-        "dynamic": dynamic,
-        "inner": 1 if open_cols else inner,
-        "per_block": step * (vec if open_cols else 1),
-        "blocks_per_sm": blocks_per_sm,
-        "block": block,
-        "shared": 0,
-        "align": e.alignments(),
-        "multiple": 1,
-        "generator": GENERATOR,
-        **count.launch(),
-    }
-    check_launch(launch, program.graph.extents[0])
-    return CudaSource(tuple(body), e.params(), launch, block, e.schedule.max_registers)
+    return CudaSource.scheduled(
+        body,
+        e.params(),
+        e.schedule,
+        count,
+        program.graph.extents[0],
+        dynamic=dynamic,
+        inner=1 if open_cols else inner,
+        per_block=step * (vec if open_cols else 1),
+        align=e.alignments(),
+    )
 
 
 def _rest(e: CudaEmitter) -> list[Stmt]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from autotune.compiler.kernel.nodes import Assign, Cast, Const, Expr, Intrinsic, Select, Stmt, Var, expr, loop
 from autotune.compiler.kernel.reducers import reducers_of
 from autotune.compiler.targets.cuda.access import OK, ROW
-from autotune.compiler.targets.cuda.counts import Counts, check_launch
+from autotune.compiler.targets.cuda.counts import Counts
 from autotune.compiler.targets.cuda.device import (
     BLOCK,
     BLOCKS,
@@ -47,7 +46,7 @@ from autotune.compiler.targets.cuda.rows.shape import (
 )
 from autotune.compiler.targets.cuda.rows.slots import PARITY
 from autotune.compiler.targets.cuda.rows.walk import Walks
-from autotune.compiler.targets.cuda.source import GENERATOR, CudaSource
+from autotune.compiler.targets.cuda.source import CudaSource
 from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS
 
@@ -241,29 +240,21 @@ class Rows:
             body += row
         if shared_bytes(body) > MAX_STATIC:
             raise Unsupported(f"{shared_bytes(body)} bytes of static shared memory")
-        launch: dict[str, Any] = {
-            "dynamic": self.program.dynamic == 0,
-            "inner": self.emitter.inner_rows(),
-            "per_block": shape.rows_per_block,
-            "blocks_per_sm": schedule.blocks_per_sm,
-            "block": schedule.block,
-            "shared": self.keeping.bytes,
-            "align": self.emitter.alignments(),
-            "multiple": 1,
-            "generator": GENERATOR,
-        }
-        launch |= shape.count.launch()
-        cluster = max(shape.cluster, shape.joined)
-        if cluster > 1:
-            launch["cluster"] = cluster
-        check_launch(launch, self.emitter.graph.extents[0])
-        params = self.emitter.params()
-        if self.accumulators:
-            planes = self.accumulators.params()
-            params += planes
-            launch["align"] += [16] * len(planes)
-            launch["tiles"] = shape.tiles
-        return CudaSource(tuple(body), params, launch, schedule.block, schedule.max_registers, cluster)
+        planes = self.accumulators.params() if self.accumulators else ()
+        return CudaSource.scheduled(
+            body,
+            self.emitter.params() + planes,
+            schedule,
+            shape.count,
+            self.emitter.graph.extents[0],
+            max(shape.cluster, shape.joined),
+            dynamic=self.program.dynamic == 0,
+            inner=self.emitter.inner_rows(),
+            per_block=shape.rows_per_block,
+            shared=self.keeping.bytes,
+            align=self.emitter.alignments() + [16] * len(planes),
+            **({"tiles": shape.tiles} if self.accumulators else {}),
+        )
 
     def own_rows(self) -> list[Stmt]:
         """Which tile of columns a block has, and which row sets of it: the blocks of a cluster have different ones of
