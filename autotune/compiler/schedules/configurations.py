@@ -21,6 +21,30 @@ if TYPE_CHECKING:
     from autotune.space import Space
 
 
+class Choices(Protocol):
+    """How groups are scheduled: a CUDA scheme, or the module ``autotune.compiler.schedules.cpu``."""
+
+    def space_of(self, graph: Graph, space: Space) -> Space:
+        """``space`` narrowed to what can matter for the group."""
+        ...
+
+    def default(self, graph: Graph) -> Config:
+        """A schedule from rules of thumb."""
+        ...
+
+    def seeds(self, graph: Graph) -> list[Config]:
+        """Variations of the default along what usually matters most."""
+        ...
+
+    def normalize(self, graph: Graph, config: Config) -> Config:
+        """The configuration that would in effect run: parameters without effect at one value."""
+        ...
+
+    def reject(self, graph: Graph, config: Config) -> str | None:
+        """Why ``config`` cannot work, found in milliseconds, or None."""
+        ...
+
+
 class Group(Protocol):
     """What is asked of a group here; see ``autotune.compiler.planner.plan.Group``."""
 

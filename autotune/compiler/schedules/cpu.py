@@ -12,11 +12,9 @@ from autotune.compiler.targets.cpu.lanes import lanes_suit
 from autotune.compiler.targets.cpu.moves import fetched_bytes, streamed_bytes
 from autotune.compiler.targets.cpu.passes import flatten
 from autotune.device import cpu_isa, usable_processors
-from autotune.errors import Unsupported
 from autotune.task import Config
 
 if TYPE_CHECKING:
-    from autotune.compiler.targets.cuda.kernels import GroupKernels
     from autotune.ir.graph import Graph
     from autotune.space import Space
 
@@ -211,34 +209,3 @@ def reject(graph: Graph, config: Config) -> str | None:
     if not int(config.get("parts", 0)) and not plain:
         return "reductions over rows and over columns have a kernel in parts only"
     return None
-
-
-class CpuScheme:
-    """The same questions as the CUDA schemes answer, on the graph of one group."""
-
-    name = "cpu"
-
-    def check(self, graph: Graph) -> None:
-        if not any(forms(graph)):
-            raise Unsupported("no CPU kernel for the group")
-
-    def space_of(self, graph: Graph, space: Space) -> Space:
-        return space_of(graph, space)
-
-    def default(self, graph: Graph) -> Config:
-        return default(graph)
-
-    def seeds(self, graph: Graph) -> list[Config]:
-        return seeds(graph)
-
-    def normalize(self, graph: Graph, config: Config) -> Config:
-        return normalize(graph, config)
-
-    def reject(self, graph: Graph, config: Config) -> str | None:
-        return reject(graph, config)
-
-    def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
-        raise NotImplementedError("CPU kernels are emitted when they are loaded: autotune.compiler.targets.cpu.kernel")
-
-
-SCHEME = CpuScheme()

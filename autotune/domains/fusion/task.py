@@ -18,8 +18,8 @@ from autotune.compiler.planner.cost import Figures
 from autotune.compiler.planner.methods import FULL, METHODS, Method
 from autotune.compiler.planner.plan import Group, Plan, make_plan, read_text, write_text
 from autotune.compiler.schedules import cpu as target_cpu
-from autotune.compiler.schedules.configurations import agree, group_configs, join_configs, join_spaces
-from autotune.compiler.schedules.cuda import Scheme, scheme_of
+from autotune.compiler.schedules.configurations import Choices, agree, group_configs, join_configs, join_spaces
+from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.schedules.limits import improper
 from autotune.device import describe_cuda, usable_processors
 from autotune.domains.fusion.compositions import compositions, plan_prediction
@@ -154,9 +154,9 @@ class FusionTask:
         made = self._joined(plan, [on.normalize(g.graph, c) for (on, g), c in zip(sides, parts, strict=True)])
         return made | {"plan": config["plan"]} if "plan" in config else made
 
-    def sides(self, plan: Plan) -> list[tuple[Scheme | target_cpu.CpuScheme, Group]]:
+    def sides(self, plan: Plan) -> list[tuple[Choices, Group]]:
         """Each group with what knows how to schedule it on this target."""
-        return [(scheme_of(g.graph) if self._cuda else target_cpu.SCHEME, g) for g in plan.groups]
+        return [(scheme_of(g.graph) if self._cuda else target_cpu, g) for g in plan.groups]
 
     def _joined(self, plan: Plan, parts: Sequence[Config]) -> Config:
         """The region's configuration: one copy for each family of groups, block sizes agreed within each launch."""

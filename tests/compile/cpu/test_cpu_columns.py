@@ -252,7 +252,7 @@ def test_which_groups_have_which_form() -> None:
 @pytest.mark.parametrize("make", [pointwise_and_bias, layer_norm_backward, statistics_and_softmax])
 def test_defaults_seeds_and_space_agree(make) -> None:
     graph = make(2000, 256)
-    space = target_cpu.SCHEME.space_of(graph, load_space("fusion", "cpu"))
+    space = target_cpu.space_of(graph, load_space("fusion", "cpu"))
     for config in (target_cpu.default(graph), *target_cpu.seeds(graph)):
         assert space.contains(config), config
         assert target_cpu.normalize(graph, config) == config

@@ -22,17 +22,17 @@ import pkgutil
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
+from autotune.compiler.schedules.configurations import Choices
 from autotune.errors import Unsupported
 from autotune.ir.graph import has_sum_at
 
 if TYPE_CHECKING:
     from autotune.compiler.targets.cuda.kernels import GroupKernels
     from autotune.ir.graph import Graph
-    from autotune.space import Space
     from autotune.task import Config
 
 
-class Scheme(Protocol):
+class Scheme(Choices, Protocol):
     """One form of kernel. All functions take the graph of one group (canonical, see
     ``autotune.compiler.planner.plan``).
     """
@@ -45,26 +45,6 @@ class Scheme(Protocol):
 
     def check(self, graph: Graph) -> None:
         """Raise Unsupported unless this scheme can run the group."""
-        ...
-
-    def space_of(self, graph: Graph, space: Space) -> Space:
-        """``space`` narrowed to what can matter for the group."""
-        ...
-
-    def default(self, graph: Graph) -> Config:
-        """A schedule from rules of thumb."""
-        ...
-
-    def seeds(self, graph: Graph) -> list[Config]:
-        """Variations of the default along what usually matters most."""
-        ...
-
-    def normalize(self, graph: Graph, config: Config) -> Config:
-        """The configuration that would in effect run: parameters without effect at one value."""
-        ...
-
-    def reject(self, graph: Graph, config: Config) -> str | None:
-        """Why ``config`` cannot work, found in milliseconds, or None."""
         ...
 
     def threads(self, config: Config) -> str:
