@@ -102,6 +102,15 @@ def add_db(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--db", metavar="URL", help=DB_HELP)
 
 
+def add_replica(parser: argparse.ArgumentParser) -> None:
+    """``--db-read``."""
+    about = (
+        "look up in this copy of the database, such as a server's standby, and write to the database itself what was"
+        " looked up in vain (default: $AUTOTUNE_DB_READ where --db is not given, else none)"
+    )
+    parser.add_argument("--db-read", metavar="URL", help=about)
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """``--json``."""
     parser.add_argument("--json", action="store_true", help=JSON_HELP)

@@ -38,18 +38,24 @@ _silent = 0
 
 
 @contextlib.contextmanager
-def deploying_from(db: str | None) -> Iterator[None]:
-    """While open, deployment looks up in ``db``, in processes started meanwhile too; None leaves it as it is."""
-    before = os.environ.get("AUTOTUNE_DB")
-    if db is not None:
-        os.environ["AUTOTUNE_DB"] = db
+def deploying_from(db: str | None, replica: str | None = None) -> Iterator[None]:
+    """While open, deployment looks up in ``db``, in processes started meanwhile too; None leaves it as it is.
+
+    Args:
+        replica: a copy of it to read; None for none, or where ``db`` is None for the one that was.
+    """
+    new = {} if db is None else {"AUTOTUNE_DB": db, "AUTOTUNE_DB_READ": ""}
+    new |= {} if replica is None else {"AUTOTUNE_DB_READ": replica}
+    before = {name: os.environ.get(name) for name in new}
+    os.environ.update(new)
     try:
         yield
     finally:
-        if before is not None:
-            os.environ["AUTOTUNE_DB"] = before
-        elif db is not None:
-            del os.environ["AUTOTUNE_DB"]
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def warn_once(key: str, text: str) -> None:
@@ -63,7 +69,8 @@ def warn_once(key: str, text: str) -> None:
 
 def _where(url: str | None) -> str:
     """What names the database now: the user's environment may change between two models."""
-    return url or os.environ.get("AUTOTUNE_DB") or "\0" + os.environ.get("XDG_DATA_HOME", "")
+    own = os.environ.get("AUTOTUNE_DB") or "\0" + os.environ.get("XDG_DATA_HOME", "")
+    return url or f"{own}\0{os.environ.get('AUTOTUNE_DB_READ', '')}"
 
 
 def deploy_store(url: str | None = None) -> Store | None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import sqlalchemy as sa
+
 from autotune.errors import UserError
 from autotune.store.connection.engine import create_engine, parse_url, patient, revision, show_url
-from autotune.store.connection.outage import OUTAGE_S
+from autotune.store.connection.outage import OUTAGE_S, LostConnection, Patience
+from autotune.store.connection.urls import REPLICA_VARIABLE
 from autotune.store.efforts import Efforts
 from autotune.store.measurements import Measurements
 from autotune.store.models import SCHEMA_REVISION
@@ -39,6 +42,7 @@ class Store(Measurements, Schedules, Runs, Efforts, Verdicts, Overviews):
         timeout_s: float = 30.0,
         limit_s: float | None = None,
         patience_s: float = OUTAGE_S,
+        awaited: bool = False,
     ) -> Store:
         """Open a database.
 
@@ -50,7 +54,9 @@ class Store(Measurements, Schedules, Runs, Efforts, Verdicts, Overviews):
             timeout_s: how long to wait for a lock that another process holds.
             limit_s: how long connecting to a server, and each transaction there, may take; None for as long as it
                 takes.
-            patience_s: how long to wait, when writing, for a server that goes away after it was opened.
+            patience_s: how long to wait, when writing, for a server that goes away after it was opened, or that says
+                when it is opened that it is starting, or full.
+            awaited: wait as long for a server that does not answer when it is opened: it was there before.
 
         Raises:
             UserError: no such database, not reachable, not writable, not a database, or (without ``migrate``) tables
@@ -60,7 +66,8 @@ class Store(Measurements, Schedules, Runs, Efforts, Verdicts, Overviews):
         engine = create_engine(parsed, readonly=readonly, timeout_s=timeout_s, limit_s=limit_s)
         patience_s = 0.0 if readonly else patience_s
         store = cls(parsed, engine, readonly=readonly, limit_s=limit_s, patience_s=patience_s)
-        try:
+
+        def prepare() -> None:
             found = revision(engine, parsed, limit_s=limit_s)
             if found != SCHEMA_REVISION:
                 if readonly or not migrate:
@@ -68,22 +75,45 @@ class Store(Measurements, Schedules, Runs, Efforts, Verdicts, Overviews):
                 from autotune.store.connection.migrate import upgrade_engine
 
                 upgrade_engine(engine, parsed)
+
+        try:
+            try:
+                prepare()
+            except LostConnection as e:
+                if not (awaited or e.alive) or patience_s == 0.0:
+                    raise
+                Patience(f"the database {store.name}", patience_s).call(prepare)
         except BaseException:
             store.close()
             raise
         return store
 
     @classmethod
-    def attach(cls, url: str | os.PathLike[str] | None = None, *, timeout_s: float = 1.0) -> Store | None:
+    def attach(
+        cls,
+        url: str | os.PathLike[str] | None = None,
+        replica: str | os.PathLike[str] | None = None,
+        *,
+        timeout_s: float = 1.0,
+    ) -> Store | None:
         """Open a database for deployment: it is never created or upgraded, read only where it cannot be written, and
         asked for no longer than :data:`DEPLOY_S` seconds at a time.
 
+        Args:
+            replica: a copy of it, such as a server's standby, to read all from, however old; None for
+                $AUTOTUNE_DB_READ where ``url`` is None, else for none. The database itself is then asked for nothing
+                until something that is missed is noted there.
+
         Returns:
-            None when ``url`` means an SQLite file that is not there: nothing was ever tuned.
+            None when what is to be read is an SQLite file that is not there: nothing was ever tuned.
 
         Raises:
             UserError: there is a database, but it cannot be used.
         """
+        if replica is None and url is None:
+            replica = os.environ.get(REPLICA_VARIABLE) or None
+        if replica is not None:
+            return cls._beside(url, replica, timeout_s)
         parsed = parse_url(url)
         readonly = False
         if parsed.get_backend_name() == "sqlite":
@@ -91,7 +121,51 @@ class Store(Measurements, Schedules, Runs, Efforts, Verdicts, Overviews):
             if not path.exists():
                 return None
             readonly = not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK))
-        return cls.open(url, migrate=False, readonly=readonly, timeout_s=timeout_s, limit_s=DEPLOY_S, patience_s=0.0)
+        store = cls.open(url, migrate=False, readonly=readonly, timeout_s=timeout_s, limit_s=DEPLOY_S, patience_s=0.0)
+        if not store.readonly and not store.may_note():
+            store.readonly = True
+        return store
+
+    @classmethod
+    def _beside(
+        cls, url: str | os.PathLike[str] | None, replica: str | os.PathLike[str], timeout_s: float
+    ) -> Store | None:
+        """A store that reads a replica, and writes to the database itself where that can be written."""
+        copy = parse_url(replica)
+        if copy.get_backend_name() == "sqlite" and not Path(str(copy.database)).exists():
+            return None
+        reader = create_engine(copy, readonly=True, timeout_s=timeout_s, limit_s=DEPLOY_S)
+        try:
+            found = revision(reader, copy, limit_s=DEPLOY_S)
+            if found != SCHEMA_REVISION:
+                raise UserError(_wrong_revision(show_url(copy), found))
+            parsed = parse_url(url)
+            if parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists():
+                return cls(copy, reader, readonly=True, limit_s=DEPLOY_S)
+            engine = create_engine(parsed, timeout_s=timeout_s, limit_s=DEPLOY_S)
+            return cls(parsed, engine, readonly=False, limit_s=DEPLOY_S, replica=(copy, reader))
+        except BaseException:
+            reader.dispose()
+            raise
+
+    def may_note(self) -> bool:
+        """Whether what a deployment misses can be written: a server's standby, or a user with the right to read only,
+        cannot."""
+        if self.readonly or self._engine.dialect.name != "postgresql":
+            return not self.readonly
+        rights = " AND ".join(
+            f"has_table_privilege('{table}', '{right}')"
+            for table, right in (
+                ("autotune_misses", "INSERT"),
+                ("autotune_misses", "UPDATE"),
+                ("autotune_workloads", "INSERT"),
+                ("autotune_workloads", "UPDATE"),
+                ("autotune_devices", "INSERT"),
+                ("autotune_environments", "INSERT"),
+            )
+        )
+        with self.reading() as c:
+            return bool(c.scalar(sa.text(f"SELECT NOT pg_is_in_recovery() AND {rights}")))
 
     @property
     def optuna_url(self) -> str:

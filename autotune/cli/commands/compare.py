@@ -14,6 +14,7 @@ from autotune.cli.options import (
     add_device,
     add_json,
     add_precision,
+    add_replica,
     add_target,
     check_modes,
     modes,
@@ -61,6 +62,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--rounds", type=positive_int, metavar="N", help=about)
     add_device(parser)
     add_db(parser)
+    add_replica(parser)
     add_precision(parser)
     add_json(parser)
     parser.set_defaults(run=run)
@@ -84,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device)
         given = training(fn, inputs, kwargs, label) if args.train else contextlib.nullcontext((inputs, kwargs))
         try:
-            with deploying_from(args.db), asking(args.precision), given as (inputs, named):
+            with deploying_from(args.db, args.db_read), asking(args.precision), given as (inputs, named):
                 found = compare(
                     fn,
                     inputs,

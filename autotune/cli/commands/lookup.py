@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli import domains
-from autotune.cli.options import add_db, add_device, add_json, add_precision, add_target
+from autotune.cli.options import add_db, add_device, add_json, add_precision, add_replica, add_target
 from autotune.cli.output import machine_output
 from autotune.errors import UserError
 
@@ -28,6 +28,7 @@ def add_parser(subparsers: Any) -> None:
     domains.add_arguments("lookup", parser)
     add_device(parser)
     add_db(parser)
+    add_replica(parser)
     parser.add_argument("--strict", action="store_true", help="match driver and package versions exactly")
     add_precision(parser)
     add_json(parser)
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
         device = resolve_device(args.device)
         how: Any = "strict" if args.strict else "loose"
-        counted, store, found = domains.workloads_of(args), Store.attach(args.db), []
+        counted, store, found = domains.workloads_of(args), Store.attach(args.db, args.db_read), []
         try:
             for workload, count in counted:
                 where = place(workload, device).fingerprint

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.options import add_db, add_json, add_target
+from autotune.cli.options import add_db, add_json, add_replica, add_target
 from autotune.cli.output import TUNABLE, machine_output
 from autotune.compiler.schedules.cuda import schemes
 from autotune.errors import UserError
@@ -84,6 +84,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--train", action="store_true", help=about)
     parser.add_argument("--svg", metavar="FILE", help="draw the regions into FILE")
     add_db(parser)
+    add_replica(parser)
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -96,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
         side = side_of(args.device)
         file = _writable(args.svg) if args.svg else None
-        store = Store.attach(args.db)
+        store = Store.attach(args.db, args.db_read)
         if store is None and args.db:
             raise UserError(f"there is no database {args.db}; leave out --db for default schedules")
         try:

@@ -6,31 +6,22 @@ import functools
 import logging
 import math
 import os
-import sqlite3
-import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import (
-    ArgumentError,
-    DBAPIError,
-    InterfaceError,
-    NoSuchModuleError,
-    OperationalError,
-    ProgrammingError,
-)
-from sqlalchemy.pool import QueuePool
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from autotune.errors import UserError, told
+from autotune.store.connection.faults import first_line, user_errors
 from autotune.store.connection.outage import LostConnection, Patience, within
-from autotune.store.connection.urls import default_path, parse_url, server_options, show_url, without_secrets
+from autotune.store.connection.sqlite import sqlite_engine
+from autotune.store.connection.urls import default_path, parse_url, server_options, show_url
 from autotune.store.health.damage import BROKEN, from_json_text, why
 from autotune.store.models import VERSION_TABLE, Base
 from autotune.workload import canonical_json
@@ -42,6 +33,10 @@ log = logging.getLogger(__name__)
 
 CONNECT_S = 10
 """Seconds to wait for a server to accept a connection, unless the URL's ``connect_timeout`` says another number."""
+
+IDLE_S = 60
+"""Seconds after which a server ends a deployment's idle connection, since a thousand processes would hold a thousand.
+Servers before PostgreSQL 14 keep them."""
 
 _DEAD_PEER = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000}
 """A host that vanished without a word is noticed after a minute."""
@@ -60,169 +55,36 @@ def create_engine(
         UserError: the database cannot be reached, written (unless ``readonly``) or is not a database.
     """
     if url.get_backend_name() == "sqlite":
-        return _sqlite_engine(url, readonly, timeout_s)
+        return sqlite_engine(url, readonly, timeout_s)
     given = {"connect_timeout": CONNECT_S if limit_s is None else math.ceil(limit_s), "application_name": "autotune"}
     url = server_options(url, {**given, **_DEAD_PEER})
     options = "-c default_transaction_read_only=on" if readonly else f"-c lock_timeout={int(timeout_s * 1000)}"
     if limit_s is not None:
         options += f" -c statement_timeout={int(limit_s * 1000)}"
+    own = url.query.get("options", "")
     try:
-        return sa.create_engine(
+        engine = sa.create_engine(
             url,
             pool_pre_ping=limit_s is None,  # a stopped server does not answer to it, and it knows no limit
             json_serializer=canonical_json,
             json_deserializer=from_json_text,
-            connect_args={} if "options" in url.query else {"options": options},
+            connect_args={"options": f"{own if isinstance(own, str) else ' '.join(own)} {options}".strip()},
         )
     except (NoSuchModuleError, ImportError):
         raise UserError(
             f"no driver for {url.drivername!r} is installed: pip install 'psycopg[binary]' and use postgresql://"
         ) from None
     except (ArgumentError, ValueError, TypeError) as e:
-        raise UserError(f"the options of the database URL {show_url(url)} do not fit: {_first(e, url)}") from None
-
-
-def _sqlite_engine(url: sa.URL, readonly: bool, timeout_s: float) -> sa.Engine:
-    path = Path(str(url.database))
-    uri = f"file:{quote(str(path))}"
-    if readonly:
-        if not path.is_file():
-            raise UserError(f"there is no database {path}: run a search first, or give another with --db")
-        uri += _readonly_mode(uri, path)
-    else:
-        _prepare_sqlite_file(path, timeout_s)
-
-    def connect() -> sqlite3.Connection:
-        # isolation_level None: the driver begins nothing by itself, the "begin" event below does.
-        connection = sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False)
-        connection.text_factory = _text
-        connection.execute("PRAGMA foreign_keys = ON")
-        connection.execute("PRAGMA synchronous = NORMAL")
-        return connection
-
-    engine = sa.create_engine(
-        url,
-        creator=connect,
-        poolclass=QueuePool,
-        json_serializer=canonical_json,
-        json_deserializer=from_json_text,
-    )
-
-    @event.listens_for(engine, "begin")
-    def begin(connection: sa.Connection) -> None:
-        # A writer takes the write lock at once: upgrading a read lock later can fail without waiting.
-        immediate = connection.get_execution_options().get("autotune_write")
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
-
+        raise UserError(f"the options of the database URL {show_url(url)} do not fit: {first_line(e, url)}") from None
+    if limit_s is not None:
+        event.listen(engine, "connect", _end_when_idle)
     return engine
 
 
-def _text(data: bytes) -> str:
-    """A text that was damaged on disk is read all the same: its row is told apart by what it says."""
-    return data.decode(errors="replace")
-
-
-def _readonly_mode(uri: str, path: Path) -> str:
-    """URI options for reading ``path``; a write-ahead log cannot be joined on a read-only medium, so go without one."""
-    wal = path.with_name(path.name + "-wal")
-    for mode in ("?mode=ro", "?mode=ro&immutable=1"):
-        if "immutable" in mode and wal.exists() and wal.stat().st_size:
-            break  # its newest rows are in the log, which cannot be read
-        try:
-            probe = sqlite3.connect(uri + mode, uri=True, timeout=5.0)
-            try:
-                probe.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            finally:
-                probe.close()
-            return mode
-        except sqlite3.DatabaseError as e:
-            error = e
-    raise UserError(f"cannot read the database {path}: {error}") from None
-
-
-def _prepare_sqlite_file(path: Path, timeout_s: float) -> None:
-    """Make the folder, check that the file can be written, and turn write-ahead logging on (it stays on)."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise UserError(f"cannot create the folder {path.parent} for the database: {e.strerror}") from None
-    if path.is_dir():
-        raise UserError(f"{path} is a folder: name a file in it, such as {path / 'autotune.db'}")
-    if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
-        raise UserError(f"cannot write the database {path} (SQLite needs the file and its folder writable): give --db")
-    deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            connection = sqlite3.connect(path, timeout=timeout_s)
-            try:
-                connection.execute("PRAGMA journal_mode = WAL").fetchone()
-            finally:
-                connection.close()
-            return
-        except sqlite3.DatabaseError as e:
-            # Changing the mode does not always wait for other processes that do the same.
-            if "locked" not in str(e) or time.monotonic() > deadline:
-                raise UserError(_reason(sa.URL.create("sqlite", database=str(path)), e)) from None
-        time.sleep(0.02)
-
-
-def _first(error: BaseException | None, url: sa.URL) -> str:
-    lines = str(error).strip().splitlines()
-    return without_secrets(lines[0] if lines else type(error).__name__, url)
-
-
-def _reason(url: sa.URL, error: BaseException | None) -> str:
-    where, first = show_url(url), _first(error, url)
-    if "not a database" in first or "malformed" in first:
-        return f"{where} is not a usable SQLite database ({first}): give another with --db"
-    if "locked" in first or "lock timeout" in first:
-        return f"the database {where} is locked by another process ({first}): try again when that has finished"
-    if "readonly" in first or "read-only" in first:
-        return f"the database {where} cannot be written ({first}): give another with --db"
-    if "no such table" in first or ("relation" in first and "does not exist" in first):
-        return f"the database {where} lacks autotune's tables: run `autotune db upgrade --db {where}`"
-    return f"cannot use the database {where}: {first}"
-
-
-_WORDS = ("not a database", "malformed", "does not exist", "read-only", "permission denied", "statement timeout")
-
-
-@contextmanager
-def user_errors(url: sa.URL) -> Iterator[None]:
-    """Turn what the database server or file does wrong into a UserError; mistakes in this package stay exceptions.
-
-    Raises:
-        LostConnection: a server that cannot be reached, broke off or did not answer in time.
-    """
-    try:
-        yield
-    except LostConnection as e:
-        raise e if e.named else LostConnection(f"the database {show_url(url)} is lost: {e}", named=True) from e
-    except DBAPIError as e:
-        if _lost(url, e):
-            raise LostConnection(_reason(url, e.orig), named=True) from e
-        if isinstance(e, (OperationalError, InterfaceError)) or any(w in str(e.orig) for w in _WORDS):
-            raise UserError(_reason(url, e.orig)) from e
-        if isinstance(e, ProgrammingError) and url.get_backend_name() != "sqlite" and _state(e) is None:
-            # The driver's own, before anything was sent: an option of the URL that it does not know.
-            raise UserError(_reason(url, e.orig)) from e
-        raise
-
-
-def _state(error: DBAPIError) -> str | None:
-    return getattr(error.orig, "sqlstate", None)
-
-
-def _lost(url: sa.URL, error: DBAPIError) -> bool:
-    """Whether a server cannot be reached, or has ended the connection."""
-    if url.get_backend_name() == "sqlite":
-        return False
-    state = _state(error)
-    if error.connection_invalidated:
-        return True
-    if not isinstance(error, OperationalError):
-        return False
-    return state is None or (state[:2] in ("08", "57") and state != "57014") or state == "53300"
+def _end_when_idle(connection: Any, record: object) -> None:
+    if connection.info.server_version >= 140_000:
+        connection.execute(f"SET idle_session_timeout = '{IDLE_S}s'")
+        connection.commit()
 
 
 def revision(engine: sa.Engine, url: sa.URL, *, limit_s: float | None = None) -> str | None:
@@ -238,6 +100,9 @@ class Database:
     """One database, open: the base of the store's parts.
 
     Thread-safe: every call takes its own connection from the pool. A forked child gets a pool of its own.
+
+    Args:
+        replica: where to read, and its engine; None reads where it writes.
     """
 
     def __init__(
@@ -248,8 +113,10 @@ class Database:
         readonly: bool,
         limit_s: float | None = None,
         patience_s: float = 0.0,
+        replica: tuple[sa.URL, sa.Engine] | None = None,
     ) -> None:
         self._url = url
+        self._replica = replica
         self._engine = engine
         self._writer = engine.execution_options(autotune_write=True)
         self._insert = sqlite.insert if url.get_backend_name() == "sqlite" else postgresql.insert
@@ -262,6 +129,7 @@ class Database:
         self._told: set[str] = set()
         self.lost = ""
         """Why the server was given up, once it was; a deployment then asks nothing more of it for a while."""
+        _opened.add(self)
 
     @property
     def url(self) -> str:
@@ -282,15 +150,23 @@ class Database:
         try:
             return self._patience.call(action)
         except LostConnection as e:
-            self.lost = str(e)
+            if self._replica is not None and not e.replica:
+                self.readonly = True  # what is missed goes unrecorded; look-ups go on
+            else:
+                self.lost = str(e)
             raise
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
-        """A connection in one read transaction. Raises UserError when the database fails."""
+        """A connection in one read transaction, to the replica where there is one. Raises UserError when it fails."""
         self._check_fork()
-        with user_errors(self._url), self._engine.connect() as c, within(c, self._limit_s):
-            yield c
+        url, engine = self._replica or (self._url, self._engine)
+        try:
+            with user_errors(url), engine.connect() as c, within(c, self._limit_s):
+                yield c
+        except LostConnection as e:
+            e.replica = self._replica is not None
+            raise
 
     @contextmanager
     def writing(self) -> Iterator[sa.Connection]:
@@ -332,12 +208,37 @@ class Database:
 
     def close(self) -> None:
         """Close the connections. The store may not be used afterwards."""
-        self._engine.dispose(close=self._pid == os.getpid())
+        for engine in self._engines():
+            engine.dispose(close=self._pid == os.getpid())
+
+    def _engines(self) -> list[sa.Engine]:
+        return [self._engine] if self._replica is None else [self._engine, self._replica[1]]
 
     def _check_fork(self) -> None:
         if self._pid != os.getpid():  # the parent's connections must be neither used nor closed here
-            self._engine.dispose(close=False)
+            for engine in self._engines():
+                engine.dispose(close=False)
             self._pid = os.getpid()
+
+    def _before_fork(self) -> None:
+        """Close SQLite's idle connections: a child that inherits one is taken to hold the parent's locks, and the
+        parent, closing as the last that holds any, would remove the log that the child writes."""
+        if self._pid == os.getpid():
+            for engine in self._engines():
+                if engine.dialect.name == "sqlite":
+                    engine.dispose()
+
+
+_opened: weakref.WeakSet[Database] = weakref.WeakSet()
+
+
+def _before_fork() -> None:
+    for database in list(_opened):
+        database._before_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork)
 
 
 def patient(cls: type[T]) -> type[T]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import sys
 import threading
@@ -22,15 +23,29 @@ OUTAGE_S = 300.0
 
 _FIRST_S, _LONGEST_S = 0.5, 10.0  # between two attempts
 _QUICK_S = 1.0
+_CONFLICTS = 30
 
 
 class LostConnection(UserError):
-    """The server cannot be reached, broke off, or did not answer in time: the same call may well succeed later."""
+    """The server cannot be reached, broke off, or did not answer in time: the same call may well succeed later.
 
-    def __init__(self, text: str, *, named: bool = False) -> None:
+    Attributes:
+        named: the text says which database.
+        alive: the server itself said so, since it starts, ends or is full: it is there, and worth waiting for.
+        replica: it is the replica that look-ups read.
+        waited: for it to come back, already.
+    """
+
+    def __init__(self, text: str, *, named: bool = False, alive: bool = False) -> None:
         super().__init__(text)
-        self.named = named  # the text says which database
-        self.waited = False  # for it to come back, already
+        self.named = named
+        self.alive = alive
+        self.replica = False
+        self.waited = False
+
+
+class Conflict(UserError):
+    """The server took this transaction back in favour of another: done again, it will succeed."""
 
 
 @contextmanager
@@ -97,11 +112,17 @@ class Patience:
         self._since: float | None = None
 
     def call(self, action: Callable[[], T]) -> T:
-        """What ``action`` returns. Raises LostConnection when the time is up."""
-        begin, wait, again = time.monotonic(), _FIRST_S, True
+        """What ``action`` returns, done again after a Conflict too. Raises LostConnection when the time is up."""
+        begin, wait, again, conflicts = time.monotonic(), _FIRST_S, True, 0
         while True:
             try:
                 result = action()
+            except Conflict:
+                conflicts += 1
+                if conflicts > _CONFLICTS:
+                    raise
+                time.sleep(random.uniform(0.001, 0.02) * conflicts)
+                continue
             except LostConnection as e:
                 now = time.monotonic()
                 if again and not e.waited and now - begin < _QUICK_S:

@@ -16,12 +16,14 @@ from sqlalchemy.exc import ArgumentError
 from autotune.errors import UserError, veil
 
 DATABASE_VARIABLE = "AUTOTUNE_DB"
+REPLICA_VARIABLE = "AUTOTUNE_DB_READ"
+"""Where deployments read, beside $AUTOTUNE_DB; a database that is named otherwise is read itself."""
 EXAMPLES = "use a file name, sqlite:///FILE or postgresql://USER@HOST/NAME"
 
 _SERVERS = re.compile(r"(?i)^(sqlite|postgres(ql)?|mysql|mariadb|oracle|mssql|cockroachdb|https?)(\+\w+)?[:;]")
 _CREDENTIAL = re.compile(r"(?i):.*@|pass(word|wd)?\s*=")
 _HARMLESS = {
-    "host", "hostaddr", "port", "dbname", "user", "sslmode", "application_name", "connect_timeout",
+    "host", "hostaddr", "port", "dbname", "user", "service", "sslmode", "application_name", "connect_timeout",
     "target_session_attrs", "mode", "uri", "cache", "immutable", "client_encoding", "gssencmode", "channel_binding",
 }  # fmt: skip
 """Options of a URL whose values may be shown."""

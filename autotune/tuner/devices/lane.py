@@ -65,7 +65,7 @@ class Lane:
         how = Policy.from_json(policy)
         self._workloads, self._granted = [Workload.from_json(w) for w in workloads], granted
         self._context = context = Context(
-            store=self._open.enter_context(Store.open(url)),
+            store=self._open.enter_context(Store.open(url, awaited=True)),
             device=device,
             policy=how,
             report=lambda state: link.send({"progress": asdict(state)}),

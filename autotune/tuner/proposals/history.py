@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import logging
 import random
 import time
@@ -30,6 +31,8 @@ from autotune.errors import UserError
 from autotune.space import Space
 from autotune.store.claims import owner_is_dead
 from autotune.store.connection.engine import parse_url, show_url
+from autotune.store.connection.faults import first_line, lost_connection
+from autotune.store.connection.outage import OUTAGE_S, Patience
 from autotune.store.records import Measurement
 from autotune.task import Config, Status, config_key
 from autotune.tuner.proposals.samplers import make_sampler
@@ -72,10 +75,13 @@ class History:
         self.space = space
         self._owner = owner
         self._distributions: dict[str, BaseDistribution] = {p.name: CategoricalDistribution(p.choices) for p in space}
-        self.study = _patiently(lambda: optuna.create_study(storage=storage, study_name=name, load_if_exists=True))
+        self._url = storage.url
+        self.study = _patiently(
+            self._url, lambda: optuna.create_study(storage=storage, study_name=name, load_if_exists=True)
+        )
         self._told: set[str] = set()
         self._slowest = 0.0
-        trials = self.study.get_trials(deepcopy=False)
+        trials = _patiently(self._url, lambda: self.study.get_trials(deepcopy=False))
         finished = [t for t in trials if t.state is TrialState.COMPLETE]
         for trial in finished:
             self._told.add(config_key(trial.params))
@@ -86,8 +92,11 @@ class History:
         self._asked = optuna.create_study(sampler=make_sampler(sampler, seed + len(finished)))
         self._asked.add_trials(finished)
         for key, value in about.items():
-            if self.study.user_attrs.get(key) != value:
-                self.study.set_user_attr(key, value)
+            self._try(functools.partial(self._note, key, value))
+
+    def _note(self, key: str, value: str) -> None:
+        if self.study.user_attrs.get(key) != value:
+            self.study.set_user_attr(key, value)
 
     def _sweep(self, running: Iterable[FrozenTrial]) -> None:
         """Give up trials that a process which has died left running; only earlier versions wrote such."""
@@ -160,9 +169,9 @@ class History:
     def _try(self, action: Callable[[], object]) -> None:
         """The measurement is stored already: a study that cannot be written costs advice, not data."""
         try:
-            _patiently(action)
+            _patiently(self._url, action)
         except Exception as error:
-            logger.warning("the Optuna study could not be updated: %s", error)
+            logger.warning("the Optuna study could not be updated: %s", first_line(error, parse_url(self._url)))
 
 
 def open_storage(url: str) -> RDBStorage:
@@ -175,7 +184,9 @@ def open_storage(url: str) -> RDBStorage:
         UserError: the database holds another version of Optuna's tables.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    options: dict[str, Any] = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}
+    # A connection that lay idle while a candidate was measured may have ended with its server.
+    sqlite: dict[str, Any] = {"connect_args": {"timeout": 60}}
+    options = sqlite if url.startswith("sqlite") else {"pool_pre_ping": True}
 
     def once() -> RDBStorage:
         try:
@@ -184,19 +195,27 @@ def open_storage(url: str) -> RDBStorage:
             where, why = show_url(parse_url(url)), " ".join(str(error).split())
             raise UserError(f"the Optuna tables in {where} do not fit: {why}") from None
 
-    return _patiently(once)
+    return _patiently(url, once)
 
 
-def _patiently(action: Callable[[], T], attempts: int = 5) -> T:
-    """Several searches may create the same tables, or write the same SQLite file, at the same moment."""
-    for attempt in range(attempts):
-        try:
-            return action()
-        except UserError:
-            raise
-        except Exception as error:
-            transient = isinstance(error, StorageInternalError) or "sqlalchemy" in type(error).__module__
-            if not transient or attempt == attempts - 1:
+def _patiently(url: str, action: Callable[[], T], attempts: int = 5) -> T:
+    """Several searches may create the same tables, or write the same SQLite file, at the same moment. A server that
+    went away is waited for, as by the store."""
+    parsed = parse_url(url)
+
+    def once() -> T:
+        for attempt in range(attempts):
+            try:
+                return action()
+            except UserError:
                 raise
-            time.sleep(random.uniform(0.05, 0.2) * 2**attempt)
-    raise AssertionError("unreachable")
+            except Exception as error:
+                if lost := lost_connection(parsed, error):
+                    raise lost from error
+                transient = isinstance(error, StorageInternalError) or "sqlalchemy" in type(error).__module__
+                if not transient or attempt == attempts - 1:
+                    raise
+                time.sleep(random.uniform(0.05, 0.2) * 2**attempt)
+        raise AssertionError("unreachable")
+
+    return Patience(f"the database {show_url(parsed)}", OUTAGE_S).call(once)

@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
         side = device.partition(":")[0]
         scenario, name = scenario_of(args, device)
         workload = scenario.workload()
-        store = Store.attach(args.db)
+        store = Store.attach(args.db, args.db_read)
         try:
             identity = place(workload, device)
             found = match_scenario(scenario, store, identity, environment(device), strict=args.strict, side=side)

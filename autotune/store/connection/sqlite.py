@@ -1,0 +1,103 @@
+"""SQLite files: opened so that several processes may write."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.pool import QueuePool
+
+from autotune.errors import UserError
+from autotune.store.connection.faults import reason
+from autotune.store.health.damage import from_json_text
+from autotune.workload import canonical_json
+
+
+def sqlite_engine(url: sa.URL, readonly: bool, timeout_s: float) -> sa.Engine:
+    """An engine for a file, which is made where it is not there, unless ``readonly``; raises UserError."""
+    path = Path(str(url.database))
+    uri = f"file:{quote(str(path))}"
+    if readonly:
+        if not path.is_file():
+            raise UserError(f"there is no database {path}: run a search first, or give another with --db")
+        uri += _readonly_mode(uri, path)
+    else:
+        _prepare_sqlite_file(path, timeout_s)
+
+    def connect() -> sqlite3.Connection:
+        # isolation_level None: the driver begins nothing by itself, the "begin" event below does.
+        connection = sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False)
+        connection.text_factory = _text
+        connection.execute("PRAGMA foreign_keys = ON")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        return connection
+
+    engine = sa.create_engine(
+        url,
+        creator=connect,
+        poolclass=QueuePool,
+        json_serializer=canonical_json,
+        json_deserializer=from_json_text,
+    )
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: sa.Connection) -> None:
+        # A writer takes the write lock at once: upgrading a read lock later can fail without waiting.
+        immediate = connection.get_execution_options().get("autotune_write")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+
+    return engine
+
+
+def _text(data: bytes) -> str:
+    """A text that was damaged on disk is read all the same: its row is told apart by what it says."""
+    return data.decode(errors="replace")
+
+
+def _readonly_mode(uri: str, path: Path) -> str:
+    """URI options for reading ``path``; a write-ahead log cannot be joined on a read-only medium, so go without one."""
+    wal = path.with_name(path.name + "-wal")
+    for mode in ("?mode=ro", "?mode=ro&immutable=1"):
+        if "immutable" in mode and wal.exists() and wal.stat().st_size:
+            break  # its newest rows are in the log, which cannot be read
+        try:
+            probe = sqlite3.connect(uri + mode, uri=True, timeout=5.0)
+            try:
+                probe.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            finally:
+                probe.close()
+            return mode
+        except sqlite3.DatabaseError as e:
+            error = e
+    raise UserError(f"cannot read the database {path}: {error}") from None
+
+
+def _prepare_sqlite_file(path: Path, timeout_s: float) -> None:
+    """Make the folder, check that the file can be written, and turn write-ahead logging on (it stays on)."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise UserError(f"cannot create the folder {path.parent} for the database: {e.strerror}") from None
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: name a file in it, such as {path / 'autotune.db'}")
+    if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        raise UserError(f"cannot write the database {path} (SQLite needs the file and its folder writable): give --db")
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            connection = sqlite3.connect(path, timeout=timeout_s)
+            try:
+                connection.execute("PRAGMA journal_mode = WAL").fetchone()
+            finally:
+                connection.close()
+            return
+        except sqlite3.DatabaseError as e:
+            # Changing the mode does not always wait for other processes that do the same.
+            if "locked" not in str(e) or time.monotonic() > deadline:
+                raise UserError(reason(sa.URL.create("sqlite", database=str(path)), e)) from None
+        time.sleep(0.02)
