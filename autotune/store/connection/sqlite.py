@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import time
@@ -14,27 +15,33 @@ from sqlalchemy.pool import QueuePool
 
 from autotune.errors import UserError
 from autotune.store.connection.faults import reason
+from autotune.store.connection.filesystem import shared_type
 from autotune.store.health.damage import from_json_text
 from autotune.workload import canonical_json
+
+log = logging.getLogger(__name__)
+_warned: set[Path] = set()
 
 
 def sqlite_engine(url: sa.URL, readonly: bool, timeout_s: float) -> sa.Engine:
     """An engine for a file, which is made where it is not there, unless ``readonly``; raises UserError."""
     path = Path(str(url.database))
+    shared = shared_type(path)
     uri = f"file:{quote(str(path))}"
     if readonly:
         if not path.is_file():
             raise UserError(f"there is no database {path}: run a search first, or give another with --db")
-        uri += _readonly_mode(uri, path)
+        uri += _readonly_mode(uri, path, shared)
     else:
-        _prepare_sqlite_file(path, timeout_s)
+        _prepare_sqlite_file(path, timeout_s, shared)
 
     def connect() -> sqlite3.Connection:
         # isolation_level None: the driver begins nothing by itself, the "begin" event below does.
         connection = sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False)
         connection.text_factory = _text
         connection.execute("PRAGMA foreign_keys = ON")
-        connection.execute("PRAGMA synchronous = NORMAL")
+        # Without a log of its own a file can be torn by a loss of power at the wrong moment.
+        connection.execute(f"PRAGMA synchronous = {'FULL' if shared else 'NORMAL'}")
         return connection
 
     engine = sa.create_engine(
@@ -59,10 +66,16 @@ def _text(data: bytes) -> str:
     return data.decode(errors="replace")
 
 
-def _readonly_mode(uri: str, path: Path) -> str:
-    """URI options for reading ``path``; a write-ahead log cannot be joined on a read-only medium, so go without one."""
+def _readonly_mode(uri: str, path: Path, shared: str | None) -> str:
+    """URI options for reading ``path``; a write-ahead log cannot be joined on a read-only medium, or through a file
+    system that machines share, so go without one."""
     wal = path.with_name(path.name + "-wal")
-    for mode in ("?mode=ro", "?mode=ro&immutable=1"):
+    modes = ["?mode=ro", "?mode=ro&immutable=1"]
+    if shared and _has_log(path):
+        if wal.exists() and wal.stat().st_size:
+            raise UserError(_logged(path, shared))
+        del modes[0]
+    for mode in modes:
         if "immutable" in mode and wal.exists() and wal.stat().st_size:
             break  # its newest rows are in the log, which cannot be read
         try:
@@ -77,8 +90,25 @@ def _readonly_mode(uri: str, path: Path) -> str:
     raise UserError(f"cannot read the database {path}: {error}") from None
 
 
-def _prepare_sqlite_file(path: Path, timeout_s: float) -> None:
-    """Make the folder, check that the file can be written, and turn write-ahead logging on (it stays on)."""
+def _has_log(path: Path) -> bool:
+    """Whether a database is of the form that needs a write-ahead log: its header says so."""
+    try:
+        with path.open("rb") as file:
+            return file.read(20)[18:] == b"\2\2"
+    except OSError:
+        return False
+
+
+def _logged(path: Path, shared: str) -> str:
+    return (
+        f"the database {path} lies on {shared}, and a process writes it with a write-ahead log, which machines cannot"
+        " share: end that process, or use a PostgreSQL server"
+    )
+
+
+def _prepare_sqlite_file(path: Path, timeout_s: float, shared: str | None) -> None:
+    """Make the folder, check that the file can be written, and turn write-ahead logging on, or off where machines
+    share it (it stays so)."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as e:
@@ -92,11 +122,21 @@ def _prepare_sqlite_file(path: Path, timeout_s: float) -> None:
         try:
             connection = sqlite3.connect(path, timeout=timeout_s)
             try:
-                connection.execute("PRAGMA journal_mode = WAL").fetchone()
+                connection.execute(f"PRAGMA journal_mode = {'DELETE' if shared else 'WAL'}").fetchone()
             finally:
                 connection.close()
+            if shared and path not in _warned:
+                _warned.add(path)
+                log.warning(
+                    "autotune: the database %s lies on %s: it is written without a write-ahead log, so that writers "
+                    "and readers wait for each other; a PostgreSQL server serves many machines better",
+                    path,
+                    shared,
+                )
             return
         except sqlite3.DatabaseError as e:
+            if shared and "locked" in str(e) and time.monotonic() > deadline and _has_log(path):
+                raise UserError(_logged(path, shared)) from None
             # Changing the mode does not always wait for other processes that do the same.
             if "locked" not in str(e) or time.monotonic() > deadline:
                 raise UserError(reason(sa.URL.create("sqlite", database=str(path)), e)) from None
