@@ -19,9 +19,9 @@ from __future__ import annotations
 import ast
 import functools
 import itertools
-import random
+import operator
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from types import CodeType, SimpleNamespace
 from typing import Any, TypeVar
@@ -95,7 +95,7 @@ class _Words:
         size, block = self.size, self.block
         for number in (k,) if size == 4 else range(k * size // 4, (k * size + size + 3) // 4):
             word = (self.key, number)
-            if word in block.in_flight:
+            if block.in_flight and word in block.in_flight:
                 raise KernelError(f"word {number} of shared memory is touched before its copy is there")
             block.touch(word, self.machine.now, write)
 
@@ -132,33 +132,36 @@ class _Block:
     def touch(self, word: Word, who: _Thread, write: bool) -> None:
         """Note an access, and raise where one by another thread is not ordered before it by a barrier."""
         home = who.block
-        number, epoch, cluster = home.number, home.epoch, home.cluster_epoch
-
-        def apart(before: _Stamp) -> bool:
-            """Whether no barrier is between the two."""
-            thread, block, then, together = before
-            return thread is not who and together >= cluster and (block != number or then >= epoch)
-
+        stamp = (who, home.number, home.epoch, home.cluster_epoch)
         last, readers = self.writer.get(word), self.readers.get(word)
-        clash = [last] if last and apart(last) else []
+        if last is not None and _apart(last, stamp):
+            _race(last, stamp, word)
         if write:
+            for before in readers or ():
+                if _apart(before, stamp):
+                    _race(before, stamp, word)
             if readers:
-                clash += filter(apart, readers)
                 del self.readers[word]
-            self.writer[word] = (who, number, epoch, cluster)
+            self.writer[word] = stamp
         elif not readers:
-            self.readers[word] = [(who, number, epoch, cluster)]
-        elif readers[-1] != (stamp := (who, number, epoch, cluster)):
-            self.readers[word] = [*[r for r in readers if apart(r)][:3], stamp]
-        if clash:
-            raise KernelError(f"threads {clash[0][0].name} and {who.name} race for word {word[1]} of shared memory")
+            self.readers[word] = [stamp]
+        elif readers[-1] != stamp:
+            self.readers[word] = [*[r for r in readers if _apart(r, stamp)][:3], stamp]
+
+
+def _apart(before: _Stamp, now: _Stamp) -> bool:
+    """Whether two threads touched a word with no barrier between."""
+    return before[0] is not now[0] and before[3] >= now[3] and (before[1] != now[1] or before[2] >= now[2])
+
+
+def _race(before: _Stamp, now: _Stamp, word: Word) -> None:
+    raise KernelError(f"threads {before[0].name} and {now[0].name} race for word {word[1]} of shared memory")
 
 
 class _Thread:
-    def __init__(self, block: _Block, tid: int) -> None:
-        self.block, self.tid = block, tid
+    def __init__(self, block: _Block, tid: int, run: Generator[Any, Any, None]) -> None:
+        self.block, self.tid, self.send = block, tid, run.send
         self.copies: list[list[Any]] = [[]]  # groups of asynchronous copies not awaited yet, the last one still open
-        self.run: Iterator[Any] = iter(())
         self.waits: tuple[Any, ...] | None = None
         self.answer: Any = None
         self.done = False
@@ -175,7 +178,7 @@ class Machine:
     """Runs one launch. ``now`` is the thread whose turn it is."""
 
     def __init__(self, source: CudaSource | Listing, grid: int, seed: int = 0) -> None:
-        self.source, self.grid, self.rng = source, grid, random.Random(seed)
+        self.source, self.grid, self.rng = source, grid, np.random.default_rng(seed)
         self.now: _Thread
         self.code: dict[str, Any] = {}
         exec(_compile(source.text), self.code)
@@ -224,72 +227,82 @@ class Machine:
                 self._run_blocks(list(range(first, first + together)), args)
 
     def _run_blocks(self, numbers: list[int], args: Sequence[Any]) -> None:
+        size, kernel = self.source.block, self.code["kernel"]
         self.blocks = {n: _Block(n) for n in numbers}
-        threads = [_Thread(b, t) for b in self.blocks.values() for t in range(self.source.block)]
-        for thread in threads:
-            thread.run = self.code["kernel"](*args)
-        while left := [t for t in threads if not t.done]:
+        blocks = [[_Thread(block, tid, kernel(*args)) for tid in range(size)] for block in self.blocks.values()]
+        threads = left = list(itertools.chain(*blocks))
+        warps = [own[k : k + WARP] for own in blocks for k in range(0, size, WARP)]
+        while left := [t for t in left if not t.done]:
             ready = [t for t in left if t.waits is None]
             if not ready:
                 waiting = sorted({str(t.waits[0]) for t in threads if t.waits})
                 few = ", ".join(t.name for t in [t for t in threads if t.waits][:4])
                 raise KernelError(f"threads wait for ever at {' and '.join(waiting)}, the first are {few}")
-            self.rng.shuffle(ready)
-            for thread in ready:
-                self._step(thread)
-            self._release(threads)
+            for k in self.rng.permutation(len(ready)).tolist():
+                self.now = thread = ready[k]
+                self.thread_index.x, self.block_index.x = thread.tid, thread.block.number
+                try:
+                    thread.waits = thread.send(thread.answer)
+                except StopIteration:
+                    thread.done = True
+                    if any(thread.copies):
+                        raise KernelError(f"thread {thread.name} ends before its copies are there") from None
+                thread.answer = None
+            for warp in warps:
+                kind = _common(warp)
+                if kind.startswith(("shfl", "syncwarp", "ballot")):
+                    _shuffle(kind, warp)
+            self._meet(blocks, threads)
 
-    def _step(self, thread: _Thread) -> None:
-        self.now = thread
-        self.thread_index.x, self.block_index.x = thread.tid, thread.block.number
-        try:
-            thread.waits = thread.run.send(thread.answer) if thread.answer is not None else next(thread.run)  # type: ignore[attr-defined]
-        except StopIteration:
-            thread.done = True
-            if any(thread.copies):
-                raise KernelError(f"thread {thread.name} ends before its copies are there") from None
-        thread.answer = None
-
-    def _release(self, threads: list[_Thread]) -> None:
-        for _, group in itertools.groupby(threads, lambda t: (t.block.number, t.tid // WARP)):
-            warp = list(group)
-            kinds = {t.waits[0] if t.waits else "" for t in warp}
-            if len(kinds) == 1 and (kind := kinds.pop()).startswith(("shfl", "syncwarp", "ballot")):
-                self._shuffle(kind, warp)
-        size = self.source.block
-        for k, block in enumerate(self.blocks.values()):
-            own = threads[k * size : (k + 1) * size]
-            if all(t.waits and t.waits[0] == "syncthreads" for t in own):
-                block.epoch += 1
+    def _meet(self, blocks: list[list[_Thread]], threads: list[_Thread]) -> None:
+        """Let those go on who have all come to a barrier: of a block, or of all blocks at hand, which are a cluster."""
+        for own in blocks:
+            if _common(own) == "syncthreads":
+                own[0].block.epoch += 1
                 _go(own)
-        # Beyond a block: all blocks at hand are the cluster.
-        for wide in ("cluster_sync", "cluster_wait"):
-            if all(t.waits and t.waits[0] == wide for t in threads):
-                for block in self.blocks.values():
-                    block.met = True
-                    if wide != "cluster_wait":  # which follows a relaxed arrival: it orders no memory
-                        block.cluster_epoch += 1
-                        block.epoch += 1
-                _go(threads)
+        wide = _common(threads)
+        if wide in ("cluster_sync", "cluster_wait"):
+            for block in self.blocks.values():
+                block.met = True
+                if wide != "cluster_wait":  # which follows a relaxed arrival: it orders no memory
+                    block.cluster_epoch += 1
+                    block.epoch += 1
+            _go(threads)
 
-    def _shuffle(self, kind: str, warp: list[_Thread]) -> None:
-        if kind == "ballot_sync":
-            votes = names.int32(sum(bool(t.waits[2]) << lane for lane, t in enumerate(warp) if t.waits))
-            for thread in warp:
-                thread.answer = votes
-        elif kind != "syncwarp":
-            values = [t.waits[2] for t in warp if t.waits]
-            for lane, thread in enumerate(warp):
-                assert thread.waits is not None
-                by = int(thread.waits[3])
-                other = {"shfl_xor_sync": lane ^ by, "shfl_down_sync": lane + by, "shfl_up_sync": lane - by}.get(
-                    kind, by
-                )
-                if not 0 <= other < len(values):
-                    raise KernelError(f"thread {thread.name} shuffles with lane {other} of {len(values)}")
-                thread.answer = values[other]
+
+def _common(threads: list[_Thread]) -> str:
+    """What all of ``threads`` wait for; empty where some do not wait, or not for the same."""
+    first = threads[0].waits
+    if first is None:
+        return ""
+    kind: str = first[0]
+    for t in threads:
+        if t.waits is None or t.waits[0] != kind:
+            return ""
+    return kind
+
+
+def _shuffle(kind: str, warp: list[_Thread]) -> None:
+    waits = [t.waits for t in warp if t.waits]
+    if kind == "ballot_sync":
+        votes = names.int32(sum(bool(wait[2]) << lane for lane, wait in enumerate(waits)))
         for thread in warp:
-            thread.waits = None
+            thread.answer = votes
+    elif kind != "syncwarp":
+        partner = _PARTNERS.get(kind, lambda lane, by: by)
+        for lane, (thread, wait) in enumerate(zip(warp, waits, strict=True)):
+            other = partner(lane, int(wait[3]))
+            if not 0 <= other < len(waits):
+                raise KernelError(f"thread {thread.name} shuffles with lane {other} of {len(waits)}")
+            thread.answer = waits[other][2]
+    _go(warp)
+
+
+_PARTNERS: dict[str, Callable[[int, int], int]] = {
+    "shfl_xor_sync": operator.xor,
+    "shfl_down_sync": operator.add,
+    "shfl_up_sync": operator.sub,
+}
 
 
 def _go(threads: list[_Thread]) -> None:

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -32,18 +33,14 @@ from tests.support.zoo import BF16, T, layer_norm_backward, norm_then_softmax
 MOST = 300
 """The numbers that the fake's int32 holds in these tests: those of threads, not those of rows, columns or packs."""
 HUGE = 1 << 31
+REAL_INT32 = fake_intrinsics.int32
 
 
-class Narrow(fake_intrinsics.Integer):
+def narrow_int32(x: Any) -> int:
     """``int32`` of few bits, which complains where the real one would wrap."""
-
-    def __init__(self) -> None:
-        super().__init__(32)
-
-    def __call__(self, x: Any) -> int:
-        if abs(int(x)) >= MOST:
-            raise KernelError(f"{x} is counted in 32 bits")
-        return super().__call__(x)
+    if abs(int(x)) >= MOST:
+        raise KernelError(f"{x} is counted in 32 bits")
+    return REAL_INT32(x)
 
 
 def both_ways(x: Tensor) -> tuple[Tensor, ...]:
@@ -99,7 +96,8 @@ def some_configs(scheme: Scheme, graph: Graph, n: int) -> list[Config]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_wide_kernels_compute_what_the_oracle_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fake_intrinsics, "int32", Narrow())
+    monkeypatch.setattr(fake_intrinsics, "int32", narrow_int32)
+    monkeypatch.setitem(fake_intrinsics.SHARED, narrow_int32, np.dtype(np.int32))
     for case in CASES[name]:
         graph = graph_of(case)
         scheme = scheme_of(graph)
@@ -117,7 +115,8 @@ def test_wide_kernels_compute_what_the_oracle_does(name: str, monkeypatch: pytes
 
 
 def test_wide_kernels_share_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fake_intrinsics, "int32", Narrow())
+    monkeypatch.setattr(fake_intrinsics, "int32", narrow_int32)
+    monkeypatch.setitem(fake_intrinsics.SHARED, narrow_int32, np.dtype(np.int32))
     task = task_of(beside(graph_of(CASES["rows"][0]), update(37), graph_of(CASES["flat"][0]), update(1301)))
     with pytest.raises(KernelError, match="in 32 bits"):
         run_packed(task)

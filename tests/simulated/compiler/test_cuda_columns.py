@@ -65,8 +65,7 @@ def extremes(x: Tensor) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("fn", [layer_norm_backward, statistics, extremes])
-@pytest.mark.parametrize("cluster", [2, 4])
-@pytest.mark.parametrize(("threads", "rows"), [(64, 1), (16, 4), (32, 2)], ids=lambda n: str(n))
+@pytest.mark.parametrize(("cluster", "threads", "rows"), [(2, 64, 1), (4, 16, 4), (2, 32, 2), (4, 64, 1)])
 def test_partials_joined_in_clusters(fn: object, cluster: int, threads: int, rows: int) -> None:
     shapes = {layer_norm_backward: [(70, 96), (70, 96), (96,)], statistics: [(70, 96)], extremes: [(70, 200)]}
     task = task_of(fn, *(torch.randn(s) for s in shapes[fn]))  # type: ignore[index]

@@ -16,7 +16,19 @@ from autotune.domains.fusion.task import FusionTask
 from autotune.ir.interpret import make_inputs
 from tests.support.edited import edited
 from tests.support.fake_cuda import check_group, check_inputs
-from tests.support.zoo import workloads
+from tests.support.zoo import (
+    I64,
+    Case,
+    T,
+    cross_entropy,
+    group_norm,
+    layer_norm,
+    layer_norm_backward,
+    relu_statistics,
+    softmax_mask,
+    workloads,
+)
+from tests.support.zoo import workloads_of as captured
 
 SHAPES = [
     {"threads_per_row": 8, "rows_per_block": 8},
@@ -31,11 +43,20 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("name", ["ln_f32", "ln_1001", "softmax_mask", "cross_entropy_f32", "group_norm"])
+CASES = (
+    Case("ln", layer_norm, (T(11, 512), T(512), T(512))),
+    Case("ln_odd", layer_norm, (T(7, 501), T(501), T(501))),
+    Case("softmax_mask", softmax_mask, (T(2, 5, 256), T(1, 5, 256))),
+    Case("cross_entropy", cross_entropy, (T(9, 500), T(9, d=I64))),
+    Case("group_norm", group_norm, (T(2, 32, 8, 8), T(32), T(32))),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "-".join(map(str, s.values())))
 @pytest.mark.parametrize("online", [False, True])
-def test_rows(name: str, shape: dict[str, object], online: bool) -> None:
-    (work,) = workloads(name)
+def test_rows(case: Case, shape: dict[str, object], online: bool) -> None:
+    (work,) = captured(case)
     task = FusionTask(work, "cuda:0", target="sm_90", sms=3)
     (group,) = task.plan.groups
     scheme = scheme_of(group.graph)
@@ -95,12 +116,20 @@ def test_what_an_infinity_costs() -> None:
     assert not told.search(made(16).text)
 
 
-@pytest.mark.parametrize("online", [False, True])
-@pytest.mark.parametrize("keep", ["registers", "reload"])
-@pytest.mark.parametrize("prefetch", [False, True])
-@pytest.mark.parametrize("name", ["layer_norm_backward", "relu_statistics"])
-def test_columns(name: str, prefetch: bool, keep: str, online: bool) -> None:
-    task = FusionTask(workloads(name)[0], "cuda:0", target="sm_90", sms=3)
+@pytest.mark.parametrize(
+    ("prefetch", "keep", "online"),
+    [(False, "registers", False), (True, "registers", True), (False, "reload", True), (True, "reload", False)],
+)
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("layer_norm_backward", layer_norm_backward, (T(66, 128), T(66, 128), T(128))),
+        Case("relu_statistics", relu_statistics, (T(96, 128),)),
+    ],
+    ids=str,
+)
+def test_columns(case: Case, prefetch: bool, keep: str, online: bool) -> None:
+    task = FusionTask(captured(case)[0], "cuda:0", target="sm_90", sms=3)
     (group,) = task.plan.groups
     scheme = scheme_of(group.graph)
     assert scheme.name == "columns"

@@ -103,7 +103,7 @@ def source(g: Graph, **changes: Any) -> CudaSource:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_kernels_compute_what_the_oracle_does(case: Case) -> None:
     g = graph(case.name)
-    configs = [SCHEME.default(g), *SCHEME.seeds(g)[:6], *drawn(SCHEME, g, 6, len(case.name))]
+    configs = [SCHEME.default(g), *SCHEME.seeds(g)[:3], *drawn(SCHEME, g, 3, len(case.name))]
     for n, config in enumerate(configs):
         check_group(g, SCHEME.emit(g, config, 3), seed=n, special=bool(n % 2))
 
@@ -123,7 +123,7 @@ SHAPES = [
 @pytest.mark.parametrize("keep", ["registers", "shared", "reload"])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "x".join(str(v) for v in s.values()))
 def test_every_way_of_joining(shape: dict[str, int], keep: str) -> None:
-    for name in ("softmax", "joined_moments", "sum"):
+    for name in ("softmax", "joined_moments", "sum") if keep == "registers" else ("softmax", "joined_moments"):
         g = graph(name)
         base = {**SCHEME.default(g), "vector_bytes": 8, "keep": keep, "unroll": 2, "cluster": 1}
         for online in (False, True) if name == "softmax" else (False,):

@@ -152,8 +152,8 @@ def test_places_held_in_registers_are_loaded_once_and_first() -> None:
     assert len(re.findall(r"ld\.shared\.v4", text)) == 3 * 12
 
 
-@pytest.mark.parametrize("held", [1, 2, 3, 8])
-@pytest.mark.parametrize("shape", SHAPES[:6], ids=lambda s: "x".join(str(v) for v in s.values()))
+@pytest.mark.parametrize("held", [1, 3, 8])
+@pytest.mark.parametrize("shape", SHAPES[1:6], ids=lambda s: "x".join(str(v) for v in s.values()))
 def test_places_in_registers_are_computed_like_the_others(shape: dict[str, int], held: int) -> None:
     for name in ("softmax", "joined_moments", "layer_norm_0_bf16"):
         g = graph(name)
@@ -164,10 +164,9 @@ def test_places_in_registers_are_computed_like_the_others(shape: dict[str, int],
             check_group(g, SCHEME.emit(g, config | {"online": online}, 2), seed=held, special=True, sms=2)
 
 
-@pytest.mark.parametrize("cluster", [1, 2])
-@pytest.mark.parametrize("unroll", [1, 2, 4])
+@pytest.mark.parametrize(("unroll", "cluster"), [(1, 2), (2, 1), (4, 2)])
 @pytest.mark.parametrize(("rows", "columns", "dtype", "vector_bytes"), [
-    (131, 40, F32, 16), (97, 13, F32, 4), (128, 44, F32, 8), (160, 24, BF16, 16), (99, 18, BF16, 4), (102, 18, F16, 4),
+    (131, 24, F32, 16), (97, 13, F32, 4), (128, 28, F32, 8), (160, 24, BF16, 16), (99, 18, BF16, 4), (102, 18, F16, 4),
 ])  # fmt: skip
 def test_odd_rows_and_columns_that_do_not_divide(
     rows: int, columns: int, dtype: torch.dtype, vector_bytes: int, unroll: int, cluster: int
@@ -205,7 +204,7 @@ def waves(kernel: Kernel) -> float:
     return blocks / (132 * kernel.resources["blocks_per_sm"])
 
 
-@pytest.mark.parametrize(("rows", "dtype", "most"), [(4096, F32, 1), (8192, F32, 2), (8192, BF16, 1), (4096, BF16, 1)])
+@pytest.mark.parametrize(("rows", "dtype", "most"), [(4096, F32, 1), (8192, F32, 2), (4096, BF16, 1)])
 def test_the_first_seed_has_everything_on_the_device(rows: int, dtype: torch.dtype, most: int) -> None:
     """32 MiB are 254 KiB an SM, more than its shared memory. Half of that fits, twice of that in two waves."""
     (g,) = graphs_of(lambda x: torch.softmax(x, 0), (T(rows, 2048, d=dtype),))

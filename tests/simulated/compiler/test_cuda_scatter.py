@@ -25,7 +25,6 @@ from tests.support.fake_cuda import KernelError, check_group, check_inputs, run_
 from tests.support.many_parts import run_packed, run_plan
 from tests.support.zoo import (
     BF16,
-    BY_NAME,
     F16,
     F32,
     I32,
@@ -36,6 +35,7 @@ from tests.support.zoo import (
     drawn,
     random_configs,
     scatter_tied,
+    scatter_twice,
     workloads,
     workloads_of,
 )
@@ -81,23 +81,25 @@ def inputs_at(graph: Graph, places: Tensor, seed: int = 0) -> list[Tensor]:
 def test_kernels_of_the_zoo(case: Case) -> None:
     for work in workloads(case.name):
         task = FusionTask(work, "cuda:0", target="sm_90", sms=3)
-        for n, config in enumerate([task.default(), *random_configs(task, 3, seed=5)]):
+        for n, config in enumerate([task.default(), *random_configs(task, 1, seed=5)]):
             for group, part in zip(task.plan.groups, group_configs(task.plan, config), strict=True):
                 assert scheme_of(group.graph).name == "scatter"
                 check_group(group.graph, scheme_of(group.graph).emit(group.graph, part, 3), seed=n, special=n % 2 == 1)
 
 
-@pytest.mark.parametrize("dtype", [F32, F16, BF16])
 @pytest.mark.parametrize(
-    ("places", "columns", "tokens", "config"),
+    ("places", "columns", "tokens", "config", "dtype"),
     [
-        (70, 24, 150, (2, 32, 4, 1)),  # several chunks of columns, a place a block
-        (70, 24, 150, (8, 8, 4, 8)),  # threads without columns
-        (70, 24, 152, (4, 16, 2, 64, 4)),  # more places than match lanes, and a part of a block without places
-        (70, 24, 97, (8, 8, 1, 16, 2)),  # an odd number of terms
-        (5, 8, 300, (1, 64, 1, 4)),  # many terms a place
-        (3, 7, 90, (4, 16, 1, 2)),  # an odd number of columns
-        (300, 8, 5, (2, 32, 2, 256, 8)),  # places without terms
+        (35, 24, 80, (2, 32, 4, 1), F16),  # several chunks of columns, a place a block
+        (70, 24, 150, (8, 8, 4, 8), F32),  # threads without columns
+        (70, 24, 152, (4, 16, 2, 64, 4), F32),  # more places than match lanes, and a part of a block without places
+        (70, 24, 152, (4, 16, 2, 64, 4), BF16),
+        (70, 24, 97, (8, 8, 1, 16, 2), BF16),  # an odd number of terms
+        (5, 8, 300, (1, 64, 1, 4), F32),  # many terms a place
+        (5, 8, 300, (1, 64, 1, 4), F16),
+        (3, 7, 90, (4, 16, 1, 2), F32),  # an odd number of columns
+        (3, 7, 90, (4, 16, 1, 2), BF16),
+        (300, 8, 5, (2, 32, 2, 256, 8), F16),  # places without terms
     ],
 )
 def test_places_and_terms_of_all_numbers(
@@ -142,19 +144,24 @@ def test_more_terms_than_a_block_sorts(owned: int, monkeypatch: pytest.MonkeyPat
     check_inputs(graph, kernels, inputs_at(graph, places))
 
 
+TWO_SUMS = Case(
+    "", scatter_twice, (T(3, 17, 24, d=F16), T(3, 17, d=I64), T(41, 24, d=F16), T(41, d=I32), T(40, 24, d=F16))
+)
+
+
 @pytest.mark.parametrize("config", [shape(2, 32, 8, 1), shape(2, 32, 8, 16), shape(8, 8, 4, 32, 2), shape(4, 16, 8, 2)])
-def test_several_sums(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("most", [2048, 16])
+def test_several_sums(config: Config, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has tokens of its own; what is many for one of them is for the place."""
-    for most in (2048, 16):
-        monkeypatch.setattr(cuda_scatter, "MOST_SORTED", most)
-        graph = graph_of(BY_NAME["scatter_twice"])
-        assert len(scattered(graph).sums) == 2
-        kernels = made(graph, config)
-        check_group(graph, kernels, special=True)
-        inputs = make_inputs(graph, seed=1)
-        slots = [k for k, d in enumerate(graph.inputs) if d in ("int32", "int64")]
-        inputs[slots[0]][:] = 7
-        check_inputs(graph, kernels, inputs)
+    monkeypatch.setattr(cuda_scatter, "MOST_SORTED", most)
+    graph = graph_of(TWO_SUMS)
+    assert len(scattered(graph).sums) == 2
+    kernels = made(graph, config)
+    check_group(graph, kernels, special=True)
+    inputs = make_inputs(graph, seed=1)
+    slots = [k for k, d in enumerate(graph.inputs) if d in ("int32", "int64")]
+    inputs[slots[0]][:] = 7
+    check_inputs(graph, kernels, inputs)
 
 
 def embeddings(g: Tensor, ids: Tensor, h: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor]:
@@ -203,8 +210,9 @@ def test_what_is_read_beside_the_sums_is_fetched_during_the_scan(
     """Each line of 128 bytes once; nothing where there is nothing."""
     fetched: list[int] = []
     monkeypatch.setitem(fake_intrinsics.PLAIN, "to_l2", lambda p, at: fetched.append(p.span(int(at), 1).start // 32))
-    tied, alone = gradient(75, 32, 90), graph_of(Case("", scatter_tied(75), (T(90, 32), T(90, d=I64), T())))
-    check_group(tied, made(tied, config | {"prefetch": False}))
+    tied, alone = gradient(75, 32, 30), graph_of(Case("", scatter_tied(75), (T(30, 32), T(30, d=I64), T())))
+    if config["threads_per_row"] == 2:
+        check_group(tied, made(tied, config | {"prefetch": False}))
     check_group(alone, made(alone, config | {"prefetch": False}))
     assert not fetched
     assert scheme_of(alone).default(alone)["prefetch"] is False

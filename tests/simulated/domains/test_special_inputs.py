@@ -60,22 +60,20 @@ def test_candidates_of_t5_verify_on_a_cpu(dtype: torch.dtype) -> None:
     assert len(works) >= 4
     for work in works:
         task, bench = FusionTask(work, "cpu"), FusionBench(work, "cpu")
-        for config in [task.default(), *task.seeds()][:3]:
-            run = bench.load(config, task.build(config))
-            for seed in range(2):
-                verdict = bench.verify(run, seed)
-                assert verdict.ok, f"{work.label} {config}: {verdict.detail}"
+        run = bench.load(task.default(), task.build(task.default()))
+        for seed in range(2):
+            verdict = bench.verify(run, seed)
+            assert verdict.ok, f"{work.label}: {verdict.detail}"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_candidates_of_t5_verify_as_cuda_text(dtype: torch.dtype) -> None:
     for work in t5(dtype):
         task = FusionTask(work, "cuda:0", target="sm_90", sms=3)
-        for config in [task.default(), *task.seeds()][:2]:
-            plan = task.plan_of(config)
-            for group, own in zip(plan.groups, group_configs(plan, config), strict=True):
-                made = scheme_of(group.graph).emit(group.graph, own, 3)
-                check_group(group.graph, made, seed=1, special=True)
+        plan = task.plan_of(task.default())
+        for group, own in zip(plan.groups, group_configs(plan, task.default()), strict=True):
+            made = scheme_of(group.graph).emit(group.graph, own, 3)
+            check_group(group.graph, made, seed=1, special=True)
 
 
 # ---- what a wrong kernel may not do
