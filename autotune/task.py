@@ -265,6 +265,12 @@ class Domain(Protocol):
     - ``add_arguments(command, parser)``: options of its own; ``refuse(command, args)`` raises UserError where they are
       given and another domain is meant;
     - ``case_problems(case)``: what is wrong with a case of a benchmark's file whose ``suite`` is the domain.
+
+    For a report, as :class:`autotune.exhibit.Exhibit`:
+
+    - ``exhibits(workload, config, schedule, device)``: of a workload on a ``DeviceIdentity``, with the configuration
+      that won or was fastest, and its schedule; either may be None;
+    - ``case_exhibits(case)``: of a case in such a file.
     """
 
     def open_task(self, workload: Workload, device: str) -> Task:

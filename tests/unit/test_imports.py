@@ -24,6 +24,8 @@ DOORS = {
     "sqlalchemy": ["autotune/store/", "db/"],
     "alembic": ["autotune/store/connection/migrate.py", "db/"],
     "optuna": ["autotune/tuner/"],
+    "jinja2": ["autotune/report/"],
+    "vl_convert": ["autotune/charts.py"],
     "pickle": [],
 }
 

@@ -29,6 +29,18 @@ def case_problems(case: object) -> list[str]:
     return c3_problems(case)
 
 
+def exhibits(workload: Any, config: Any, schedule: Any, device: Any) -> Any:
+    from autotune.domains.c3.suite import exhibits as shown
+
+    return shown.exhibits(workload, config, schedule, device)
+
+
+def case_exhibits(case: Mapping[str, Any]) -> Any:
+    from autotune.domains.c3.suite import exhibits as shown
+
+    return shown.case_exhibits(case)
+
+
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     from autotune.domains.c3.cli import arguments
 

@@ -30,6 +30,12 @@ def bytes_moved(workload: Workload) -> int:
     return Graph.from_json(workload.spec).bytes_moved
 
 
+def exhibits(workload: Workload, config: Any, schedule: Any, device: Any) -> Any:
+    from autotune.domains.fusion.drawing import exhibits as shown
+
+    return shown.exhibits(workload, config, schedule, device)
+
+
 def damage(workload: Workload) -> str | None:
     from autotune.domains.fusion.rederive import check_graph, check_source
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,8 @@ def test_scenarios_are_searched_compared_and_resumed(tmp_path: Path, capsys: pyt
     assert all(c["fixed"]["label"] == data["summary"]["best_fixed"]["strategy"] for c in data["cases"])
     assert "timeline" not in data["cases"][1]
     assert "| gather |" in out.with_suffix(".md").read_text()
-    assert (out.parent / "c3-bars.svg").read_text().count("scatter, tuned") == 1
+    bars = (out.parent / "c3-bars.svg").read_text()
+    assert len(re.findall(r'aria-label="[^"]*scatter; [^"]*tuned', bars)) == 1
     assert "gather" in (out.parent / "c3-timeline.svg").read_text()
     assert "--resume" not in data["command"]
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotune import charts
 from autotune.bench import form
 from autotune.domains.c3.scenario import Scenario
 from autotune.domains.c3.suite import figure, report, suite
@@ -193,10 +194,12 @@ def _write(settings: Settings, device: str, order: Sequence[str], done: Mapping[
     )
     settings.out.with_suffix(".md").write_text(report.render(data))
     stem = settings.out.with_suffix("")
-    Path(f"{stem}-bars.svg").write_text(figure.bars(data))
+    if not charts.installed():
+        return data  # said when the run began
+    Path(f"{stem}-bars.svg").write_text(charts.svg(figure.bars(data)))
     pictured = next((case for case in cases if case.get("timeline")), None)
     if pictured is not None:
-        Path(f"{stem}-timeline.svg").write_text(figure.timeline(pictured))
+        Path(f"{stem}-timeline.svg").write_text(charts.svg(figure.picture(figure.timeline(pictured))))
     return data
 
 

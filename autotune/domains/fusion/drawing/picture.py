@@ -56,6 +56,31 @@ _TITLE = 16
 _LEGEND_WIDTH = 640
 
 
+_DARK = {
+    "#ffffff": "#0f1319", "#f9fafb": "#141922", "#f3f4f6": "#171c24", "#dbeafe": "#172554", "#fef3c7": "#422006",
+    "#dcfce7": "#052e16", "#fee2e2": "#450a0a", "#111827": "#e5e7eb", "#374151": "#9ca3af", "#e5e7eb": "#374151",
+    "#2563eb": "#60a5fa", "#d97706": "#f59e0b", "#15803d": "#22c55e", "#dc2626": "#f87171", "#7c3aed": "#a78bfa",
+}  # fmt: skip
+"""What a dark page shows instead: a viewer of the picture says by itself which it is."""
+
+
+def _style() -> str:
+    """Colours for a dark page; those in the elements themselves are for a light one."""
+    rules = [
+        f"{element}[{kind}='{light}'] {{ {kind}: {dark} }}"
+        for light, dark in _DARK.items()
+        for element, kind in (
+            ("rect", "fill"),
+            ("rect", "stroke"),
+            ("path", "stroke"),
+            ("line", "stroke"),
+            ("text", "fill"),
+        )
+    ]
+    text = f"text:not([fill]) {{ fill: {_DARK['#111827']} }}"
+    return f"<style>@media (prefers-color-scheme: dark) {{ {text} {' '.join(rules)} }}</style>"
+
+
 def draw(title: str, drawings: Sequence[Drawing]) -> str:
     """An SVG document of regions one under the other, with a legend; the same text for the same plans."""
     legend, legend_width, legend_height = _legend(PAD, PAD + _TITLE + PAD)
@@ -66,6 +91,7 @@ def draw(title: str, drawings: Sequence[Drawing]) -> str:
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {_n(width)} {_n(page.height)}" '
     out = [
         head + f'font-family="{fonts}" font-size="{FONT}">',
+        _style(),
         f"<title>{escape(title)}</title>",
         f'<rect {size} fill="#ffffff"/>',
         f'<text x="{PAD}" y="{PAD + _TITLE}" font-size="{_TITLE}" font-weight="bold">{escape(title)}</text>',

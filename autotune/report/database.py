@@ -1,0 +1,294 @@
+"""Pages from a database: a search's own results."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotune.errors import printable
+from autotune.exhibit import Exhibit
+from autotune.report import plots
+from autotune.report.page import (
+    Cell,
+    Page,
+    Point,
+    count_cell,
+    microseconds,
+    page_id,
+    percent,
+    ratio,
+    ratio_cell,
+    size,
+    time_cell,
+)
+from autotune.store.records import Key, Measurement, Schedule
+from autotune.task import Status, domain_hook, domains
+
+if TYPE_CHECKING:
+    from autotune.device import DeviceIdentity
+    from autotune.store import Overview, Store, Verdict
+    from autotune.workload import Workload
+
+log = logging.getLogger(__name__)
+
+_REASONS = 12
+"""Reasons of failures that are listed."""
+
+_CONFIG = 160
+"""Characters of a configuration that a point's tooltip has."""
+
+
+def pages(store: Store) -> Iterator[Page]:
+    """A page for each workload and device, and for each step that was decided; damaged rows are left out."""
+    overview = store.overview()
+    devices = store.get_devices({row.device for row in overview})
+    workloads = store.get_workloads({row.workload for row in overview})
+    schedules: dict[tuple[str, str], Schedule] = {}
+    for schedule in (s for fingerprint in devices for s in store.schedules(fingerprint)):  # fastest first
+        schedules.setdefault((schedule.key.workload, schedule.key.device), schedule)
+    bandwidths: dict[str, float | None] = {}
+    for row in overview:
+        device = devices.get(row.device)
+        workload = workloads.get(row.workload)
+        if device is None or workload is None:
+            continue
+        if row.device not in bandwidths:
+            calibration = store.get_calibration(row.device, "fusion")
+            bandwidths[row.device] = calibration.figures.get("copy_gbs") if calibration else None
+        deployed = schedules.get((row.workload, row.device))
+        yield _workload(store, row, workload, device, bandwidths[row.device], deployed)
+    yield from steps(store, {(row.workload, row.device): row for row in overview})
+
+
+def _workload(
+    store: Store,
+    row: Overview,
+    workload: Workload,
+    device: DeviceIdentity,
+    bandwidth: float | None,
+    schedule: Schedule | None,
+) -> Page:
+    measured = _of_one_key(store.measurements(row.workload, row.device), schedule)
+    moved = _bytes(workload)
+    winner = schedule.winner if schedule else ""
+    point = Point(moved, row.best_us) if moved and row.best_us else None
+    share = moved / bandwidth / 1e3 / row.best_us if point and bandwidth and row.best_us and moved else None
+    levels = {**row.baselines, **({"autotune": row.best_us} if row.best_us and winner in ("", "autotune") else {})}
+    exhibits = list(_own(workload, _config(schedule, measured), schedule, device))
+    exhibits += _times(levels)
+    exhibits += _search(measured, levels)
+    if moved:
+        reached = {name: (moved, us) for name, us in levels.items()}
+        exhibits.append(_roofline(reached, moved, bandwidth, [us for _, us in reached.values()]))
+    facts = [
+        ("tuned", microseconds(row.best_us) + (f", by {winner}" if winner else "")),
+        ("speedup", f"{ratio(row.speedup)} over the fastest baseline" if row.speedup else "–"),
+        *([("moves at least", size(moved))] if moved else []),
+        *([("of the copy bandwidth", percent(share))] if share else []),
+        ("candidates", f"{row.measured}, of which {sum(row.failed.values())} failed"),
+        *([("trust", "busy: other processes disturbed the final comparison")] if row.busy else []),
+        ("fingerprint", row.workload),
+    ]
+    label = row.label or f"{row.kind} {row.workload[:12]}"
+    return Page(
+        kind="scenario" if row.kind == "c3" else "workload",
+        id=page_id(label, row.workload, row.device),
+        title=label,
+        device=device.label,
+        domain=row.kind,
+        source=Path(store.name).stem,
+        cells={
+            "tuned": Cell(microseconds(row.best_us) + (" (busy)" if row.busy else ""), row.best_us),
+            "winner": Cell(winner or "–"),
+            "speedup": ratio_cell(row.speedup),
+            "bandwidth": Cell(percent(share), share),
+            "tried": count_cell(row.measured),
+            "failed": count_cell(sum(row.failed.values())),
+        },
+        facts=facts,
+        exhibits=exhibits,
+        speedup=None if row.busy else row.speedup,
+        point=point,
+    )
+
+
+def _bytes(workload: Workload) -> int:
+    """What a perfect implementation moves; 0 where the domain does not tell."""
+    try:
+        hook = domain_hook(workload.kind, "bytes_moved") if workload.kind in domains() else None
+        return int(hook(workload)) if hook else 0
+    except Exception as error:  # a stored workload of another version, or a damaged one
+        log.warning("bytes of %s: %s", workload.fingerprint[:12], error)
+        return 0
+
+
+def _own(
+    workload: Workload, config: Mapping[str, Any] | None, schedule: Schedule | None, device: DeviceIdentity
+) -> Sequence[Exhibit]:
+    """What the domain shows of a workload."""
+    try:
+        hook = domain_hook(workload.kind, "exhibits") if workload.kind in domains() else None
+        return hook(workload, config, schedule, device) if hook else ()
+    except Exception as error:
+        log.warning("exhibits of %s: %s", workload.fingerprint[:12], error)
+        return (Exhibit("Plan", f"It cannot be shown: {printable(str(error))}"),)
+
+
+def _config(schedule: Schedule | None, measured: Sequence[Measurement]) -> Mapping[str, Any] | None:
+    """The configuration that won, else the fastest."""
+    if schedule and schedule.config:
+        return schedule.config
+    works = [m for m in measured if m.latency_us is not None]
+    return min(works, key=lambda m: m.latency_us or 0.0).config if works else None
+
+
+def _of_one_key(measured: Sequence[Measurement], schedule: Schedule | None) -> list[Measurement]:
+    """Those taken in one way: as the schedule's were, else as the newest was. Others are never mixed with them."""
+    if not measured:
+        return []
+    key: Key = schedule.key if schedule else measured[-1].key
+    return [m for m in measured if m.key == key]
+
+
+def _times(levels: Mapping[str, float]) -> list[Exhibit]:
+    if len(levels) < 2:
+        return []
+    values = dict(sorted(levels.items(), key=lambda item: item[1]))
+    return [Exhibit("Final comparison", "Medians, taken in turn.", chart=plots.bars(values, "microseconds"))]
+
+
+def _search(measured: Sequence[Measurement], levels: Mapping[str, float]) -> Iterator[Exhibit]:
+    """How the search went: candidates as they came, why some failed, which parameters mattered."""
+    from autotune.tuner.importance import importances
+
+    first = [m for m in measured if m.stage == "screen"]
+    if not first:
+        return
+    varied = _varied([m.config for m in first])
+    candidates = [
+        {
+            "n": n,
+            "us": m.latency_us,
+            "status": str(m.status),
+            "configuration": ", ".join(f"{k}={m.config[k]}" for k in varied if k in m.config)[:_CONFIG],
+        }
+        for n, m in enumerate(first, 1)
+    ]
+    about = "Each candidate's first timing, in order. Lines across are the final comparison's."
+    yield Exhibit("Search", about, chart=plots.history(candidates, levels))
+    fates = Counter(str(m.status) for m in first)
+    if len(fates) > 1:
+        shares = {name: float(n) for name, n in fates.most_common()}
+        failed = len(first) - fates[str(Status.OK)]
+        about = f"{failed} of {len(first)} candidates failed."
+        yield Exhibit("What became of candidates", about, chart=plots.bars(shares, "candidates"))
+        reasons = Counter((str(m.status), m.reason[:300]) for m in first if m.status is not Status.OK)
+        rows = [(status, n, reason) for (status, reason), n in reasons.most_common(_REASONS)]
+        yield Exhibit("Reasons of failures", heads=("status", "times", "reason"), rows=rows, folded=True)
+    if shares := importances(first):
+        about = "PED-ANOVA: what sets the fastest tenth of the candidates apart from the others."
+        yield Exhibit("Importance of parameters", about, chart=plots.bars(shares, "share"))
+
+
+def _varied(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Parameters that took several values, or that some candidates lack."""
+    values: dict[str, set[str]] = {}
+    for config in configs:
+        for name, value in config.items():
+            values.setdefault(name, set()).add(str(value))
+    seen = Counter(name for config in configs for name in config)
+    return sorted(n for n, found in values.items() if len(found) > 1 or seen[n] < len(configs))
+
+
+def _roofline(
+    own: Mapping[str, tuple[int, float]], moved: int, bandwidth: float | None, times: Sequence[float]
+) -> Exhibit:
+    """The chart; without a calibration the line goes through the fastest time, which nothing measured beats."""
+    measured = bandwidth is not None
+    gbs = bandwidth if bandwidth is not None else moved / min(times) / 1e3
+    about = (
+        f"The line is the device's copy bandwidth, {gbs:.4g} GB/s. What lies below it was read from caches."
+        if measured
+        else "The device is not calibrated (`autotune calibrate fusion`): the line goes through the fastest time here."
+    )
+    chart = plots.roofline(own, gbs, (moved / 30, moved * 30))
+    return Exhibit("Place on the roofline", f"{about} Grey: other workloads of the device.", chart=chart)
+
+
+def steps(store: Store, known: Mapping[tuple[str, str], Overview]) -> Iterator[Page]:
+    """A page for each step that was decided, newest first."""
+    found: dict[tuple[Any, ...], Verdict] = {}
+    verdicts = store.verdicts()
+    for v in verdicts:
+        r = v.record
+        found.setdefault((str(r.get("target")), r.get("train"), v.mode, v.device, v.environment), v)
+    devices = store.get_devices({v.device for v in verdicts})
+    for verdict in found.values():
+        if verdict.device in devices:
+            yield _step(store, verdict, devices[verdict.device], known)
+
+
+def _step(store: Store, verdict: Verdict, device: DeviceIdentity, known: Mapping[tuple[str, str], Overview]) -> Page:
+    record = verdict.record
+    every = [f for f in record.get("families") or () if isinstance(f, Mapping)]
+    theirs, every_us, ours = (_number(record.get(name)) for name in ("compile_us", "all_us", "autotune_us"))
+    speedup = theirs / ours if theirs and ours else None
+    took = {"torch.compile": theirs, "all regions": every_us, "autotune": ours}
+    target = str(record.get("target") or verdict.graph[:12])
+    name = target + (", training" if record.get("train") else "") + f", mode {verdict.mode}"
+    kept = sum(bool(f.get("kept")) for f in every)
+    about = "As measured by the search. All regions: with every stored kernel; autotune: with those that are kept."
+    step = {n: us for n, us in took.items() if us}
+    exhibits = [Exhibit("The whole step", about, chart=plots.bars(step, "microseconds"))]
+    gains = {
+        f"{f.get('count')} × {f.get('label')}": gain for f in every if (gain := _number(f.get("gain_us"))) is not None
+    }
+    if gains:
+        about = "What each region's kernels bring the step; below zero they cost."
+        exhibits.append(Exhibit("Gains by region", about, chart=plots.bars(gains, "microseconds")))
+    rows = [
+        (str(f.get("label")), int(_number(f.get("count")) or 0), _number(f.get("gain_us")), str(f.get("gain_of")),
+         "kept" if f.get("kept") else "left to Inductor") for f in every
+    ]  # fmt: skip
+    heads = ("region", "times", "gain, µs", "seen", "decision")
+    exhibits.append(Exhibit("Regions", heads=heads, rows=rows))
+    links = []
+    for f in every:
+        row = known.get((str(f.get("workload")), verdict.device))
+        if row is not None:
+            label = row.label or f"{row.kind} {row.workload[:12]}"
+            links.append((f"../workloads/{page_id(label, row.workload, row.device)}.html", label))
+    facts = [
+        ("torch.compile", microseconds(theirs)),
+        ("autotune", microseconds(ours) if ours else "left to Inductor"),
+        ("speedup", ratio(speedup)),
+        ("noise", percent(_number(record.get("noise")))),
+        ("regions", f"{kept} of {len(every)} kept"),
+        ("command", str(record.get("command") or "–")),
+    ]
+    return Page(
+        kind="model",
+        id=page_id(name, verdict.graph, verdict.device, verdict.environment, verdict.mode),
+        title=name,
+        device=device.label,
+        domain="fusion",
+        source=Path(store.name).stem,
+        cells={
+            "torch.compile": time_cell(theirs),
+            "autotune": time_cell(ours),
+            "speedup": ratio_cell(speedup),
+            "regions kept": Cell(f"{kept} of {len(every)}", kept),
+        },
+        facts=facts,
+        exhibits=exhibits,
+        speedup=speedup,
+        links=links,
+    )
+
+
+def _number(value: Any) -> float | None:
+    """A number of a record that may have come from elsewhere, or None."""
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

@@ -1,0 +1,229 @@
+"""The charts of a report, as Vega-Lite specifications: what they show, without how it looks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autotune.charts import scale
+
+Chart = dict[str, Any]
+OTHERS = "others"
+"""The data set that a page's script fills with the points of all workloads of a device."""
+
+_BAR = 22  # pixels of a bar with its gap
+_LABELS = 200  # the widest a bar's name may be
+
+
+def bars(values: Mapping[str, float], title: str, *, mark: tuple[str, float] | None = None) -> Chart:
+    """Named numbers as horizontal bars in their order, each coloured by its name.
+
+    Args:
+        title: of the axis, with the unit.
+        mark: name and place of a line across all bars.
+    """
+    names = list(values)
+    y = {"field": "name", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": _LABELS}}
+    x = {"field": "value", "type": "quantitative", "title": title}
+    plot: Chart = {
+        "data": {"values": [{"name": n, "value": _short(v)} for n, v in values.items()]},
+        "mark": {"type": "bar", "cornerRadiusEnd": 2, "height": {"band": 0.75}},
+        "encoding": {
+            "y": y,
+            "x": x,
+            "color": {"field": "name", "type": "nominal", "scale": scale(names), "legend": None},
+            "tooltip": [{"field": "name"}, {"field": "value", "type": "quantitative", "title": title}],
+        },
+    }
+    height = {"height": _BAR * len(values)}
+    if mark is None:
+        return {**plot, **height}
+    name, place = mark
+    line = {
+        "data": {"values": [{"name": name, "value": _short(place)}]},
+        "mark": {"type": "rule", "strokeWidth": 2, "strokeDash": [4, 3], "color": "#dc2626", "tooltip": True},
+        "encoding": {"x": x, "tooltip": [{"field": "name"}, {"field": "value", "type": "quantitative"}]},
+    }
+    return {"layer": [plot, line], **height}
+
+
+def history(candidates: Sequence[Mapping[str, Any]], levels: Mapping[str, float]) -> Chart:
+    """Latency against candidates in the order of their measurement.
+
+    Args:
+        candidates: with ``n``, ``us`` (None where it failed), ``status``, ``configuration``.
+        levels: name to microseconds: baselines, and what is deployed.
+    """
+    best, so_far = math.inf, []
+    for c in candidates:
+        if c["us"] is not None:
+            best = min(best, c["us"])
+        if math.isfinite(best):
+            so_far.append({"n": c["n"], "us": _short(best), "series": "best so far"})
+    failed = any(c["us"] is None for c in candidates)
+    names = ["candidate", "best so far", *(["failed"] if failed else []), *levels]
+    own = ["#0891b2", "#d97706", *(["#dc2626"] if failed else [])]
+    colours = scale(list(levels))
+    colour = {
+        "field": "series",
+        "type": "nominal",
+        "title": None,
+        "scale": {"domain": names, "range": [*own, *colours["range"]]},
+    }
+    x = {"field": "n", "type": "quantitative", "title": "candidates", "axis": {"tickMinStep": 1, "format": "d"}}
+    y = {
+        "field": "us",
+        "type": "quantitative",
+        "title": "microseconds (log)",
+        "scale": {"type": "log", "nice": False, "padding": 12},
+    }
+    told = [{"field": "n", "title": "candidate"}, {"field": "status"}, {"field": "us", "format": ".4~g"}]
+    told.append({"field": "configuration"})
+    rows = [
+        {**c, "us": None if c["us"] is None else _short(c["us"]), "series": "candidate" if c["us"] else "failed"}
+        for c in candidates
+    ]
+    layers: list[Chart] = [
+        {
+            "data": {"values": [r for r in rows if r["us"] is not None]},
+            "mark": {"type": "point", "filled": True, "size": 28, "opacity": 0.75},
+            "encoding": {"x": x, "y": y, "color": colour, "tooltip": told},
+        },
+        {
+            "data": {"values": [r for r in rows if r["us"] is None]},
+            "mark": {"type": "tick", "orient": "vertical", "size": 10, "thickness": 2},
+            "encoding": {"x": x, "y": {"value": 4}, "color": colour, "tooltip": told},
+        },
+        {
+            "data": {"values": so_far},
+            "mark": {"type": "line", "interpolate": "step-after", "strokeWidth": 2},
+            "encoding": {"x": x, "y": y, "color": colour},
+        },
+        {
+            "data": {"values": [{"us": _short(us), "series": name} for name, us in levels.items()]},
+            "mark": {"type": "rule", "strokeDash": [5, 3]},
+            "encoding": {"y": y, "color": colour, "tooltip": [{"field": "series"}, {"field": "us"}]},
+        },
+    ]
+    return {"height": 260, "layer": [layer for layer in layers if layer["data"]["values"]]}
+
+
+def roofline(own: Mapping[str, tuple[int, float]], bandwidth_gbs: float, reach: tuple[float, float]) -> Chart:
+    """Time against bytes moved, with the line that the device's bandwidth draws; nothing but caches gets below it.
+
+    Args:
+        own: name to bytes and microseconds: what is deployed, and its baselines.
+        bandwidth_gbs: in 10^9 bytes a second.
+        reach: fewest and most bytes to be shown.
+    """
+    low, high = reach[0] / 2, reach[1] * 2
+    line = [{"bytes": b, "us": b / bandwidth_gbs / 1e3, "name": f"{bandwidth_gbs:.4g} GB/s"} for b in (low, high)]
+    x = {
+        "field": "bytes",
+        "type": "quantitative",
+        "title": "bytes (log)",
+        "scale": {"type": "log", "domain": [low, high], "nice": False},
+        "axis": {"format": ".2~s", "labelOverlap": True},
+    }
+    y = {
+        "field": "us",
+        "type": "quantitative",
+        "title": "microseconds (log)",
+        "scale": {"type": "log", "nice": False, "padding": 8},
+        "axis": {"labelOverlap": True},
+    }
+    told = [{"field": "name"}, {"field": "bytes", "format": ".4~s"}, {"field": "us", "format": ".4~g"}]
+    names = list(own)
+    layers: list[Chart] = [
+        {
+            "data": {"name": OTHERS, "values": []},
+            "mark": {"type": "circle", "size": 18, "opacity": 0.45, "color": "#9ca3af", "clip": True},
+            "encoding": {"x": x, "y": y, "tooltip": told},
+        },
+        {
+            "data": {"values": line},
+            "mark": {"type": "line", "strokeDash": [5, 3], "color": "#dc2626", "tooltip": True},
+            "encoding": {"x": x, "y": y, "tooltip": [{"field": "name"}]},
+        },
+    ]
+    if own:
+        values = [{"name": n, "bytes": b, "us": _short(us)} for n, (b, us) in own.items()]
+        layers.append(
+            {
+                "data": {"values": values},
+                "mark": {"type": "point", "filled": True, "size": 110},
+                "encoding": {
+                    "x": x,
+                    "y": y,
+                    "color": {"field": "name", "type": "nominal", "title": None, "scale": scale(names)},
+                    "tooltip": told,
+                },
+            }
+        )
+    return {"height": 280, "layer": layers}
+
+
+def stacks(rows: Sequence[Mapping[str, Any]], names: Sequence[str], title: str) -> Chart:
+    """A bar for each ``of``, in pieces one after the other as they come; ``kind`` colours a piece.
+
+    Args:
+        rows: with ``of``, ``kind``, ``name``, ``value``, ``order``.
+        names: kinds, in the legend's order.
+    """
+    return {
+        "data": {"values": list(rows)},
+        "height": 46 * len({row["of"] for row in rows}),
+        "mark": {"type": "bar", "stroke": "#ffffff", "strokeWidth": 0.4},
+        "encoding": {
+            "y": {"field": "of", "type": "nominal", "sort": None, "title": None},
+            "x": {"field": "value", "type": "quantitative", "title": title},
+            "order": {"field": "order", "type": "quantitative"},
+            "color": {
+                "field": "kind",
+                "type": "nominal",
+                "title": None,
+                "scale": {"domain": list(names), "range": ["#3b82f6", "#d97706", "#d1d5db"][: len(names)]},
+            },
+            "tooltip": [{"field": "name"}, {"field": "kind"}, {"field": "value", "format": ".4~g", "title": title}],
+        },
+    }
+
+
+def speedups(rows: Sequence[Mapping[str, Any]]) -> Chart:
+    """Every speedup as a tick, a line for each ``of``.
+
+    Args:
+        rows: with ``of``, ``name``, ``speedup``.
+    """
+    return {
+        "data": {"values": list(rows)},
+        "height": 34 * len({row["of"] for row in rows}),
+        "layer": [
+            {
+                "mark": {"type": "tick", "thickness": 2, "opacity": 0.6, "size": 18},
+                "encoding": {
+                    "y": {"field": "of", "type": "nominal", "title": None, "axis": {"labelLimit": _LABELS}},
+                    "x": {
+                        "field": "speedup",
+                        "type": "quantitative",
+                        "title": "speedup (log)",
+                        "scale": {"type": "log", "nice": False, "padding": 10},
+                        "axis": {"labelOverlap": True},
+                    },
+                    "color": {"value": "#16a34a"},
+                    "tooltip": [{"field": "name"}, {"field": "speedup", "format": ".3~f"}],
+                },
+            },
+            {
+                "data": {"values": [{"speedup": 1}]},
+                "mark": {"type": "rule", "strokeDash": [4, 3]},
+                "encoding": {"x": {"field": "speedup", "type": "quantitative"}},
+            },
+        ],
+    }
+
+
+def _short(value: float) -> float:
+    """Five significant digits: nobody sees more, and pages get smaller."""
+    return float(f"{value:.5g}")

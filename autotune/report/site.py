@@ -1,0 +1,219 @@
+"""Writing a report: HTML by Jinja2 with everything escaped, charts as JSON that scripts beside the pages draw."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotune import __version__, charts
+from autotune.errors import UserError
+from autotune.exhibit import Exhibit
+from autotune.report import plots
+from autotune.report.page import KINDS, Cell, Page, ratio
+from autotune.workload import digest
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+MARK = ".autotune-report"
+"""A file that says that the folder was written here, and may be written anew."""
+
+_HERE = Path(__file__).parent
+
+
+def check_folder(out: Path) -> None:
+    """See that a report can be written to ``out``: a new folder, an empty one, or an earlier report.
+
+    Raises:
+        UserError: it is something else.
+    """
+    if out.is_symlink() or (out.exists() and not out.is_dir()):
+        raise UserError(f"-o {out}: is no folder: name a new one")
+    if out.is_dir() and any(out.iterdir()) and not (out / MARK).is_file():
+        raise UserError(f"-o {out}: has files that are no report: name a new folder, or empty this one")
+    try:
+        out.absolute().parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"-o {out}: {error.strerror}") from None
+
+
+def write(pages: Sequence[Page], out: Path, title: str) -> int:
+    """Write the site; an earlier one at ``out`` stays until the new one is whole.
+
+    Returns:
+        The bytes it takes.
+
+    Raises:
+        UserError: nothing to show, a package is missing, or the folder cannot be written.
+    """
+    if not pages:
+        raise UserError("there is nothing to report: search something first")
+    check_folder(out)
+    environment = _environment()
+    script = charts.javascript()
+    try:
+        made = Path(tempfile.mkdtemp(prefix=".autotune-report-", dir=out.absolute().parent))
+        made.chmod(0o755)
+        try:
+            _write(pages, made, title, environment, script)
+            if out.exists():
+                shutil.rmtree(out)
+            made.rename(out)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    except OSError as error:
+        raise UserError(f"-o {out}: {error.strerror}") from None
+    return sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
+
+
+def _environment() -> Environment:
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    except ImportError:
+        raise UserError("a report needs Jinja2: pip install 'autotune[report]'") from None
+    made = Environment(
+        loader=FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {"anchor": anchor, "cell": cell, "is_number": _is_number}
+    made.globals |= {"kinds": KINDS, "version": __version__}
+    return made
+
+
+def anchor(title: str) -> str:
+    """What a section of a page is linked by."""
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+
+
+def cell(value: str | float | None) -> str:
+    """A table's cell: numbers with four significant digits."""
+    if value is None:
+        return "–"
+    if isinstance(value, int) or not isinstance(value, float):
+        return str(value)
+    return f"{value:.4g}" if abs(value) < 1e6 else f"{value:.0f}"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _write(pages: Sequence[Page], out: Path, title: str, environment: Environment, script: str) -> None:
+    (out / MARK).write_text(f"{__version__}\n")
+    for folder in ("assets", "data", "pictures", *(kind.folder for kind in KINDS.values())):
+        (out / folder).mkdir()
+    for file in (_HERE / "assets").iterdir():
+        if file.suffix in (".js", ".css"):
+            shutil.copyfile(file, out / "assets" / file.name)
+    (out / "assets" / "vega.js").write_text(script)
+    themes = {"light": charts.theme(), "dark": charts.theme(dark=True)}
+    (out / "assets" / "themes.js").write_text(f"window.autotuneThemes = {_ascii(themes)};\n")
+    data = _device_data(pages, out)
+    whole = environment.get_template("index.html")
+    (out / "index.html").write_text(whole.render(title=title, root="", data=sorted(data.values()), **_index(pages)))
+    single = environment.get_template("page.html")
+    for page in pages:
+        exhibits = [(exhibit, _picture(exhibit, out)) for exhibit in page.exhibits]
+        own = [data[page.device]] if page.device in data else []
+        text = single.render(
+            title=page.title, root="../", page=page, kind=KINDS[page.kind], exhibits=exhibits, data=own
+        )
+        (out / page.path).write_text(text, errors="backslashreplace")
+
+
+def _picture(exhibit: Exhibit, out: Path) -> str:
+    """The file of an exhibit's picture, relative to the site; equal ones are one file. Empty without one."""
+    if not exhibit.svg:
+        return ""
+    name = f"pictures/{digest(exhibit.svg)[:16]}.svg"
+    file = out / name
+    if not file.exists():
+        file.write_text(exhibit.svg, errors="backslashreplace")
+    return name
+
+
+def _device_data(pages: Sequence[Page], out: Path) -> dict[str, str]:
+    """Device to a script with the points of all its workloads, which every roofline of it shows."""
+    points: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for page in pages:
+        if page.point is not None:
+            points[page.device].append({"name": page.title, "bytes": page.point.bytes, "us": page.point.us})
+    names = {}
+    for device, found in points.items():
+        names[device] = f"data/{digest(device)[:12]}.js"
+        text = f"(window.autotuneData ??= {{}}).{plots.OTHERS} = {_ascii(found)};\n"
+        (out / names[device]).write_text(text)
+    return names
+
+
+def _ascii(value: object) -> str:
+    return json.dumps(value, ensure_ascii=True, allow_nan=False)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A table of the overview."""
+
+    kind: str
+    heads: Sequence[str]
+    pages: Sequence[Page]
+
+    @property
+    def more(self) -> list[str]:
+        """Columns that a narrow screen leaves out: the device, and those in which lines differ."""
+        found = ("domain", "source")
+        return ["device", *(name for name in found if len({getattr(page, name) for page in self.pages}) > 1)]
+
+    def cells(self, page: Page) -> list[Cell]:
+        """One for each of ``heads``."""
+        return [page.cells.get(name, Cell("–")) for name in self.heads]
+
+
+def _index(pages: Sequence[Page]) -> dict[str, Any]:
+    """What the overview shows."""
+    tables = []
+    for kind in KINDS:
+        own = [p for p in pages if p.kind == kind]
+        if own:
+            heads = list(dict.fromkeys(name for p in own for name in p.cells))
+            tables.append(_Table(kind, heads, own))
+    groups: dict[tuple[str, str, str], list[Page]] = defaultdict(list)
+    for page in pages:
+        if page.kind != "result":
+            groups[page.device, page.domain, page.kind].append(page)
+    summary = []
+    for (device, domain, kind), own in sorted(groups.items()):
+        found = [p.speedup for p in own if p.speedup]
+        summary.append(
+            {
+                "device": device,
+                "domain": domain,
+                "what": KINDS[kind].heading.lower(),
+                "pages": len(own),
+                "mean": ratio(math.exp(sum(map(math.log, found)) / len(found)) if found else None),
+                "least": ratio(min(found, default=None)),
+                "most": ratio(max(found, default=None)),
+            }
+        )
+    compared = [
+        {
+            "of": f"{p.device.split(' (')[0]}, {KINDS[p.kind].heading.lower()}",
+            "name": p.title,
+            "speedup": round(p.speedup, 4),
+        }
+        for p in pages
+        if p.speedup
+    ]
+    chart: Mapping[str, Any] | None = plots.speedups(compared) if compared else None
+    return {"tables": tables, "summary": summary, "chart": chart}
