@@ -13,6 +13,8 @@ __version__ = "0.1.0"
 _API = {
     "search": "autotune.api",
     "lookup": "autotune.runtime.lookup",
+    "load": "autotune.runtime.database",
+    "configure": "autotune.runtime.settings",
     "compile": "autotune.runtime.backend",
     "counters": "autotune.runtime.counters",
     "overlap": "autotune.domains.c3.deploy.api",

@@ -16,10 +16,23 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from autotune import __version__
-from autotune.cli.commands import bench, calibrate, compare, db, lookup, plan, report, search, show, workloads
+from autotune.cli.commands import (
+    bench,
+    calibrate,
+    compare,
+    db,
+    export,
+    import_,
+    lookup,
+    plan,
+    report,
+    search,
+    show,
+    workloads,
+)
 from autotune.errors import UserError, told
 
-COMMANDS = (search, lookup, compare, plan, show, report, workloads, bench, calibrate, db)
+COMMANDS = (search, lookup, compare, plan, show, report, workloads, bench, calibrate, export, import_, db)
 
 
 class Parser(argparse.ArgumentParser):

@@ -61,3 +61,18 @@ def slack(graph: Graph, inputs: Sequence[Tensor], want: Sequence[Tensor], device
                 far = torch.where((moved == base) | (moved.isnan() & base.isnan()), 0.0, far).nan_to_num_(math.inf)
                 torch.maximum(so_far, far, out=so_far)
     return found
+
+
+def from_float(graph: Graph, k: int) -> bool:
+    """Whether output ``k`` is an integer made from floats."""
+    stack, seen = [graph.outputs[k].value], set()
+    while stack:
+        i = stack.pop()
+        if i in seen:
+            continue
+        seen.add(i)
+        v = graph.values[i]
+        if v.op == "cast" and v.dtype != "bool" and graph.values[v.args[0]].dtype == "float32":
+            return True
+        stack.extend(v.args)
+    return False

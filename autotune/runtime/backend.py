@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import fx
 
+from autotune.errors import UserError
 from autotune.runtime.database import warn_once
+from autotune.runtime.settings import Verify
 
 if TYPE_CHECKING:
     from autotune.runtime.verdict import Trial
@@ -25,18 +27,34 @@ _NO_PYTHON = ("cpp_wrapper", "fx_wrapper")
 """Settings under which Inductor writes code that cannot call a launcher of ours."""
 
 
-def compile(model: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
+def compile(model: Callable[..., Any], *, verify: Verify | None = None, **kwargs: Any) -> Callable[..., Any]:
     """``torch.compile(model, backend="autotune", **kwargs)``: run ``model`` with the kernels stored for it.
 
     Args:
         model: function or ``nn.Module``.
+        verify: when a stored kernel's results are compared with those of the region's own operators: "first" (at its
+            first call), "always", "never" or "auto"; None for the setting, see
+            :class:`autotune.runtime.settings.Settings`.
         kwargs: those of ``torch.compile``; ``mode``, ``options`` and ``dynamic`` mean what they do for Inductor.
 
     Returns:
         The compiled model. Training works; ``autotune.counters()`` tells how many regions were found.
     """
-    compiled: Callable[..., Any] = torch.compile(model, backend=dynamo_backend, **kwargs)
+    if verify is not None and verify not in get_args(Verify):
+        raise UserError(f"verify={verify!r} is none of {', '.join(get_args(Verify))}")
+    backend = dynamo_backend if verify is None else _verifying(verify)
+    compiled: Callable[..., Any] = torch.compile(model, backend=backend, **kwargs)
     return compiled
+
+
+@functools.cache
+def _verifying(verify: Verify) -> Compiled:
+    """The backend with a setting of its own; one for each, since Dynamo compiles anew for another backend."""
+
+    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Compiled:
+        return _compiled(gm, example_inputs, options, None, verify)
+
+    return backend
 
 
 def dynamo_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Compiled:
@@ -63,7 +81,11 @@ def trial_backend(trial: Trial) -> Compiled:
 
 
 def _compiled(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], options: Mapping[str, Any], trial: Trial | None
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    options: Mapping[str, Any],
+    trial: Trial | None,
+    verify: str = "",
 ) -> Compiled:
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
@@ -75,7 +97,7 @@ def _compiled(
     if refused is not None:
         warn_once(refused, f"autotune: stored kernels are not used with Inductor's {refused}, which compiles no Python")
     else:
-        patches |= _passes(patches, base_mode(options.get("mode")), trial)
+        patches |= _passes(patches, base_mode(options.get("mode")), trial, verify)
     compiled: Any = compile_fx(gm, list(example_inputs), config_patches=patches or None)
     return compiled  # type: ignore[no-any-return]
 
@@ -91,7 +113,7 @@ def inductor_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     return patches
 
 
-def _passes(patches: Mapping[str, Any], mode: str, trial: Trial | None) -> dict[str, Any]:
+def _passes(patches: Mapping[str, Any], mode: str, trial: Trial | None, verify: str) -> dict[str, Any]:
     from torch._inductor import config
 
     from autotune.compiler.capture.hooks import Hook, hooked
@@ -100,8 +122,8 @@ def _passes(patches: Mapping[str, Any], mode: str, trial: Trial | None) -> dict[
 
     with config.patch(dict(patches)):
         # Both go with the pass, not by a context: autograd compiles a backward pass later, in a thread of its own.
-        replace = functools.partial(replace_regions, mode=mode, trial=trial)
-        identity = None if trial is not None else state_of_store() + mode.encode()
+        replace = functools.partial(replace_regions, mode=mode, trial=trial, verify=verify)
+        identity = None if trial is not None else state_of_store() + f"{mode}{verify}".encode()
         return hooked(Hook(replace, identity, config.post_grad_custom_post_pass))
 
 

@@ -17,6 +17,7 @@ NAMES = (
     "left",
     "unsupported",
     "fallbacks",
+    "wrong_results",
     "misaligned",
     "restrided",
     "overlaps",
@@ -37,6 +38,7 @@ class Counters(Mapping[str, int]):
     ``left``            regions left to Inductor, since their whole step was measured to be faster so
     ``unsupported``     regions this version cannot express as a kernel
     ``fallbacks``       regions whose stored kernel could not be loaded or launched; they run as the user had them
+    ``wrong_results``   those of them whose kernels computed something else than the region's operators
     ``misaligned``      inputs copied because their address did not suit the kernel's vector loads
     ``restrided``       inputs copied because another compiler handed them over in other strides
     ``overlaps``        scenarios looked up by ``autotune.overlap``

@@ -25,7 +25,25 @@ _TORCH_ARGUMENTS = 25  # what torch's launcher has room for
 
 
 class LaunchError(RuntimeError):
-    """The driver refused to load or to launch a kernel."""
+    """The driver refused to load or to launch a kernel.
+
+    Attributes:
+        code: the driver's, or 0.
+    """
+
+    def __init__(self, text: str, code: int = 0) -> None:
+        super().__init__(text)
+        self.code = code
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether the kernel is to blame, and would be refused again: no shortage, and no fault of an earlier one."""
+        return self.code in _REFUSALS
+
+
+_REFUSALS = frozenset((1, 200, 209, 218, 220, 221, 500, 701))
+"""CUDA_ERROR_INVALID_VALUE, _INVALID_IMAGE, _NO_BINARY_FOR_GPU, _INVALID_PTX, two of unsupported PTX, _NOT_FOUND and
+_LAUNCH_OUT_OF_RESOURCES."""
 
 
 _RANGES = {
@@ -78,7 +96,7 @@ def _check(lib: ctypes.CDLL, code: int, doing: str) -> None:
     if code:
         text = ctypes.c_char_p()
         lib.cuGetErrorString(code, ctypes.byref(text))
-        raise LaunchError(f"{doing}: {(text.value or b'unknown error').decode()} (CUDA error {code})")
+        raise LaunchError(f"{doing}: {(text.value or b'unknown error').decode()} (CUDA error {code})", code)
 
 
 _libraries: dict[tuple[int, str], ctypes.c_void_p] = {}

@@ -13,14 +13,19 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 from autotune.device import environment, identify
 from autotune.ir.precision import asked
+from autotune.runtime.given_up import allow_again
+from autotune.runtime.settings import reset_settings, settings
+from autotune.task import Status
 
 if TYPE_CHECKING:
     from autotune.device import DeviceIdentity
-    from autotune.store import Store
+    from autotune.store import Reader, Schedule, Store
+    from autotune.store.snapshots.reader import Snapshot
     from autotune.workload import Workload
 
 log = logging.getLogger("autotune")
@@ -29,7 +34,11 @@ RETRY_S = 300.0
 """Seconds for which a server that was lost is left alone."""
 
 _lock = threading.RLock()
-_stores: dict[str, Store] = {}
+_stores: dict[str, Reader] = {}
+_loaded: Snapshot | None = None
+"""What :func:`load` opened: it stands before $AUTOTUNE_DB."""
+_deploying: list[str] = []
+"""What :func:`deploying_from` names: it stands before both."""
 _lost: dict[str, float] = {}
 """Databases whose server was lost, and when (by the monotonic clock) to try again."""
 _warned: set[str] = set()
@@ -48,14 +57,100 @@ def deploying_from(db: str | None, replica: str | None = None) -> Iterator[None]
     new |= {} if replica is None else {"AUTOTUNE_DB_READ": replica}
     before = {name: os.environ.get(name) for name in new}
     os.environ.update(new)
+    if new:
+        _deploying.append(db or "")
+        _changed()
     try:
         yield
     finally:
+        if new:
+            _deploying.pop()
+            _changed()
         for name, value in before.items():
             if value is None:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def load(path: str | os.PathLike[str], *, key: str | os.PathLike[str] | None = None) -> Snapshot:
+    """Deploy from a snapshot, in this process, from now on.
+
+    ::
+
+        autotune.load("schedules.atdb")
+        model = torch.compile(model, backend="autotune")
+
+    ``torch.compile``, :func:`autotune.lookup` and ``autotune.overlap`` look up in it, unless they are given another
+    database. Code that was compiled before stays as it is.
+
+    Args:
+        path: what ``autotune export`` wrote.
+        key: file of the public key (PEM, Ed25519) that it must be signed with, or the key's text; None for
+            $AUTOTUNE_KEY, or any snapshot.
+
+    Raises:
+        UserError: in one line: it is not there, no snapshot, of another version, damaged, or not signed so. What was
+            deployed from before stays.
+    """
+    from autotune.store.snapshots.reader import Snapshot
+
+    pinned = os.fspath(key) if key is not None else os.environ.get("AUTOTUNE_KEY") or None
+    snapshot = Snapshot(os.path.expanduser(path), key=pinned)
+    global _loaded
+    with _lock:
+        _loaded = snapshot  # an earlier one may be in use by another thread, and closes when it is not
+        _changed()
+    return snapshot
+
+
+@contextlib.contextmanager
+def opened(db: str | os.PathLike[str] | None = None) -> Iterator[Reader | None]:
+    """What to look up in, for one question; None where nothing was ever tuned.
+
+    Args:
+        db: a snapshot or as in ``Store.open``; None for what was loaded, else $AUTOTUNE_DB, or else the default file.
+
+    Raises:
+        UserError: it cannot be used.
+    """
+    if db is None and _loaded is not None and not _deploying:
+        yield _loaded
+        return
+    from autotune.store import attach
+
+    store = attach(db)
+    try:
+        yield store
+    finally:
+        if store is not None:
+            store.close()
+
+
+def unload() -> None:
+    """Deploy from $AUTOTUNE_DB or the default database again."""
+    global _loaded
+    with _lock:
+        _loaded = None
+        _changed()
+
+
+def _changed() -> None:
+    global _changes
+    _changes += 1
+
+
+_changes = 0
+
+
+def is_loaded() -> bool:
+    """Whether look-ups without a database of their own go to what :func:`load` opened."""
+    return _loaded is not None and not _deploying
+
+
+def changes() -> int:
+    """How often what is deployed from was changed by this process."""
+    return _changes
 
 
 def warn_once(key: str, text: str) -> None:
@@ -73,12 +168,14 @@ def _where(url: str | None) -> str:
     return url or f"{own}\0{os.environ.get('AUTOTUNE_DB_READ', '')}"
 
 
-def deploy_store(url: str | None = None) -> Store | None:
-    """The database to look schedules up in, or None where there is none that can be used (told once).
+def deploy_store(url: str | None = None) -> Reader | None:
+    """The database or the snapshot to look schedules up in, or None where there is none that can be used (told once).
 
     Args:
-        url: as in ``Store.open``; None for $AUTOTUNE_DB, or else the default file.
+        url: as in ``Store.open``; None for what was loaded, else $AUTOTUNE_DB, or else the default file.
     """
+    if url is None and _loaded is not None and not _deploying:
+        return None if _loaded.lost else _loaded
     where = _where(url)
     with _lock:
         if _is_lost(where):
@@ -86,12 +183,12 @@ def deploy_store(url: str | None = None) -> Store | None:
         store = _stores.get(where)
         if store is not None:
             return store
-        from autotune.store import LostConnection, Store
+        from autotune.store import attach
 
         try:
-            store = Store.attach(url)
+            store = attach(url)
         except Exception as e:
-            if isinstance(e, LostConnection):
+            if type(e).__name__ == "LostConnection":  # importing its module would load SQLAlchemy
                 _lost[where] = time.monotonic() + RETRY_S
             warn_once(f"open {where}", f"autotune: {e}; nothing is looked up and models run as without autotune")
             return None
@@ -116,7 +213,7 @@ def state_of_store(url: str | None = None) -> bytes:
     """What identifies the schedules that look-ups find now: code compiled with them is right as long as it is equal."""
     store = deploy_store(url)
     try:
-        return b"none" if store is None else f"{store.state()}{asked()}".encode()
+        return b"none" if store is None else f"{store.state()}{asked()}{settings()}".encode()
     except Exception as e:
         warn_once(f"state {_where(url)}", f"autotune: the database does not tell what it holds: {e}")
         if store is not None and store.lost:
@@ -160,7 +257,7 @@ def record_misses(
             new = [(w, why) for w, why in missed if (where, w.fingerprint, identity.fingerprint) not in _recorded]
             if not new:
                 return 0
-            store = deploy_store(url) or _create(url)
+            store = cast("Store | None", deploy_store(url) or _create(url))
             if store is None or store.readonly:
                 return 0
             _recorded.update((where, w.fingerprint, identity.fingerprint) for w, _ in new)
@@ -175,9 +272,35 @@ def record_misses(
     return written
 
 
+def record_failure(schedule: Schedule, device: str, status: Status, reason: str, url: str | None = None) -> bool:
+    """Note in the database that a stored kernel failed here, so that later look-ups under these conditions pass its
+    schedule over (``autotune db forget`` undoes that). Never fails.
+
+    Args:
+        device: "cpu" or "cuda:N", equal to the one that it was tuned on.
+        status: ``wrong_result`` or ``launch_error``.
+
+    Returns:
+        Whether it is written; a snapshot is not.
+    """
+    try:
+        with _lock:
+            store = cast("Store | None", None if _silent else deploy_store(url))
+            if store is None or store.readonly:
+                return False
+        env = environment(device)
+        store.put_environment(env)
+        return store.put_failure(replace(schedule.key, environment=env.strict), schedule.config or {}, status, reason)
+    except Exception as e:
+        warn_once(f"failure {_where(url)}", f"autotune: what failed is not recorded: {e}")
+        return False
+
+
 def _create(url: str | None) -> Store | None:
     """A new database, if there is none; one that is there and cannot be used is left alone."""
     where = _where(url)
+    if _loaded is not None and url is None and not _deploying:
+        return None
     if f"open {where}" in _warned or where in _lost:
         return None
     from autotune.store import Store
@@ -196,3 +319,6 @@ def forget_stores() -> None:
         _lost.clear()
         _warned.clear()
         _recorded.clear()
+        allow_again()
+        reset_settings()
+        unload()

@@ -20,6 +20,7 @@ from autotune.errors import BuildError, Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Graph
 from autotune.runtime.counters import count
 from autotune.runtime.cuda_launch import REFUSED, check_rule
+from autotune.runtime.verify import Check, WrongResult
 from autotune.store.records import Schedule
 from autotune.task import Kernel
 
@@ -263,13 +264,17 @@ class Executor:
         body.append(f"return ({''.join(f'y{k}, ' for k in range(len(self._alloc)))})")
         return _function(f"call({takes})", body, names)
 
-    def writer(self, instead: Callable[[Exception], Callable[..., None]]) -> Callable[..., None]:
+    def writer(
+        self, instead: Callable[[Exception], Callable[..., None]], check: Check | None = None
+    ) -> Callable[..., None]:
         """A function of the region's inputs and outputs, which it writes; on a GPU the raw stream comes last.
 
         It is for code that has the tensors ready: of the strides that were promised, on the current device.
 
         Args:
             instead: told of what a launch failed with, gives what does the same work from then on.
+            check: compares the results of the first call, or of every one. The calls that it leaves alone cost no more
+                than without it.
         """
         xs, ys = ([f"{c}{i}" for i in range(n)] for c, n in (("x", self._takes), ("y", len(self._alloc))))
         takes = ", ".join([*xs, *ys])
@@ -294,7 +299,36 @@ class Executor:
         work += self._launches(names)
         body = [f"if given_up: return given_up({takes})", "try:", *(f"    {line}" for line in work)]
         body += ["except no_memory: raise", f"except Exception as error: give_up(error)({takes})"]
-        return _function(f"call({takes}{', on' if self._is_cuda else ''})", body, names)
+        made = _function(f"call({takes}{', on' if self._is_cuda else ''})", body, names)
+        if check is not None:
+            names["given_up"] = self._checked(made, names, instead, check)
+        return made
+
+    def _checked(
+        self,
+        made: Callable[..., None],
+        names: dict[str, Any],
+        instead: Callable[[Exception], Callable[..., None]],
+        check: Check,
+    ) -> Callable[..., None]:
+        """What stands in a writer's place until its results were compared."""
+
+        def run(*tensors: torch.Tensor) -> None:
+            inputs, outputs = tensors[: self._takes], tensors[self._takes :]
+            expected = check.expected(inputs)
+            names["given_up"] = None
+            made(*tensors, *([self._stream(self._index)] if self._is_cuda else []))
+            if names["given_up"] is not None:
+                return  # the launch failed, which has been seen to
+            wrong = "" if expected is None else check.wrong(inputs, outputs, expected)
+            if wrong and expected is not None:
+                names["given_up"] = instead(WrongResult(wrong))
+                for out, want in zip(outputs, expected, strict=True):
+                    out.copy_(want)
+            elif expected is None or check.always:
+                names["given_up"] = run
+
+        return run
 
     def _addresses(self) -> list[str]:
         return [f"p{slot} = x{i}.data_ptr()" for slot, (i, _, _) in enumerate(self._inputs)]

@@ -8,7 +8,10 @@ from typing import Any
 
 from autotune.device import environment, identify, resolve_device
 from autotune.errors import UserError
+from autotune.runtime.explain import explain
+from autotune.runtime.ladder import Step
 from autotune.runtime.match import Level, Match, match
+from autotune.store.reading import Reader
 from autotune.store.records import Schedule
 from autotune.workload import Workload
 
@@ -24,6 +27,7 @@ class RegionMatch:
         tuned: the workload it was tuned for.
         reason: why there is no better match, or why the region cannot be tuned.
         count: how often the region occurs in the callable.
+        ladder: each rung of the look-up and what became of it, where that was asked for.
     """
 
     workload: Workload | None
@@ -32,6 +36,7 @@ class RegionMatch:
     tuned: Workload | None = None
     reason: str = ""
     count: int = 1
+    ladder: tuple[Step, ...] = ()
 
     @property
     def latency_us(self) -> float | None:
@@ -65,6 +70,7 @@ class RegionMatch:
             "baselines": {name: {"latency_us": us} for name, us in self.baselines.items()},
             "speedup": self.speedup,
             "reason": self.reason,
+            **({"ladder": [step.to_json() for step in self.ladder]} if self.ladder else {}),
         }
 
 
@@ -131,6 +137,7 @@ def lookup(
     db: str | None = None,
     device: str | None = None,
     strict: bool = False,
+    explain: bool = False,
     label: str = "",
 ) -> LookupResult:
     """Tell what is stored for the regions of a callable; records nothing and compiles no kernel.
@@ -140,9 +147,11 @@ def lookup(
         inputs: a tuple or list of positional example inputs, or the only one; their shapes, strides and types count,
             not their values.
         kwargs: keyword example inputs.
-        db: database file or URL; None for $AUTOTUNE_DB, or else the default file.
+        db: snapshot, database file or URL; None for what ``autotune.load`` opened, else $AUTOTUNE_DB, or else the
+            default file.
         device: "cpu", "cuda" or "cuda:N"; None for that of the first tensor.
-        strict: match the software environment exactly instead of by minor versions of torch and CUDA.
+        strict: match the software environment exactly, whatever ``autotune.configure`` says.
+        explain: fill in the ``ladder`` of each region: what each rung has, and field by field what does not match.
         label: what errors call the callable; by default its own name.
 
     Raises:
@@ -150,21 +159,19 @@ def lookup(
     """
     from autotune.compiler.capture.recording import capture_for_user
     from autotune.compiler.regions.find import find_regions
-    from autotune.store import Store
+    from autotune.runtime.database import opened
 
     args = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
     name = resolve_device(device or _device_of(fn, args, kwargs or {}))
     captured = capture_for_user(fn, args, kwargs, label=label or getattr(fn, "__name__", type(fn).__name__))
     regions = [r for graph in captured.graphs for r in find_regions(graph.module, name.partition(":")[0])]
-    store = Store.attach(db)
-    try:
-        return match_regions(regions, store, name, strict=strict)
-    finally:
-        if store is not None:
-            store.close()
+    with opened(db) as store:
+        return match_regions(regions, store, name, strict=strict, explained=explain)
 
 
-def match_regions(regions: Sequence[Any], store: Any, device: str, *, strict: bool = False) -> LookupResult:
+def match_regions(
+    regions: Sequence[Any], store: Reader | None, device: str, *, strict: bool = False, explained: bool = False
+) -> LookupResult:
     """Match captured regions against an open store, equal ones once."""
     identity, env = identify(device), environment(device)
     matches: dict[str, tuple[Workload, Match, int]] = {}
@@ -179,7 +186,10 @@ def match_regions(regions: Sequence[Any], store: Any, device: str, *, strict: bo
             matches[workload.fingerprint] = (workload, match(workload, store, identity, env, strict=strict), 1)
         else:
             matches[workload.fingerprint] = (known[0], known[1], known[2] + 1)
-    tunable = [RegionMatch(w, m.level, m.schedule, m.tuned, m.reason, n) for w, m, n in matches.values()]
+    tunable = []
+    for w, m, n in matches.values():
+        ladder = explain(w, m, store, identity, env, strict=strict) if explained else ()
+        tunable.append(RegionMatch(w, m.level, m.schedule, m.tuned, m.reason, n, ladder))
     return LookupResult((*tunable, *out), device)
 
 

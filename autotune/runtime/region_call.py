@@ -8,8 +8,10 @@ Inductor keeps the text with its code in its caches, so that a warm start looks 
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import logging
+import math
 import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -26,11 +28,18 @@ from autotune.compiler.regions.symbols import traced
 from autotune.device import environment, identify
 from autotune.errors import UserError
 from autotune.ir.graph import Graph
+from autotune.runtime.conditions import tell_differences
 from autotune.runtime.counters import count
-from autotune.runtime.database import deploy_store, record_misses, warn_once
+from autotune.runtime.cuda_launch import LaunchError
+from autotune.runtime.database import changes as source_changes
+from autotune.runtime.database import deploy_store, is_loaded, record_failure, record_misses, warn_once
 from autotune.runtime.executor import TensorSpec, load_executor
+from autotune.runtime.given_up import disable, failures
 from autotune.runtime.match import Level, Match, deployed, match
-from autotune.store.records import Schedule
+from autotune.runtime.settings import changes as setting_changes
+from autotune.runtime.settings import settings
+from autotune.runtime.verify import Check, WrongResult, wanted
+from autotune.task import Status
 from autotune.workload import Workload
 
 log = logging.getLogger("autotune")
@@ -39,7 +48,10 @@ Call = Callable[..., None]
 """Takes the region's inputs, then its outputs, which it writes; on a GPU the raw stream last."""
 
 _calls: dict[str, Call] = {}
-_known: dict[tuple[str, str], Schedule] = {}
+_known: dict[tuple[str, str], Match] = {}
+_found: dict[tuple[str, str], Match] = {}
+"""What look-ups in a loaded snapshot came to, as long as :data:`_found_in` holds."""
+_found_in: tuple[int, int, int] = (0, 0, 0)
 _lock = threading.RLock()
 
 
@@ -57,6 +69,7 @@ class RegionCall:
         source: the region's operators (:mod:`autotune.compiler.regions.aten`).
         symbols: where sizes are symbols, the tensor (inputs, then outputs) and dimension that tell each. ``spec`` and
             what follows from it then are those of the sizes that the graph was traced with.
+        verify: in the place of the setting, where it is not empty.
     """
 
     label: str
@@ -69,6 +82,7 @@ class RegionCall:
     device: str
     source: Mapping[str, Any]
     symbols: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    verify: str = ""
 
     def text(self) -> str:
         """The call as one word of ASCII."""
@@ -94,12 +108,15 @@ def _specs(layouts: Sequence[Any]) -> list[TensorSpec]:
     return [TensorSpec(tuple(size), tuple(stride), getattr(torch, dtype)) for size, stride, dtype in layouts]
 
 
-def remember(tuned: str, device: str, schedule: Schedule) -> None:
+def remember(device: str, found: Match) -> None:
     """Keep a schedule that was just looked up for the code that is about to be loaded in this process."""
+    assert found.tuned is not None
+    key = found.tuned.fingerprint, device
     with _lock:
-        if _known.get((tuned, device), schedule) != schedule:
+        known = _known.get(key)
+        if known is not None and known.schedule != found.schedule:
             _calls.clear()  # some run what was stored before
-        _known[tuned, device] = schedule
+        _known[key] = found
 
 
 def forget_calls() -> None:
@@ -107,6 +124,7 @@ def forget_calls() -> None:
     with _lock:
         _calls.clear()
         _known.clear()
+        _found.clear()
 
 
 def load_call(text: str) -> Call:
@@ -159,10 +177,40 @@ class _BySizes:
         return _ready(replace(call, inputs=inputs, outputs=outputs))
 
 
-def look_up(workload: Workload, device: str) -> Match:
-    """What is stored for a workload on "cpu" or "cuda:N". Never fails: what goes wrong is told once."""
+def look_up(workload: Workload, device: str, *, rows: float | None = None) -> Match:
+    """What is stored for a workload on "cpu" or "cuda:N". Never fails: what goes wrong is told once.
+
+    What was found in a snapshot that :func:`autotune.load` opened is found again without asking it.
+
+    Args:
+        rows: the largest ratio of rows, in the place of the setting.
+    """
+    global _found_in
+    now = source_changes(), setting_changes(), failures()
+    key = workload.fingerprint, device
+    if now == _found_in and rows is None:
+        known = _found.get(key)
+        if known is not None:
+            return known
+    found = _look_up(workload, device, rows)
+    if rows is None and is_loaded():
+        with _lock:
+            if now != _found_in or len(_found) >= _MOST_FOUND:
+                _found.clear()
+                _found_in = now
+            _found[key] = found
+    return found
+
+
+_MOST_FOUND = 100_000
+
+
+def _look_up(workload: Workload, device: str, rows: float | None) -> Match:
     try:
-        return match(workload, deploy_store(), identify(device), environment(device))
+        rules = settings() if rows is None else replace(settings(), rows=rows)
+        found = match(workload, deploy_store(), identify(device), environment(device), rules=rules)
+        tell_differences(found.differences, other_device=found.level is Level.OTHER_DEVICE)
+        return found
     except UserError as e:
         warn_once("match", f"autotune: {e}; nothing is looked up")
     except Exception as e:
@@ -179,11 +227,12 @@ def at_these(call: RegionCall, sizes: Mapping[str, int], *, tell: bool = True) -
     """
     program = at_sizes(call.source, sizes)
     workload, binding = workload_of(traced(program, call.device), str(call.spec.get("precision", "")))
-    found = look_up(workload, call.device)
+    # However far the tuned rows are: what runs otherwise are the operators one by one, not Inductor's code.
+    found = look_up(workload, call.device, rows=math.inf)
     tuned = ""
     if found.schedule is not None and found.schedule.config is not None and found.tuned is not None:
         tuned = found.tuned.fingerprint
-        remember(tuned, call.device, found.schedule)
+        remember(call.device, found)
         count("hits_other_rows", int(tell and found.level is Level.OTHER_ROWS))
     elif found.schedule is None and tell:
         record_misses([(workload, found.reason)], call.device)
@@ -198,23 +247,31 @@ def _ready(call: RegionCall) -> Call:
         count("misses")
         return operators
     try:
-        schedule = _known.get((call.tuned, call.device)) or _stored(call)
+        found = _known.get((call.tuned, call.device)) or _stored(call)
+        assert found.schedule is not None
+        graph = Graph.from_json(call.spec)
         executor = load_executor(
-            Graph.from_json(call.spec), schedule, call.slots, call.results, call.inputs, call.outputs,
-            torch.device(call.device),
-        )  # fmt: skip
-        return executor.writer(operators.instead)
+            graph, found.schedule, call.slots, call.results, call.inputs, call.outputs, torch.device(call.device)
+        )
+        proven = found.proven and Workload("fusion", call.spec).fingerprint == call.tuned
+        always = wanted(proven, call.verify)
+        check = None
+        if always is not None:
+            check = Check(graph, call.slots, call.results, operators.results, always=always)
+        return executor.writer(functools.partial(operators.instead, found), check)
     except Exception as e:
         log.debug("a stored kernel that was not loaded", exc_info=True)
         operators.warn(f"is not used: {e}")
         return operators
 
 
-def _stored(call: RegionCall) -> Schedule:
+def _stored(call: RegionCall) -> Match:
     store = deploy_store()
     if store is None:
         raise RuntimeError("there is no database")
-    return deployed(call.tuned, store, identify(call.device), environment(call.device))
+    found = deployed(call.tuned, store, identify(call.device), environment(call.device))
+    tell_differences(found.differences, other_device=found.level is Level.OTHER_DEVICE)
+    return found
 
 
 class _Operators:
@@ -226,16 +283,29 @@ class _Operators:
 
     def __call__(self, *tensors: Any) -> None:
         n, m = len(self._call.inputs), len(self._call.outputs)
+        for out, value in zip(tensors[n : n + m], self.results(*tensors[:n]), strict=True):
+            out.copy_(value)
+
+    def results(self, *inputs: Any) -> Sequence[torch.Tensor]:
+        """What the operators make of the region's inputs."""
         if self._module is None:
             self._module = aten.from_json(self._call.source, self._call.device)
         with torch.no_grad(), torch._C._DisableAutocast():
-            made = self._module.forward(*tensors[:n])
-        for out, value in zip(tensors[n : n + m], made, strict=True):
-            out.copy_(value)
+            made: Sequence[torch.Tensor] = self._module.forward(*inputs)
+        return made
 
-    def instead(self, error: BaseException) -> Call:
-        """What runs from now on, where the kernels failed with ``error``."""
-        self.warn(f"failed and is given up: {error}")
+    def instead(self, found: Match, error: BaseException) -> Call:
+        """What runs from now on, where the kernels of a schedule failed with ``error``: the schedule is not used any
+        more in this process, and in later ones where the failure is its own and the database can be written."""
+        wrong = isinstance(error, WrongResult)
+        count("wrong_results", int(wrong))
+        schedule = found.schedule
+        if schedule is not None and disable(schedule, f"it failed in this process: {error}"):
+            own = wrong or (isinstance(error, LaunchError) and error.deterministic)
+            if own and found.level is not Level.OTHER_DEVICE:
+                status = Status.WRONG_RESULT if wrong else Status.LAUNCH_ERROR
+                record_failure(schedule, self._call.device, status, str(error))
+        self.warn(f"{'computes something else' if wrong else 'failed'} and is given up: {error}")
         return self
 
     def warn(self, what: str) -> None:

@@ -35,13 +35,14 @@ log = logging.getLogger("autotune")
 DEVICES = ("cpu", "cuda")
 
 
-def replace_regions(graph: fx.Graph, mode: str = "default", trial: Trial | None = None) -> None:
+def replace_regions(graph: fx.Graph, mode: str = "default", trial: Trial | None = None, verify: str = "") -> None:
     """Replace the regions of a post-grad graph that stored kernels run. Never fails: what goes wrong is told once.
 
     Args:
         graph: with fake tensors in ``meta["val"]``, changed in place.
         mode: whose verdict is obeyed, of :func:`autotune.runtime.verdict.base_mode`.
         trial: says what is left to Inductor in place of a verdict.
+        verify: in the place of the setting, where it is not empty.
     """
     gm = graph.owning_module
     assert gm is not None
@@ -65,7 +66,7 @@ def replace_regions(graph: fx.Graph, mode: str = "default", trial: Trial | None 
     matches = [_match(region) for region in regions]
     _tell(regions, matches)
     # All calls are made before the graph is changed: they tell what it says.
-    calls = [_call_of(region, found, origin) for region, found in zip(regions, matches, strict=True)]
+    calls = [_call_of(region, found, origin, verify) for region, found in zip(regions, matches, strict=True)]
     if trial is not None:
         for region, found, call in zip(regions, matches, calls, strict=True):
             if call is not None and region.workload is not None and found.schedule is not None:
@@ -98,6 +99,8 @@ def _tell(regions: Sequence[Region], matches: Sequence[Match]) -> None:
     missed: dict[str, list[Any]] = {}
     for region, found in zip(regions, matches, strict=True):
         device = device_of(region)
+        if found.level is Level.OTHER_DEVICE and region.workload is not None and device is not None:
+            missed.setdefault(device, []).append((region.workload, found.reason))  # to be measured here
         if found.level is not Level.NONE:
             assert found.schedule is not None
             count("hits_other_rows", int(found.level is Level.OTHER_ROWS))
@@ -114,7 +117,7 @@ def _tell(regions: Sequence[Region], matches: Sequence[Match]) -> None:
         record_misses(entries, device)
 
 
-def _call_of(region: Region, found: Match, origin: Mapping[fx.Node, fx.Node]) -> RegionCall | None:
+def _call_of(region: Region, found: Match, origin: Mapping[fx.Node, fx.Node], verify: str) -> RegionCall | None:
     """What is to stand in a region's place; None where it is left to Inductor.
 
     Args:
@@ -124,7 +127,7 @@ def _call_of(region: Region, found: Match, origin: Mapping[fx.Node, fx.Node]) ->
         return None
     label = region.workload.label or region.workload.fingerprint[:12]
     try:
-        call = _with_numbers(region, label, found)
+        call = replace(_with_numbers(region, label, found), verify=verify)
         return _with_symbols(call, region, origin) if origin else call
     except Unsupported as e:
         log.debug("%s is left to Inductor: %s", label, e)
@@ -140,7 +143,7 @@ def _with_numbers(region: Region, label: str, found: Match) -> RegionCall:
     assert schedule is not None
     assert device is not None
     assert found.tuned is not None
-    remember(found.tuned.fingerprint, device, schedule)
+    remember(device, found)
     return RegionCall(
         label=label,
         spec=workload.spec,

@@ -16,6 +16,7 @@ from torch import fx
 from autotune.compiler.regions.find import Region
 from autotune.device import environment, identify
 from autotune.runtime.database import deploy_store, warn_once
+from autotune.runtime.settings import settings
 from autotune.store.records import Schedule
 from autotune.workload import Workload, digest
 
@@ -97,7 +98,9 @@ def stored_left(graph: str, devices: Iterable[str], mode: str) -> frozenset[str]
         store = deploy_store()
         for device in sorted(set(devices)) if store is not None else ():
             assert store is not None
-            found = store.get_verdict(graph, identify(device).fingerprint, environment(device), mode)
+            found = store.get_verdict(
+                graph, identify(device).fingerprint, environment(device), mode, match=settings().environment
+            )
             left.update(found.left if found is not None else ())
     except Exception as e:
         warn_once("verdict", f"autotune: verdicts on whole steps are not looked up: {e}")

@@ -13,13 +13,20 @@ from autotune.store.records import Calibration, Effort, Key, Measurement, Miss, 
 if TYPE_CHECKING:
     from autotune.store.claims import owner_name
     from autotune.store.connection.outage import LostConnection
+    from autotune.store.opening import attach, named_snapshot
     from autotune.store.overviews import Overview
+    from autotune.store.reading import Reader
+    from autotune.store.snapshots.reader import Snapshot
     from autotune.store.store import Store
 
 _LAZY = {
     "LostConnection": "autotune.store.connection.outage",
     "Overview": "autotune.store.overviews",
+    "Reader": "autotune.store.reading",
+    "Snapshot": "autotune.store.snapshots.reader",
     "Store": "autotune.store.store",
+    "attach": "autotune.store.opening",
+    "named_snapshot": "autotune.store.opening",
     "owner_name": "autotune.store.claims",
 }
 __all__ = [
@@ -30,10 +37,14 @@ __all__ = [
     "Measurement",
     "Miss",
     "Overview",
+    "Reader",
     "Run",
     "Schedule",
+    "Snapshot",
     "Store",
     "Verdict",
+    "attach",
+    "named_snapshot",
     "owner_name",
 ]
 

@@ -6,7 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
@@ -20,6 +20,7 @@ from autotune.store.codec import (
     config_from,
     key_from,
     key_values,
+    measurement_values,
 )
 from autotune.store.connection.engine import Database
 from autotune.store.health.damage import BROKEN, latencies, number, whole, why
@@ -29,14 +30,15 @@ from autotune.store.models import (
     BlobRow,
     ConfigRow,
     EnvironmentRow,
+    MeasurementRow,
     MissRow,
     ScheduleRow,
     VerdictRow,
 )
-from autotune.store.records import Key, Schedule
-from autotune.task import Artifact, config_key
+from autotune.store.reading import Match, Near
+from autotune.store.records import Key, Measurement, Schedule
+from autotune.task import Artifact, Config, Status, config_key
 
-Match = Literal["strict", "loose"]
 _S = ScheduleRow
 _KEY = ("workload", "device", "environment", "policy")
 _ARTIFACT = (ArtifactRow.target, ArtifactRow.generator, ArtifactRow.kernels, ArtifactRow.scratch)
@@ -47,22 +49,20 @@ _JOINED = (
     .outerjoin_from(_S, ConfigRow, ConfigRow.fingerprint == _S.config)
     .outerjoin(ArtifactRow, ArtifactRow.fingerprint == _S.artifact)
 )
+DEPLOYED = "deployed"
+"""The stage of a measurement that says no more than that a stored kernel failed when it was deployed."""
+TOUCH = 2.0**-10
+"""Seconds by which a schedule's time is moved where a failure of it is noted or forgotten, so that ``state`` tells."""
+_M = MeasurementRow
 _LATEST = sa.func.max(_S.created).over(partition_by=(_S.workload, _S.policy)).desc()
 """Puts first what was decided by the policy that decided last."""
 
 
 def better(new: Any) -> Any:
-    """Where a schedule (the row of an INSERT) takes the place of the stored one of its key."""
+    """Where a schedule (the row of an INSERT) takes the place of the stored one of its key: where it is faster, is
+    measured anew, or where what is stored failed when it was deployed."""
     again = new.config.is_not_distinct_from(_S.config) & (new.winner == _S.winner) & (new.created > _S.created)
-    return (new.latency_us < _S.latency_us) | again
-
-
-class Near(NamedTuple):
-    """A workload of a family that was tuned, its rows, and when its newest schedule was decided."""
-
-    workload: str
-    extent: int
-    when: float
+    return (new.latency_us < _S.latency_us) | again | (_failed() & new.config.is_distinct_from(_S.config))
 
 
 class Schedules(Database):
@@ -142,6 +142,26 @@ class Schedules(Database):
         except IntegrityError as e:
             raise ValueError(f"put the workload, device and environment of {schedule.key} before its schedule") from e
 
+    def put_failure(self, key: Key, config: Config, status: Status, reason: str) -> bool:
+        """Note that the stored kernels of a configuration failed when they were deployed: with this key's device and
+        environment look-ups pass its schedule over, until ``forget_failures`` takes the note back.
+
+        Args:
+            key: with the environment at hand, which may be another than the schedule's own.
+            status: ``wrong_result`` or ``launch_error``.
+
+        Returns:
+            False when that was noted before.
+        """
+        failed = Measurement(key, config, status, DEPLOYED, reason=reason)
+        name = config_key(config)
+        with self.writing() as c:
+            insert = self.insert(_M).values(**measurement_values(failed, name, time.time()))
+            new = self.changed(c, insert.on_conflict_do_nothing())
+            touch = [_S.workload == key.workload, _S.device == key.device, _S.config == name]
+            c.execute(sa.update(_S).where(*touch).values(created=_S.created + TOUCH))
+            return new
+
     def get_schedule(
         self,
         workload: str,
@@ -156,8 +176,8 @@ class Schedules(Database):
             workload, device: fingerprints.
             environment: the software at hand, or its strict fingerprint if it is known to the database; None accepts
                 what was tuned with any.
-            match: "strict" wants equal software; "loose" is content with equal minor versions of torch and CUDA, and
-                prefers equal software.
+            match: "strict" wants equal software; "loose" is content with equal minor versions of torch and CUDA;
+                "ignore" with any. Equal software is preferred, then equal minor versions.
 
         Returns:
             The fastest that fits, of those decided by the measuring policy that decided last: numbers of different
@@ -204,8 +224,10 @@ class Schedules(Database):
         """
         if not family:
             return []
-        fits = _S.environment == environment.strict
-        if match == "loose":
+        fits: Any = _S.environment == environment.strict
+        if match == "ignore":
+            fits = sa.true()
+        elif match == "loose":
             fits = _S.environment.in_(
                 sa.select(EnvironmentRow.fingerprint).where(EnvironmentRow.loose == environment.loose)
             )
@@ -220,6 +242,12 @@ class Schedules(Database):
             latest = sa.select(_S.workload, sa.func.max(_S.created)).where(_S.workload.in_([w for _, w in found]))
             when = {row[0]: row[1] for row in c.execute(latest.group_by(_S.workload))}
         return [Near(str(w), e, when.get(w, 0.0)) for e, w in found]
+
+    def places(self, workload: str) -> list[tuple[str, str]]:
+        """Device and (strict) environment of every schedule of a workload, in no order."""
+        query = sa.select(_S.device, _S.environment).where(_S.workload == workload).distinct()
+        with self.reading() as c:
+            return [(str(device), str(environment)) for device, environment in c.execute(query)]
 
     def schedule_of(self, key: Key) -> Schedule | None:
         """What was decided under exactly this key, without its artifact."""
@@ -268,10 +296,13 @@ class Schedules(Database):
                 query = query.where(equal)
             else:
                 query = query.join(EnvironmentRow, EnvironmentRow.fingerprint == _S.environment)
-                query = query.where(EnvironmentRow.loose == _loose(environment))
-                query = query.order_by(sa.case((equal, 0), else_=1))
+                near = EnvironmentRow.loose == _loose(environment)
+                query = query if match == "ignore" else query.where(near)
+                query = query.order_by(sa.case((equal, 0), (near, 1), else_=2))
         if latest:
             query = query.order_by(_LATEST)
+            if isinstance(environment, Environment):
+                query = query.where(~_failed(_M.environment == environment.strict))
         query = query.order_by(_S.latency_us, _S.created.desc())
         found = []
         with self.reading() as c:
@@ -287,6 +318,12 @@ class Schedules(Database):
                 if first:
                     break
         return found
+
+
+def _failed(*more: Any) -> Any:
+    """Whether a schedule's configuration failed when it was deployed."""
+    same = [getattr(_M, name) == getattr(_S, name) for name in ("workload", "device", "policy", "config")]
+    return sa.exists().where(*same, _M.stage == DEPLOYED, *more)
 
 
 def artifact_of(c: sa.Connection, fingerprint: str, row: Any) -> Artifact:

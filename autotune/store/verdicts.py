@@ -12,6 +12,7 @@ from autotune.device import Environment
 from autotune.store.connection.engine import Database
 from autotune.store.health.damage import Damaged, mapping, number
 from autotune.store.models import EnvironmentRow, VerdictRow
+from autotune.store.reading import Match
 from autotune.store.records import Verdict
 
 KEY = ("graph", "device", "environment", "mode")
@@ -37,18 +38,25 @@ class Verdicts(Database):
         except IntegrityError as e:
             raise ValueError("put the device and the environment of a verdict before it") from e
 
-    def get_verdict(self, graph: str, device: str, environment: Environment, mode: str) -> Verdict | None:
-        """The verdict to obey, or None. It is good for equal minor versions of torch and CUDA, as a schedule is.
+    def get_verdict(
+        self, graph: str, device: str, environment: Environment, mode: str, *, match: Match = "loose"
+    ) -> Verdict | None:
+        """The verdict to obey, or None.
 
-        Equal software is preferred, then what was decided last. A damaged one is passed over with a warning.
+        Equal software is preferred, then equal minor versions of torch and CUDA, then what was decided last. A damaged
+        one is passed over with a warning.
 
         Args:
             graph, device: fingerprints.
+            match: how the software must match, as in ``get_schedule``.
         """
-        equal = sa.case((_V.environment == environment.strict, 0), else_=1)
+        near = EnvironmentRow.loose == environment.loose
+        equal = sa.case((_V.environment == environment.strict, 0), (near, 1), else_=2)
         query = sa.select(*_V.__table__.c).join(EnvironmentRow, EnvironmentRow.fingerprint == _V.environment)
         query = query.where(_V.graph == graph, _V.device == device, _V.mode == mode)
-        query = query.where(EnvironmentRow.loose == environment.loose).order_by(equal, _V.created.desc())
+        if match != "ignore":
+            query = query.where(near if match == "loose" else _V.environment == environment.strict)
+        query = query.order_by(equal, _V.created.desc())
         with self.reading() as c:
             rows = c.execute(query).all()
         return next(self.sound(rows, verdict_from, _name), None)

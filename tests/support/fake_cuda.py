@@ -31,7 +31,7 @@ from torch import Tensor
 
 from autotune.compiler.targets.cuda.kernels import GroupKernels
 from autotune.compiler.targets.cuda.source import CudaSource, Listing
-from autotune.domains.fusion.bench import from_float
+from autotune.ir.conditioning import from_float
 from autotune.ir.graph import REDUCTIONS, Graph
 from autotune.ir.interpret import interpret, make_inputs
 from autotune.measure.verify import compare

@@ -26,6 +26,7 @@ DOORS = {
     "optuna": ["autotune/tuner/"],
     "jinja2": ["autotune/report/"],
     "vl_convert": ["autotune/charts.py"],
+    "cryptography": ["autotune/store/snapshots/sign.py"],
     "pickle": [],
 }
 

@@ -24,6 +24,7 @@ from autotune.cli.output import TUNABLE, machine_output, microseconds, ratio
 
 if TYPE_CHECKING:
     from autotune.bench.step import Comparison
+    from autotune.store import Verdict
 
 SLOWER = 0.99
 """Over ``torch.compile``: what lies between this and 1 is a tie."""
@@ -72,9 +73,13 @@ def run(args: argparse.Namespace) -> int:
     """Compare; returns 0, or 1 where the step fails, as it is or with autotune."""
     with machine_output(args.json) as emit:
         from autotune.cli import decided
-        from autotune.store import Store
+        from autotune.store import Store, attach, named_snapshot
 
-        Store.open(args.db, migrate=False, readonly=True).close()  # one that cannot be used is told before all else
+        frozen = named_snapshot(args.db)
+        if frozen is None:
+            Store.open(args.db, migrate=False, readonly=True).close()  # what cannot be used is told before all else
+        elif (snapshot := attach(frozen)) is not None:
+            snapshot.close()
         from autotune.bench.step import AUTOTUNE, NotCompared, compare
         from autotune.device import identify, resolve_device
         from autotune.domains.fusion.program_spec import resolve, training
@@ -101,8 +106,10 @@ def run(args: argparse.Namespace) -> int:
             print(f"autotune: {label} fails as it is, without a compiler: {error}", file=sys.stderr)
             return 1
         where = identify(device)
-        with Store.open(args.db, migrate=False, readonly=True) as store:
-            verdicts = decided.used(store, label, args.inputs or "", args.train, device, found.modes)
+        verdicts: list[Verdict] = []
+        if frozen is None:  # a snapshot does not tell of which programs its verdicts are
+            with Store.open(args.db, migrate=False, readonly=True) as store:
+                verdicts = decided.used(store, label, args.inputs or "", args.train, device, found.modes)
         answer = _answer(args, label, device, where.label, found)
         emit({**answer, "verdicts": [decided.to_json(verdict) for verdict in verdicts]})
     if not args.json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli import domains
@@ -11,7 +12,7 @@ from autotune.cli.output import machine_output
 from autotune.errors import UserError
 
 if TYPE_CHECKING:
-    from autotune.runtime.lookup import LookupResult
+    from autotune.runtime.lookup import LookupResult, RegionMatch
 
 
 def add_parser(subparsers: Any) -> None:
@@ -20,9 +21,10 @@ def add_parser(subparsers: Any) -> None:
         "lookup",
         help="tell what is stored for a target",
         description="Tell what is stored for each region of a target and how well it fits: exact, other_rows (tuned "
-        "for another number of rows) or none. For a c3 scenario: its strategy, and whether that was tuned for it "
-        "(exact), for one of nearly its size (nearest), chosen by the devices' calibration (heuristic), or is the "
-        "default. Nothing is measured and nothing is written.",
+        "for another number of rows), other_device (tuned on another device of this architecture, where "
+        "AUTOTUNE_OTHER_DEVICE=warn allows that) or none. For a c3 scenario: its strategy, and whether that was tuned "
+        "for it (exact), for one of nearly its size (nearest), chosen by the devices' calibration (heuristic), or is "
+        "the default. Nothing is measured and nothing is written.",
     )
     add_target(parser, required=False)
     domains.add_arguments("lookup", parser)
@@ -30,6 +32,8 @@ def add_parser(subparsers: Any) -> None:
     add_db(parser)
     add_replica(parser)
     parser.add_argument("--strict", action="store_true", help="match driver and package versions exactly")
+    about = "tell each rung of the ladder: what it has, and field by field what does not match"
+    parser.add_argument("--explain", action="store_true", help=about)
     add_precision(parser)
     add_json(parser)
     parser.set_defaults(run=run)
@@ -45,21 +49,31 @@ def run(args: argparse.Namespace) -> int:
     with machine_output(args.json) as emit:
         from autotune.cli.report import print_table
         from autotune.device import environment, resolve_device
+        from autotune.runtime.ladder import Outcome, Step, on_other_devices, on_this_device
         from autotune.runtime.lookup import LookupResult, RegionMatch
         from autotune.runtime.match import Level
-        from autotune.store import Store
+        from autotune.runtime.settings import settings
+        from autotune.store import attach
         from autotune.task import place
 
         device = resolve_device(args.device)
-        how: Any = "strict" if args.strict else "loose"
-        counted, store, found = domains.workloads_of(args), Store.attach(args.db, args.db_read), []
+        rules = settings()
+        how: Any = "strict" if args.strict else rules.environment
+        counted, store, found = domains.workloads_of(args), attach(args.db, args.db_read), []
         try:
             for workload, count in counted:
-                where = place(workload, device).fingerprint
-                env = environment(device)
-                schedule = None if store is None else store.get_schedule(workload.fingerprint, where, env, match=how)
+                where, env = place(workload, device), environment(device)
+                name = where.fingerprint
+                schedule = None if store is None else store.get_schedule(workload.fingerprint, name, env, match=how)
                 level, why = (Level.EXACT, "") if schedule else (Level.NONE, "not tuned on this device")
-                found.append(RegionMatch(workload, level, schedule, workload if schedule else None, why, count))
+                ladder: tuple[Step, ...] = ()
+                if args.explain and schedule is not None:
+                    ladder = (Step("exact", Outcome.TAKEN, "tuned for it on this device"),)
+                elif args.explain and store is not None:
+                    elsewhere = on_other_devices(workload, store, where, False, "refuse")
+                    ladder = (on_this_device(workload, store, where, env, why), elsewhere)
+                tuned = workload if schedule else None
+                found.append(RegionMatch(workload, level, schedule, tuned, why, count, ladder))
         finally:
             if store is not None:
                 store.close()
@@ -67,7 +81,19 @@ def run(args: argparse.Namespace) -> int:
         emit(answer)
         if not args.json:
             print_table(answer)
+            print_ladders(found)
     return 0
+
+
+def print_ladders(found: Iterable[RegionMatch]) -> None:
+    """The ladder of each region that has one."""
+    from autotune.errors import printable
+    from autotune.runtime.ladder import text
+
+    for region in found:
+        if region.ladder and region.workload is not None:
+            label = region.workload.label or region.workload.fingerprint[:12]
+            print(*("", *map(printable, text(label, region.ladder).splitlines())), sep="\n")
 
 
 def check_target(args: argparse.Namespace) -> None:

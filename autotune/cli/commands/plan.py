@@ -19,7 +19,7 @@ from autotune.words import plural
 if TYPE_CHECKING:
     from autotune.compiler.lower.eager import EagerCost
     from autotune.domains.fusion.drawing.anatomy import Anatomy, GroupAnatomy, Operator
-    from autotune.store import Store
+    from autotune.store import Reader
     from autotune.task import Config
     from autotune.workload import Workload
 
@@ -93,11 +93,11 @@ def run(args: argparse.Namespace) -> int:
     """Plan; returns 0."""
     with machine_output(args.json) as emit:
         from autotune.domains.fusion.planning import side_of
-        from autotune.store import Store
+        from autotune.store import attach
 
         side = side_of(args.device)
         file = _writable(args.svg) if args.svg else None
-        store = Store.attach(args.db, args.db_read)
+        store = attach(args.db, args.db_read)
         if store is None and args.db:
             raise UserError(f"there is no database {args.db}; leave out --db for default schedules")
         try:
@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def plan_target(
-    target: str, inputs: str | None, device: str, store: Store | None = None, *, train: bool = False
+    target: str, inputs: str | None, device: str, store: Reader | None = None, *, train: bool = False
 ) -> tuple[list[RegionPlan], Mapping[str, int]]:
     """The regions of a target with their plans, and the operators outside with how often each occurs.
 
@@ -169,7 +169,7 @@ _SMS = 132
 """Multiprocessors assumed where grids depend on them: an H100's or H200's."""
 
 
-def _stored(store: Store | None, workload: Workload, side: str, device: str) -> tuple[Config, str] | None:
+def _stored(store: Reader | None, workload: Workload, side: str, device: str) -> tuple[Config, str] | None:
     """(configuration, where it was tuned) of the newest schedule of ours for the workload; that of the machine's own
     device if there is one."""
     if store is None:

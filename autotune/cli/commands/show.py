@@ -13,7 +13,7 @@ from autotune.cli.options import add_db, add_json, natural_int
 from autotune.cli.output import BUSY_NOTE, console, microseconds, ratio
 
 if TYPE_CHECKING:
-    from autotune.store import Overview
+    from autotune.store import Miss, Overview, Verdict
 
 
 NEWEST = 200
@@ -32,14 +32,53 @@ def add_parser(subparsers: Any) -> None:
 
 def show(args: argparse.Namespace) -> int:
     """Print one line for each workload and device, newest first, and what was missed."""
-    from autotune.store import Store
+    from autotune.store import Store, named_snapshot
 
     limit = (None if args.json else NEWEST) if args.limit is None else args.limit or None
+    if (frozen := named_snapshot(args.db)) is not None:
+        return _show(args, *_frozen(frozen, limit), [], {}, [])
     with Store.open(args.db, migrate=False, readonly=True) as store:
         rows, misses, name = store.overview(limit), store.misses(), store.name
         known = store.names(m.workload for m in misses)
         verdicts = steps(store.verdicts())
         count = store.tuned_count() if len(rows) == limit else len(rows)
+    return _show(args, rows, count, name, misses, known, verdicts)
+
+
+def _frozen(file: str, limit: int | None) -> tuple[list[Overview], int, str]:
+    """What is in a snapshot, newest first, how much that is in all, and its name."""
+    from autotune.store import Overview, Snapshot
+
+    snapshot = Snapshot(file)
+    every = sorted(snapshot.schedules(), key=lambda s: -s.when)
+    workloads = snapshot.get_workloads(s.key.workload for s in every[:limit])
+    names = {device.fingerprint: device.name for device in snapshot.devices}
+    rows = []
+    for s in every[:limit]:
+        w, best = workloads.get(s.key.workload), min(s.rivals.values(), default=None)
+        rows.append(
+            Overview(
+                s.key.workload, w.label if w else "", w.kind if w else "", s.key.device, names[s.key.device],
+                best_us=s.latency_us, winner=s.winner, baselines=s.rivals,
+                speedup=best / s.latency_us if best else None, busy=s.busy, when=s.when,
+            )
+        )  # fmt: skip
+    about = snapshot.about
+    told = ", ".join(f"{name} {about[name]}" for name in ("autotune", "torch", "cuda", "driver") if about.get(name))
+    signed = ", signed" if snapshot.signed else ""
+    snapshot.close()
+    return rows, len(every), f"{snapshot.name} (snapshot of {about.get('created', '?')}, {told}{signed})"
+
+
+def _show(
+    args: argparse.Namespace,
+    rows: list[Overview],
+    count: int,
+    name: str,
+    misses: list[Miss],
+    known: dict[str, tuple[str, str]],
+    verdicts: list[Verdict],
+) -> int:
     if args.json:
         missed = [
             {"workload": m.workload, "label": known.get(m.workload, ("", ""))[0],

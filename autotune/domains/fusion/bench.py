@@ -155,6 +155,7 @@ class FusionBench:
     def _verify(self, run: _Candidate, seed: int, special: bool) -> Verdict:
         import torch
 
+        from autotune.ir.conditioning import from_float
         from autotune.measure.verify import compare
 
         expected = self._expectation(seed, special)
@@ -291,18 +292,3 @@ def _poison(t: torch.Tensor) -> torch.Tensor:
         if t.dtype.itemsize == 1 and str(t.dtype) == "torch.bool"
         else t.fill_(-113 if t.dtype.is_signed else 113)
     )
-
-
-def from_float(graph: Graph, k: int) -> bool:
-    """Whether output ``k`` is an integer made from floats."""
-    stack, seen = [graph.outputs[k].value], set()
-    while stack:
-        i = stack.pop()
-        if i in seen:
-            continue
-        seen.add(i)
-        v = graph.values[i]
-        if v.op == "cast" and v.dtype != "bool" and graph.values[v.args[0]].dtype == "float32":
-            return True
-        stack.extend(v.args)
-    return False

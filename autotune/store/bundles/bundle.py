@@ -16,7 +16,7 @@ import os
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import sqlalchemy as sa
 
@@ -103,14 +103,21 @@ def import_bundle(store: Store, file: str | os.PathLike[str]) -> dict[str, int]:
     with Bundle(Path(file)) as bundle:
         tables = bundle.tables()
         try:
-            stored = store.outlast(lambda: _write(store, tables, bundle))
+            stored = store.outlast(lambda: write_tables(store, tables, bundle))
         except (sa.exc.DataError, sa.exc.IntegrityError, OverflowError, UnicodeError) as e:
             first = " ".join(str(getattr(e, "orig", None) or e).split())
             raise UserError(f"{file} does not fit into the database {store.name} ({first}): nothing was changed") from e
     return {"schedules": len(tables.schedules), "stored": stored}
 
 
-def _write(store: Store, tables: Tables, bundle: Bundle) -> int:
+class Code(Protocol):
+    """Whatever has the code of rows."""
+
+    def code(self, sha256: str) -> bytes: ...
+
+
+def write_tables(store: Store, tables: Tables, bundle: Code) -> int:
+    """Insert checked rows in one transaction; returns how many schedules are new, or take the place of one there."""
     with store.writing() as c:
 
         def put(model: type[Base], rows: Iterable[dict[str, Any]], key: str = "", **where: Any) -> int:

@@ -7,8 +7,9 @@ from collections.abc import Collection
 import sqlalchemy as sa
 
 from autotune.errors import UserError
-from autotune.store.models import EffortRow, MeasurementRow
+from autotune.store.models import EffortRow, MeasurementRow, ScheduleRow
 from autotune.store.records import Key
+from autotune.store.schedules import DEPLOYED, TOUCH
 from autotune.store.store import Store
 from autotune.task import Status
 
@@ -16,6 +17,7 @@ FAILURES = (Status.COMPILE_ERROR, Status.LAUNCH_ERROR, Status.WRONG_RESULT, Stat
 """What can be forgotten: an ok measurement is no failure, and an invalid candidate is one on every machine."""
 
 _M = MeasurementRow
+_LATER = ScheduleRow.created + TOUCH
 
 
 def forget_failures(
@@ -49,6 +51,8 @@ def forget_failures(
     columns = (_M.workload, _M.device, _M.environment, _M.policy)
     with store.writing() as c:
         counts = c.execute(sa.select(*columns, sa.func.count()).where(*where).group_by(*columns)).all()
+        failed = sa.select(_M.workload).where(*where, _M.stage == DEPLOYED)  # their schedules are deployed again
+        c.execute(sa.update(ScheduleRow).where(ScheduleRow.workload.in_(failed)).values(created=_LATER))
         c.execute(sa.delete(_M).where(*where))
         devices = {row[1] for row in counts}
         c.execute(sa.delete(EffortRow).where(EffortRow.device.in_(devices)))

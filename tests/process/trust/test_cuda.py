@@ -155,7 +155,9 @@ def test_code_that_was_compiled_before_checks_what_it_finds(db: Path) -> None:
     task, config, artifact = built()
     stored(db, task.workload, config, artifact)
     with Store.open(db) as store:
-        assert deployed(task.workload.fingerprint, store, GPU, ENV).artifact == artifact
+        found = deployed(task.workload.fingerprint, store, GPU, ENV).schedule
+        assert found is not None
+        assert found.artifact == artifact
     rewritten(db, lambda data: data["kernels"][0]["launch"].update(per_block=7))
     with Store.open(db) as store, pytest.raises(Unsupported, match="damaged"):
         deployed(task.workload.fingerprint, store, GPU, ENV)

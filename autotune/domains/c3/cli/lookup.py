@@ -14,18 +14,22 @@ def run(args: argparse.Namespace) -> int:
     with machine_output(args.json) as emit:
         from autotune.device import environment, resolve_device
         from autotune.domains.c3.cli.report import figures, print_scenario, strategy_label
-        from autotune.domains.c3.deploy.match import C3Level, match_scenario
-        from autotune.store import Store
+        from autotune.domains.c3.deploy.match import C3Level, explain, match_scenario
+        from autotune.errors import printable
+        from autotune.runtime.ladder import text
+        from autotune.store import attach
         from autotune.task import place
 
         device = resolve_device(args.device)
         side = device.partition(":")[0]
         scenario, name = scenario_of(args, device)
         workload = scenario.workload()
-        store = Store.attach(args.db, args.db_read)
+        store = attach(args.db, args.db_read)
         try:
             identity = place(workload, device)
-            found = match_scenario(scenario, store, identity, environment(device), strict=args.strict, side=side)
+            env = environment(device)
+            found = match_scenario(scenario, store, identity, env, strict=args.strict, side=side)
+            ladder = explain(scenario, found, store, identity, env) if args.explain else ()
         finally:
             if store is not None:
                 store.close()
@@ -51,9 +55,13 @@ def run(args: argparse.Namespace) -> int:
             "others_busy": measured.others if measured else None,
             **figures(baselines, measured.references if measured else {}, measured.latency_us if measured else None),
         }
+        if ladder:
+            answer["ladder"] = [step.to_json() for step in ladder]
         emit(answer)
         if not args.json:
             print_scenario(answer)
+            if ladder:
+                print(*("", *map(printable, text(scenario.label, ladder).splitlines())), sep="\n")
             if found.reason:
                 print(found.reason, file=sys.stderr)
     return 0

@@ -15,6 +15,7 @@ from autotune.domains.c3.deploy.match import C3Level, C3Match, match_scenario, w
 from autotune.domains.c3.scenario import Gemm, Scenario
 from autotune.errors import first_line
 from autotune.measure.wire import artifact_from_wire, artifact_to_wire
+from autotune.runtime.conditions import tell_differences
 from autotune.runtime.counters import count
 from autotune.runtime.database import deploy_store, record_misses, warn_once
 from autotune.store.records import Key, Schedule
@@ -36,7 +37,7 @@ def decide(scenario: Scenario, group: Group, *, db: str | None = None, strict: b
         told = match_to_wire(_look_up(scenario, str(group.device), db, strict))
     match = match_from_wire(group.gather(told)[0])
     count("overlaps")
-    if match.level in (C3Level.EXACT, C3Level.NEAREST):
+    if match.schedule is not None:
         count("overlap_hits")
     return match
 
@@ -53,6 +54,7 @@ def _look_up(scenario: Scenario, device: str, db: str | None, strict: bool) -> C
         identity = place(workload, device)
         store = deploy_store(db)
         match = match_scenario(scenario, store, identity, environment(device), strict=strict, side=side)
+        tell_differences(match.differences, other_device=match.level is C3Level.OTHER_DEVICE)
         if match.level is not C3Level.EXACT and searchable(scenario):
             record_misses([(workload, match.reason)], device, db, identity=identity)
         return match

@@ -2,6 +2,8 @@
 
 ``exact``: the very scenario was tuned on equal devices. ``nearest``: one of its family was (the same collective, types
 and ranks), and no extent differs by more than a factor of two; the GEMM's matrices may be stored otherwise.
+``other_device``: the scenario was tuned on as many other devices of the same architecture, joined by the same links;
+that is used where a setting allows it (:mod:`autotune.runtime.settings`).
 ``heuristic``: nothing like it was tuned, but the devices were calibrated (``autotune calibrate c3``). ``default``:
 neither.
 """
@@ -10,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +32,25 @@ from autotune.domains.c3.strategy import (
 )
 from autotune.errors import UserError
 from autotune.runtime.database import warn_once
+from autotune.runtime.ladder import (
+    Difference,
+    Outcome,
+    Step,
+    differences,
+    on_other_devices,
+    on_this_device,
+    relatives,
+    software,
+)
+from autotune.runtime.settings import settings
 from autotune.store.health.damage import BROKEN
+from autotune.store.reading import Match as How
 from autotune.store.records import Schedule
 from autotune.task import Artifact, Choice, Config
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
-    from autotune.store import Store
+    from autotune.store import Reader
 
 NEAR = 1.0
 """Largest :func:`distance` over which a stored strategy is taken for another scenario: a factor of two."""
@@ -53,6 +67,7 @@ class C3Level(StrEnum):
 
     EXACT = "exact"
     NEAREST = "nearest"
+    OTHER_DEVICE = "other_device"
     HEURISTIC = "heuristic"
     DEFAULT = "default"
 
@@ -73,6 +88,8 @@ class C3Match:
         tuned: the scenario that the schedule was tuned for: the same one at level ``exact``.
         distance: from the scenario to :attr:`tuned`; None where there is none.
         reason: why there is no better match; empty at level ``exact``.
+        differences: in what the devices and the software that it was tuned with differ from those at hand; where rank
+            0 looked up, only that knows.
     """
 
     level: C3Level
@@ -81,6 +98,7 @@ class C3Match:
     tuned: Scenario | None = None
     distance: float | None = None
     reason: str = ""
+    differences: tuple[Difference, ...] = field(default=(), compare=False)
 
     @property
     def artifact(self) -> Artifact | None:
@@ -116,7 +134,7 @@ class C3Match:
 
 def match_scenario(
     scenario: Scenario,
-    store: Store | None,
+    store: Reader | None,
     identity: DeviceIdentity,
     env: Environment,
     *,
@@ -129,8 +147,7 @@ def match_scenario(
         store: None finds nothing.
         identity: the devices together, as ``autotune.task.place`` has them.
         env: the software at hand.
-        strict: whether ``env`` must equal the software that a schedule was tuned with, or only the minor versions of
-            torch and CUDA.
+        strict: whether ``env`` must equal the software that a schedule was tuned with, whatever the settings say.
         side: "cuda" or "cpu".
 
     Raises:
@@ -139,14 +156,17 @@ def match_scenario(
     if store is None:
         return _unfounded(scenario, {}, side, "there is no database")
     sms = identity.units if side == "cuda" else 0
-    how: Any = "strict" if strict else "loose"
-    schedule = store.get_schedule(scenario.workload().fingerprint, identity.fingerprint, env, match=how)
+    rules = settings()
+    how: How = "strict" if strict else rules.environment
+    workload = scenario.workload()
+    schedule = store.get_schedule(workload.fingerprint, identity.fingerprint, env, match=how)
     if schedule is None:
-        why = "not tuned on these devices"
+        why = store.lost or "not tuned on these devices"
     else:
         config, why = deployable(schedule, scenario, side, sms=sms)
         if not why:
-            return C3Match(C3Level.EXACT, config, schedule, scenario, 0.0)
+            differ = software(schedule, store, env)
+            return C3Match(C3Level.EXACT, config, schedule, scenario, 0.0, differences=differ)
         why = f"its schedule cannot be used: {why}"
     for away, tuned in _neighbours(scenario, store, identity, env, how):
         near = store.get_schedule(tuned.workload().fingerprint, identity.fingerprint, env, match=how)
@@ -157,9 +177,56 @@ def match_scenario(
             why += f"; the strategy of {tuned.label} does not fit: {unfit}"
             continue
         reason = f"{why}; {tuned.label} is the nearest tuned, {2**away:.3g} times off at most"
-        return C3Match(C3Level.NEAREST, config, near, tuned, away, reason)
+        return C3Match(C3Level.NEAREST, config, near, tuned, away, reason, software(near, store, env))
+    for other in relatives(workload, store, identity) if rules.other_device == "warn" else ():
+        there = store.get_schedule(workload.fingerprint, other.fingerprint, env, match=how)
+        config, unfit = deployable(there, scenario, side, sms=sms) if there is not None else ({}, "damaged")
+        if there is not None and not unfit:
+            differ = (*differences(other, identity), *software(there, store, env))
+            reason = f"{why}; tuned on {other.label}"
+            return C3Match(C3Level.OTHER_DEVICE, config, there, scenario, 0.0, reason, differ)
     found = store.get_calibration(identity.fingerprint, KIND)
     return _unfounded(scenario, found.figures if found else {}, side, why, sms=sms)
+
+
+def explain(
+    scenario: Scenario, found: C3Match, store: Reader | None, identity: DeviceIdentity, env: Environment
+) -> tuple[Step, ...]:
+    """Each rung of the ladder, from the top: what it has, and why that is or is not taken.
+
+    Args:
+        found: what :func:`match_scenario` came to.
+    """
+    workload, level = scenario.workload(), found.level
+    if store is None:
+        return (Step("exact", Outcome.EMPTY, found.reason), Step(str(level), Outcome.TAKEN, found.label))
+
+    def reached(rung: C3Level) -> bool:
+        return level.rank >= rung.rank
+
+    if level is C3Level.EXACT:
+        steps = [Step("exact", Outcome.TAKEN, "tuned for it on these devices", found.differences)]
+    else:
+        steps = [on_this_device(workload, store, identity, env, found.reason.partition(";")[0])]
+    if level is C3Level.NEAREST and found.tuned is not None:
+        steps.append(Step("nearest", Outcome.TAKEN, f"tuned for {found.tuned.label}", found.differences))
+    elif reached(C3Level.NEAREST):
+        steps.append(Step("nearest", Outcome.EMPTY, f"nothing tuned here is within a factor of {2**NEAR:g} and fits"))
+    else:
+        steps.append(Step("nearest", Outcome.NOT_ASKED))
+    if reached(C3Level.OTHER_DEVICE):
+        taken = level is C3Level.OTHER_DEVICE
+        steps.append(on_other_devices(workload, store, identity, taken, settings().other_device))
+    else:
+        steps.append(Step("other_device", Outcome.NOT_ASKED))
+    if level is C3Level.DEFAULT:
+        steps.append(Step("heuristic", Outcome.EMPTY, "these devices are not calibrated (autotune calibrate c3)"))
+        steps.append(Step("default", Outcome.TAKEN, "chosen by rule"))
+    elif level is C3Level.HEURISTIC:
+        steps.append(Step("heuristic", Outcome.TAKEN, "chosen by the devices' calibration"))
+    else:
+        steps.append(Step("heuristic", Outcome.NOT_ASKED))
+    return tuple(steps)
 
 
 def distance(a: Scenario, b: Scenario) -> float:
@@ -224,7 +291,7 @@ def _unfounded(scenario: Scenario, figures: Mapping[str, float], side: str, why:
 
 
 def _neighbours(
-    scenario: Scenario, store: Store, identity: DeviceIdentity, env: Environment, how: Any
+    scenario: Scenario, store: Reader, identity: DeviceIdentity, env: Environment, how: Any
 ) -> list[tuple[float, Scenario]]:
     """Tuned scenarios that are near enough, and how far they are: those of the family first, then by distance."""
     near = []
@@ -268,4 +335,4 @@ def _ratios(a: Scenario, b: Scenario) -> list[float]:
     return [abs(math.log2(x / y)) for x, y in pairs]
 
 
-__all__ = ["NEAR", "C3Level", "C3Match", "distance", "match_scenario"]
+__all__ = ["NEAR", "C3Level", "C3Match", "distance", "explain", "match_scenario"]

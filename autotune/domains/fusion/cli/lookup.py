@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from autotune.cli.commands.lookup import answer_of, check_target
+from autotune.cli.commands.lookup import answer_of, check_target, print_ladders
 from autotune.cli.output import TUNABLE, machine_output
 
 
@@ -17,17 +17,21 @@ def run(args: argparse.Namespace) -> int:
         from autotune.device import resolve_device
         from autotune.domains.fusion.program_spec import resolve
         from autotune.ir.precision import asking
+        from autotune.runtime.database import deploying_from
         from autotune.runtime.lookup import lookup
 
         device = resolve_device(args.device)
         fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device)
-        with asking(args.precision):
-            found = lookup(fn, inputs, kwargs=kwargs, db=args.db, device=device, strict=args.strict, label=label)
+        with asking(args.precision), deploying_from(args.db, args.db_read):
+            found = lookup(
+                fn, inputs, kwargs=kwargs, device=device, strict=args.strict, explain=args.explain, label=label
+            )
         answer = answer_of(label, device, found)
         emit(answer)
         if not args.json:
             if answer["workloads"]:
                 print_table(answer)
+                print_ladders(found)
             else:
                 print(f"{label} has no memory-intensive region that this version can tune: {TUNABLE}")
             if found.unsupported:

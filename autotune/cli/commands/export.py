@@ -1,0 +1,103 @@
+"""``autotune export``: a snapshot of the database, for deploying."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from autotune.cli.options import add_db, add_json
+from autotune.errors import UserError
+
+if TYPE_CHECKING:
+    from autotune.device import DeviceIdentity
+    from autotune.store import Schedule, Store
+    from autotune.workload import Workload
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "export",
+        help="write a snapshot: one read-only file to deploy from",
+        description="Write a snapshot, one read-only file with the schedules, their kernels and the verdicts on steps: "
+        "what deployment needs, and nothing else. autotune.load(FILE), or AUTOTUNE_DB=FILE, deploys from it. "
+        "(`autotune db export` writes a bundle, which takes schedules from one database to another.)",
+    )
+    parser.add_argument("file", metavar="FILE", help="the snapshot, such as schedules.atdb")
+    about = (
+        "only schedules of this device, as `autotune show` names it or a part of that (H200), cpu or cuda for all of"
+        " the kind, or cuda:N for one that is here"
+    )
+    parser.add_argument("--device", metavar="D", help=about)
+    parser.add_argument("--domain", metavar="DOMAIN", help="only schedules of this domain, such as fusion")
+    about = "only what a look-up would take, for each device and software"
+    parser.add_argument("--only-best", action="store_true", help=about)
+    about = "sign it with this private key (Ed25519, PEM: `openssl genpkey -algorithm ed25519 -out KEYFILE`)"
+    parser.add_argument("--sign", metavar="KEYFILE", help=about)
+    add_db(parser)
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Export; returns 0."""
+    from autotune.store import Store
+    from autotune.store.snapshots.writer import export_snapshot
+
+    if args.domain is not None:
+        from autotune.task import module_of
+
+        module_of(args.domain)  # raises where there is none
+    with Store.open(args.db, migrate=False, readonly=True) as store:
+        wanted = _wanted(args.device, store) if args.device else lambda device: True
+        found = export_snapshot(
+            store, args.file, device=wanted, domain=args.domain, only_best=args.only_best, key=args.sign, refuse=_refuse
+        )
+    answer = {
+        "file": args.file,
+        "schedules": found.schedules,
+        "verdicts": found.verdicts,
+        "bytes": found.bytes,
+        "sha256": found.sha256,
+        "signed": args.sign is not None,
+        "left_out": list(found.left_out),
+    }
+    if args.json:
+        print(json.dumps(answer))
+        return 0
+    how = ", signed" if args.sign else ""
+    print(f"{args.file}: {found.schedules} schedules, {found.bytes / 2**20:.1f} MiB{how}, SHA-256 {found.sha256}")
+    for line in found.left_out:
+        print(f"left out: {line}")
+    return 0
+
+
+def _wanted(text: str, store: Store) -> Callable[[DeviceIdentity], bool]:
+    """Which devices ``--device`` means."""
+    from autotune.device import identify
+
+    if text in ("cpu", "cuda"):
+        return lambda device: device.kind == text
+    if text == "auto" or text.startswith("cuda:"):
+        name = identify(text).fingerprint
+        return lambda device: device.fingerprint == name
+    stored = store.get_devices(s.key.device for s in store.schedules()).values()
+
+    def fits(device: DeviceIdentity) -> bool:
+        return text.lower() in device.label.lower() or device.fingerprint.startswith(text.lower())
+
+    if not any(map(fits, stored)):
+        there = "; ".join(sorted(device.label for device in stored)) or "none"
+        raise UserError(f"--device {text}: the database has schedules of no such device; there are: {there}")
+    return fits
+
+
+def _refuse(schedule: Schedule, workload: Workload, device: DeviceIdentity) -> str:
+    """Why a schedule would not be deployed where it was tuned."""
+    if workload.kind != "fusion":
+        return ""
+    from autotune.runtime.match import unfit
+
+    return unfit(schedule, workload, device)

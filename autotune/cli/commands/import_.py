@@ -1,0 +1,51 @@
+"""``autotune import``: add a snapshot, or a bundle, to the database."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from autotune.cli.options import add_db, add_json
+
+SHOWN = 20
+"""Conflicts that are printed; ``--json`` lists all."""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "import",
+        help="add a snapshot or a bundle to the database",
+        description="Add the schedules of a snapshot (autotune export) or a bundle (autotune db export) to the "
+        "database: all of them, or none where the file is damaged. Where both have a schedule for the same workload, "
+        "device, software and way of measuring, the faster stays, and the other's latency is kept as a measurement. "
+        "Their code will run here, so know who wrote it.",
+    )
+    parser.add_argument("file", metavar="FILE", help="the snapshot or the bundle")
+    about = "public key (PEM) that a snapshot must be signed with (default: $AUTOTUNE_KEY, else none)"
+    parser.add_argument("--key", metavar="KEYFILE", help=about)
+    add_db(parser)
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Import; returns 0."""
+    import os
+
+    from autotune.store import Store
+    from autotune.store.snapshots.merge import import_file
+
+    with Store.open(args.db) as store:
+        found = import_file(store, args.file, key=args.key or os.environ.get("AUTOTUNE_KEY") or None)
+        name = store.name
+    if args.json:
+        print(json.dumps({"file": args.file, "database": name, **found.to_json()}))
+        return 0
+    print(f"{args.file}: {found.schedules} schedules, {found.stored} stored in {name}")
+    for line in found.conflicts[:SHOWN]:
+        print(line)
+    if len(found.conflicts) > SHOWN:
+        print(f"and {len(found.conflicts) - SHOWN} more conflicts: --json lists them")
+    return 0

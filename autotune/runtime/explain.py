@@ -1,0 +1,56 @@
+"""The ladder of a region's look-up, rung by rung: ``autotune lookup --explain``."""
+
+from __future__ import annotations
+
+from autotune.device import DeviceIdentity, Environment
+from autotune.runtime.ladder import Outcome, Step, on_other_devices, on_this_device
+from autotune.runtime.match import Level, Match, exact_match, other_rows
+from autotune.runtime.settings import settings
+from autotune.store.reading import Match as How
+from autotune.store.reading import Reader
+from autotune.workload import Workload
+
+
+def explain(
+    workload: Workload,
+    found: Match,
+    store: Reader | None,
+    device: DeviceIdentity,
+    env: Environment,
+    *,
+    strict: bool = False,
+) -> tuple[Step, ...]:
+    """Each rung of the ladder, from the top: what it has, and why that is or is not taken.
+
+    Args:
+        found: what ``match.match`` came to with the other arguments.
+
+    Raises:
+        UserError: the database failed.
+    """
+    last = Step("heuristic", Outcome.EMPTY, "a region without a schedule is compiled by Inductor")
+    if store is None:
+        return (Step("exact", Outcome.EMPTY, found.reason), last)
+    rules = settings()
+    how: How = "strict" if strict else rules.environment
+    if found.level is Level.EXACT:
+        steps = [Step("exact", Outcome.TAKEN, "tuned for it on this device", found.differences)]
+    else:
+        _, why = exact_match(workload, store, device, env, how)
+        steps = [on_this_device(workload, store, device, env, why)]
+    if found.level is Level.EXACT:
+        steps.append(Step("other_rows", Outcome.NOT_ASKED))
+    elif found.level is Level.OTHER_ROWS and found.tuned is not None:
+        why = f"tuned for {found.tuned.extent} rows, the nearest to {workload.extent} that fit"
+        steps.append(Step("other_rows", Outcome.TAKEN, why, found.differences))
+    else:
+        _, refused = other_rows(workload, store, device, env, how, rules.rows)
+        why = "".join(refused).removeprefix("; ")
+        nothing = Step("other_rows", Outcome.EMPTY, "no other number of rows is tuned on this device")
+        steps.append(Step("other_rows", Outcome.REFUSED, why) if refused else nothing)
+    if found.level in (Level.EXACT, Level.OTHER_ROWS):
+        steps.append(Step("other_device", Outcome.NOT_ASKED))
+    else:
+        taken = found.level is Level.OTHER_DEVICE
+        steps.append(on_other_devices(workload, store, device, taken, rules.other_device))
+    return (*steps, last if found.level is Level.NONE else Step("heuristic", Outcome.NOT_ASKED))

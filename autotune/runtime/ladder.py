@@ -1,0 +1,130 @@
+"""What of a device or of software is another here than where a schedule was tuned, and how a look-up tells of it.
+
+Domains have ladders of their own (:mod:`autotune.runtime.match`, ``autotune.domains.c3.deploy.match``); what their
+rungs say of themselves is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from autotune.device import DeviceIdentity, Environment
+from autotune.store.reading import Reader
+from autotune.store.records import Schedule
+from autotune.workload import Workload
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A field of a device or of an environment that is another here than where a schedule was tuned."""
+
+    field: str
+    tuned: str
+    here: str
+
+    def __str__(self) -> str:
+        return f"{self.field} {self.tuned or 'none'} (here {self.here or 'none'})"
+
+
+def relatives(workload: Workload, store: Reader, device: DeviceIdentity) -> list[DeviceIdentity]:
+    """Other devices that a workload was tuned on whose kernels run on ``device``: of the same architecture, and as
+    many, joined by the same links. Those that differ in the fewest fields come first."""
+    names = {name for name, _ in store.places(workload.fingerprint)} - {device.fingerprint}
+    found = [d for d in map(store.get_device, sorted(names)) if d is not None and related(d, device)]
+    return sorted(found, key=lambda d: (len(differences(d, device)), d.label))
+
+
+def related(other: DeviceIdentity, device: DeviceIdentity) -> bool:
+    """Whether what was built for one device runs on another."""
+    same = ("kind", "capability", "count", "links")
+    return all(getattr(other, name) == getattr(device, name) for name in same)
+
+
+def differences(tuned: DeviceIdentity | Environment, here: DeviceIdentity | Environment) -> tuple[Difference, ...]:
+    """The fields in which two devices, or two environments, differ."""
+    one, two = tuned.to_json(), here.to_json()
+    return tuple(Difference(name, str(one[name]), str(two[name])) for name in one if one[name] != two[name])
+
+
+def software(schedule: Schedule, store: Reader, env: Environment) -> tuple[Difference, ...]:
+    """What differs of the software; a compiler that is not installed here, and not needed, does not count."""
+    if schedule.key.environment == env.strict or schedule.config is None:
+        return ()
+    tuned = store.get_environment(schedule.key.environment)
+    found = differences(tuned, env) if tuned is not None else (Difference("environment", "unknown", ""),)
+    return tuple(d for d in found if d.here or d.field not in ("numba", "numba_cuda"))
+
+
+class Outcome(StrEnum):
+    """What became of a rung: its answer is taken; it has one that may not be used; it has none; or it was not asked,
+    since a better one answered."""
+
+    TAKEN = "taken"
+    REFUSED = "refused"
+    EMPTY = "empty"
+    NOT_ASKED = "not asked"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A rung of a ladder, as a look-up came by it.
+
+    Attributes:
+        rung: the name of its level.
+        why: what it found, and why that is or is not taken.
+        differences: field by field, in what the nearest thing that it has differs from what is asked for.
+    """
+
+    rung: str
+    outcome: Outcome
+    why: str = ""
+    differences: tuple[Difference, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """For ``--json``."""
+        fields = [{"field": d.field, "tuned": d.tuned, "here": d.here} for d in self.differences]
+        return {"rung": self.rung, "outcome": str(self.outcome), "why": self.why, "differences": fields}
+
+    def lines(self) -> list[str]:
+        """For people."""
+        own = [f"  {self.rung:13s} {self.outcome}{f': {self.why}' if self.why else ''}"]
+        return own + [
+            f"  {'':13s}   {d.field}: tuned {d.tuned or 'none'}, here {d.here or 'none'}" for d in self.differences
+        ]
+
+
+def on_this_device(workload: Workload, store: Reader, device: DeviceIdentity, env: Environment, why: str) -> Step:
+    """Why the very workload has no answer: where it was tuned on this device, with which software."""
+    found = [store.get_environment(e) for d, e in store.places(workload.fingerprint) if d == device.fingerprint]
+    near = sorted((differences(e, env) for e in found if e is not None), key=len)
+    if not near or not near[0]:
+        return Step("exact", Outcome.REFUSED if near else Outcome.EMPTY, why)
+    return Step("exact", Outcome.REFUSED, "tuned on this device with other software only", near[0])
+
+
+def on_other_devices(workload: Workload, store: Reader, device: DeviceIdentity, taken: bool, policy: str) -> Step:
+    """What other devices have for the very workload, and whether that may be used here."""
+    names = {name for name, _ in store.places(workload.fingerprint)} - {device.fingerprint}
+    found = [d for d in map(store.get_device, sorted(names)) if d is not None]
+    if not found:
+        return Step("other_device", Outcome.EMPTY, "no other device has it")
+    found.sort(key=lambda d: (not related(d, device), len(differences(d, device)), d.label))
+    differ = differences(found[0], device)
+    if taken:
+        return Step(
+            "other_device", Outcome.TAKEN, f"tuned on {found[0].label}; AUTOTUNE_OTHER_DEVICE is {policy}", differ
+        )
+    if not related(found[0], device):
+        why = f"tuned on {found[0].label}, of another architecture, number or links"
+    else:
+        why = f"tuned on {found[0].label}; AUTOTUNE_OTHER_DEVICE is {policy}"
+    return Step("other_device", Outcome.REFUSED, why, differ)
+
+
+def text(label: str, steps: Sequence[Step]) -> str:
+    """A ladder for people."""
+    taken = next((s.rung for s in steps if s.outcome is Outcome.TAKEN), "none")
+    return "\n".join([f"{label}: {taken}", *(line for step in steps for line in step.lines())])

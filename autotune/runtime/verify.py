@@ -1,0 +1,131 @@
+"""Comparing a stored kernel's results with those of the region's own operators, on the tensors of a call.
+
+The operators are the user's, so they are what "right" means. They round after each step, where a kernel rounds once:
+where the two part by more than the tolerance, the fp64 oracle (:mod:`autotune.ir.interpret`) decides, as in a search.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from autotune.ir.graph import FLOATS, REDUCTIONS, Graph
+from autotune.runtime.settings import settings
+
+log = logging.getLogger("autotune")
+
+Operators = Callable[..., Sequence[torch.Tensor]]
+
+
+class WrongResult(RuntimeError):
+    """A stored kernel does not compute what its region means."""
+
+
+class Check:
+    """Says of a call's tensors whether the kernels did what the region's operators do.
+
+    Attributes:
+        always: at every call instead of the first.
+    """
+
+    def __init__(
+        self, graph: Graph, slots: Sequence[int], results: Sequence[int], operators: Operators, *, always: bool
+    ) -> None:
+        """Prepare to check.
+
+        Args:
+            graph, slots, results: as in ``executor.load_executor``.
+            operators: from the region's inputs to its outputs, made anew.
+        """
+        self._graph, self._slots, self._results = graph, slots, results
+        self._operators, self.always = operators, always
+
+    def expected(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+        """What the region's operators make of its inputs; None where now is no time to ask: a CUDA graph is being
+        captured, which would record it, or memory does not suffice."""
+        if inputs and inputs[0].is_cuda and torch.cuda.is_current_stream_capturing():
+            return None
+        try:
+            return list(self._operators(*inputs))
+        except torch.OutOfMemoryError:
+            log.debug("a stored kernel is not checked: out of memory", exc_info=True)
+            return None
+
+    def wrong(
+        self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
+    ) -> str:
+        """What is wrong with the outputs of kernels that ran on ``inputs``; "" where nothing is."""
+        from autotune.ir.conditioning import from_float
+        from autotune.measure.verify import compare
+
+        graph = self._graph
+        terms = max((graph.size(v.over) for v in graph.values if v.op in REDUCTIONS), default=1)
+        oracle: _Oracle | None = None
+        for k, i in enumerate(self._results):
+            out, got, want = graph.outputs[k], outputs[i], expected[i]
+            off_by_one = out.dtype not in FLOATS and from_float(graph, k)
+            lost = None
+            if out.dtype in FLOATS:  # where the user's own operators overflow, which way is a matter of order
+                lost = torch.empty_strided(got.shape, got.stride(), dtype=torch.bool, device=got.device)
+                lost.copy_(~want.isfinite())
+            verdict = compare(got, want, out.dtype, terms, off_by_one=off_by_one, lost=lost)
+            if verdict.ok:
+                continue
+            oracle = oracle or _Oracle(graph, self._slots, inputs)
+            shape = [graph.extents[a] for a in out.axes]
+            try:
+                stored = got.as_strided(shape, out.strides, got.storage_offset() + out.offset)
+                lost = None if lost is None else lost.as_strided(shape, out.strides, out.offset)
+                verdict = compare(stored, oracle.want[k], out.dtype, terms, off_by_one=off_by_one, lost=lost)
+                if not verdict.ok and out.dtype in FLOATS and math.isfinite(verdict.error):
+                    slack = oracle.slack[k]
+                    verdict = compare(stored, oracle.want[k], out.dtype, terms, slack=slack, lost=lost)
+            except (RuntimeError, MemoryError):  # no room for the oracle: the operators have the say
+                log.debug("the oracle could not be asked", exc_info=True)
+            if not verdict.ok:
+                return f"output {i}: {verdict.detail}"
+        return ""
+
+
+class _Oracle:
+    """The fp64 oracle's results on a call's inputs, made when they are first asked for."""
+
+    def __init__(self, graph: Graph, slots: Sequence[int], inputs: Sequence[torch.Tensor]) -> None:
+        self._graph = graph
+        self._want: list[torch.Tensor] | None = None
+        self._slack: list[torch.Tensor | None] | None = None
+        # As kernels see them: memory from the first element on, as far as the graph reads.
+        self._flat = [inputs[i].as_strided((graph.input_numel(slot),), (1,)) for slot, i in enumerate(slots)]
+
+    @property
+    def want(self) -> list[torch.Tensor]:
+        if self._want is None:
+            from autotune.ir.interpret import interpret
+
+            self._want = interpret(self._graph, self._flat)
+        return self._want
+
+    @property
+    def slack(self) -> list[torch.Tensor | None]:
+        if self._slack is None:
+            from autotune.ir import conditioning
+
+            self._slack = conditioning.slack(self._graph, self._flat, self.want, self._flat[0].device)
+        return self._slack
+
+
+def wanted(proven: bool, how: str = "") -> bool | None:
+    """Whether a kernel is to be checked at its first call (False) or at every one (True); None for at none.
+
+    Args:
+        proven: a search verified it under the conditions at hand.
+        how: in the place of the setting, where it is not empty.
+    """
+    how = how or settings().verify
+    return True if how == "always" else False if how == "first" or (how == "auto" and not proven) else None
+
+
+__all__ = ["Check", "WrongResult", "wanted"]

@@ -1,0 +1,51 @@
+"""Opening what deployment looks up in, whichever it is. A snapshot needs no SQLAlchemy."""
+
+from __future__ import annotations
+
+import os
+
+from autotune.errors import UserError
+from autotune.store.reading import Reader
+from autotune.store.snapshots.form import is_snapshot
+
+
+def attach(
+    url: str | os.PathLike[str] | None = None,
+    replica: str | os.PathLike[str] | None = None,
+    *,
+    key: str | None = None,
+    timeout_s: float = 1.0,
+) -> Reader | None:
+    """Open what ``url`` means for deployment: a snapshot, or a database as ``Store.attach`` does.
+
+    Args:
+        url: a snapshot, or as in ``Store.open``; None for $AUTOTUNE_DB or the default file.
+        replica: a copy of a database to read, as in ``Store.attach``.
+        key: a public key that a snapshot must be signed with; None for $AUTOTUNE_KEY, or none.
+
+    Returns:
+        None where there is no database yet: nothing was ever tuned.
+
+    Raises:
+        UserError: there is one, but it cannot be used; a key is given and it is a database, which has no signature.
+    """
+    key = key or os.environ.get("AUTOTUNE_KEY") or None
+    if (frozen := named_snapshot(url)) is not None:
+        from autotune.store.snapshots.reader import Snapshot
+
+        return Snapshot(frozen, key=key)
+    if key is not None:
+        raise UserError(
+            "a key is pinned ($AUTOTUNE_KEY), and a database has no signature: deploy from a snapshot"
+            " (autotune export --sign), or unpin the key"
+        )
+    from autotune.store.store import Store
+
+    return Store.attach(url, replica, timeout_s=timeout_s)
+
+
+def named_snapshot(url: str | os.PathLike[str] | None = None) -> str | None:
+    """The file that ``url`` (None: $AUTOTUNE_DB) names, where that is a snapshot; else None."""
+    text = os.fspath(url) if url is not None else os.environ.get("AUTOTUNE_DB", "")
+    path = os.path.expanduser(text)
+    return path if text and "://" not in text and is_snapshot(path) else None

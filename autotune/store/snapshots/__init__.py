@@ -1,0 +1,1 @@
+"""Frozen databases: one read-only file with what deployment needs, and nothing else."""

@@ -1,0 +1,160 @@
+"""Adding a snapshot, or a bundle, to a database: all of it or nothing, and the faster of two schedules stays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from autotune.errors import UserError, printable
+from autotune.store.bundles.archive import Bundle
+from autotune.store.bundles.bundle import write_tables
+from autotune.store.bundles.rows import Tables, schedule_row, verdict_row
+from autotune.store.codec import artifact_blobs, artifact_id, artifact_json
+from autotune.store.health.damage import BROKEN, why
+from autotune.store.records import Calibration, Key, Measurement
+from autotune.store.snapshots.form import is_snapshot
+from autotune.store.snapshots.reader import Snapshot
+from autotune.store.store import Store
+from autotune.task import Status, config_key
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What an import came to.
+
+    Attributes:
+        schedules: in the file.
+        stored: of them, those that are new in the database, or take the place of one there.
+        conflicts: where file and database have different schedules for one key, a line each: which stays.
+    """
+
+    schedules: int
+    stored: int
+    conflicts: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return asdict(self)
+
+
+def import_file(store: Store, file: str | os.PathLike[str], *, key: str | None = None) -> Imported:
+    """Add the schedules of a snapshot or a bundle to ``store``, in one transaction, after the whole file was checked.
+
+    Where both have a schedule for one key, the faster stays, and the other's latency is kept as a measurement of its
+    configuration. Importing twice changes nothing.
+
+    Args:
+        key: a public key that a snapshot must be signed with.
+
+    Raises:
+        UserError: the file cannot be read, is neither, is of a later form, is damaged anywhere, or is not signed so.
+            Nothing is changed then.
+    """
+    path = Path(file)
+    if is_snapshot(path):
+        snapshot = Snapshot(path, key=key)
+        try:
+            snapshot.check()
+            tables, code = _tables(snapshot)
+            calibrations = snapshot.calibrations()
+        finally:
+            snapshot.close()
+        return _merge(store, path, tables, code, calibrations)
+    if key is not None:
+        raise UserError(f"{path} is no snapshot, which alone can be signed, and a key is pinned: not imported")
+    with Bundle(path) as bundle:
+        return _merge(store, path, bundle.tables(), bundle, [])
+
+
+class _Code:
+    """Code by SHA-256, as a bundle gives it."""
+
+    def __init__(self, blobs: Mapping[str, bytes]) -> None:
+        self._blobs = blobs
+
+    def code(self, sha256: str) -> bytes:
+        return self._blobs[sha256]
+
+
+def _tables(snapshot: Snapshot) -> tuple[Tables, _Code]:
+    """A snapshot's rows, each checked as a bundle's."""
+    tables, blobs = Tables(), dict[str, bytes]()
+    try:
+        schedules = list(snapshot.schedules(artifacts=True))
+        verdicts = snapshot.verdicts()
+        names = {s.key.workload for s in schedules}
+        workloads = snapshot.get_workloads(names)
+        if snapshot.lost or len(workloads) < len(names):
+            raise UserError(snapshot.lost or f"the snapshot {snapshot.name} lacks a workload: export it again")
+        artifacts: dict[str, Any] = {}
+        rows = []
+        for s in schedules:
+            name = None
+            if s.artifact is not None:
+                data = artifact_json(s.artifact)
+                name = artifact_id(data)
+                artifacts[name] = data
+                blobs.update(artifact_blobs(s.artifact))
+            rows.append(schedule_row(s, name))
+        parts = (
+            ("workloads", [w.to_json() for w in workloads.values()]),
+            ("devices", [d.to_json() for d in snapshot.devices]),
+            ("environments", [e.to_json() for e in snapshot.environments]),
+            ("artifacts", list(artifacts.values())),
+            ("schedules", rows),
+            ("verdicts", [verdict_row(v) for v in verdicts]),
+        )
+        for table, listed in parts:
+            for row in listed:
+                tables.add(table, row, blobs)
+    except BROKEN as e:
+        raise UserError(f"the snapshot {snapshot.name} is damaged ({why(e)}): export it again") from None
+    return tables, _Code(blobs)
+
+
+def _merge(store: Store, path: Path, tables: Tables, code: Any, calibrations: list[Calibration]) -> Imported:
+    lost, conflicts = _conflicts(store, tables)
+    try:
+        stored = store.outlast(lambda: write_tables(store, tables, code))
+    except (sa.exc.DataError, sa.exc.IntegrityError, OverflowError, UnicodeError) as e:
+        first = " ".join(str(getattr(e, "orig", None) or e).split())
+        raise UserError(f"{path} does not fit into the database {store.name} ({first}): nothing was changed") from e
+    for measurement in lost:
+        store.add_measurement(measurement)
+    for calibration in calibrations:
+        known = store.get_calibration(calibration.device, calibration.kind)
+        if known is None or known.when < calibration.when:
+            store.put_calibration(calibration)
+    return Imported(len(tables.schedules), stored, tuple(conflicts))
+
+
+def _conflicts(store: Store, tables: Tables) -> tuple[list[Measurement], list[str]]:
+    """What loses against another schedule of its key, as measurements; and a line for each such pair."""
+    configs = {row["fingerprint"]: row["params"] for row in tables.configs}
+    labels = {w["fingerprint"]: w["label"] for w in tables.workloads}
+    lost, lines = [], []
+    for row in tables.schedules:
+        key = Key(*(row[name] for name in ("workload", "device", "environment", "policy")))
+        known = store.schedule_of(key)
+        if known is None:
+            continue
+        own = None if known.config is None else config_key(known.config)
+        if own == row["config"] and known.winner == row["winner"]:
+            continue
+        theirs = row["latency_us"] < known.latency_us
+        config = known.config if theirs else configs.get(row["config"] or "")
+        if config is not None:
+            us, when = (known.latency_us, known.when) if theirs else (row["latency_us"], row["created"])
+            lost.append(Measurement(key, config, Status.OK, "final", us, reason="imported", noise=0.0, when=when))
+        label = printable(labels.get(key.workload) or key.workload[:12])
+        stays = "the file's is faster and stays" if theirs else "the database's stays"
+        lines.append(
+            f"conflict: {label} ({key.workload[:12]}): {known.latency_us:.4g} us in the database,"
+            f" {row['latency_us']:.4g} us in the file: {stays}"
+        )
+    return lost, lines

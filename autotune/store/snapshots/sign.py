@@ -1,0 +1,110 @@
+"""Signatures of snapshots: Ed25519, by the package ``cryptography``.
+
+Whoever deploys pins a public key, with which nobody can sign. A keyed hash would need no package, but every machine
+that checks it could forge it, and a fleet has many.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from autotune.errors import UserError
+from autotune.store.snapshots.form import Seal
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+_LARGEST_KEY = 64 << 10
+_HOW = "`openssl genpkey -algorithm ed25519 -out KEY` makes one, `openssl pkey -in KEY -pubout` its public half"
+
+
+def body_sha256(file: IO[bytes], length: int) -> bytes:
+    """SHA-256 of a file's first bytes; fewer where it has fewer."""
+    total = hashlib.sha256()
+    file.seek(0)
+    while length and (part := file.read(min(length, 1 << 20))):
+        total.update(part)
+        length -= len(part)
+    return total.digest()
+
+
+def signed(seal: Seal, key: str | os.PathLike[str]) -> Seal:
+    """``seal`` with a signature.
+
+    Args:
+        key: file of a private Ed25519 key, PEM, without a passphrase.
+
+    Raises:
+        UserError: it is none, or cannot be read; or the package is not installed.
+    """
+    private = private_key(key)
+    return Seal(seal.length, seal.sha256, _name(private.public_key()), private.sign(seal.message()))
+
+
+def private_key(key: str | os.PathLike[str]) -> Ed25519PrivateKey:
+    """A key to sign with; raises UserError, as :func:`signed`."""
+    serialization, ed25519 = _cryptography()
+    try:
+        found = serialization.load_pem_private_key(_read(key), password=None)
+    except (ValueError, TypeError):  # TypeError: it has a passphrase
+        found = None
+    if not isinstance(found, ed25519.Ed25519PrivateKey):
+        raise UserError(f"{os.fspath(key)} is no private Ed25519 key in PEM without a passphrase: {_HOW}")
+    private: Ed25519PrivateKey = found
+    return private
+
+
+def check_signature(path: Path, file: IO[bytes], seal: Seal, key: str | os.PathLike[str]) -> None:
+    """See that a snapshot is whole, and signed by the owner of ``key``.
+
+    Args:
+        key: file of a public Ed25519 key, PEM; or the text of one.
+
+    Raises:
+        UserError: it is not signed, by another key, or damaged; ``key`` is none; the package is not installed.
+    """
+    serialization, ed25519 = _cryptography()
+    from cryptography.exceptions import InvalidSignature
+
+    text = os.fspath(key)
+    data = text.encode() if text.startswith("-----BEGIN") else _read(key)
+    try:
+        public = serialization.load_pem_public_key(data)
+    except ValueError:
+        public = None
+    if not isinstance(public, ed25519.Ed25519PublicKey):
+        raise UserError(f"what is pinned is no public Ed25519 key in PEM: {_HOW}")
+    if not seal.signed:
+        raise UserError(f"the snapshot {path} is not signed, and a key is pinned: export it with --sign KEYFILE")
+    if seal.key != _name(public):
+        raise UserError(f"the snapshot {path} is signed with another key than the one that is pinned: not used")
+    try:
+        public.verify(seal.signature, seal.message())
+    except InvalidSignature:
+        raise UserError(f"the signature of the snapshot {path} is wrong: not used") from None
+    if body_sha256(file, seal.length) != seal.sha256:
+        raise UserError(f"the snapshot {path} is not what was signed: it is damaged or was changed; not used")
+
+
+def _name(public: Ed25519PublicKey) -> bytes:
+    return hashlib.sha256(public.public_bytes_raw()).digest()
+
+
+def _read(key: str | os.PathLike[str]) -> bytes:
+    try:
+        with open(key, "rb") as file:
+            return file.read(_LARGEST_KEY)
+    except (OSError, ValueError) as e:
+        raise UserError(f"cannot read the key {os.fspath(key)}: {getattr(e, 'strerror', None) or e}") from None
+
+
+def _cryptography() -> tuple[Any, Any]:
+    try:
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+    except ImportError:
+        raise UserError("signatures need the package cryptography: pip install 'autotune[sign]'") from None
+    return serialization, ed25519

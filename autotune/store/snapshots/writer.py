@@ -1,0 +1,255 @@
+"""Writing a snapshot of a database: what deployment reads, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune import __version__
+from autotune.device import DeviceIdentity, Environment
+from autotune.errors import UserError
+from autotune.outputs import check_output, whole_file
+from autotune.store.codec import artifact_blobs, artifact_id, artifact_json
+from autotune.store.health.damage import BROKEN, Damaged, why
+from autotune.store.records import Schedule, Verdict
+from autotune.store.snapshots.form import APPLICATION, TABLES, VERSION, Seal, holds_snapshot
+from autotune.store.snapshots.reader import packed, sealed
+from autotune.store.snapshots.sign import body_sha256, private_key, signed
+from autotune.store.store import Store
+from autotune.workload import Workload
+
+_RECORD = ("mode", "compile_us", "all_us", "autotune_us", "ratio", "train", "families")
+"""Of a verdict's record: figures. What command found it, and of which program, stays at home."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        schedules, verdicts: how many.
+        sha256: of the file's contents, as its seal has it.
+        bytes: the file's size.
+        left_out: why schedules were left out, a line each.
+    """
+
+    schedules: int
+    verdicts: int
+    sha256: str
+    bytes: int
+    left_out: tuple[str, ...]
+
+
+def export_snapshot(
+    store: Store,
+    file: str | os.PathLike[str],
+    *,
+    device: Callable[[DeviceIdentity], bool] = lambda device: True,
+    domain: str | None = None,
+    only_best: bool = False,
+    key: str | os.PathLike[str] | None = None,
+    refuse: Callable[[Schedule, Workload, DeviceIdentity], str] = lambda schedule, workload, device: "",
+) -> Exported:
+    """Write a snapshot of ``store``. The file appears whole or not at all; equal contents give equal rows.
+
+    Args:
+        device: which devices' schedules are wanted.
+        domain: that of the workloads wanted; None for all.
+        only_best: only what a look-up on an equal device would take: for each workload, device and environment what
+            the policy that decided last found fastest.
+        key: file of a private key to sign with.
+        refuse: why a schedule is not to be exported, "" where it is.
+
+    Raises:
+        UserError: nothing is left to export, the file cannot be written or is none of ours, or ``key`` is no key.
+    """
+    path = Path(file)
+    check_output(path, f"cannot write the snapshot {path}")
+    if path.exists() and not holds_snapshot(path):
+        raise UserError(f"{path} is there and is no snapshot of autotune's: name a new file, or remove it first")
+    if key is not None:
+        private_key(key)  # told before the work
+    known = len(store.problems)
+    chosen = _Chosen(store, device, domain, only_best, refuse)
+    left_out = (*list(store.problems)[known:], *chosen.left_out)
+    if not chosen.schedules:
+        why_none = f"; {len(left_out)} were left out, the first: {left_out[0]}" if left_out else ""
+        raise UserError(f"the database {store.name} has no such schedule to export{why_none}")
+    # Written beside the target's folder's own temporary files, so that the last step is a rename.
+    try:
+        with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=".autotune-") as folder:
+            pages = Path(folder) / "pages"
+            with closing(sqlite3.connect(pages, isolation_level=None)) as connection:
+                _write(connection, chosen)
+            with open(pages, "rb") as body, whole_file(path) as out:
+                length = os.fstat(body.fileno()).st_size
+                seal = Seal(length, body_sha256(body, length))
+                seal = seal if key is None else signed(seal, key)
+                body.seek(0)
+                while part := body.read(1 << 20):
+                    out.write(part)
+                out.write(seal.packed())
+    except (OSError, sqlite3.Error) as e:
+        raise UserError(f"cannot write the snapshot {path}: {getattr(e, 'strerror', None) or e}") from None
+    return Exported(
+        len(chosen.schedules), len(chosen.verdicts), seal.sha256.hex(), path.stat().st_size, left_out
+    )  # fmt: skip
+
+
+class _Chosen:
+    """What goes into a snapshot."""
+
+    def __init__(
+        self,
+        store: Store,
+        device: Callable[[DeviceIdentity], bool],
+        domain: str | None,
+        only_best: bool,
+        refuse: Callable[[Schedule, Workload, DeviceIdentity], str],
+    ) -> None:
+        every = store.schedules(artifacts=True)
+        devices = store.get_devices(s.key.device for s in every)
+        self.devices = {name: d for name, d in devices.items() if device(d)}
+        environments = store.get_environments(s.key.environment for s in every)
+        every = [s for s in every if s.key.device in self.devices or s.key.device not in devices]
+        workloads = store.get_workloads(s.key.workload for s in every)
+        kinds = {name: kind for name, (_, kind) in store.names(s.key.workload for s in every).items()}
+        if domain is not None:
+            every = [s for s in every if kinds.get(s.key.workload) == domain]
+        self.schedules: list[Schedule] = []
+        self.left_out: list[str] = []
+        for s in _best(every) if only_best else every:
+            try:
+                for what, name, found in (
+                    ("workload", s.key.workload, workloads),
+                    ("device", s.key.device, self.devices),
+                    ("environment", s.key.environment, environments),
+                ):
+                    if name not in found:
+                        raise Damaged(f"its {what} {name[:12]} is missing or damaged")
+                if s.artifact is None and s.config is not None:
+                    raise Damaged("its artifact is missing")
+                if text := refuse(s, workloads[s.key.workload], self.devices[s.key.device]):
+                    raise Damaged(text)
+                self.schedules.append(s)
+            except BROKEN as e:
+                self.left_out.append(f"schedule of workload {s.key.workload[:12]}: {why(e)}")
+        self.workloads = {s.key.workload: workloads[s.key.workload] for s in self.schedules}
+        self.verdicts = [v for v in store.verdicts() if self._has(v)]
+        self.environments = {
+            name: environments.get(name) or store.get_environment(name)
+            for name in {s.key.environment for s in self.schedules} | {v.environment for v in self.verdicts}
+        }
+        used = {s.key.device for s in self.schedules}
+        self.devices = {name: d for name, d in self.devices.items() if name in used}
+        kinds_used = {w.kind for w in self.workloads.values()}
+        pairs = [(name, kind) for name in sorted(used) for kind in sorted(kinds_used)]
+        self.calibrations = [c for c in (store.get_calibration(*pair) for pair in pairs) if c is not None]
+
+    def _has(self, verdict: Verdict) -> bool:
+        """Whether every schedule that a verdict speaks of is here."""
+        listed = verdict.record.get("families")
+        families = listed if isinstance(listed, list) else []
+        needed = {*verdict.left, *(str(f.get("workload")) for f in families if isinstance(f, dict))}
+        here = {s.key.workload for s in self.schedules if s.key.device == verdict.device}
+        return bool(needed) and needed <= here
+
+
+def _best(schedules: Iterable[Schedule]) -> list[Schedule]:
+    """What a look-up takes of each workload, device and environment; see ``Store.get_schedule``."""
+    groups: dict[tuple[str, str, str], list[Schedule]] = {}
+    for s in schedules:
+        groups.setdefault((s.key.workload, s.key.device, s.key.environment), []).append(s)
+    best = []
+    for group in groups.values():
+        policy = max(group, key=lambda s: s.when).key.policy
+        best.append(min((s for s in group if s.key.policy == policy), key=lambda s: (s.latency_us, -s.when)))
+    return best
+
+
+def _write(connection: sqlite3.Connection, chosen: _Chosen) -> None:
+    for pragma in (f"application_id = {APPLICATION}", f"user_version = {VERSION}", "journal_mode = OFF",
+                   "synchronous = OFF"):  # fmt: skip
+        connection.execute(f"PRAGMA {pragma}")
+    connection.execute("BEGIN")
+    for table in TABLES:
+        connection.execute(table)
+    put = connection.execute
+    devices = {name: n for n, name in enumerate(sorted(chosen.devices), 1)}
+    environments = {name: n for n, name in enumerate(sorted(chosen.environments), 1)}
+    for name, n in devices.items():
+        put("INSERT INTO devices VALUES (?, ?, ?)", (n, name, sealed(chosen.devices[name].to_json())[0]))
+    for name, n in environments.items():
+        found = chosen.environments[name]
+        assert found is not None
+        put("INSERT INTO environments VALUES (?, ?, ?)", (n, name, sealed(found.to_json())[0]))
+    for name, w in sorted(chosen.workloads.items()):
+        data = {key: value for key, value in w.to_json().items() if key != "source"}
+        put("INSERT INTO workloads VALUES (?, ?)", (name, packed(data)))
+    for s in sorted(chosen.schedules, key=lambda s: tuple(vars(s.key).values())):
+        artifact = None if s.artifact is None else _put_artifact(put, s)
+        text, sha256 = sealed(_row(s, artifact))
+        key = (s.key.workload, devices[s.key.device], environments[s.key.environment], s.key.policy)
+        put("INSERT INTO schedules VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*key, s.family, s.extent, text, sha256))
+    for v in sorted(chosen.verdicts, key=lambda v: (v.graph, v.device, v.environment, v.mode)):
+        record = {name: v.record[name] for name in _RECORD if name in v.record}
+        own = [v.graph, v.device, v.environment, v.mode]
+        text, sha256 = sealed({"key": own, "left": list(v.left), "record": record, "created": v.when})
+        place = (v.graph, devices[v.device], environments[v.environment], v.mode)
+        put("INSERT INTO verdicts VALUES (?, ?, ?, ?, ?, ?)", (*place, text, sha256))
+    for c in chosen.calibrations:
+        text, sha256 = sealed({"key": [c.device, c.kind], "figures": dict(c.figures), "created": c.when})
+        put("INSERT INTO calibrations VALUES (?, ?, ?, ?)", (devices[c.device], c.kind, text, sha256))
+    for name, value in _about(chosen).items():
+        put("INSERT INTO about VALUES (?, ?)", (name, value))
+    connection.execute("COMMIT")
+    connection.execute("VACUUM")
+
+
+def _put_artifact(put: Callable[..., Any], schedule: Schedule) -> str:
+    assert schedule.artifact is not None
+    data = artifact_json(schedule.artifact)
+    name = artifact_id(data)
+    put("INSERT OR IGNORE INTO artifacts VALUES (?, ?)", (name, packed(data)))
+    for sha256, code in sorted(artifact_blobs(schedule.artifact).items()):
+        put("INSERT OR IGNORE INTO code VALUES (?, ?)", (sha256, code))
+    return name
+
+
+def _row(s: Schedule, artifact: str | None) -> Mapping[str, Any]:
+    return {
+        "key": [*vars(s.key).values(), s.family, s.extent],
+        "config": s.config,
+        "artifact": artifact,
+        "latency_us": s.latency_us,
+        "baselines": dict(s.baselines),
+        "winner": s.winner,
+        "others": s.others,
+        "space": s.space,
+        "created": s.when,
+    }
+
+
+def _about(chosen: _Chosen) -> dict[str, str]:
+    """Where the schedules come from, for people."""
+
+    def listed(values: Iterable[str]) -> str:
+        return ", ".join(sorted({value for value in values if value}))
+
+    environments: list[Environment] = [e for e in chosen.environments.values() if e is not None]
+    return {
+        "autotune": __version__,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "schedules": str(len(chosen.schedules)),
+        "devices": listed(d.label for d in chosen.devices.values()),
+        "generator": listed(s.artifact.generator for s in chosen.schedules if s.artifact),
+        **{name: listed(getattr(e, name) for e in environments) for name in ("torch", "numba", "numba_cuda", "cuda",
+                                                                            "driver")},
+    }  # fmt: skip

@@ -1,0 +1,218 @@
+"""A snapshot answers as its database does, holds nothing else, and appears whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import UserError
+from autotune.store import Snapshot, Store, attach
+from autotune.store.reading import Match, Reader
+from autotune.store.snapshots.form import is_snapshot
+from autotune.store.snapshots.writer import export_snapshot
+from tests.support.rows import ENVIRONMENT, FAR, GPU, NEAR, OTHER_GPU, workload
+from tests.support.snapshots import CODE, keys
+
+_FITS = [(env, match) for env in (ENVIRONMENT, NEAR, FAR) for match in ("strict", "loose", "ignore")]
+_FITS = [pair for pair in _FITS if pair not in ((FAR, "strict"), (FAR, "loose"))]
+
+
+@pytest.mark.parametrize("match", ["strict", "loose", "ignore"])
+@pytest.mark.parametrize("env", [ENVIRONMENT, NEAR, FAR], ids=["equal", "near", "far"])
+def test_it_answers_as_its_database(store: Store, file: Path, env: object, match: Match) -> None:
+    snapshot = Snapshot(file)
+
+    def answers(reader: Reader) -> list[object]:
+        found: list[object] = []
+        for device in (GPU, OTHER_GPU):
+            for rows in (7, 32, 33, 64, 512):
+                found.append(reader.get_schedule(workload(rows).fingerprint, device.fingerprint, env, match=match))  # type: ignore[arg-type]
+            for rows in (1, 33, 10_000):
+                near = reader.nearest("f" * 64, device.fingerprint, env, rows, match=match, limit=3)  # type: ignore[arg-type]
+                found.append([n[:2] for n in near])
+            for extents in (None, (30.0, 70.0)):
+                listed = reader.family_schedules("f" * 64, device.fingerprint, env, match=match, extents=extents)  # type: ignore[arg-type]
+                found.append(listed)
+            verdict = reader.get_verdict("g" * 64, device.fingerprint, env, "default", match=match)  # type: ignore[arg-type]
+            found.append(verdict and (verdict.left, verdict.when))
+            found.append(reader.get_calibration(device.fingerprint, "fusion"))
+            found.append(reader.get_device(device.fingerprint))
+        found.append(sorted(reader.places(workload(32).fingerprint)))
+        found.append({w.label for w in reader.get_workloads([workload(32).fingerprint, "x"]).values()})
+        return found
+
+    ours, theirs = answers(snapshot), answers(store)
+    assert ours == theirs
+    assert any(found for found in ours[:5]) == ((env, match) in _FITS), "the comparison says something"
+
+
+def test_nothing_else_is_in_it(store: Store, file: Path) -> None:
+    text = file.read_bytes()
+    assert b"/home/ada" not in text, "where programs lay"
+    assert b"autotune search" not in text
+    assert str(file.parent).encode() not in text, "where the database lay"
+    assert os.uname().nodename.encode() not in text
+    snapshot = Snapshot(file)
+    assert snapshot.get_workload(workload(32).fingerprint).source == {}  # type: ignore[union-attr]
+    assert snapshot.about["driver"] == "580.1, 580.2"
+    assert snapshot.about["schedules"] == "6"
+    assert snapshot.about["generator"] == "cuda-test"
+
+
+def test_what_is_asked_for(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "part.atdb"
+    assert export_snapshot(store, path, device=lambda d: d == OTHER_GPU).schedules == 1
+    assert [d.name for d in Snapshot(path).devices] == ["NVIDIA Other"]
+    assert export_snapshot(store, path, domain="fusion").schedules == 6
+    with pytest.raises(UserError, match="no such schedule"):
+        export_snapshot(store, path, domain="c3")
+    refused = export_snapshot(store, path, refuse=lambda s, w, d: "too slow" if s.extent == 64 else "")
+    assert refused.schedules == 5
+    assert len(refused.left_out) == 1
+    assert "too slow" in refused.left_out[0]
+
+
+def test_only_the_best(store: Store, tmp_path: Path) -> None:
+    import dataclasses
+
+    (old,) = [s for s in store.schedules(artifacts=True) if s.extent == 512]
+    newer = dataclasses.replace(old, key=dataclasses.replace(old.key, policy="q" * 64), latency_us=900.0, when=9000.0)
+    store.put_schedule(newer)
+    path = tmp_path / "best.atdb"
+    assert export_snapshot(store, path).schedules == 7
+    assert export_snapshot(store, path, only_best=True).schedules == 6
+    found = Snapshot(path).get_schedule(old.key.workload, GPU.fingerprint, ENVIRONMENT)
+    assert found == newer, "what the policy that decided last found"
+
+
+def test_a_damaged_schedule_stays_at_home(store: Store, tmp_path: Path) -> None:
+    from tests.support.hostile import execute
+
+    execute(tmp_path / "tuned.db", "UPDATE autotune_blobs SET code = ? WHERE sha256 IN (SELECT sha256 FROM"
+            " autotune_blobs LIMIT 1)", (b"broken",))  # fmt: skip
+    found = export_snapshot(store, tmp_path / "sound.atdb")
+    assert 0 < found.schedules < 6
+    assert found.left_out
+
+
+def test_files_of_others_are_left_alone(store: Store, tmp_path: Path) -> None:
+    for name, make in (
+        ("text", lambda p: p.write_text("my thesis")),
+        ("thesis.atdb", lambda p: p.write_text("my thesis")),
+        ("link", lambda p: p.symlink_to(tmp_path / "tuned.db")),
+        ("folder", lambda p: p.mkdir()),
+        ("pipe", os.mkfifo),
+    ):
+        path = tmp_path / name
+        make(path)
+        kept = path.read_text() if path.is_file() and not path.is_symlink() else None
+        with pytest.raises(UserError, match=str(name)):
+            export_snapshot(store, path)
+        assert kept is None or path.read_text() == kept
+    with pytest.raises(UserError, match="cannot write"):
+        export_snapshot(store, tmp_path / "no" / "folder.atdb")
+    with pytest.raises(UserError, match="is there and is no snapshot"):
+        export_snapshot(store, tmp_path / "tuned.db")
+
+
+def test_an_export_that_fails_leaves_the_old_file(store: Store, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = file.read_bytes()
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("autotune.store.snapshots.writer._write", full)
+    with pytest.raises(UserError, match="No space left"):
+        export_snapshot(store, file)
+    assert file.read_bytes() == before
+    assert [p.name for p in file.parent.iterdir() if p.name.startswith(".autotune")] == []
+
+
+def test_it_is_read_without_being_written(file: Path) -> None:
+    file.chmod(stat.S_IRUSR)
+    file.parent.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    try:
+        before = file.read_bytes()
+        snapshot = Snapshot(file)
+        assert snapshot.get_schedule(workload(32).fingerprint, GPU.fingerprint, ENVIRONMENT) is not None
+        assert snapshot.readonly
+        assert {p.name for p in file.parent.iterdir()} == {"tuned.db", "tuned.db-wal", "tuned.db-shm", file.name}
+        assert file.read_bytes() == before
+    finally:
+        file.parent.chmod(stat.S_IRWXU)
+
+
+def test_a_replaced_file_does_not_disturb_who_reads_the_old_one(store: Store, file: Path) -> None:
+    snapshot = Snapshot(file)
+    export_snapshot(store, file, device=lambda d: d == OTHER_GPU)
+    assert snapshot.get_schedule(workload(512).fingerprint, GPU.fingerprint, ENVIRONMENT) is not None
+    assert Snapshot(file).get_schedule(workload(512).fingerprint, GPU.fingerprint, ENVIRONMENT) is None
+
+
+def test_threads_and_forked_processes_share_it(file: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    snapshot = Snapshot(file)
+
+    def ask(n: int) -> bool:
+        found = snapshot.get_schedule(workload((32, 64, 512)[n % 3]).fingerprint, GPU.fingerprint, ENVIRONMENT)
+        return found is not None and found.artifact is not None
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(ask, range(200)))
+    child = os.fork()
+    if not child:
+        os._exit(0 if ask(0) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_database_is_none_and_a_snapshot_is_no_database(store: Store, file: Path, tmp_path: Path) -> None:
+    assert is_snapshot(file)
+    assert not is_snapshot(tmp_path / "tuned.db")
+    assert isinstance(attach(file), Snapshot)
+    assert isinstance(attach(tmp_path / "tuned.db"), Store)
+    with pytest.raises(UserError, match="is a snapshot"):
+        Store.open(file)
+    with pytest.raises(UserError, match="there is no snapshot"):
+        attach(tmp_path / "missing.atdb")
+
+
+def test_signatures(store: Store, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, theirs = keys(tmp_path)
+    _, foreign = keys(tmp_path, "other")
+    with pytest.raises(UserError, match="is not signed"):
+        Snapshot(file, key=str(theirs))
+    signed = tmp_path / "signed.atdb"
+    export_snapshot(store, signed, key=mine)
+    assert Snapshot(signed, key=str(theirs)).trusted
+    assert Snapshot(signed, key=theirs.read_text()).trusted, "the key's text"
+    unchecked = Snapshot(signed)
+    assert unchecked.signed
+    assert not unchecked.trusted
+    with pytest.raises(UserError, match="another key"):
+        Snapshot(signed, key=str(foreign))
+    for wrong in (mine, tmp_path / "nothing", signed):
+        with pytest.raises(UserError, match="key"):
+            Snapshot(signed, key=str(wrong))
+    for wrong in (theirs, tmp_path / "nothing"):
+        with pytest.raises(UserError, match="key"):
+            export_snapshot(store, tmp_path / "unsigned.atdb", key=wrong)
+    assert not (tmp_path / "unsigned.atdb").exists()
+    whole = signed.read_bytes()
+    at = whole.index(CODE)
+    signed.write_bytes(whole[:at] + b"\x00" + whole[at + 1 :])
+    with pytest.raises(UserError, match="not what was signed"):
+        Snapshot(signed, key=str(theirs))
+    signed.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(UserError, match="signature of the snapshot"):
+        Snapshot(signed, key=str(theirs))
+    monkeypatch.setenv("AUTOTUNE_KEY", str(theirs))
+    with pytest.raises(UserError, match="a database has no signature"):
+        attach(tmp_path / "tuned.db")
+    signed.write_bytes(whole)
+    found = attach(signed)
+    assert found is not None
+    assert found.trusted

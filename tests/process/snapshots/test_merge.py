@@ -1,0 +1,94 @@
+"""Importing: the faster of two schedules stays, both are kept, and conflicts are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.errors import UserError
+from autotune.store import Snapshot, Store
+from autotune.store.bundles.bundle import export_bundle
+from autotune.store.snapshots.merge import import_file
+from autotune.store.snapshots.writer import export_snapshot
+from tests.support.rows import ENVIRONMENT, GPU, workload
+from tests.support.snapshots import faster, keys
+
+
+@pytest.fixture(params=["snapshot", "bundle"])
+def incoming(request: pytest.FixtureRequest, store: Store, tmp_path: Path) -> Path:
+    path = tmp_path / ("in.atdb" if request.param == "snapshot" else "in.zip")
+    (export_snapshot if request.param == "snapshot" else export_bundle)(store, path)
+    return path
+
+
+def test_into_an_empty_database_and_again(store: Store, incoming: Path, tmp_path: Path) -> None:
+    with Store.open(tmp_path / "other.db") as other:
+        found = import_file(other, incoming)
+        assert (found.schedules, found.stored, found.conflicts) == (6, 6, ())
+
+        def listed(of: Store) -> list[object]:
+            return sorted(of.schedules(artifacts=True), key=lambda s: vars(s.key)["workload"] + s.key.device)
+
+        assert len(listed(other)) == len(listed(store))
+        assert other.get_schedule(workload(64).fingerprint, GPU.fingerprint, ENVIRONMENT) == store.get_schedule(
+            workload(64).fingerprint, GPU.fingerprint, ENVIRONMENT
+        )
+        assert len(other.verdicts()) == 1
+        state = other.state()
+        assert import_file(other, incoming).stored == 0
+        assert other.state() == state
+
+
+@pytest.mark.parametrize(("theirs", "stays"), [(1.0, 1.0), (100.0, 42.0)])
+def test_the_faster_stays_and_the_other_is_kept(
+    store: Store, incoming: Path, tmp_path: Path, theirs: float, stays: float
+) -> None:
+    """The file has 42 us for 32 rows; the database another configuration."""
+    with Store.open(tmp_path / "other.db") as other:
+        import_file(other, incoming)
+        mine = next(s for s in other.schedules(artifacts=True) if s.extent == 32 and s.latency_us == 42.0)
+        other.put_schedule(faster(mine, theirs), replace=True)
+        found = import_file(other, incoming)
+        assert len(found.conflicts) == 1
+        assert "layer_norm f32 32x8" in found.conflicts[0]
+        assert found.stored == int(stays == 42.0)
+        now = other.schedule_of(mine.key)
+        assert now is not None
+        assert now.latency_us == stays
+        (kept,) = other.measurements(workload=mine.key.workload)
+        assert kept.latency_us == (theirs if stays == 42.0 else 42.0)
+        assert kept.config == ({"threads": 999} if stays == 42.0 else mine.config)
+
+
+def test_calibrations_travel(store: Store, file: Path, tmp_path: Path) -> None:
+    with Store.open(tmp_path / "other.db") as other:
+        import_file(other, file)
+        found = other.get_calibration(GPU.fingerprint, "fusion")
+        assert found is not None
+        assert found.figures == {"copy_gbs": 4000.0}
+
+
+def test_a_pinned_key(store: Store, file: Path, tmp_path: Path) -> None:
+    mine, theirs = keys(tmp_path)
+    bundle, signed = tmp_path / "in.zip", tmp_path / "signed.atdb"
+    export_bundle(store, bundle)
+    export_snapshot(store, signed, key=mine)
+    with Store.open(tmp_path / "other.db") as other:
+        with pytest.raises(UserError, match="not signed"):
+            import_file(other, file, key=str(theirs))
+        with pytest.raises(UserError, match="alone can be signed"):
+            import_file(other, bundle, key=str(theirs))
+        assert import_file(other, signed, key=str(theirs)).stored == 6
+
+
+def test_there_and_back(store: Store, file: Path, tmp_path: Path) -> None:
+    """A snapshot of what came from a snapshot is the same but for the time."""
+    again = tmp_path / "again.atdb"
+    with Store.open(tmp_path / "other.db") as other:
+        import_file(other, file)
+        export_snapshot(other, again)
+    one, two = Snapshot(file), Snapshot(again)
+    assert list(one.schedules(artifacts=True)) == list(two.schedules(artifacts=True))
+    assert one.verdicts() == two.verdicts()
+    assert one.calibrations() == two.calibrations()
