@@ -65,6 +65,12 @@ class Reader(Protocol):
         """The tuned workloads of a family with the nearest numbers of rows by ratio, nearest first."""
         ...
 
+    def schedules(
+        self, device: str | None = None, *, workload: str | None = None, artifacts: bool = False
+    ) -> list[Schedule]:
+        """Every schedule of a device and a workload (fingerprints; None for all)."""
+        ...
+
     def places(self, workload: str) -> list[tuple[str, str]]:
         """Device and (strict) environment of every schedule of a workload, in no order."""
         ...

@@ -265,10 +265,15 @@ class Snapshot:
 
     # Everything, for `autotune show`, `autotune import` and `check`. These raise Damaged and the like.
 
-    def schedules(self, *, artifacts: bool = False) -> Iterator[Schedule]:
-        """Every schedule, by workload."""
-        for schedule, artifact in self._each("1 ORDER BY workload", ()):
-            yield self._whole(schedule, artifact) if artifacts else schedule
+    def schedules(
+        self, device: str | None = None, *, workload: str | None = None, artifacts: bool = False
+    ) -> list[Schedule]:
+        """As ``Store.schedules``, in no order; all of the file's where neither is given."""
+        given = {"device": None if device is None else self._numbers.get(device, -1), "workload": workload}
+        named = {name: value for name, value in given.items() if value is not None}
+        where = " AND ".join(["1", *(f"{name} = ?" for name in named)])
+        found = self._each(where, tuple(named.values()))
+        return [self._whole(schedule, artifact) if artifacts else schedule for schedule, artifact in found]
 
     def verdicts(self) -> list[Verdict]:
         """Every verdict."""
