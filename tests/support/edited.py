@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
 
-from autotune.compiler.targets.cuda.source import CudaSource
-from tests.support.fake_cuda import with_text
+from autotune.compiler.targets.cuda.source import CudaSource, Listing
+
+Kernel = TypeVar("Kernel", CudaSource, Listing)
+
+
+def with_text(source: Kernel, text: str) -> Kernel:
+    """A copy of the kernel with another text."""
+    made = replace(source)
+    made.__dict__["text"] = text
+    return made
 
 
 def edited(source: CudaSource, change: Callable[[str], str]) -> CudaSource:

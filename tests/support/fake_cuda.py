@@ -22,9 +22,8 @@ import itertools
 import operator
 import sys
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
 from types import CodeType, SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -169,9 +168,6 @@ class _Thread:
     @property
     def name(self) -> str:
         return f"{self.block.number}:{self.tid}"
-
-
-Kernel = TypeVar("Kernel", CudaSource, Listing)
 
 
 class Machine:
@@ -340,13 +336,6 @@ def run_group(graph: Graph, made: GroupKernels, inputs: Sequence[Tensor], sms: i
             p.check(short, int(need))
         Machine(source, grid_of(source, extent0, sms), seed).run(pointers, extent0)
     return [p.tensor() for p in outputs]
-
-
-def with_text(source: Kernel, text: str) -> Kernel:
-    """A copy of the kernel with another text."""
-    made = replace(source)
-    made.__dict__["text"] = text
-    return made
 
 
 def check_group(graph: Graph, made: GroupKernels, seed: int = 0, special: bool = False, sms: int = 3) -> None:

@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from autotune.domains.c3.scenario import Gemm, Scenario
 from autotune.store import Store
-from autotune.task import place
 
 pytestmark = pytest.mark.slow
 
@@ -88,17 +86,6 @@ def test_the_same_search_again_measures_little(user: User, searched: dict[str, A
     with Store.open(user.db) as store:
         commands = [run.command for run in store.runs()]
         assert any("--gemm 256x256x256 --collective all_gather --bytes 256KiB --ranks 2" in c for c in commands)
-
-
-def test_a_missed_scenario_is_searched(user: User) -> None:
-    workload = Scenario(Gemm(64, 64, 64, "f32"), "all_reduce", 4096, 2, "f32").workload()
-    with Store.open(user.db) as store:
-        assert store.add_miss(workload, store.put_device(place(workload, "cpu")), "met at deploy time")
-    found = user.json("search", "c3", "--missed", "--trials", "2")
-    assert (found["workload"], found["match"]) == ("missed scenarios", "exact")
-    assert found["label"] == workload.label
-    with Store.open(user.db) as store:
-        assert store.misses() == []
 
 
 def test_torchruns_processes_are_the_ranks(user: User) -> None:

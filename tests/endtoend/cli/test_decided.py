@@ -15,6 +15,7 @@ import autotune
 from autotune.bench import decide
 from autotune.bench.decide import Decision
 from autotune.cli.app import main
+from autotune.cli.searched import tune
 from autotune.errors import UserError
 from autotune.runtime.verdict import Family
 from autotune.store import Store
@@ -64,11 +65,19 @@ def test_a_search_ends_with_the_step_and_its_verdict_is_told(
     tmp_path: Path, asked: list[dict[str, Any]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     db = tmp_path / "t.db"
+    tuned: list[Any] = []
+
+    def once(*args: Any, **options: Any) -> Any:
+        tuned.append(tuned[0] if tuned else tune(*args, **options))
+        return tuned[0]
+
+    monkeypatch.setattr("autotune.cli.commands.search.tune", once)  # the second search would find what the first did
     assert main(command("search", db, "--trials", "1", "--no-step")) == 0
     assert asked == []
     with Store.open(db) as store:
         assert store.verdicts() == []
     capsys.readouterr()
+    assert len(tuned) == 1
 
     modes = ("--mode", "reduce-overhead,max-autotune", "--step-timeout", "7")
     assert main(command("search", db, "--trials", "1", *modes, "--json")) == 0

@@ -120,7 +120,7 @@ def test_a_terminal_is_not_commanded_by_a_database(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
-@pytest.mark.parametrize("args", [["workloads"], ["workloads", "--json"], ["bench", "fusion", "--list"]])
+@pytest.mark.parametrize("args", [["workloads", "--json"], ["bench", "fusion", "--list"]])
 def test_a_full_output(args: list[str], tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(

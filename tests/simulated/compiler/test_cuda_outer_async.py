@@ -23,7 +23,8 @@ from autotune.task import Config, Kernel
 from tests.simulated.compiler.test_cuda_outer import BY_NAME, SHAPES, big, graph, graphs_of
 from tests.simulated.compiler.test_fake_cuda import run
 from tests.simulated.compiler.test_fake_cuda import source as one_kernel
-from tests.support.fake_cuda import KernelError, Machine, check_group, with_text
+from tests.support.edited import with_text
+from tests.support.fake_cuda import KernelError, Machine, check_group
 from tests.support.fake_intrinsics import Pointer
 from tests.support.zoo import BF16, F16, F32, T
 

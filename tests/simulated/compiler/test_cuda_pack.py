@@ -22,7 +22,8 @@ from autotune.domains.fusion.task import FusionTask
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
 from tests.support.cpu_graphs import Build, layer_norm, softmax, softmax_of_everything
-from tests.support.fake_cuda import Machine, with_text
+from tests.support.edited import with_text
+from tests.support.fake_cuda import Machine
 from tests.support.fake_intrinsics import Pointer
 from tests.support.many_parts import beside, row_sums, run_packed, run_plan, task_of, update
 

@@ -21,7 +21,8 @@ from autotune.ir.interpret import make_inputs
 from autotune.space import load_space
 from autotune.task import Config
 from tests.support import fake_intrinsics
-from tests.support.fake_cuda import KernelError, check_group, check_inputs, run_group, with_text
+from tests.support.edited import with_text
+from tests.support.fake_cuda import KernelError, check_group, check_inputs, run_group
 from tests.support.many_parts import run_packed, run_plan
 from tests.support.zoo import (
     BF16,

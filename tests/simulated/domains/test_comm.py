@@ -14,7 +14,8 @@ from autotune.compiler.targets.cuda.compile import compile_ptx
 from autotune.compiler.targets.cuda.source import Listing
 from autotune.domains.c3.collectives.kernels import MOST, build_comm, emit_comm
 from autotune.errors import Unsupported
-from tests.support.fake_cuda import KernelError, Machine, with_text
+from tests.support.edited import with_text
+from tests.support.fake_cuda import KernelError, Machine
 from tests.support.fake_intrinsics import STORAGE, F, decode, encode
 
 TORCH = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}

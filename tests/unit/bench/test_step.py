@@ -317,6 +317,7 @@ def test_modes_without_their_own_graphs(monkeypatch: pytest.MonkeyPatch) -> None
         assert list(found.modes) == [options.get("mode", "default")]
 
 
+@pytest.mark.slow
 def test_nothing_is_recorded(tmp_path: Any) -> None:
     file = tmp_path / "t.db"
     try:

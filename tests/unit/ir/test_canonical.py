@@ -203,6 +203,7 @@ for name in {names!r}:
 """
 
 
+@pytest.mark.slow
 def test_another_process_finds_the_same() -> None:
     names = ["layer_norm", "lstm", "rope", "logsumexp_gather", "two_axes"]
     child = subprocess.run(
@@ -253,6 +254,7 @@ def chain(length: int) -> Graph:
     return Graph((4096,), tuple(values), ("float32", "float32"), (out,))
 
 
+@pytest.mark.slow
 def test_a_long_chain_is_coloured_from_end_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Round by round that takes as many rounds as the chain is long."""
     done, whole = [0], _Colours._round

@@ -102,6 +102,7 @@ def test_keyword_arguments() -> None:
     assert names(capture(lambda x, *, y: x + y, (t(4),), {"y": t(4)})) == ["add"]
 
 
+@pytest.mark.slow
 def test_deployment_looks_at_the_same_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str | None]] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -65,12 +66,12 @@ def test_one_region_without_complex_numbers(name: str) -> None:
     check(only_region(fn, *args))
 
 
-@pytest.mark.parametrize("name", list(CASES))
-def test_values_and_gradients_are_those_of_complex_numbers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through Inductor's own compilation, in whose joint pass they are taken apart."""
-    fn, args = CASES[name]
-    mine = [a.clone().requires_grad_(not a.is_complex()) for a in args]
-    theirs = [a.clone().requires_grad_(not a.is_complex()) for a in args]
+@pytest.mark.slow
+def test_values_and_gradients_are_those_of_complex_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through Inductor's own compilation, in whose joint pass they are taken apart: all cases in one graph."""
+    given = [a for _, args in CASES.values() for a in args]
+    mine = [a.clone().requires_grad_(not a.is_complex()) for a in given]
+    theirs = [a.clone().requires_grad_(not a.is_complex()) for a in given]
     seen: list[list[str]] = []
 
     def looking(gm: torch.fx.GraphModule) -> list[Region]:
@@ -78,14 +79,20 @@ def test_values_and_gradients_are_those_of_complex_numbers(name: str, monkeypatc
         return find_regions(gm)
 
     monkeypatch.setattr(region_pass, "find_regions", looking)
-    want = fn(*theirs)
-    grad = torch.randn_like(want)
-    want.backward(grad)
+
+    def every(*all_args: Tensor) -> list[Tensor]:
+        left = iter(all_args)
+        return [fn(*itertools.islice(left, len(args))) for fn, args in CASES.values()]
+
+    wants = every(*theirs)
+    grads = [torch.randn_like(want) for want in wants]
+    torch.autograd.backward(wants, grads)
     with uncached():
-        got = torch.compile(lambda *a: fn(*a), backend=dynamo_backend, dynamic=False)(*mine)
-        got.backward(grad)
-    assert got.stride() == want.stride()
-    torch.testing.assert_close(got, want)
+        found = torch.compile(lambda *a: every(*a), backend=dynamo_backend, dynamic=False)(*mine)
+        torch.autograd.backward(found, grads)
+    for got, want in zip(found, wants, strict=True):
+        assert got.stride() == want.stride()
+        torch.testing.assert_close(got, want)
     assert seen == [[], []]
     for a, b in zip(mine, theirs, strict=True):
         if b.requires_grad:

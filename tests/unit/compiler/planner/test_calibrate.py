@@ -58,6 +58,7 @@ def test_figures_follow_from_the_probes() -> None:
     assert figures(list(made.values()), {}) == {}
 
 
+@pytest.mark.slow
 def test_probes_run_in_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOTUNE_CACHE_DIR", str(tmp_path / "cache"))
     policy = Policy(method="cpu", warmup=1, screen_repeats=3, cold_bytes=1 << 16, quiet_s=0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import zlib
@@ -40,14 +41,13 @@ def scaled(rows: int) -> Workload:
 
 
 @pytest.mark.parametrize("case", ZOO, ids=lambda c: c.name)
-@pytest.mark.parametrize("device", ["cuda:0", "cpu"])
-def test_every_schedule_has_a_finite_time(case, device: str) -> None:
+def test_every_schedule_has_a_finite_time(case) -> None:
     rng = random.Random(zlib.crc32(case.name.encode()))
-    for work in workloads(case.name):
+    for work, device in itertools.product(workloads(case.name), ("cuda:0", "cpu")):
         t = task(work, device)
         assert isinstance(t, ComposedTask)
         space = t.space()
-        for config in (t.default(), *(t.normalize(space.sample(rng)) for _ in range(10))):
+        for config in (t.default(), *(t.normalize(space.sample(rng)) for _ in range(6))):
             if t.reject(config) is None:
                 us = t.predict(config)
                 assert us is None or 0 < us < 1e6

@@ -15,6 +15,7 @@ from autotune.compiler.regions.contraction import merge_groups
 from autotune.compiler.regions.find import Region, find_regions
 from autotune.domains.fusion.builtin import BertLayer
 from tests.support.capture_helpers import check, regions_of
+from tests.support.group_order import acyclic, can_be_ordered
 from tests.unit.compiler.lower.test_translate import t
 
 
@@ -35,11 +36,7 @@ def assert_no_cycle(module: fx.GraphModule, regions: list[Region]) -> None:
         before.setdefault(me, set()).update(owner.get(i, i) for i in reads)
     for me, them in before.items():
         them.discard(me)
-    done: set[object] = set()
-    while len(done) < len(before):
-        ready = [me for me, them in before.items() if me not in done and them <= done]
-        assert ready, "contracting the regions makes a cycle"
-        done.update(ready)
+    assert can_be_ordered(before), "contracting the regions makes a cycle"
 
 
 @pytest.mark.parametrize("train", [False, True])
@@ -287,17 +284,3 @@ def test_grouping_never_makes_a_cycle_and_is_maximal() -> None:
                 )
                 merged = [g for k, g in enumerate(groups) if k not in (a, b)] + [groups[a] + groups[b]]
                 assert not touch or not acyclic(order, before, merged), (seed, groups[a], groups[b])
-
-
-def acyclic(order: list[int], before: dict[int, list[int]], groups: list[list[int]]) -> bool:
-    owner = {i: ("group", k) for k, g in enumerate(groups) for i in g}
-    needs: dict[object, set[object]] = {}
-    for i in order:
-        me = owner.get(i, i)
-        needs.setdefault(me, set()).update(x for p in before[i] if (x := owner.get(p, p)) != me)
-    done: set[object] = set()
-    while True:
-        ready = [me for me, them in needs.items() if me not in done and them <= done]
-        if not ready:
-            return len(done) == len(needs)
-        done.update(ready)

@@ -29,7 +29,7 @@ OPAQUE = {
 """Operators that may be left to PyTorch, in these programs."""
 
 
-@pytest.mark.programs(2.0)
+@pytest.mark.programs(1.0)
 def test_the_oracle_agrees_with_eager(seed: int) -> None:
     p = program(seed)
     for r in regions_of(p):
@@ -39,10 +39,11 @@ def test_the_oracle_agrees_with_eager(seed: int) -> None:
             assert not why, f"{why}\n{p}\n{r.submodule.code}"
 
 
+@pytest.mark.slow
 def test_almost_everything_is_in_a_region() -> None:
     """What is not is known, and belongs to tensors without elements or to operators left to PyTorch."""
     whole, left = 0, Counter[str]()
-    programs = [p for p in map(program, range(120)) if not any(0 in i.shape for i in p.inputs)]
+    programs = [p for p in map(program, range(70)) if not any(0 in i.shape for i in p.inputs)]
     for p in programs:
         parts = parts_of(p)
         names = [n for gm, regions in parts for n in left_out(gm, regions)]
@@ -55,8 +56,8 @@ def test_almost_everything_is_in_a_region() -> None:
 
 
 def test_tensors_without_elements_are_left_to_torch() -> None:
-    programs = [p for p in map(program, range(300)) if any(0 in i.shape for i in p.inputs)]
-    assert len(programs) >= 5
+    programs = [p for p in map(program, range(200)) if any(0 in i.shape for i in p.inputs)]
+    assert len(programs) >= 3
     for p in programs:
         for r in regions_of(p):
             assert all(0 not in t.shape for n in r.nodes for t in tensors_of(n.meta["val"])), str(p)
