@@ -20,6 +20,7 @@ from autotune.cli.commands import (
     bench,
     calibrate,
     compare,
+    dashboard,
     db,
     export,
     import_,
@@ -28,11 +29,27 @@ from autotune.cli.commands import (
     report,
     search,
     show,
+    watch,
     workloads,
 )
 from autotune.errors import UserError, told
 
-COMMANDS = (search, lookup, compare, plan, show, report, workloads, bench, calibrate, export, import_, db)
+COMMANDS = (
+    search,
+    lookup,
+    compare,
+    plan,
+    show,
+    watch,
+    report,
+    dashboard,
+    workloads,
+    bench,
+    calibrate,
+    export,
+    import_,
+    db,
+)
 
 
 class Parser(argparse.ArgumentParser):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.store.records import Calibration, Effort, Key, Measurement, Miss, Run, Schedule, Verdict
 
 if TYPE_CHECKING:
+    from autotune.store.activity import Activity
     from autotune.store.claims import owner_name
     from autotune.store.connection.outage import LostConnection
     from autotune.store.opening import attach, named_snapshot
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from autotune.store.store import Store
 
 _LAZY = {
+    "Activity": "autotune.store.activity",
     "LostConnection": "autotune.store.connection.outage",
     "Overview": "autotune.store.overviews",
     "Reader": "autotune.store.reading",
@@ -30,6 +32,7 @@ _LAZY = {
     "owner_name": "autotune.store.claims",
 }
 __all__ = [
+    "Activity",
     "Calibration",
     "Effort",
     "Key",

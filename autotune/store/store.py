@@ -8,6 +8,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from autotune.errors import UserError
+from autotune.store.activity import Activities
 from autotune.store.connection.engine import create_engine, parse_url, patient, revision, show_url
 from autotune.store.connection.outage import OUTAGE_S, LostConnection, Patience
 from autotune.store.connection.urls import REPLICA_VARIABLE
@@ -25,7 +26,7 @@ DEPLOY_S = 2.0
 
 
 @patient
-class Store(Measurements, Schedules, Runs, Efforts, Verdicts, Overviews):
+class Store(Measurements, Schedules, Runs, Efforts, Verdicts, Overviews, Activities):
     """Everything learnt, in one SQL database. Open it with :meth:`open`; safe to share among threads.
 
     Every method raises UserError, in one line, when the database fails (locked for too long, disk full, server gone).

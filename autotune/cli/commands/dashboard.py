@@ -1,0 +1,87 @@
+"""``autotune dashboard``: Optuna's own view of the stored studies, on this machine only."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+from collections.abc import Callable, Iterable
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from autotune.cli.options import add_db
+from autotune.errors import UserError
+
+HOST = "127.0.0.1"
+PORT = 8080
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "dashboard",
+        help="open optuna-dashboard on the stored studies",
+        description=f"Serve optuna-dashboard on {HOST}, until Ctrl-C. A study is a search of one workload in one space."
+        " What is deleted there is Optuna's: measurements and schedules stay.",
+    )
+    about = f"port to listen on; 0 takes a free one (default: {PORT})"
+    parser.add_argument("--port", type=_port, default=PORT, metavar="N", help=about)
+    add_db(parser)
+    parser.set_defaults(run=run)
+
+
+def _port(text: str) -> int:
+    if text.isdecimal() and int(text) < 65536:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve; returns 0 when it is interrupted."""
+    from autotune.store import Store
+
+    with Store.open(args.db, migrate=False, readonly=True) as store:
+        name, url = store.name, store.optuna_url
+    try:
+        from optuna_dashboard import wsgi
+    except ImportError:
+        raise UserError("the dashboard needs optuna-dashboard: pip install 'autotune[dashboard]'") from None
+    from autotune.tuner.proposals.history import open_storage
+
+    application = local_only(wsgi(open_storage(url)))
+    try:
+        server = make_server(HOST, args.port, application, server_class=_Server, handler_class=_Quiet)
+    except OSError as error:
+        why = "another program listens there" if error.errno == errno.EADDRINUSE else error.strerror
+        raise UserError(f"--port {args.port}: {why}: give another, or 0 for a free one") from None
+    with server:
+        print(f"{name} at http://{HOST}:{server.server_port}/ (end with Ctrl-C)", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
+    return 0
+
+
+Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+
+def local_only(application: Application) -> Application:
+    """Refuse requests under another host's name: a page elsewhere may have its name point here (DNS rebinding)."""
+
+    def guarded(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        host = str(environ.get("HTTP_HOST", "")).rpartition(":")[0] or str(environ.get("HTTP_HOST", ""))
+        if host not in (HOST, "localhost"):
+            start("403 Forbidden", [("Content-Type", "text/plain")])
+            return [f"open http://{HOST}\n".encode()]
+        return application(environ, start)
+
+    return guarded
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _Quiet(WSGIRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are nobody's news."""
