@@ -26,6 +26,8 @@ from autotune.cli.commands import (
     import_,
     lookup,
     plan,
+    record,
+    replay,
     report,
     search,
     show,

@@ -6,6 +6,9 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.errors import UserError
+from autotune.workload import Workload
+
 COMMANDS = {name: f"autotune.domains.c3.cli.{name}" for name in ("search", "lookup", "bench", "calibrate")}
 
 
@@ -15,6 +18,17 @@ def __getattr__(name: str) -> Any:
     from autotune.domains.c3 import task
 
     return getattr(task, name)
+
+
+def damage(workload: Workload) -> str | None:
+    from autotune.domains.c3.cli.search import check_program
+    from autotune.domains.c3.scenario import Scenario
+
+    try:
+        check_program(Scenario.from_json(workload.spec))
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, UserError) as error:
+        return str(error)
+    return None
 
 
 def targets() -> Mapping[str, str]:

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.exceptions import ExperimentalWarning, StorageInternalError
-from optuna.storages import RDBStorage
+from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from autotune.errors import UserError
@@ -50,7 +50,7 @@ class History:
     """Ask and tell.
 
     Args:
-        storage: of :func:`open_storage`.
+        storage: of :func:`open_storage`; or one in memory, for a search that nobody looks at.
         name: of the study; whatever fixes its choices must be part of it.
         owner: name of this search, noted on its trials (see ``autotune.store.claims.owner_name``).
         about: facts for whoever looks at the study.
@@ -61,7 +61,7 @@ class History:
 
     def __init__(
         self,
-        storage: RDBStorage,
+        storage: BaseStorage,
         name: str,
         *,
         sampler: str,
@@ -75,7 +75,7 @@ class History:
         self.space = space
         self._owner = owner
         self._distributions: dict[str, BaseDistribution] = {p.name: CategoricalDistribution(p.choices) for p in space}
-        self._url = storage.url
+        self._url = storage.url if isinstance(storage, RDBStorage) else None
         self.study = _patiently(
             self._url, lambda: optuna.create_study(storage=storage, study_name=name, load_if_exists=True)
         )
@@ -171,6 +171,8 @@ class History:
         try:
             _patiently(self._url, action)
         except Exception as error:
+            if self._url is None:
+                raise
             logger.warning("the Optuna study could not be updated: %s", first_line(error, parse_url(self._url)))
 
 
@@ -198,9 +200,11 @@ def open_storage(url: str) -> RDBStorage:
     return _patiently(url, once)
 
 
-def _patiently(url: str, action: Callable[[], T], attempts: int = 5) -> T:
+def _patiently(url: str | None, action: Callable[[], T], attempts: int = 5) -> T:
     """Several searches may create the same tables, or write the same SQLite file, at the same moment. A server that
-    went away is waited for, as by the store."""
+    went away is waited for, as by the store. What lies in memory (no ``url``) is there."""
+    if url is None:
+        return action()
     parsed = parse_url(url)
 
     def once() -> T:
