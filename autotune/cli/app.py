@@ -48,6 +48,8 @@ COMMANDS = (
     workloads,
     bench,
     calibrate,
+    record,
+    replay,
     export,
     import_,
     db,
