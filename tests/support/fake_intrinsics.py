@@ -139,8 +139,8 @@ def encode(short: str, values: list[Any]) -> Any:
     """Arithmetic values as stored elements."""
     if short == "bf16":
         floats = np.array(values, F)
-        bits = floats.view(np.uint32)
-        return np.where(np.isnan(floats), 0x7FC0, (bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+        words = floats.view(np.uint32)
+        return np.where(np.isnan(floats), 0x7FC0, (words + 0x7FFF + (words >> 16 & 1)) >> 16).astype(np.uint16)
     if short in ("e4m3", "e5m2"):
         return torch.tensor([float(F(x)) for x in values]).to(TORCH[short]).view(torch.uint8).numpy()
     if short in ("f32", "f16"):
