@@ -6,14 +6,10 @@ from __future__ import annotations
 import ast
 import contextlib
 import difflib
-import importlib
 import inspect
-import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -25,6 +21,7 @@ from autotune.compiler.capture.signature import signature
 from autotune.compiler.regions.find import find_regions
 from autotune.domains.fusion.builtin import BUILTIN
 from autotune.errors import UserError, first_line
+from autotune.importing import import_module
 from autotune.workload import Workload
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -248,7 +245,7 @@ def _load(spec: str, what: str) -> tuple[Any, Call | None]:
         path, call = _parsed(path, spec, what)
     if not module_name or not path:
         raise UserError(f"{what} {spec!r} is not of the form package.module:callable")
-    module = _import(module_name, spec)
+    module = import_module(module_name, spec)
     found: Any = module
     for part in path.split("."):
         if not hasattr(found, part):
@@ -293,22 +290,6 @@ def _made(factory: Any, call: Call, spec: str, **more: Any) -> Any:
         raise UserError(f"{spec}: a {type(factory).__name__} cannot be called; leave out the brackets")
     args, kwargs = call
     return _call(factory, f"{spec} failed", *args, **{**more, **kwargs})
-
-
-def _import(name: str, spec: str) -> ModuleType:
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
-            raise UserError(f"no module {error.name!r} for {spec}; it must be installed or in {here}") from None
-        raise UserError(f"importing {name} for {spec} failed: {first_line(error)}") from error
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # a script without a guard ends in sys.exit
-        raise UserError(f"importing {name} for {spec} failed: {first_line(error)}") from error
 
 
 def load_inputs(spec: str, device: str) -> Call:
