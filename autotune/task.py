@@ -224,6 +224,25 @@ class CopiedBench(Protocol):
 
 
 @runtime_checkable
+class MetricBench(Protocol):
+    """What a bench may offer beside :class:`Bench`: figures of the user's own, kept beside a candidate's latency."""
+
+    def metrics(self, run: Runnable, cost: float) -> Mapping[str, float]:
+        """Name to figure of a candidate; ``cost`` is its median latency in microseconds, or its :class:`FigureBench`'s
+        figure. Empty for what is no candidate."""
+        ...
+
+
+@runtime_checkable
+class FigureBench(Protocol):
+    """What a bench may offer beside :class:`Bench`: something else than time to be made small."""
+
+    def figure(self, run: Runnable) -> float:
+        """One sample, above 0; it stands wherever a latency would."""
+        ...
+
+
+@runtime_checkable
 class CalibratedTask(Protocol):
     """What a task may offer beside :class:`Task`: heuristics that a calibration of the device makes better."""
 
@@ -251,6 +270,8 @@ class Domain(Protocol):
     For the search:
 
     - ``bytes_moved(workload)``: of a workload without a bench, by which a search's time is shared;
+    - ``confined(workload)``: JSON of what confines a search of it beside the shipped spaces, such as choices that a
+      user's code declares: a search that came to its end says nothing of another such;
     - ``damage(workload)``: why a workload that comes from a database may not be searched, or None.
 
     For the command line:

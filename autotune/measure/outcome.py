@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.measure.blame import Blame
@@ -21,6 +21,7 @@ class Outcome:
         reason: one line; empty when OK.
         seconds: wall time the job took, waiting for start-up excluded.
         fault: whose fault a failure is; nothing is stored of a candidate that is not to blame.
+        metrics: figures of the domain's own, by name.
     """
 
     status: Status
@@ -29,6 +30,7 @@ class Outcome:
     reason: str = ""
     seconds: float = 0.0
     fault: Blame = Blame.CANDIDATE
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -51,6 +53,7 @@ class Outcome:
             "error": self.error,
             "reason": self.reason,
             "fault": str(self.fault),
+            "metrics": dict(self.metrics),
         }
 
     @classmethod
@@ -62,6 +65,7 @@ class Outcome:
             reason=str(data["reason"]),
             seconds=seconds,
             fault=Blame(data.get("fault", "")),
+            metrics={str(name): float(figure) for name, figure in (data.get("metrics") or {}).items()},
         )
 
 

@@ -10,6 +10,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from autotune import task as tasks
@@ -20,7 +21,7 @@ from autotune.measure.outcome import Outcome, one_line
 from autotune.measure.policy import COPIES, Policy
 from autotune.measure.serve import Link, serve
 from autotune.measure.wire import artifact_from_wire
-from autotune.task import Bench, CopiedBench, Runnable, Status
+from autotune.task import Bench, CopiedBench, FigureBench, MetricBench, Runnable, Status
 from autotune.workload import Workload
 
 _STICKY = re.compile(
@@ -113,9 +114,23 @@ class Server:
                 self._quiet(0.1 if message["stage"] == "screen" else 1.0)
                 phase("time")
                 samples = self._time(run, message["stage"], message["limit_us"])
+            outcome = self._measured(run, samples, error)
         except Exception as problem:
             return _failed(problem, error)
-        return {**Outcome(Status.OK, tuple(samples), error).to_json(), "restart": False}
+        return {**outcome.to_json(), "restart": False}
+
+    def _measured(self, run: Runnable, samples: Sequence[float], error: float | None) -> Outcome:
+        """What came of a timing, with the bench's own metrics."""
+        outcome = Outcome(Status.OK, tuple(samples), error)
+        bench: object = self.bench
+        metrics = bench.metrics(run, outcome.latency_us or 0.0) if isinstance(bench, MetricBench) else {}
+        return replace(outcome, metrics=metrics)
+
+    @property
+    def _figure(self) -> Callable[[Runnable], float] | None:
+        """What the bench measures in the place of time, if it does."""
+        bench: object = self.bench
+        return bench.figure if isinstance(bench, FigureBench) else None
 
     def _quiet(self, share: float) -> None:
         if self.device == "cpu":
@@ -126,7 +141,8 @@ class Server:
     def _copy_inputs(self) -> None:
         """Have copies of the inputs, where the policy wants the calls to take some in turn and the bench can."""
         bench: object = self.bench
-        if self.sets is None and self.policy.method == COPIES and isinstance(bench, CopiedBench):
+        timed = self.policy.method == COPIES and self._figure is None
+        if self.sets is None and timed and isinstance(bench, CopiedBench):
             from autotune.measure.rotate import set_count
 
             self.sets = bench.input_sets(set_count(self.moved, self.policy))
@@ -134,6 +150,8 @@ class Server:
     def _interleave(self, runs: Mapping[str, Any], before: Callable[[str], None]) -> dict[str, list[float]]:
         from autotune.measure import rotate, timer
 
+        if self._figure is not None:
+            return timer.take_turns(self._figure, runs, self.policy, before)
         if self.sets is not None:
             return rotate.rotate(runs, self.sets, self.policy, before)
         return timer.interleave(runs, self.policy, self.device, before)
@@ -142,6 +160,10 @@ class Server:
         from autotune.measure import rotate, timer
 
         p = self.policy
+        if self._figure is not None:
+            screens = stage == "screen"
+            repeats, budget_s = (p.screen_repeats, p.screen_s) if screens else (p.repeat_repeats, p.final_s)
+            return timer.take(self._figure, run, repeats, budget_s)
         time: Callable[..., list[float]] = timer.time_cuda if self.device.startswith("cuda") else timer.time_cpu
         if self.sets is not None:
             time = functools.partial(rotate.time_rotating, self.sets)
@@ -204,12 +226,13 @@ class Server:
                 meter = Meter()
                 samples = self._interleave(runs, before)
                 others = meter.others() if self.device == "cpu" else None
+            for name, taken in samples.items():
+                running = name
+                outcomes[name] = {**self._measured(runs[name], taken, errors[name]).to_json(), "restart": False}
         except Exception as problem:
             fault, culprit = blame(problem)
             restart = classify(problem)[1]
             return {"failed": explain(culprit), "who": running, "restart": restart, "fault": str(fault)}
-        for name, taken in samples.items():
-            outcomes[name] = {**Outcome(Status.OK, tuple(taken), errors[name]).to_json(), "restart": False}
         return {"outcomes": outcomes, "others": others, "restart": any(o.get("restart") for o in outcomes.values())}
 
     def _baselines(

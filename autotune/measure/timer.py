@@ -128,6 +128,31 @@ def time_cpu(
     return samples
 
 
+def take(figure: Callable[[Runnable], float], run: Runnable, repeats: int, budget_s: float) -> Samples:
+    """Samples of a figure that is no time: ``repeats`` of them, fewer (at least three) where ``budget_s`` runs out."""
+    samples: Samples = []
+    end = time.perf_counter() + budget_s
+    while len(samples) < repeats and (len(samples) < MIN_SAMPLES or time.perf_counter() < end):
+        samples.append(figure(run))
+    return samples
+
+
+def take_turns(
+    figure: Callable[[Runnable], float],
+    runs: Mapping[str, Runnable],
+    policy: Policy,
+    before: Callable[[str], None] | None = None,
+) -> dict[str, Samples]:
+    """A figure that is no time of several contenders, as :func:`interleave` times them."""
+    samples: dict[str, Samples] = {name: [] for name in runs}
+    for order in rounds(list(runs), policy):
+        for name in order:
+            if before is not None and not samples[name]:
+                before(name)
+            samples[name].append(figure(runs[name]))
+    return samples
+
+
 def _warm_cpu(fn: Runnable, policy: Policy) -> float:
     """Warm up and return the fastest of the calls, in microseconds."""
     best = math.inf

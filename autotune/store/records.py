@@ -48,6 +48,8 @@ class Measurement:
     measure_s: float = 0.0
     when: float = 0.0
     """Seconds since the epoch; 0 lets the store fill it in."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Figures of the domain's own, as this process measured them; kept with the trial and the run."""
 
 
 @dataclass(frozen=True)

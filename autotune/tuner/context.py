@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from optuna.storages import RDBStorage
 
@@ -72,6 +73,7 @@ class Context:
     _pool: CompilePool | None = None
     _places: dict[DeviceIdentity, tuple[str, str]] = field(default_factory=dict)
     _figures: dict[tuple[str, str], Mapping[str, float]] = field(default_factory=dict)
+    _confined: dict[str, Any] = field(default_factory=dict)
     _planned: dict[str, Sequence[Composition]] = field(default_factory=dict)
     _planning: threading.Lock = field(default_factory=threading.Lock)
 
@@ -112,6 +114,8 @@ class Context:
             fingerprint = workload.fingerprint  # a part that is known as a workload keeps its name and its program
         else:
             fingerprint = self.store.put_workload(workload)
+        if fingerprint not in self._confined and (own := domain_hook(workload.kind, "confined")) is not None:
+            self._confined[fingerprint] = own(workload)
         device, environment = self._place(workload)
         return Key(fingerprint, device, environment, self.policy.key)
 
@@ -208,9 +212,17 @@ class Context:
     def _studies(self) -> RDBStorage:
         return open_storage(self.store.optuna_url)
 
+    def scope(self, key: Key) -> str:
+        """Digest of what this run's searches of ``key`` are confined to: under it, efforts can be told from each other.
+
+        What the domain says confines it beside the shipped spaces is known once :meth:`key` was asked of the workload.
+        """
+        own = self._confined.get(key.workload)
+        return self._scope if own is None else digest([self._scope, own])
+
     @cached_property
-    def scope(self) -> str:
-        """Digest of what this run's searches are confined to: under it, efforts can be told from each other.
+    def _scope(self) -> str:
+        """Of every workload's scope.
 
         The shipped spaces count too: what another version of them left nothing to do for has new choices.
         """
@@ -229,7 +241,7 @@ class Context:
         """
         if budget.trials is not None:
             return None
-        effort = self.store.get_effort(key, self.scope)
+        effort = self.store.get_effort(key, self.scope(key))
         if effort is None:
             return None
         timed = granted is not None and effort.granted >= _ENOUGH * granted
@@ -238,7 +250,7 @@ class Context:
     def note(self, s: Session, stop: str, settled: bool, granted: float | None) -> None:
         """Remember how a session's search ended, unless it was cut short."""
         if not self.interrupt.requested:
-            self.store.add_effort(Effort(s.key, self.scope, s.elapsed, granted or 0.0, settled, stop))
+            self.store.add_effort(Effort(s.key, self.scope(s.key), s.elapsed, granted or 0.0, settled, stop))
 
 
 def study_name(task: Task, key: Key, space: Space) -> str:

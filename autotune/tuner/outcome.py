@@ -33,6 +33,7 @@ def result(s: Session, final: Final, stop: str, error: str) -> Result:
         baselines=final.baselines,
         baseline_errors=final.errors,
         references=final.references,
+        metrics=final.metrics,
         winner=schedule.winner if schedule else "",
         deployed_us=schedule.latency_us if schedule else None,
         noise=final.noise,

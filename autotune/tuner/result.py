@@ -57,6 +57,7 @@ class Result:
         default_us: the default's latency from the same comparison.
         baselines: name to latency; None for one that failed, with the reason in ``baseline_errors``.
         references: name to latency of what was timed beside them and is no way to do the work (a part of it alone).
+        metrics: figures of the domain's own for the best candidate, by name.
         winner: "autotune", or the baseline that is deployed because it was faster; empty before a final comparison.
         deployed_us: latency of what is deployed.
         noise: interquartile range over median of the winner's samples.
@@ -85,6 +86,7 @@ class Result:
     baselines: Mapping[str, float | None] = field(default_factory=dict)
     baseline_errors: Mapping[str, str] = field(default_factory=dict)
     references: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
     winner: str = ""
     deployed_us: float | None = None
     noise: float | None = None
@@ -137,6 +139,7 @@ class Result:
             "default_us": self.default_us,
             "baselines": baselines,
             "references": dict(self.references),
+            "metrics": dict(self.metrics),
             "winner": self.winner,
             "deployed_us": self.deployed_us,
             "speedup": self.speedup,

@@ -173,6 +173,7 @@ class Session:
             run=self.run,
             compile_s=compile_s,
             measure_s=outcome.seconds if outcome else 0.0,
+            metrics=outcome.metrics if outcome else {},
         )
 
     def keep(self, m: Measurement) -> Measurement:

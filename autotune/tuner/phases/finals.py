@@ -29,6 +29,7 @@ class Final:
     baselines: Mapping[str, float | None] = field(default_factory=dict)
     references: Mapping[str, float] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 def refine(s: Session) -> None:
@@ -163,7 +164,9 @@ def _decide(
     rivals = {name: us for name, us in baselines.items() if us is not None}
     fastest = min(rivals, key=lambda n: rivals[n], default="")
     if errors and not rivals:  # what the user had could not be timed: nothing says that ours is not slower
-        return Final(best=names[best], best_us=times[best], baselines=baselines, errors=errors)
+        return Final(
+            best=names[best], best_us=times[best], baselines=baselines, errors=errors, metrics=outcomes[best].metrics
+        )
     won = not fastest or _beats(outcomes[best], outcomes[fastest])
     schedule = Schedule(
         key=s.key,
@@ -188,6 +191,7 @@ def _decide(
         baselines=baselines,
         references=schedule.references,
         errors=errors,
+        metrics=outcomes[best].metrics,
     )
 
 
@@ -230,4 +234,10 @@ def without_final(s: Session) -> Final:
     ranking = s.ranking()
     if not ranking:
         return Final()
-    return replace(Final(), best=ranking[0].config, best_us=ranking[0].latency_us, noise=ranking[0].noise)
+    return replace(
+        Final(),
+        best=ranking[0].config,
+        best_us=ranking[0].latency_us,
+        noise=ranking[0].noise,
+        metrics=ranking[0].metrics,
+    )

@@ -120,6 +120,8 @@ class History:
         """What became of a proposed configuration."""
         value, violated = self._value(m)
         self._told.add(config_key(m.config))
+        for name, figure in m.metrics.items():
+            trial.set_user_attr(name, figure)
         self._finish(trial, value, violated, str(m.status))
 
     def skip(self, trial: Trial, config: Config, expected_us: float) -> None:
@@ -151,7 +153,7 @@ class History:
                     value=value,
                     params={p.name: m.config[p.name] for p in self.space},
                     distributions=self._distributions,
-                    user_attrs={"owner": self._owner, "status": str(m.status)},
+                    user_attrs={**m.metrics, "owner": self._owner, "status": str(m.status)},
                     constraints={_CONSTRAINT: violated},
                 )
             )
