@@ -18,6 +18,9 @@ _API = {
     "compile": "autotune.runtime.backend",
     "counters": "autotune.runtime.counters",
     "overlap": "autotune.domains.c3.deploy.api",
+    "tunable": "autotune.domains.kernel.declare.decorator",
+    "triton_autotune": "autotune.domains.kernel.declare.decorator",
+    "Objective": "autotune.domains.kernel.kernel",
 }
 __all__ = ["__version__", *sorted(_API)]
 

@@ -1,0 +1,1 @@
+"""What the user says of a kernel, in code, in TOML or by ``triton.autotune``: space, key, reference, inputs."""

@@ -1,0 +1,149 @@
+"""What ``triton.autotune`` was told, as a space. Triton itself is not imported: its objects say what is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.errors import UserError, first_line
+from autotune.task import config_key
+
+META = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+"""Parameters of every Triton kernel's launch."""
+
+Prune = Callable[[Mapping[str, Any], list[dict[str, Any]]], list[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Converted:
+    """The arguments of ``triton.autotune``.
+
+    Attributes:
+        points: the configurations, in order.
+        key: names of arguments.
+        reset: arguments that are zero before each run.
+        restore: arguments that have their first values before each run.
+        prune: from arguments by name and configurations to those worth trying; None for all.
+    """
+
+    points: tuple[dict[str, Any], ...]
+    key: tuple[str, ...]
+    reset: tuple[str, ...] = ()
+    restore: tuple[str, ...] = ()
+    prune: Prune | None = None
+
+    @classmethod
+    def of(cls, autotuner: Any) -> Converted:
+        """What an ``Autotuner`` of Triton holds; raises UserError."""
+        early = getattr(autotuner, "early_config_prune", None)
+        model = getattr(autotuner, "perf_model", None)
+        by = {"early_config_prune": early, "perf_model": model, "top_k": getattr(autotuner, "configs_top_k", None)}
+        return converted(
+            autotuner.configs,
+            autotuner.keys,
+            {k: v for k, v in by.items() if v is not None} if early or model else None,
+            getattr(autotuner, "reset_to_zero", None),
+            getattr(autotuner, "restore_value", None),
+            getattr(autotuner, "user_defined_pre_hook", False),
+            getattr(autotuner, "user_defined_post_hook", False),
+        )
+
+
+def is_triton(fn: Any) -> bool:
+    """Whether it is launched as ``kernel[grid](...)`` by Triton, compiled or interpreted."""
+    return type(fn).__module__.startswith("triton.") and hasattr(fn, "fn") and not is_autotuner(fn)
+
+
+def is_autotuner(fn: Any) -> bool:
+    """Whether ``triton.autotune`` made it."""
+    return type(fn).__module__.startswith("triton.") and hasattr(fn, "configs") and hasattr(fn, "keys")
+
+
+def converted(
+    configs: Sequence[Any],
+    key: Sequence[str],
+    prune_configs_by: Mapping[str, Any] | None = None,
+    reset_to_zero: Sequence[str] | None = None,
+    restore_value: Sequence[str] | None = None,
+    pre_hook: Any = None,
+    post_hook: Any = None,
+) -> Converted:
+    """Read what ``triton.autotune`` takes.
+
+    Raises:
+        UserError: a hook: it is code that changes what is run, and a stored configuration could not bring it along.
+    """
+    if pre_hook or post_hook:
+        raise UserError(
+            "pre_hook and post_hook cannot be kept: write what they do into a function and make that tunable"
+        )
+    points, objects = [], {}
+    for nth, config in enumerate(configs, 1):
+        if getattr(config, "pre_hook", None) is not None:
+            raise UserError(
+                f"configuration {nth} has a pre_hook, which cannot be kept: write what it does into a function that"
+                " launches the kernel, and make that tunable"
+            )
+        point = point_of(config, nth)
+        points.append(point)
+        objects[config_key(point)] = config
+    by = dict(prune_configs_by or {})
+    if unknown := by.keys() - {"early_config_prune", "perf_model", "top_k"}:
+        raise UserError(f"prune_configs_by has {sorted(unknown)[0]!r}, which this autotune does not know: leave it out")
+    prune = _pruning(objects, by) if by.get("early_config_prune") or by.get("perf_model") else None
+    return Converted(_alike(points), tuple(key), tuple(reset_to_zero or ()), tuple(restore_value or ()), prune)
+
+
+def point_of(config: Any, nth: int) -> dict[str, Any]:
+    """A ``triton.Config`` as a configuration."""
+    if isinstance(config, Mapping):
+        return dict(config)
+    if not isinstance(getattr(config, "kwargs", None), Mapping):
+        raise UserError(f"configuration {nth} is {config!r}: give a triton.Config")
+    if getattr(config, "ir_override", None) is not None:
+        raise UserError(f"configuration {nth} has an ir_override, which cannot be kept: leave it out")
+    meta = {name: getattr(config, name, None) for name in META}
+    return {**config.kwargs, **{name: value for name, value in meta.items() if value is not None}}
+
+
+def _alike(points: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """Without the launch's parameters that are the same number in all."""
+    for name in ("num_ctas", "maxnreg"):
+        if len({p.get(name, 1) for p in points}) == 1 and points[0].get(name, 1) == 1:
+            points = [{k: v for k, v in p.items() if k != name} for p in points]
+    return tuple(points)
+
+
+def _pruning(objects: Mapping[str, Any], by: Mapping[str, Any]) -> Prune:
+    """``prune_configs_by`` as Triton applies it: first the early pruning, then the best few of the model."""
+    early, model, top = by.get("early_config_prune"), by.get("perf_model"), by.get("top_k")
+
+    def prune(arguments: Mapping[str, Any], points: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        by_point = {config_key(p): p for p in points}
+        left = [_configured(objects, p) for p in points]
+        try:
+            if early is not None:
+                left = list(early(left, dict(arguments)))
+            if model is not None:
+                many = max(1, int(len(left) * top)) if isinstance(top, float) and top <= 1.0 else int(top or len(left))
+                times = {id(c): model(**{**arguments, **point_of(c, 0)}) for c in left}
+                left = sorted(left, key=lambda c: times[id(c)])[:many]
+        except Exception as error:
+            raise UserError(f"prune_configs_by failed: {first_line(error)}") from error
+        names = points[0].keys() if points else ()
+        kept = [{n: v for n, v in point_of(c, 0).items() if n in names} for c in left]
+        found = [by_point[k] for c in kept if (k := config_key(c)) in by_point]
+        if not found:
+            raise UserError("prune_configs_by leaves no configuration: return at least one of those it was given")
+        return found
+
+    return prune
+
+
+def _configured(objects: Mapping[str, Any], point: Mapping[str, Any]) -> Any:
+    """The ``triton.Config`` that a point came from."""
+    found = objects.get(config_key(point))
+    if found is not None:
+        return found
+    return next(c for c in objects.values() if point.items() <= point_of(c, 0).items())

@@ -1,0 +1,189 @@
+"""Which kernel it is: its name, and a fingerprint of its source.
+
+An edited kernel must not be served what was measured of another one. The fingerprint covers the function's syntax tree,
+without docstrings, comments and what declares the tuning, those of the functions and plain constants of its module that
+it uses, and the names of its parameters. A new comment or a new choice invalidates nothing; a new statement does.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator
+from importlib import metadata
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+
+from autotune.workload import digest
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def plain_function(fn: Any) -> Any:
+    """The Python function under the decorators of Numba, Triton, functools and this package; ``fn`` where there is
+    none."""
+    for _ in range(16):
+        inner = next((found for name in _INSIDE if (found := vars_of(fn, name)) is not None), None)
+        if inner is None or (isinstance(fn, FunctionType) and not hasattr(fn, "__wrapped__")):
+            return fn
+        fn = inner
+    return fn
+
+
+_INSIDE = ("py_func", "fn", "func", "__wrapped__")
+"""Where Numba's dispatchers, Triton's kernels, ``functools.partial`` and ``functools.wraps`` keep what they wrap."""
+
+
+def vars_of(fn: Any, name: str) -> Any:
+    """An attribute that is a callable; None otherwise."""
+    found = getattr(fn, name, None)
+    return found if callable(found) else None
+
+
+def module_of(fn: Any) -> str:
+    """The module by which other processes import the kernel: of a script that is run, its file's name."""
+    name = str(getattr(plain_function(fn), "__module__", "") or "")
+    if name != "__main__":
+        return name
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    file = getattr(main, "__file__", None)
+    return str(spec.name) if spec is not None else Path(file).stem if file else name
+
+
+def path_of(fn: Any) -> str:
+    """What names the kernel inside its module."""
+    plain = plain_function(fn)
+    return str(getattr(plain, "__qualname__", type(plain).__qualname__))
+
+
+def kernel_name(fn: Any) -> str:
+    """A short name, ``kernels:matmul``: the last part of the module and the function."""
+    return f"{module_of(fn).rpartition('.')[2]}:{path_of(fn)}"
+
+
+def source_fingerprint(fn: Any, parameters: Iterable[str]) -> str:
+    """SHA-256 (64 hex digits) of what a kernel computes, as far as its module says it, and its parameters' names."""
+    texts: dict[str, Any] = {}
+    _collect(plain_function(fn), texts)
+    return digest({"source": texts, "parameters": sorted(parameters)})
+
+
+def _collect(fn: Any, texts: dict[str, Any]) -> None:
+    """Add a function, and what of its module it uses, to ``texts``."""
+    name = path_of(fn)
+    if name in texts:
+        return
+    texts[name] = ""  # a function may call itself
+    texts[name] = _tree_of(fn)
+    if not isinstance(fn, FunctionType):
+        return
+    for used, value in _used(fn):
+        inner = plain_function(value)
+        if isinstance(inner, FunctionType):
+            if inner.__module__ == fn.__module__:
+                _collect(inner, texts)
+        elif _is_plain(value):
+            texts[f"{fn.__module__}.{used}"] = repr(value)
+
+
+def _used(fn: FunctionType) -> Iterator[tuple[str, Any]]:
+    """Globals and closed-over values that a function reads, by name; those that it writes are state, not source."""
+    names, written = _names(fn.__code__)
+    for name in sorted(names - written):
+        if name in fn.__globals__:
+            yield name, fn.__globals__[name]
+    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not bound yet
+            continue
+
+
+def _names(code: CodeType) -> tuple[set[str], set[str]]:
+    """Names that a code object, and those inside it, may read and write as globals."""
+    import dis
+
+    read, written = set(code.co_names), set()
+    for step in dis.get_instructions(code):
+        if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+            written.add(str(step.argval))
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            more, also = _names(constant)
+            read, written = read | more, written | also
+    return read, written
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    inner = getattr(value, "value", value) if type(value).__name__ == "constexpr" else value  # Triton's constants
+    return isinstance(inner, _PLAIN)
+
+
+def _tree_of(fn: Any) -> Any:
+    """The syntax tree of a function as lists; what stands for it where its source is not there."""
+    try:
+        text = textwrap.dedent(inspect.getsource(fn))
+    except (OSError, TypeError):
+        return _without_source(fn)
+    try:
+        body = ast.parse(text).body
+    except SyntaxError:  # a lambda inside a longer expression
+        return hashlib.sha256(" ".join(text.split()).encode()).hexdigest()
+    return [_dump(node) for node in body]
+
+
+def _without_source(fn: Any) -> Any:
+    """A compiled function's name and the version of the package that it comes from."""
+    package = str(getattr(fn, "__module__", "") or "").partition(".")[0]
+    code = getattr(fn, "__code__", None)
+    if isinstance(code, CodeType):  # typed into an interpreter
+        return [code.co_code.hex(), repr([c for c in code.co_consts if _is_plain(c)]), list(code.co_names)]
+    return [package, path_of(fn), _version(package)]
+
+
+@functools.cache
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except (metadata.PackageNotFoundError, ValueError):
+        return ""
+
+
+def _dump(node: Any) -> Any:
+    """A tree without positions, decorators and docstrings, alike under all versions of Python that have its syntax."""
+    if isinstance(node, ast.AST):
+        fields: dict[str, Any] = {}
+        for name, value in ast.iter_fields(node):
+            if name in ("type_comment", "ctx", "kind"):
+                continue
+            if name == "decorator_list":
+                value = [decorator for decorator in value if not _declares(decorator)]
+            if name == "body" and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                value = _without_docstring(value)
+            if value not in (None, []):
+                fields[name] = _dump(value)
+        return [type(node).__name__, fields]
+    if isinstance(node, list):
+        return [_dump(item) for item in node]
+    return node if isinstance(node, (str, bool, int)) else repr(node)
+
+
+def _declares(decorator: ast.expr) -> bool:
+    """Whether a decorator says how the kernel is tuned, not what it computes."""
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return ast.unparse(called).rpartition(".")[2] in ("tunable", "autotune", "triton_autotune")
+
+
+def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
+    first = body[0] if body else None
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+        return body[1:]
+    return body

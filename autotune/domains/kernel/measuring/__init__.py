@@ -1,0 +1,1 @@
+"""A kernel in processes of its own: making its inputs, verifying and timing candidates."""

@@ -1,0 +1,100 @@
+"""From what the user named to a kernel, and from shapes to workloads.
+
+A measuring process imports a kernel by its name, ``package.module:function``. It imports only what the user of this
+very command has named (:func:`allow`): a workload that came out of a database cannot have anything imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from autotune.domains.kernel.declare.file import from_file, narrow
+from autotune.domains.kernel.declare.make import declared, from_converted
+from autotune.domains.kernel.declare.triton import Converted, is_autotuner
+from autotune.domains.kernel.kernel import Kernel
+from autotune.errors import UserError
+from autotune.importing import import_module
+from autotune.workload import Workload
+
+_ALLOWED = "AUTOTUNE_KERNEL_TARGETS"
+"""The environment variable by which a search tells the processes it starts what they may import."""
+
+
+def resolve(target: str, file: str = "") -> Kernel:
+    """The kernel that a user named, confined to a file's space where he gave one.
+
+    Args:
+        target: ``package.module:function``; the current directory is importable.
+        file: a TOML file that declares a plain function, or narrows a declared kernel.
+
+    Raises:
+        UserError: whatever is wrong with either, in one line.
+    """
+    found = load(target)
+    kernel = from_converted(found.fn, Converted.of(found), {}) if is_autotuner(found) else declared(found)
+    if kernel is not None:
+        return narrow(kernel, Path(file).expanduser()) if file else kernel
+    if not callable(found):
+        raise UserError(f"{target} is a {type(found).__name__}, which cannot be called")
+    if not file:
+        raise UserError(
+            f"{target} is not tunable: decorate it with @autotune.tunable, or declare it in a file, --space FILE"
+        )
+    kernel = from_file(found, Path(file).expanduser(), {})
+    kernel.file = file
+    return kernel
+
+
+def is_declared(target: str) -> bool:
+    """Whether a target says by itself what is tuned of it, so that a file only narrows that."""
+    found = load(target)
+    return declared(found) is not None or is_autotuner(found)
+
+
+def load(target: str) -> Any:
+    """What ``package.module:function`` names; raises UserError."""
+    module_name, _, path = target.partition(":")
+    if not module_name or not path or not all(part.isidentifier() for part in path.split(".")):
+        raise UserError(f"TARGET {target!r} is not of the form package.module:function")
+    found = import_module(module_name, target)
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise UserError(f"{module_name} has no {path!r} (asked for by {target})")
+        found = getattr(found, part)
+    return found
+
+
+def allow(target: str, file: str) -> None:
+    """Let the processes that this one starts import a target."""
+    known = _allowed()
+    if [target, file] not in known:
+        os.environ[_ALLOWED] = json.dumps([*known, [target, file]])
+
+
+def _allowed() -> list[Any]:
+    try:
+        found = json.loads(os.environ.get(_ALLOWED, "[]"))
+    except ValueError:
+        return []
+    return found if isinstance(found, list) else []
+
+
+def kernel_of(workload: Workload) -> Kernel:
+    """The kernel of a workload of this search.
+
+    Raises:
+        UserError: it is of a target that nobody named, or the kernel's source has changed since the search began.
+    """
+    source = workload.source
+    target, file = str(source.get("target", "")), str(source.get("file", ""))
+    if [target, file] not in _allowed():
+        raise UserError(
+            f"{workload.label or workload.fingerprint[:12]}: name its kernel: autotune search kernel TARGET"
+        )
+    kernel = resolve(target, file)
+    if kernel.source != workload.spec.get("source") or kernel.name != workload.spec.get("kernel"):
+        raise UserError(f"{target} was edited while it was searched: start the same command again")
+    return kernel
