@@ -47,7 +47,22 @@ def vars_of(fn: Any, name: str) -> Any:
 
 def module_of(fn: Any) -> str:
     """The module by which other processes import the kernel: of a script that is run, its file's name."""
-    name = str(getattr(plain_function(fn), "__module__", "") or "")
+    return _importable(str(getattr(plain_function(fn), "__module__", "") or ""))
+
+
+def target_of(declared: Any, fn: Any) -> str:
+    """How another process imports what was declared of a kernel, ``package.module:name``: by the module's name for it,
+    which need be neither the kernel's name nor in its module."""
+    own = str(getattr(plain_function(fn), "__module__", "") or "")
+    for name in (own, *list(sys.modules)):
+        for attribute, value in list(vars(sys.modules[name]).items()) if name in sys.modules else ():
+            if value is declared:
+                return f"{_importable(name)}:{attribute}"
+    return f"{_importable(own)}:{path_of(fn)}"
+
+
+def _importable(name: str) -> str:
+    """The name of a module in other processes."""
     if name != "__main__":
         return name
     main = sys.modules["__main__"]

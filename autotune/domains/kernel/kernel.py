@@ -10,7 +10,7 @@ from typing import Any
 
 from autotune.domains.kernel.declare.space import KernelSpace
 from autotune.domains.kernel.deploy.keys import KeyReader, words
-from autotune.domains.kernel.identity import kernel_name, module_of, path_of, plain_function, source_fingerprint
+from autotune.domains.kernel.identity import kernel_name, plain_function, source_fingerprint
 from autotune.errors import UserError
 from autotune.workload import Workload, digest
 
@@ -111,11 +111,6 @@ class Kernel:
     def source(self) -> str:
         """Fingerprint of what it computes."""
         return source_fingerprint(self.fn, self.space.names)
-
-    @property
-    def target(self) -> str:
-        """How another process names it: ``package.module:function``."""
-        return f"{module_of(self.fn)}:{path_of(self.fn)}"
 
     def workload(self, key: Mapping[str, Any], **source: Any) -> Workload:
         """What is tuned for a key.

@@ -13,11 +13,12 @@ from autotune.workload import Workload
 
 
 def workloads_of(
-    kernel: Kernel, shapes: Sequence[Mapping[str, Any]] | None, device: str, *, reference: bool = True
+    kernel: Kernel, target: str, shapes: Sequence[Mapping[str, Any]] | None, device: str, *, reference: bool = True
 ) -> list[Workload]:
     """The workloads of a kernel's shapes, each once; a process of its own makes the inputs and reads their keys.
 
     Args:
+        target: how other processes import it, ``package.module:name``.
         shapes: what the inputs factory is called with; None for the declared ones.
         reference: try it on the inputs, too.
 
@@ -28,7 +29,6 @@ def workloads_of(
         raise UserError(
             f"{kernel.name}: there are no inputs to search with: give inputs=, a callable that makes arguments"
         )
-    target = kernel.target
     try:
         again = resolve(target, kernel.file)
     except UserError as error:

@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
         device = resolve_device(args.device)
         kernel = resolve(args.target, args.space or "") if not is_declared(args.target) else resolve(args.target)
         shapes = read_shapes(args.shapes) if args.shapes else None
-        workloads, found = workloads_of(kernel, shapes, device, reference=False), []
+        workloads, found = workloads_of(kernel, args.target, shapes, device, reference=False), []
         store = Store.attach(args.db)
         try:
             for workload in workloads:

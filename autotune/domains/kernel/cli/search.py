@@ -55,7 +55,7 @@ def _capture(
     shapes = read_shapes(args.shapes) if args.shapes else None
     if args.kernel_missed:
         shapes, counts = _missed(kernel, store, device)
-    workloads = workloads_of(kernel, shapes, device)
+    workloads = workloads_of(kernel, args.target, shapes, device)
     if len(counts) != len(workloads):
         counts = [1] * len(workloads)
     return list(zip(workloads, counts, strict=True)), {"kernel": kernel.name}

@@ -115,11 +115,12 @@ class Tunable:
         """
         from autotune.api import tune_workloads
         from autotune.device import resolve_devices
+        from autotune.domains.kernel.identity import target_of
         from autotune.domains.kernel.workloads import workloads_of
         from autotune.store import Store
 
         devices = resolve_devices(device)
-        workloads = workloads_of(self.kernel, shapes, devices[0])
+        workloads = workloads_of(self.kernel, target_of(self, self.kernel.fn), shapes, devices[0])
         with Store.open(db or self.db) as store:
             results = tune_workloads(workloads, devices, store, **options)
         self.refresh()
