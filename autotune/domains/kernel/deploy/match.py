@@ -20,7 +20,7 @@ from autotune.task import Config
 
 if TYPE_CHECKING:
     from autotune.device import DeviceIdentity, Environment
-    from autotune.store import Store
+    from autotune.store.reading import Reader
     from autotune.store.records import Schedule
     from autotune.workload import Workload
 
@@ -70,7 +70,7 @@ class KernelMatch:
 def find(
     kernel: Kernel,
     key: Mapping[str, Any],
-    store: Store | None,
+    store: Reader | None,
     device: DeviceIdentity,
     env: Environment,
     *,
