@@ -44,7 +44,7 @@ def _unprivileged() -> dict[str, object]:
 class PostgresServer:
     """A PostgreSQL server of our own on a Unix socket in ``folder``. Skips the test where there is none."""
 
-    def __init__(self) -> None:
+    def __init__(self, connections: int = 60) -> None:
         binaries = _postgres_bin()
         if binaries is None:
             pytest.skip("no PostgreSQL server is installed (initdb and postgres were not found)")
@@ -62,8 +62,9 @@ class PostgresServer:
         if made.returncode:
             self.close()
             pytest.skip(f"initdb failed: {made.stderr.strip()[-300:]}")
-        self._run = [str(binaries / "postgres"), "-D", str(data), "-k", str(self.folder), "-c", "listen_addresses=",
-                     "-c", "fsync=off", "-c", "max_connections=60", "-c", "shared_buffers=16MB"]  # fmt: skip
+        settings = ("listen_addresses=", "fsync=off", f"max_connections={connections}", "shared_buffers=16MB")
+        self._run = [str(binaries / "postgres"), "-D", str(data), "-k", str(self.folder)]
+        self._run += [word for setting in settings for word in ("-c", setting)]
 
     def start(self) -> None:
         with (self.folder / "log").open("ab") as log:
