@@ -68,13 +68,20 @@ def _artifact(fingerprint: str, data: Mapping[str, Any], blobs: Mapping[str, byt
             code = blobs[sha256]
             if hashlib.sha256(code).hexdigest() != sha256:
                 raise Damaged(f"artifact {fingerprint[:12]}: the code of kernel {k['entry']!r} fails its SHA-256")
-        kernels.append(Kernel(entry=k["entry"], code=code, launch=k["launch"], resources=k["resources"]))
+        launch, resources = mapping(k["launch"], "launch data"), mapping(k["resources"], "resources")
+        kernels.append(Kernel(entry=_text(k["entry"]), code=code, launch=launch, resources=resources))
     return Artifact(
-        target=data["target"],
+        target=_text(data["target"]),
         kernels=tuple(kernels),
         scratch=tuple(_scratch(described) for described in data["scratch"]),
-        generator=data["generator"],
+        generator=_text(data["generator"]),
     )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.40} is no text")
+    return value
 
 
 def _scratch(described: Sequence[Any]) -> tuple[str, int]:

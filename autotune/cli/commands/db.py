@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from autotune.cli.commands import db_forget as forget
+from autotune.cli.commands import db_prune as prune
 from autotune.cli.options import add_db, add_json
 
 
@@ -21,14 +22,18 @@ def add_parser(subparsers: Any) -> None:
         ("verify", verify, "look for damaged rows: print a line for each; exit code 1 where there are any"),
         ("export", export, "write all schedules, with their code, to one file"),
         ("import", import_, "add the schedules of such a file; their code will run here, so know who wrote it"),
+        ("merge", merge, "take over what another database holds; the better of two measurements or schedules stays"),
     ):
         command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         add_db(command)
         add_json(command)
+        if name == "merge":
+            command.add_argument("other", metavar="URL", help="the other database: a URL or an SQLite file")
         if name in ("export", "import"):
             command.add_argument("file", metavar="FILE", help="the bundle, such as schedules.zip")
         command.set_defaults(run=run)
     forget.add_parser(commands)
+    prune.add_parser(commands)
 
 
 def upgrade(args: argparse.Namespace) -> int:
@@ -133,6 +138,25 @@ def import_(args: argparse.Namespace) -> int:
     if counts["stored"] < counts["schedules"]:
         text += " (for the others the database has one as fast)"
     _print(args, {"file": args.file, **counts}, text)
+    return 0
+
+
+def merge(args: argparse.Namespace) -> int:
+    from autotune.store import Store
+    from autotune.store.bundles.merge import merge
+
+    with Store.open(args.other, migrate=False, readonly=True) as other, Store.open(args.db) as store:
+        found = merge(store, other)
+        here, there = store.name, other.name
+    data = {"database": here, "other": there, "rows": found.rows, "conflicts": found.conflicts,
+            "left_out": found.left_out}  # fmt: skip
+    taken = ", ".join(f"{count} {table}" for table, count in found.rows.items() if count)
+    lines = [
+        *(f"conflict: {line}" for line in found.conflicts),
+        *(f"left out: {line}" for line in found.left_out),
+        f"{there} into {here}: {taken or 'nothing new'}; {len(found.conflicts)} conflicts",
+    ]
+    _print(args, data, "\n".join(lines))
     return 0
 
 

@@ -45,7 +45,7 @@ def damage(store: Store) -> Iterator[str]:
     Raises:
         UserError: the database failed.
     """
-    for table, query, check in _CHECKS:
+    for table, query, check in CHECKS:
         for row in _rows(store, query):
             try:
                 check(row)
@@ -122,7 +122,7 @@ def _claim(row: Any) -> None:
 
 _RAW = sa.type_coerce(BlobRow.code, sa.types.NullType()).label("code")
 _CONFIG_IS_THERE = ConfigRow.fingerprint.label("params_of")
-_CHECKS: tuple[tuple[str, Any, Callable[[Any], object]], ...] = (
+CHECKS: tuple[tuple[str, Any, Callable[[Any], object]], ...] = (
     ("workloads", sa.select(WorkloadRow.fingerprint, WorkloadRow.created, *WORKLOAD_COLUMNS), _workload),
     ("devices", sa.select(DeviceRow.__table__), _device),
     ("environments", sa.select(EnvironmentRow.__table__), _environment),
