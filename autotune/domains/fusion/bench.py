@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from autotune.errors import BuildError
 from autotune.ir.graph import FLOATS, REDUCTIONS, Graph
@@ -16,8 +16,19 @@ from autotune.workload import Workload
 if TYPE_CHECKING:
     import torch
 
-    from autotune.runtime.executor import Executor
     from autotune.task import Runnable
+
+
+class Runs(Protocol):
+    """A region's kernels, as :class:`autotune.runtime.executor.Executor` runs them."""
+
+    def call(self, *inputs: torch.Tensor) -> object:
+        """Run on flat inputs, outputs allocated anew."""
+        ...
+
+    def run_into(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        """Run on flat inputs into given outputs."""
+        ...
 
 
 class _Inputs:
@@ -31,7 +42,7 @@ class _Inputs:
 class _Candidate:
     """A loaded configuration; calling it runs the kernels as deployment would, outputs allocated anew."""
 
-    def __init__(self, executor: Executor, bench: FusionBench) -> None:
+    def __init__(self, executor: Runs, bench: FusionBench) -> None:
         self.executor, self.bench = executor, bench
 
     def __call__(self, given: _Inputs | None = None) -> object:
@@ -125,6 +136,10 @@ class FusionBench:
         return [self.given, *(_Inputs(self.source, flat, self.device) for flat in copies)]
 
     def load(self, config: Config, artifact: Artifact) -> Runnable:
+        return _Candidate(self.executor(config, artifact), self)
+
+    def executor(self, config: Config, artifact: Artifact) -> Runs:
+        """What runs a candidate; another target's bench is this one with a method of its own here."""
         import torch
 
         from autotune.runtime.executor import TensorSpec, load_executor
@@ -136,10 +151,9 @@ class FusionBench:
             TensorSpec((self.graph.output_numel(k),), (1,), getattr(torch, o.dtype))
             for k, o in enumerate(self.graph.outputs)
         ]
-        executor = load_executor(
+        return load_executor(
             self.graph, schedule, range(len(inputs)), range(len(outputs)), inputs, outputs, self.device
         )
-        return _Candidate(executor, self)
 
     def verify(self, run: Runnable, seed: int) -> Verdict:
         """Ordinary random inputs, then ones with NaN, infinities, huge values and zeros among them."""
