@@ -41,6 +41,7 @@ def child(mode: str, names: list[str]) -> list[list[str]]:
 
 
 @needs_triton
+@pytest.mark.timeout(900)  # 40 s of one core
 def test_kernels_of_the_zoo_compute_what_the_oracle_does() -> None:
     found = child("run", CASES)
     assert [f for f in found if f[3]] == []
