@@ -283,14 +283,16 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_a_bad_row_changes_nothing(store: Store, bundle: Path, name: str) -> None:
-    _tables(bundle, BAD[name])
-    with pytest.raises(UserError, match="damaged bundle") as e:
-        import_bundle(store, bundle)
-    assert "\n" not in str(e.value)
-    assert len(str(e.value)) < 600
-    assert sum(store.stats()["rows"].values()) == 0
+def test_a_bad_row_changes_nothing(store: Store, bundle: Path) -> None:
+    good = bundle.read_bytes()
+    for name, change in BAD.items():
+        bundle.write_bytes(good)
+        _tables(bundle, change)
+        with pytest.raises(UserError, match="damaged bundle") as e:
+            import_bundle(store, bundle)
+        assert "\n" not in str(e.value), name
+        assert len(str(e.value)) < 600, name
+        assert sum(store.stats()["rows"].values()) == 0, name
 
 
 def test_what_the_database_refuses_in_the_end_changes_nothing(

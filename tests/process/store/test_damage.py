@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import shutil
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,10 +21,20 @@ from tests.process.store.test_schedules import schedule
 from tests.support.rows import ENVIRONMENT, GPU, put_key, workload
 
 
-@pytest.fixture
-def filled(sqlite_file: Path) -> Iterator[tuple[Path, Key]]:
-    """Two of everything, of which the first will be damaged."""
-    with Store.open(sqlite_file) as store:
+@pytest.fixture(scope="module")
+def empty_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database without rows, to be copied."""
+    file = tmp_path_factory.mktemp("empty") / "tune.db"
+    Store.open(file).close()
+    return file
+
+
+@pytest.fixture(scope="module")
+def filled_file(tmp_path_factory: pytest.TempPathFactory, empty_file: Path) -> tuple[Path, Key]:
+    """Two of everything, of which the first will be damaged; to be copied."""
+    file = tmp_path_factory.mktemp("filled") / "tune.db"
+    shutil.copy(empty_file, file)
+    with Store.open(file) as store:
         for rows in (1, 2):
             key = put_key(store, workload(rows))
             for stage in ("screen", "final"):
@@ -41,7 +51,13 @@ def filled(sqlite_file: Path) -> Iterator[tuple[Path, Key]]:
             record = {"compile_us": 2.0, "autotune_us": 1.0, "families": []}
             store.put_verdicts([Verdict(graph * 64, key.device, key.environment, "default", ("x",), record)])
         first = put_key(store, workload(1))
-    return sqlite_file, first  # type: ignore[return-value]
+    return file, first
+
+
+@pytest.fixture
+def filled(filled_file: tuple[Path, Key], sqlite_file: Path) -> tuple[Path, Key]:
+    shutil.copy(filled_file[0], sqlite_file)
+    return sqlite_file, filled_file[1]
 
 
 W1 = "fingerprint = (SELECT fingerprint FROM autotune_workloads WHERE extent = 1)"
@@ -114,7 +130,7 @@ def _damage(file: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", DAMAGE)
 def test_one_damaged_row_stops_nothing(
-    filled: tuple[Path, Key], name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    filled: tuple[Path, Key], empty_file: Path, name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file, key = filled
     _damage(file, name)
@@ -145,7 +161,7 @@ def test_one_damaged_row_stops_nothing(
             count = export_bundle(store, tmp_path / "b.zip")
         assert count or name.startswith(spoiled)
         if count:
-            with Store.open(tmp_path / "to.db") as other:
+            with Store.open(shutil.copy(empty_file, tmp_path / "to.db")) as other:
                 assert import_bundle(other, tmp_path / "b.zip") == {"schedules": count, "stored": count}
         found = list(damage(store))
         assert found, "verify finds it"
