@@ -1,7 +1,7 @@
 """The fusion task on a CUDA target without a GPU, and on this CPU for real: build, load, verify, catch what is wrong.
 
 ``AUTOTUNE_TEST_CONFIGS=N`` runs N random configurations of every function on the CPU beside the default; without it
-every second function gets one, the others streaming stores.
+every third function gets one, and every third streaming stores.
 """
 
 from __future__ import annotations
@@ -81,6 +81,8 @@ def test_normalize_is_idempotent_and_keeps_the_meaning(case, k: int) -> None:
     space, rng = task.space(), random.Random(zlib.crc32(case.name.encode()))
     compared = 0
     for _ in range(40):
+        if compared == 5:
+            break
         config = space.sample(rng)
         normal = task.normalize(config)
         assert task.normalize(normal) == normal
@@ -228,8 +230,10 @@ def streaming(config: Config) -> Config:
 def test_every_function_is_right_on_the_cpu(case, k: int) -> None:
     work = workloads(case.name)[k]
     task, bench = open_task(work, "cpu"), open_bench(work, "cpu")
-    more = int(MORE) if MORE else ZOO.index(case) % 2
-    others = random_configs(task, more, seed=zlib.crc32(case.name.encode())) or [streaming(task.default())]
+    more = int(MORE) if MORE else ZOO.index(case) % 3 == 1
+    others = random_configs(task, more, seed=zlib.crc32(case.name.encode()))
+    if ZOO.index(case) % 3 == 2:
+        others = [streaming(task.default())]
     for config in [task.default(), *others]:
         verdict = bench.verify(bench.load(config, task.build(config)), seed=7)
         assert verdict.ok, (config, verdict)
