@@ -4,6 +4,8 @@ terminal of one width. And an end for the processes that a test starts."""
 from __future__ import annotations
 
 import gc
+import getpass
+import itertools
 import os
 import shutil
 import subprocess
@@ -13,24 +15,51 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import ROOT
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Give each of several pytest processes a temporary folder of its own, where the device's lock lies and what
     Inductor compiles: none waits while another measures, and none runs what another compiled under other settings.
+    And let threads that wait sleep: there are more of them than cores, and who spins takes the time of who computes.
     """
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is None:
         return
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before libgomp is there, two thirds of a softmax's time
     folder = tempfile.mkdtemp(prefix=f"autotune-{worker}-")
     os.chmod(folder, 0o711)  # PostgreSQL of another user has its folder in it
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    _share_headers()
+
+
+def _share_headers() -> None:
+    """Let Inductor's precompiled header, which takes ten seconds, be one for all processes and runs."""
+    shared = ROOT / "build" / "inductor_headers"
+    shared.mkdir(parents=True, exist_ok=True)
+    own = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"  # Inductor's default
+    own.mkdir()
+    (own / "precompiled_headers").symlink_to(shared)
+
+
+@pytest.fixture(scope="session")
+def data_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Folders for the tests of a process; each next one there is empty."""
+    base = tmp_path_factory.mktemp("data")
+
+    def following() -> Iterator[Path]:
+        for n in itertools.count():
+            (base / str(n)).mkdir()
+            yield base / str(n)
+
+    return following()
 
 
 @pytest.fixture(autouse=True)
-def own_data_directory(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_data_directory(data_directories: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Point the default database at an empty folder and forget the user's AUTOTUNE_DB."""
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+    monkeypatch.setenv("XDG_DATA_HOME", str(next(data_directories)))
     monkeypatch.delenv("AUTOTUNE_DB", raising=False)
     monkeypatch.setenv("COLUMNS", "120")
 

@@ -177,20 +177,24 @@ def test_a_kernel_for_the_backward_alone(tune: Tune) -> None:
     assert [len(region_calls(c)) for c in codes] == [0, 1]
 
 
+BESIDE: dict[str, Callable[[torch.Tensor], Any]] = {
+    "input": lambda x: (torch.softmax(x, -1), x),
+    "view": lambda x: (torch.softmax(x, -1), x.view(-1)),
+    "twice": lambda x: (lambda y: (y, y))(torch.softmax(x, -1)),
+    "views": lambda x: (lambda y: (y, y.view(-1)))(torch.softmax(x, -1)),
+    "written": lambda x: (torch.softmax(x, -1), x.mul_(0.5)),
+    "rest": lambda x: torch.softmax(x, -1).cumsum(-1),
+    "number": lambda x: (torch.softmax(x, -1), 3),
+}
+
+
 @pytest.mark.parametrize(
-    "fn",
+    ("fn", "train"),
     [
-        lambda x: (torch.softmax(x, -1), x),
-        lambda x: (torch.softmax(x, -1), x.view(-1)),
-        lambda x: (lambda y: (y, y))(torch.softmax(x, -1)),
-        lambda x: (lambda y: (y, y.view(-1)))(torch.softmax(x, -1)),
-        lambda x: (torch.softmax(x, -1), x.mul_(0.5)),
-        lambda x: torch.softmax(x, -1).cumsum(-1),
-        lambda x: (torch.softmax(x, -1), 3),
+        *(pytest.param(BESIDE[name], True, id=name) for name in BESIDE if name != "input"),
+        *(pytest.param(BESIDE[name], False, id=f"{name}, inference") for name in ("input", "view", "written")),
     ],
-    ids=["input", "view", "twice", "views", "written", "rest", "number"],
 )
-@pytest.mark.parametrize("train", [False, True])
 def test_what_else_there_is_to_do_is_done(tune: Tune, fn: Any, train: bool) -> None:
     def program(x: torch.Tensor) -> Any:
         return fn(x * 1.5)

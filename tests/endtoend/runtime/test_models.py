@@ -53,11 +53,6 @@ class Mixed(nn.Module):
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor], float]] = {
     "convolutions": (Convolutions, lambda: torch.randn(4, 3, 10, 10), 1e-5),
     "recurrent": (Recurrent, lambda: torch.randint(0, 50, (6, 2)), 1e-5),
-    "encoder": (
-        lambda: nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True),
-        lambda: torch.randn(4, 16, 32),
-        1e-4,
-    ),
     "mixed precision": (Mixed, lambda: torch.randn(8, 16), 3e-2),
 }
 

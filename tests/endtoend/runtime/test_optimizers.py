@@ -16,7 +16,7 @@ from tests.endtoend.runtime.test_backend import compiled
 from tests.support.deployment import Tune
 from tests.support.runtime.models import twin
 
-STEPS = 5
+STEPS = 4
 
 
 class Counting(torch.optim.Optimizer):
@@ -78,7 +78,6 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "single": lambda p: Counting(p, False),
     "relative": lambda p: Scaled(p, False),
     "adamw": lambda p: torch.optim.AdamW(p, 0.02),
-    "sgd": lambda p: torch.optim.SGD(p, 0.02, momentum=0.9, nesterov=True),
 }
 
 
