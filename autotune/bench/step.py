@@ -56,6 +56,7 @@ class Step:
         kernels: of one step, :func:`summed`; None on a CPU, and where the profiler does not see them.
         peak_bytes: of the device's memory that a step takes at most, run from Python on its own, with what was there
             before the comparison (parameters and inputs among it); None on a CPU.
+        samples: in microseconds, one a round; those of all contenders with one number are of one moment.
     """
 
     us: float
@@ -66,6 +67,7 @@ class Step:
     largest: float | None
     kernels: Mapping[str, Any] | None
     peak_bytes: int | None = None
+    samples: tuple[float, ...] = ()
 
     @property
     def disagrees(self) -> bool:
@@ -73,8 +75,9 @@ class Step:
         return self.difference == math.inf
 
     def to_json(self) -> dict[str, Any]:
-        """For ``--json``, which has no infinities: null, and ``disagrees`` tells."""
+        """For ``--json``, which has no infinities: null, and ``disagrees`` tells. Samples are left out."""
         found = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in vars(self).items()}
+        del found["samples"]
         return {**found, "disagrees": self.disagrees}
 
 
@@ -280,6 +283,7 @@ def compare(
             noise=round(spread(taken), 4),
             captured=cuda and name not in times.refused | plain,
             kernels=kernels.get(name),
+            samples=tuple(taken),
             **ready.found[name],
         )
         for name, taken in times.samples.items()

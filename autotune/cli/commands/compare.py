@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from autotune.cli import gated
 from autotune.cli.options import (
     add_db,
     add_device,
@@ -61,6 +62,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--mode", default=["default"], type=modes, metavar="M,...", help=about)
     about = "times that each is run (default: 40 on a GPU and 25 on a CPU, or what ten seconds allow)"
     parser.add_argument("--rounds", type=positive_int, metavar="N", help=about)
+    gated.add_arguments(parser)
     add_device(parser)
     add_db(parser)
     add_replica(parser)
@@ -70,7 +72,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare; returns 0, or 1 where the step fails, as it is or with autotune."""
+    """Compare; returns 0, 1 where the step fails, as it is or with autotune, or 3 where it became slower."""
     with machine_output(args.json) as emit:
         from autotune.cli import decided
         from autotune.store import Store, attach, named_snapshot
@@ -88,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
         device = resolve_device(args.device)
         check_modes(args.mode)
+        gated.check(args)
         fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device)
         given = training(fn, inputs, kwargs, label) if args.train else contextlib.nullcontext((inputs, kwargs))
         try:
@@ -111,14 +114,15 @@ def run(args: argparse.Namespace) -> int:
             with Store.open(args.db, migrate=False, readonly=True) as store:
                 verdicts = decided.used(store, label, args.inputs or "", args.train, device, found.modes)
         answer = _answer(args, label, device, where.label, found)
-        emit({**answer, "verdicts": [decided.to_json(verdict) for verdict in verdicts]})
+        judged = gated.judged(args, label, where, found)
+        emit({**answer, "verdicts": [decided.to_json(verdict) for verdict in verdicts], **gated.to_json(judged)})
     if not args.json:
         step = "a training step" if args.train else "a forward step"
         named_modes = f"mode{'s' if len(args.mode) > 1 else ''} {', '.join(args.mode)}"
         print(f"{label}, {step} on {where.name}, {named_modes}")
         told = [line for verdict in verdicts for line in decided.lines(verdict)]
-        print("\n".join([*table(found), *notes(found, search_command(args)), *told]))
-    return 1 if found.fastest(AUTOTUNE) is None else 0
+        print("\n".join([*table(found), *notes(found, search_command(args)), *told, *gated.lines(args, judged)]))
+    return 1 if found.fastest(AUTOTUNE) is None else gated.exit_code(judged)
 
 
 def _policy(rounds: int | None, device: str) -> Any:

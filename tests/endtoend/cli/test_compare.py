@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import random
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autotune
+from autotune.bench import step
+from autotune.bench.gate import save
 from autotune.bench.step import AUTOTUNE, COMPILE, EAGER, Comparison, Step
 from autotune.cli.app import build_parser, main
 from autotune.cli.commands import compare
@@ -341,3 +346,85 @@ def test_the_search_that_goes_on(given: list[str], wanted: str) -> None:
     text = compare.search_command(build_parser().parse_args(["compare", "fusion", *given]))
     assert text == wanted
     assert build_parser().parse_args(text.replace("'", "").replace("my db", "my").split()[1:]).target == given[0]
+
+
+# The gate
+
+
+def work(x: Tensor) -> Tensor:
+    for _ in range(60):
+        x = torch.tanh(x)
+    return x
+
+
+def many() -> Tensor:
+    return torch.linspace(-1.0, 1.0, 1 << 12)
+
+
+def timed_as(slowdown: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples as of a quiet machine, with autotune's step slower by so much: what a busy one takes is chance."""
+
+    def timed(steps: Any, policy: Policy, device: str, plain: Any) -> Any:
+        chance = random.Random(str(slowdown))
+        us = {EAGER: 100.0, COMPILE: 80.0, AUTOTUNE: 50.0 * (1 + slowdown)}
+        samples = {who: [us[who] * math.exp(0.02 * chance.gauss(0, 1)) for _ in range(60)] for who in steps}
+        return step._Timed(samples, frozenset(), {}, 0.0)
+
+    monkeypatch.setattr(step, "timed", timed)
+
+
+@pytest.mark.usefixtures("in_eager")
+@pytest.mark.parametrize("way", ["relative", "absolute"])
+def test_a_planted_slowdown_is_caught_and_an_unchanged_step_passes(
+    db: str, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "record.json"
+    given = command("work", "many", "--db", db)
+    timed_as(0.0, monkeypatch)
+    assert main([*given, "--save", str(file)]) == 0
+    assert "saved in" in capsys.readouterr().out
+    timed_as(0.001, monkeypatch)
+    assert main([*given, "--against", str(file), "--gate", way]) == 0
+    assert re.search(r"autotune .* ok\n", capsys.readouterr().out)
+    timed_as(0.1, monkeypatch)
+    assert main([*given, "--against", str(file), "--gate", way]) == 3
+    assert re.search(r"autotune .* \+\d+\.\d% .* SLOWER\n", capsys.readouterr().out)
+    assert main([*given, "--against", str(file), "--gate", way, "--tolerance", "0.2"]) == 0
+    capsys.readouterr()
+    assert main([*given, "--against", str(file), "--gate", way, "--json"]) == 3
+    (change,) = json.loads(capsys.readouterr().out)["against"]
+    assert change["slower"]
+    assert change["change"] == pytest.approx(0.1, abs=0.02)
+
+
+@pytest.mark.usefixtures("in_eager")
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--against", "none.json"], "there is no such file: write one with --save"),
+        (["--against", "none.db"], "there is no database"),
+        (["--gate", "relative"], "are of --against"),
+        (["--against", "other.json"], "is no file that"),
+        (["--save", "other.json"], "is no file that"),
+        (["--against", "known.json"], "it has no step"),
+        (["--tolerance", "2"], "is not a share"),
+    ],
+)
+def test_a_record_that_cannot_be_used_is_one_line(
+    db: str,
+    more: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other.json").write_text("[]")
+    save(tmp_path / "known.json", "another", {"device": "d", "samples": {}})
+    try:
+        code = main(command("work", "many", "--db", db, *more))
+    except SystemExit as exit:  # argparse's own
+        code = int(exit.code or 0)
+    assert code == 2
+    assert said in capsys.readouterr().err
+    assert (tmp_path / "other.json").read_text() == "[]"

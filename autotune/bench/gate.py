@@ -1,0 +1,210 @@
+"""A step against its record: whether it became slower by more than the noise, with a stated rate of false alarms.
+
+A comparison takes its contenders in turn, so that sample ``i`` of each is of one moment. What is compared is the lower
+quartile of a step's times, since what else a machine does only ever adds to them; or, ``relative``, that over eager's
+of the same rounds: what the machine does to both cancels out.
+
+The lower bound of the change comes from a circular block bootstrap over rounds (Politis and Romano 1992), which keeps
+the correlation of neighbouring samples. There is an alarm where that bound lies above the tolerance. So an unchanged
+step raises one in at most :data:`ALPHA` of the runs, as long as two runs of it differ by no more than the tolerance for
+other reasons (another address of a buffer, a clock).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from autotune.errors import UserError
+
+ALPHA = 0.01
+"""Share of false alarms, one-sided."""
+
+TOLERANCE = 0.03
+"""By how much two runs of an unchanged step may differ for reasons that samples of one run do not show."""
+
+FEWEST = 5
+"""Samples without which nothing can be said."""
+
+_DRAWS = 2000
+_FORM = "autotune step record 1"
+_STORED_ROUNDS = 25
+"""Samples that a verdict in a database is taken to stand for; it keeps their median and spread."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What became of one contender.
+
+    Attributes:
+        was_us, now_us: lower quartiles; ``was_us`` is None where the record has no time of its own.
+        change: the relative change, 0.1 for a tenth slower; ``low`` its lower bound.
+    """
+
+    contender: str
+    was_us: float | None
+    now_us: float
+    change: float
+    low: float
+    tolerance: float = TOLERANCE
+
+    @property
+    def slower(self) -> bool:
+        return self.low > self.tolerance
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "slower": self.slower}
+
+
+Samples = Sequence[Sequence[float]]
+"""A contender's times in microseconds; and beside them, sample by sample, eager's that they are over."""
+
+_Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def bounded(record: Samples, now: Samples, *, seed: int = 0) -> tuple[float, float]:
+    """The relative change of the lower quartile, and its lower bound.
+
+    Raises:
+        UserError: too few samples.
+    """
+    then, later = _together(record), _together(now)
+    fewest = min(then.shape[1], later.shape[1])
+    if fewest < FEWEST:
+        raise UserError(f"{fewest} samples are too few to tell: give more --rounds")
+    chance = np.random.default_rng(seed)
+    moved = _resampled(later, chance) - _resampled(then, chance)
+    change = float(_level(later) - _level(then))
+    return math.expm1(change), math.expm1(float(np.quantile(moved, ALPHA)))
+
+
+def _together(samples: Samples) -> _Array:
+    """Logarithms, shape (contenders, rounds)."""
+    rounds = min(map(len, samples))
+    return np.log(np.array([taken[:rounds] for taken in samples], dtype=np.float64))
+
+
+def _level(logs: _Array) -> _Array:
+    """The first contender's lower quartile less that of the second, if there is one; over the last axis."""
+    quartiles = np.quantile(logs, 0.25, axis=-1)
+    found: _Array = quartiles[0] - (quartiles[1] if len(quartiles) > 1 else 0.0)
+    return found
+
+
+def _resampled(logs: _Array, chance: np.random.Generator) -> _Array:
+    """Levels of resamples by blocks of rounds, whose length grows as the cube root of their number."""
+    n = logs.shape[1]
+    block = max(1, round(n ** (1 / 3)))
+    starts = chance.integers(0, n, size=(_DRAWS, -(-n // block)))
+    places = ((starts[:, :, None] + np.arange(block)) % n).reshape(_DRAWS, -1)[:, :n]
+    return _level(logs[:, places])
+
+
+# Files --------------------------------------------------------------------------------------------
+
+
+def name_of(target: str, inputs: str, train: bool) -> str:
+    """Under what a step's record is kept in a file."""
+    return f"{target}({inputs})" + (" training" if train else "")
+
+
+def save(file: Path, name: str, record: Mapping[str, Any]) -> None:
+    """Write a step's record into a file, which keeps those of other steps.
+
+    Raises:
+        UserError: the file is something else, or cannot be written.
+    """
+    from autotune.outputs import whole_file
+
+    found = read(file) if file.exists() else {}
+    found[name] = {**record, "when": datetime.now(UTC).isoformat(timespec="seconds")}
+    data = {"form": _FORM, "steps": dict(sorted(found.items()))}
+    try:
+        with whole_file(file) as out:
+            out.write((json.dumps(data, indent=1, allow_nan=False) + "\n").encode())
+    except OSError as error:
+        raise UserError(f"--save {file}: {error.strerror}") from None
+
+
+def read(file: Path) -> dict[str, dict[str, Any]]:
+    """The records in a file, by name.
+
+    Raises:
+        UserError: there is no such file, or it is no file of records.
+    """
+    try:
+        data = json.loads(file.read_text())
+        if data["form"] != _FORM:
+            raise ValueError(data["form"])
+        for record in data["steps"].values():
+            samples = record["samples"].values()
+            if not all(math.isfinite(us) and us > 0 for taken in samples for us in taken):
+                raise ValueError("samples")
+            str(record["device"])
+        return dict(data["steps"])
+    except FileNotFoundError:
+        raise UserError(f"{file}: there is no such file: write one with --save {file}") from None
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{file}: is no file that `autotune compare --save` wrote") from None
+
+
+def changes(
+    record: Mapping[str, Any],
+    now: Mapping[str, Sequence[float]],
+    subjects: Sequence[str],
+    *,
+    relative: bool,
+    tolerance: float,
+) -> list[Change]:
+    """Each subject against its record.
+
+    Args:
+        record: of a file; ``now``: samples by contender, eager's among them.
+        subjects: contenders to be judged.
+
+    Raises:
+        UserError: the record lacks one of them.
+    """
+    from autotune.bench.step import EAGER
+
+    found, then = [], record["samples"]
+    for name in subjects:
+        if name not in then or (relative and EAGER not in then):
+            raise UserError(f"the record has no samples of {name}: write it anew with --save and the same --mode")
+        used = (name, EAGER) if relative else (name,)
+        change, low = bounded([then[who] for who in used], [now[who] for who in used])
+        was_us, now_us = (float(np.quantile(samples[name], 0.25)) for samples in (then, now))
+        found.append(Change(name, was_us, now_us, change, low, tolerance))
+    return found
+
+
+def against_verdict(
+    verdict: Mapping[str, Any], name: str, now: Mapping[str, Sequence[float]], peer: str, tolerance: float
+) -> Change | None:
+    """A subject against a stored verdict, which has medians and a spread: its time over ``torch.compile``'s.
+
+    Returns:
+        None where the verdict has no time of autotune's: everything was left to Inductor.
+    """
+    ratio, noise = verdict.get("ratio"), verdict.get("noise")
+    was = verdict.get("autotune_us")
+    numbers = all(isinstance(v, (int, float)) and math.isfinite(v) and v > 0 for v in (ratio, was))
+    if not numbers or not isinstance(noise, (int, float)) or ratio is None or was is None:
+        return None
+    # Normal samples with the stored medians and interquartile range stand for those that were not kept.
+    steps = np.arange(1, _STORED_ROUNDS + 1) / (_STORED_ROUNDS + 1)
+    normal = np.array([NormalDist().inv_cdf(float(p)) for p in steps]) * max(float(noise), 0.0) / 1.349
+    shuffled = np.random.default_rng(0).permutation(normal)
+    before = [list(was * np.exp(normal)), list(was * ratio * np.exp(shuffled))]
+    change, low = bounded(before, [now[name], now[peer]])
+    return Change(name, float(was), float(np.quantile(now[name], 0.25)), change, low, tolerance)

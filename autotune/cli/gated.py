@@ -1,0 +1,168 @@
+"""``autotune compare --against`` and ``--save``: a step's record, and whether the step became slower."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotune.cli.output import microseconds
+from autotune.errors import UserError
+from autotune.outputs import check_output
+
+if TYPE_CHECKING:
+    from autotune.bench.gate import Change
+    from autotune.bench.step import Comparison
+    from autotune.device import DeviceIdentity
+
+SLOWER = 3
+"""The exit code where a step became slower than its record: no failure, and no mistake of the user."""
+
+WAYS = ("auto", "relative", "absolute")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the gate."""
+    about = (
+        "the step's record: a file that --save wrote, or a database, whose verdict on the step is taken; exit code"
+        f" {SLOWER} where autotune's step became slower by more than the noise"
+    )
+    parser.add_argument("--against", metavar="FILE|URL", help=about)
+    parser.add_argument("--save", metavar="FILE", help="write the step's record into FILE, beside those of other steps")
+    about = (
+        "what is compared: time (absolute), time over eager's in the same round (relative), or auto: relative on a CPU"
+        " and absolute on a GPU (default: auto; a database's verdicts are over torch.compile's)"
+    )
+    parser.add_argument("--gate", choices=WAYS, default="auto", help=about)
+    about = "how much slower is still no alarm, for what differs from run to run (default: 0.03)"
+    parser.add_argument("--tolerance", type=_share, metavar="X", help=about)
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share from 0 to 1, such as 0.03")
+    return value
+
+
+def is_database(name: str) -> bool:
+    return "://" in name or name.endswith((".db", ".sqlite", ".sqlite3"))
+
+
+def check(args: argparse.Namespace) -> None:
+    """See that the record can be read and written, before anything is measured.
+
+    Raises:
+        UserError: what is wrong.
+    """
+    from autotune.bench import gate
+
+    if args.against is None and (args.gate != "auto" or args.tolerance is not None):
+        raise UserError("--gate and --tolerance are of --against: name the record, too")
+    if args.save:
+        check_output(Path(args.save), f"--save {args.save}", make=True)
+        if Path(args.save).exists():
+            gate.read(Path(args.save))
+    if args.against and not is_database(args.against):
+        gate.read(Path(args.against))
+    elif args.against:
+        from autotune.store import Store
+
+        Store.open(args.against, migrate=False, readonly=True).close()
+
+
+def judged(args: argparse.Namespace, label: str, where: DeviceIdentity, found: Comparison) -> list[Change]:
+    """Write the record if that is asked for, and compare with the one given.
+
+    Raises:
+        UserError: the record has no such step, or is of another device.
+    """
+    from autotune.bench import gate
+    from autotune.bench.form import commit
+    from autotune.bench.step import AUTOTUNE, EAGER
+    from autotune.device import environment
+
+    name = gate.name_of(label, args.inputs or "", args.train)
+    samples = {who: step.samples for who, step in found.steps.items()}
+    subjects = [who for who in found.of(AUTOTUNE) if who in found.steps]
+    changes: list[Change] = []
+    if args.against and subjects:
+        tolerance = gate.TOLERANCE if args.tolerance is None else args.tolerance
+        if is_database(args.against):
+            changes = _stored(args, label, where, found, tolerance)
+        else:
+            record = gate.read(Path(args.against)).get(name)
+            if record is None:
+                raise UserError(f"--against {args.against}: it has no step {name}: add it with --save")
+            if record["device"] != where.label:
+                raise UserError(f"--against {args.against}: its {name} is of {record['device']}, not {where.label}")
+            relative = args.gate == "relative" or (args.gate == "auto" and found.device == "cpu")
+            changes = gate.changes(record, samples, subjects, relative=relative, tolerance=tolerance)
+    if args.save:
+        kept = {who: [round(us, 3) for us in samples[who]] for who in (EAGER, *subjects) if who in samples}
+        about = {"device": where.label, "commit": commit(), "environment": environment(found.device).to_json()}
+        gate.save(Path(args.save), name, {**about, "samples": kept})
+    return changes
+
+
+def _stored(
+    args: argparse.Namespace, label: str, where: DeviceIdentity, found: Comparison, tolerance: float
+) -> list[Change]:
+    """Against the verdicts of a database, the newest of each mode on this device."""
+    from autotune.bench import gate
+    from autotune.bench.step import AUTOTUNE, COMPILE
+    from autotune.store import Store
+
+    if args.gate == "absolute":
+        raise UserError("--gate absolute needs samples: give --against a file that --save wrote")
+    wanted = (label, args.inputs or "", args.train)
+    with Store.open(args.against, migrate=False, readonly=True) as store:
+        own = [
+            v
+            for v in store.verdicts()
+            if v.device == where.fingerprint and tuple(map(v.record.get, ("target", "inputs", "train"))) == wanted
+        ]
+    samples = {who: step.samples for who, step in found.steps.items()}
+    changes = []
+    for mode, ours, peer in zip(found.modes, found.of(AUTOTUNE), found.of(COMPILE), strict=True):
+        verdict = next((v for v in own if v.mode == mode), None)
+        if verdict is None or ours not in samples or peer not in samples:
+            continue
+        change = gate.against_verdict(verdict.record, ours, samples, peer, tolerance)
+        changes += [change] if change else []
+    if not changes:
+        raise UserError(
+            "--against: the database has no verdict on this step, device and mode: search it, or use --save"
+        )
+    return changes
+
+
+def to_json(changes: Sequence[Change]) -> dict[str, Any]:
+    return {"against": [change.to_json() for change in changes]} if changes else {}
+
+
+def lines(args: argparse.Namespace, changes: Sequence[Change]) -> list[str]:
+    """The short table, and what it means."""
+    from autotune.bench.gate import ALPHA
+
+    if not changes:
+        return [f"saved in {args.save}"] if args.save else []
+    rows = [("against its record", "was", "now", "change", "at least", "")]
+    for c in changes:
+        numbers = (microseconds(c.was_us), microseconds(c.now_us), f"{c.change:+.1%}", f"{c.low:+.1%}")
+        rows.append((c.contender, *numbers, "SLOWER" if c.slower else "ok"))
+    widths = [max(len(row[k]) for row in rows) for k in range(6)]
+    table = []
+    for row in rows:
+        cells = [c.rjust(w) if 0 < k < 5 else c.ljust(w) for k, (c, w) in enumerate(zip(row, widths, strict=True))]
+        table.append("  ".join(cells).rstrip())
+    allowed = f"an alarm is a change of at least {changes[0].tolerance:.0%}, at {ALPHA:.0%} of false alarms"
+    return [*table, allowed, *([f"saved in {args.save}"] if args.save else [])]
+
+
+def exit_code(changes: Sequence[Change]) -> int:
+    return SLOWER if any(change.slower for change in changes) else 0
