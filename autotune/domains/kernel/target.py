@@ -6,7 +6,6 @@ very command has named (:func:`allow`): a workload that came out of a database c
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,10 @@ from autotune.errors import UserError
 from autotune.importing import import_module
 from autotune.workload import Workload
 
-_ALLOWED = "AUTOTUNE_KERNEL_TARGETS"
-"""The environment variable by which a search tells the processes it starts what they may import."""
+ALLOWED = "AUTOTUNE_KERNEL_TARGETS"
+"""The environment variable that says what may be imported: ``package.module:function``, or that and ``=FILE`` where a
+file declares it; several by comma. A search sets it for the processes it starts; a user sets it for commands that take
+their workloads from a database."""
 
 
 def resolve(target: str, file: str = "") -> Kernel:
@@ -68,18 +69,24 @@ def load(target: str) -> Any:
 
 
 def allow(target: str, file: str) -> None:
-    """Let the processes that this one starts import a target."""
+    """Let the processes that this one starts import a target.
+
+    Raises:
+        UserError: the file's name has a comma, which parts the targets.
+    """
+    if "," in file:
+        raise UserError(f"--space {file}: its name has a comma: give the file another one")
     known = _allowed()
-    if [target, file] not in known:
-        os.environ[_ALLOWED] = json.dumps([*known, [target, file]])
+    if _entry(target, file) not in known:
+        os.environ[ALLOWED] = ",".join([*known, _entry(target, file)])
 
 
-def _allowed() -> list[Any]:
-    try:
-        found = json.loads(os.environ.get(_ALLOWED, "[]"))
-    except ValueError:
-        return []
-    return found if isinstance(found, list) else []
+def _entry(target: str, file: str) -> str:
+    return f"{target}={file}" if file else target
+
+
+def _allowed() -> list[str]:
+    return [entry.strip() for entry in os.environ.get(ALLOWED, "").split(",") if entry.strip()]
 
 
 def kernel_of(workload: Workload) -> Kernel:
@@ -90,9 +97,10 @@ def kernel_of(workload: Workload) -> Kernel:
     """
     source = workload.source
     target, file = str(source.get("target", "")), str(source.get("file", ""))
-    if [target, file] not in _allowed():
+    if _entry(target, file) not in _allowed():
         raise UserError(
-            f"{workload.label or workload.fingerprint[:12]}: name its kernel: autotune search kernel TARGET"
+            f"{workload.label or workload.fingerprint[:12]}: what a database says is not imported: name its kernel,"
+            f" as in autotune search kernel TARGET, or in ${ALLOWED}"
         )
     kernel = resolve(target, file)
     if kernel.source != workload.spec.get("source") or kernel.name != workload.spec.get("kernel"):

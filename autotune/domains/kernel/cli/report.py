@@ -30,7 +30,8 @@ def with_figures(answer: Mapping[str, Any], target: str, store: Store) -> dict[s
         spec = workload.spec if workload is not None else {}
         told = spec.get("objective")
         objective = Objective(lambda call: 0.0, told["unit"], told["direction"], told["name"]) if told else None
-        costs = {"best": (region["best"] or {}).get("latency_us"), "default": region["default_us"]}
+        default = region["baselines"].get("default", {}).get("latency_us") or region["default_us"]
+        costs = {"best": region["deployed_us"] or (region["best"] or {}).get("latency_us"), "default": default}
         figures = {name: figure_text(objective, cost) for name, cost in costs.items()}
         more = {"key": spec.get("key"), "figures": figures}
         if objective is not None:
@@ -42,7 +43,7 @@ def with_figures(answer: Mapping[str, Any], target: str, store: Store) -> dict[s
 def print_search(answer: Mapping[str, Any]) -> None:
     """The keys that were searched, as a table on stdout.
 
-    ``speedup`` is the default's figure over the best one's; ``runs`` what a call runs with from now on.
+    ``best`` is what is deployed, ``speedup`` the default's figure over it, ``runs`` what a call runs with from now on.
     """
     from rich.table import Table
 
@@ -54,16 +55,13 @@ def print_search(answer: Mapping[str, Any]) -> None:
     table.add_column("runs", overflow="fold")
     for region in answer["workloads"]:
         figures = region["figures"]
-        speedup = (
-            region["default_us"] / region["deployed_us"] if region["default_us"] and region["deployed_us"] else None
-        )
         table.add_row(
             region["label"],
             str(region["measured"] + region["reused"]),
             str(sum(region["failed"].values()) or "–"),
             figures["default"],
             figures["best"],
-            ratio(speedup),
+            ratio(region["speedup"]),
             *(f"{region['metrics'][name]:.4g}" if name in region["metrics"] else "–" for name in names),
             _runs(region),
         )
