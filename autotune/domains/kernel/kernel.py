@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from autotune.domains.kernel.declare.space import KernelSpace
-from autotune.domains.kernel.deploy.keys import KeyReader, words
+from autotune.domains.kernel.deploy.keys import KeyReader, extent_of, words
 from autotune.domains.kernel.identity import kernel_name, plain_function, source_fingerprint
 from autotune.errors import UserError
 from autotune.workload import Workload, digest
@@ -124,7 +124,12 @@ class Kernel:
             spec["objective"] = {"name": o.name, "unit": o.unit, "direction": o.direction}
         unit = f" [{self.objective.unit}]" if self.objective else ""
         return Workload(
-            KIND, spec, family=self.family(key), label=f"{self.name} {words(key)}".strip() + unit, source=source
+            KIND,
+            spec,
+            family=self.family(key),
+            extent=extent_of(key),
+            label=f"{self.name} {words(key)}".strip() + unit,
+            source=source,
         )
 
     def family(self, key: Mapping[str, Any]) -> str:

@@ -171,6 +171,13 @@ def _log_distance(x: Any, y: Any) -> float:
     return abs(math.log2(x) - math.log2(y)) if numbers else math.inf
 
 
+def extent_of(key: Key) -> int:
+    """The product of a key's sizes, at most 2**62: a search begins with what was best for keys of nearly its size."""
+    sizes = [n for value in key.values() for n in (value if isinstance(value, list) else [value])]
+    numbers = [n for n in sizes if isinstance(n, int) and not isinstance(n, bool) and n > 0]
+    return min(math.prod(numbers), 1 << 62)
+
+
 def words(key: Key) -> str:
     """A key for people: ``M=512 N=512 x=4096x1024 float32``."""
     out = []

@@ -14,7 +14,7 @@ import torch
 
 import autotune
 from autotune.device import environment, identify
-from autotune.domains.kernel.deploy.keys import KeyReader, log_distance, words
+from autotune.domains.kernel.deploy.keys import KeyReader, extent_of, log_distance, words
 from autotune.domains.kernel.deploy.match import find
 from autotune.domains.kernel.deploy.tunable import Tunable
 from autotune.errors import UserError
@@ -79,6 +79,11 @@ def test_distance_is_of_the_largest_ratio() -> None:
     assert log_distance(a, a) == 0
     for other in ({"n": 64}, {**a, "type": "int8"}, {**a, "shape": [8]}, {**a, "n": -64}, {**a, "n": True}):
         assert log_distance(a, other) == math.inf
+
+
+def test_an_extent_is_the_product_of_sizes() -> None:
+    assert extent_of({"x": [4, 8], "n": 3, "x.dtype": "float32", "flag": True, "f": 0.5, "zero": 0}) == 96
+    assert extent_of({"n": 1 << 60, "m": 8}) == 1 << 62
 
 
 def kernel(x: Any, n: int = 1, *, block: int = 16) -> Any:
