@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,20 +49,15 @@ def from_file(fn: Any, path: Path, given: Mapping[str, Any], name: str = "") -> 
 
 
 def narrow(kernel: Kernel, path: Path) -> Kernel:
-    """The part of a declared kernel's space that a user's file leaves: ``[kernel.space]`` and ``constraints``.
+    """The part of a declared kernel's space that a user's file leaves: ``[kernel.space]``.
 
     Raises:
         UserError: whatever is wrong with the file, in one line.
     """
-    from dataclasses import replace
-
     table, where = _table(kernel.fn, path)
-    if wrong := table.keys() - {"space", "constraints"}:
-        raise UserError(
-            f"{where}: {sorted(wrong)[0]} is said in the code: a file may narrow space and constraints only"
-        )
-    left = narrowed(kernel.space, dict(table.get("space", {})), table.get("constraints", ()), where)
-    return replace(kernel, space=left)
+    if wrong := table.keys() - {"space"}:
+        raise UserError(f"{where}: {sorted(wrong)[0]} is the code's to say: here the file may narrow the space only")
+    return replace(kernel, space=narrowed(kernel.space, dict(table.get("space", {})), where))
 
 
 def _table(fn: Any, path: Path) -> tuple[dict[str, Any], str]:

@@ -139,7 +139,7 @@ def declare_space(
     return made
 
 
-def narrowed(space: KernelSpace, given: Mapping[str, Any], constraints: Iterable[object], where: str) -> KernelSpace:
+def narrowed(space: KernelSpace, given: Mapping[str, Any], where: str) -> KernelSpace:
     """The part of a space that the user's file leaves.
 
     Raises:
@@ -159,8 +159,7 @@ def narrowed(space: KernelSpace, given: Mapping[str, Any], constraints: Iterable
     points = tuple(point for point in space.points if kept.contains(point))
     if space.points and not points:
         raise UserError(f"{where}: none of the kernel's {len(space.points)} configurations is left")
-    more = tuple(constraint(c, where) for c in constraints)
-    return replace(space, space=kept, constraints=space.constraints + more, points=points)
+    return replace(space, space=kept, points=points)
 
 
 def _name(name: object, where: str) -> str:
