@@ -41,7 +41,9 @@ def targets() -> Mapping[str, str]:
 
 
 def damage(workload: Workload) -> str | None:
-    return "kernels are searched by their names: autotune search kernel TARGET --missed"
+    from autotune.domains.kernel.target import refused
+
+    return refused(workload)
 
 
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:

@@ -89,20 +89,32 @@ def _allowed() -> list[str]:
     return [entry.strip() for entry in os.environ.get(ALLOWED, "").split(",") if entry.strip()]
 
 
+def refused(workload: Workload) -> str | None:
+    """Why a workload's kernel is not imported, or None: nobody but a database has named it."""
+    target, file = _named(workload)
+    if _entry(target, file) in _allowed():
+        return None
+    name = workload.label or workload.fingerprint[:12]
+    return (
+        f"{name}: what a database says is not imported: name its kernel, as in autotune search kernel TARGET, or in"
+        f" ${ALLOWED}"
+    )
+
+
+def _named(workload: Workload) -> tuple[str, str]:
+    return str(workload.source.get("target", "")), str(workload.source.get("file", ""))
+
+
 def kernel_of(workload: Workload) -> Kernel:
     """The kernel of a workload of this search.
 
     Raises:
         UserError: it is of a target that nobody named, or the kernel's source has changed since the search began.
     """
-    source = workload.source
-    target, file = str(source.get("target", "")), str(source.get("file", ""))
-    if _entry(target, file) not in _allowed():
-        raise UserError(
-            f"{workload.label or workload.fingerprint[:12]}: what a database says is not imported: name its kernel,"
-            f" as in autotune search kernel TARGET, or in ${ALLOWED}"
-        )
+    if why := refused(workload):
+        raise UserError(why)
+    target, file = _named(workload)
     kernel = resolve(target, file)
     if kernel.source != workload.spec.get("source") or kernel.name != workload.spec.get("kernel"):
-        raise UserError(f"{target} was edited while it was searched: start the same command again")
+        raise UserError(f"{target} was edited since {workload.label} was searched: search it again")
     return kernel
