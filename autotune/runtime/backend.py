@@ -90,13 +90,14 @@ def _compiled(
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
 
+    from autotune.runtime.agreement import ranks_agree
     from autotune.runtime.verdict import base_mode
 
     patches = inductor_settings(options)
     refused = next((name for name in _NO_PYTHON if patches.get(name, getattr(config, name, False))), None)
     if refused is not None:
         warn_once(refused, f"autotune: stored kernels are not used with Inductor's {refused}, which compiles no Python")
-    else:
+    elif trial is not None or ranks_agree(gm.graph, example_inputs):
         patches |= _passes(patches, base_mode(options.get("mode")), trial, verify)
     compiled: Any = compile_fx(gm, list(example_inputs), config_patches=patches or None)
     return compiled  # type: ignore[no-any-return]

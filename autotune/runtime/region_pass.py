@@ -22,6 +22,7 @@ from autotune.compiler.regions.sizes import symbols_of
 from autotune.compiler.regions.symbols import concrete, is_symbolic, places_of, symbolic_program
 from autotune.compiler.targets.cuda.source import PREFIX
 from autotune.errors import Unsupported
+from autotune.runtime.agreement import ranks_agree
 from autotune.runtime.counters import count
 from autotune.runtime.database import record_misses, warn_once
 from autotune.runtime.executor import TensorSpec
@@ -63,6 +64,8 @@ def replace_regions(graph: fx.Graph, mode: str = "default", trial: Trial | None 
     left = stored_left(name, devices, mode) if trial is None else trial.left
     regions = [region for region in every if region.workload is None or region.workload.fingerprint not in left]
     count("left", len(every) - len(regions))
+    if trial is None and not ranks_agree(numbers.graph):
+        return
     matches = [_match(region) for region in regions]
     _tell(regions, matches)
     # All calls are made before the graph is changed: they tell what it says.

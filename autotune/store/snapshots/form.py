@@ -27,26 +27,27 @@ TABLES = (
     "CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
     "CREATE TABLE devices (number INTEGER PRIMARY KEY, fingerprint TEXT NOT NULL, identity TEXT NOT NULL)",
     "CREATE TABLE environments (number INTEGER PRIMARY KEY, fingerprint TEXT NOT NULL, versions TEXT NOT NULL)",
-    "CREATE TABLE workloads (fingerprint TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE workloads (fingerprint TEXT PRIMARY KEY, data BLOB NOT NULL)",
     (
         "CREATE TABLE schedules (workload TEXT, device INTEGER, environment INTEGER, policy TEXT, family TEXT NOT NULL,"
         " extent INTEGER NOT NULL, data TEXT NOT NULL, sha256 TEXT NOT NULL,"
-        " PRIMARY KEY (workload, device, environment, policy)) WITHOUT ROWID"
+        " PRIMARY KEY (workload, device, environment, policy))"
     ),
     "CREATE INDEX nearest ON schedules (device, family, extent, workload, environment)",
-    "CREATE TABLE artifacts (fingerprint TEXT PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE artifacts (fingerprint TEXT PRIMARY KEY, data BLOB NOT NULL)",
     "CREATE TABLE code (sha256 TEXT PRIMARY KEY, bytes BLOB NOT NULL)",
     (
         "CREATE TABLE verdicts (graph TEXT, device INTEGER, environment INTEGER, mode TEXT, data TEXT NOT NULL,"
-        " sha256 TEXT NOT NULL, PRIMARY KEY (graph, device, environment, mode)) WITHOUT ROWID"
+        " sha256 TEXT NOT NULL, PRIMARY KEY (graph, device, environment, mode))"
     ),
     (
         "CREATE TABLE calibrations (device INTEGER, kind TEXT, data TEXT NOT NULL, sha256 TEXT NOT NULL,"
-        " PRIMARY KEY (device, kind)) WITHOUT ROWID"
+        " PRIMARY KEY (device, kind))"
     ),
 )
 """A file with any other table, index, view or trigger is refused. JSON in ``data`` of workloads and artifacts is
-compressed (zlib); ``sha256`` is that of ``data``. What has a fingerprint is checked by it."""
+compressed (zlib); ``sha256`` is that of ``data``. What has a fingerprint is checked by it. (Tables have rowids: without,
+SQLite spends a page on each row of a kilobyte.)"""
 
 SQLITE = b"SQLite format 3\0"
 _MAGIC = b"autotune seal 1\n"

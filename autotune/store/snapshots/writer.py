@@ -6,7 +6,7 @@ import os
 import sqlite3
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from autotune.errors import UserError
 from autotune.outputs import check_output, whole_file
 from autotune.store.codec import artifact_blobs, artifact_id, artifact_json
 from autotune.store.health.damage import BROKEN, Damaged, why
-from autotune.store.records import Schedule, Verdict
+from autotune.store.records import Calibration, Schedule, Verdict
 from autotune.store.snapshots.form import APPLICATION, TABLES, VERSION, Seal, holds_snapshot
 from autotune.store.snapshots.reader import packed, sealed
 from autotune.store.snapshots.sign import body_sha256, private_key, signed
@@ -77,17 +77,35 @@ def export_snapshot(
     if key is not None:
         private_key(key)  # told before the work
     known = len(store.problems)
-    chosen = _Chosen(store, device, domain, only_best, refuse)
-    left_out = (*list(store.problems)[known:], *chosen.left_out)
-    if not chosen.schedules:
+    contents, refused = _chosen(store, device, domain, only_best, refuse)
+    left_out = (*list(store.problems)[known:], *refused)
+    if not contents.schedules:
         why_none = f"; {len(left_out)} were left out, the first: {left_out[0]}" if left_out else ""
         raise UserError(f"the database {store.name} has no such schedule to export{why_none}")
-    # Written beside the target's folder's own temporary files, so that the last step is a rename.
+    seal = write_snapshot(path, contents, key=key)
+    size = path.stat().st_size
+    return Exported(len(contents.schedules), len(contents.verdicts), seal.sha256.hex(), size, left_out)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What goes into a snapshot; workloads, devices and environments by fingerprint."""
+
+    schedules: Sequence[Schedule]
+    workloads: Mapping[str, Workload]
+    devices: Mapping[str, DeviceIdentity]
+    environments: Mapping[str, Environment]
+    verdicts: Sequence[Verdict] = ()
+    calibrations: Sequence[Calibration] = ()
+
+
+def write_snapshot(path: Path, contents: Contents, *, key: str | os.PathLike[str] | None = None) -> Seal:
+    """Write a snapshot, whole or not at all; raises UserError."""
     try:
         with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=".autotune-") as folder:
             pages = Path(folder) / "pages"
             with closing(sqlite3.connect(pages, isolation_level=None)) as connection:
-                _write(connection, chosen)
+                _write(connection, contents)
             with open(pages, "rb") as body, whole_file(path) as out:
                 length = os.fstat(body.fileno()).st_size
                 seal = Seal(length, body_sha256(body, length))
@@ -96,70 +114,70 @@ def export_snapshot(
                 while part := body.read(1 << 20):
                     out.write(part)
                 out.write(seal.packed())
+            return seal
     except (OSError, sqlite3.Error) as e:
         raise UserError(f"cannot write the snapshot {path}: {getattr(e, 'strerror', None) or e}") from None
-    return Exported(
-        len(chosen.schedules), len(chosen.verdicts), seal.sha256.hex(), path.stat().st_size, left_out
-    )  # fmt: skip
 
 
-class _Chosen:
-    """What goes into a snapshot."""
+def _chosen(
+    store: Store,
+    device: Callable[[DeviceIdentity], bool],
+    domain: str | None,
+    only_best: bool,
+    refuse: Callable[[Schedule, Workload, DeviceIdentity], str],
+) -> tuple[Contents, list[str]]:
+    """What of a database goes into a snapshot, and why schedules are left out."""
+    every = store.schedules(artifacts=True)
+    known = store.get_devices(s.key.device for s in every)
+    devices = {name: d for name, d in known.items() if device(d)}
+    environments = store.get_environments(s.key.environment for s in every)
+    every = [s for s in every if s.key.device in devices or s.key.device not in known]
+    workloads = store.get_workloads(s.key.workload for s in every)
+    if domain is not None:
+        kinds = store.names(s.key.workload for s in every)
+        every = [s for s in every if kinds.get(s.key.workload, ("", ""))[1] == domain]
+    chosen: list[Schedule] = []
+    left_out: list[str] = []
+    for s in _best(every) if only_best else every:
+        try:
+            for what, name, found in (
+                ("workload", s.key.workload, workloads),
+                ("device", s.key.device, devices),
+                ("environment", s.key.environment, environments),
+            ):
+                if name not in found:
+                    raise Damaged(f"its {what} {name[:12]} is missing or damaged")
+            if s.artifact is None and s.config is not None:
+                raise Damaged("its artifact is missing")
+            if text := refuse(s, workloads[s.key.workload], devices[s.key.device]):
+                raise Damaged(text)
+            chosen.append(s)
+        except BROKEN as e:
+            left_out.append(f"schedule of workload {s.key.workload[:12]}: {why(e)}")
+    verdicts = [v for v in store.verdicts() if _speaks_of(v, chosen)]
+    environments |= store.get_environments(v.environment for v in verdicts)
+    verdicts = [v for v in verdicts if v.environment in environments]
+    used = {s.key.environment for s in chosen} | {v.environment for v in verdicts}
+    places = {s.key.device for s in chosen}
+    mine = {s.key.workload: workloads[s.key.workload] for s in chosen}
+    pairs = sorted({(place, w.kind) for place in places for w in mine.values()})
+    contents = Contents(
+        chosen,
+        mine,
+        {name: d for name, d in devices.items() if name in places},
+        {name: e for name, e in environments.items() if name in used},
+        verdicts,
+        [c for c in (store.get_calibration(*pair) for pair in pairs) if c is not None],
+    )
+    return contents, left_out
 
-    def __init__(
-        self,
-        store: Store,
-        device: Callable[[DeviceIdentity], bool],
-        domain: str | None,
-        only_best: bool,
-        refuse: Callable[[Schedule, Workload, DeviceIdentity], str],
-    ) -> None:
-        every = store.schedules(artifacts=True)
-        devices = store.get_devices(s.key.device for s in every)
-        self.devices = {name: d for name, d in devices.items() if device(d)}
-        environments = store.get_environments(s.key.environment for s in every)
-        every = [s for s in every if s.key.device in self.devices or s.key.device not in devices]
-        workloads = store.get_workloads(s.key.workload for s in every)
-        kinds = {name: kind for name, (_, kind) in store.names(s.key.workload for s in every).items()}
-        if domain is not None:
-            every = [s for s in every if kinds.get(s.key.workload) == domain]
-        self.schedules: list[Schedule] = []
-        self.left_out: list[str] = []
-        for s in _best(every) if only_best else every:
-            try:
-                for what, name, found in (
-                    ("workload", s.key.workload, workloads),
-                    ("device", s.key.device, self.devices),
-                    ("environment", s.key.environment, environments),
-                ):
-                    if name not in found:
-                        raise Damaged(f"its {what} {name[:12]} is missing or damaged")
-                if s.artifact is None and s.config is not None:
-                    raise Damaged("its artifact is missing")
-                if text := refuse(s, workloads[s.key.workload], self.devices[s.key.device]):
-                    raise Damaged(text)
-                self.schedules.append(s)
-            except BROKEN as e:
-                self.left_out.append(f"schedule of workload {s.key.workload[:12]}: {why(e)}")
-        self.workloads = {s.key.workload: workloads[s.key.workload] for s in self.schedules}
-        self.verdicts = [v for v in store.verdicts() if self._has(v)]
-        self.environments = {
-            name: environments.get(name) or store.get_environment(name)
-            for name in {s.key.environment for s in self.schedules} | {v.environment for v in self.verdicts}
-        }
-        used = {s.key.device for s in self.schedules}
-        self.devices = {name: d for name, d in self.devices.items() if name in used}
-        kinds_used = {w.kind for w in self.workloads.values()}
-        pairs = [(name, kind) for name in sorted(used) for kind in sorted(kinds_used)]
-        self.calibrations = [c for c in (store.get_calibration(*pair) for pair in pairs) if c is not None]
 
-    def _has(self, verdict: Verdict) -> bool:
-        """Whether every schedule that a verdict speaks of is here."""
-        listed = verdict.record.get("families")
-        families = listed if isinstance(listed, list) else []
-        needed = {*verdict.left, *(str(f.get("workload")) for f in families if isinstance(f, dict))}
-        here = {s.key.workload for s in self.schedules if s.key.device == verdict.device}
-        return bool(needed) and needed <= here
+def _speaks_of(verdict: Verdict, schedules: Sequence[Schedule]) -> bool:
+    """Whether every schedule that a verdict speaks of is there."""
+    listed = verdict.record.get("families")
+    families = listed if isinstance(listed, list) else []
+    needed = {*verdict.left, *(str(f.get("workload")) for f in families if isinstance(f, dict))}
+    return bool(needed) and needed <= {s.key.workload for s in schedules if s.key.device == verdict.device}
 
 
 def _best(schedules: Iterable[Schedule]) -> list[Schedule]:
@@ -174,7 +192,7 @@ def _best(schedules: Iterable[Schedule]) -> list[Schedule]:
     return best
 
 
-def _write(connection: sqlite3.Connection, chosen: _Chosen) -> None:
+def _write(connection: sqlite3.Connection, chosen: Contents) -> None:
     for pragma in (f"application_id = {APPLICATION}", f"user_version = {VERSION}", "journal_mode = OFF",
                    "synchronous = OFF"):  # fmt: skip
         connection.execute(f"PRAGMA {pragma}")
@@ -187,9 +205,7 @@ def _write(connection: sqlite3.Connection, chosen: _Chosen) -> None:
     for name, n in devices.items():
         put("INSERT INTO devices VALUES (?, ?, ?)", (n, name, sealed(chosen.devices[name].to_json())[0]))
     for name, n in environments.items():
-        found = chosen.environments[name]
-        assert found is not None
-        put("INSERT INTO environments VALUES (?, ?, ?)", (n, name, sealed(found.to_json())[0]))
+        put("INSERT INTO environments VALUES (?, ?, ?)", (n, name, sealed(chosen.environments[name].to_json())[0]))
     for name, w in sorted(chosen.workloads.items()):
         data = {key: value for key, value in w.to_json().items() if key != "source"}
         put("INSERT INTO workloads VALUES (?, ?)", (name, packed(data)))
@@ -237,13 +253,13 @@ def _row(s: Schedule, artifact: str | None) -> Mapping[str, Any]:
     }
 
 
-def _about(chosen: _Chosen) -> dict[str, str]:
+def _about(chosen: Contents) -> dict[str, str]:
     """Where the schedules come from, for people."""
 
     def listed(values: Iterable[str]) -> str:
         return ", ".join(sorted({value for value in values if value}))
 
-    environments: list[Environment] = [e for e in chosen.environments.values() if e is not None]
+    environments = chosen.environments.values()
     return {
         "autotune": __version__,
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -1,0 +1,35 @@
+"""What :mod:`test_agreement` runs on every rank."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+
+import autotune
+from autotune.runtime.backend import dynamo_backend
+from autotune.runtime.counters import reset_counters
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x * 3, -1)
+
+
+def deploy(rank: int, dbs: list[str], together: bool) -> dict[str, Any]:
+    """A region beside a collective, or alone; what was deployed, and whether the result is right."""
+    os.environ["AUTOTUNE_DB"] = dbs[rank]
+    torch._dynamo.reset()
+    reset_counters()
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = softmax(x)
+        return functional.all_reduce(y, "sum", dist.group.WORLD) if together else y
+
+    x = torch.randn(32, 48, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        got = torch.compile(fn, backend=dynamo_backend)(x)
+    right = torch.allclose(got, softmax(x) * (len(dbs) if together else 1), atol=1e-5)
+    return {"right": right, "hits": autotune.counters().hits}

@@ -1,0 +1,58 @@
+"""Ranks settle on one answer through a key-value store, in whatever order they come."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from autotune.runtime import agreement
+from autotune.runtime.agreement import _settle, has_collectives, ranks_agree
+
+
+def settle(states: list[bytes], late: float = 0.0) -> list[bool]:
+    store = dist.HashStore()
+
+    def rank(k: int) -> bool:
+        time.sleep(late * k)
+        return _settle(store, k, len(states), states[k])
+
+    with ThreadPoolExecutor(len(states)) as pool:
+        return list(pool.map(rank, range(len(states))))
+
+
+@pytest.mark.parametrize("late", [0.0, 0.2])
+def test_all_get_the_same_answer(late: float) -> None:
+    assert settle([b"one"] * 4, late) == [True] * 4
+    assert settle([b"one", b"one", b"two", b"one"], late) == [False] * 4
+
+
+def test_who_comes_too_late_is_bound_by_what_the_others_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "WAIT_S", 0.1)
+    assert settle([b"one", b"one"], late=0.6) == [False, False], "though their databases are equal"
+
+
+def test_one_answer_though_one_gives_up_as_the_other_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "WAIT_S", 0.05)
+    for late in (0.03, 0.045, 0.05, 0.055, 0.07):
+        assert len(set(settle([b"one", b"one"], late))) == 1
+
+
+def test_which_graphs_ask() -> None:
+    def alone(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    class DTensor:
+        pass
+
+    traced = torch.fx.symbolic_trace(alone).graph
+    assert not has_collectives(traced)
+    assert has_collectives(traced, [DTensor()])
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_function(torch.ops._c10d_functional.all_reduce.default, (x, "sum", "0")))
+    assert has_collectives(graph)
+    assert ranks_agree(graph), "a program of one process asks nobody"
