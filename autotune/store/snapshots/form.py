@@ -46,8 +46,8 @@ TABLES = (
     ),
 )
 """A file with any other table, index, view or trigger is refused. JSON in ``data`` of workloads and artifacts is
-compressed (zlib); ``sha256`` is that of ``data``. What has a fingerprint is checked by it. (Tables have rowids: without,
-SQLite spends a page on each row of a kilobyte.)"""
+compressed (zlib); ``sha256`` is that of ``data``. What has a fingerprint is checked by it. (Tables have rowids:
+without, SQLite spends a page on each row of a kilobyte.)"""
 
 SQLITE = b"SQLite format 3\0"
 _MAGIC = b"autotune seal 1\n"

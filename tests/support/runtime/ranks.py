@@ -30,7 +30,7 @@ class Ranks:
             pipe.send((module, function, args))
         answers = []
         for rank, pipe in enumerate(self._pipes):
-            assert pipe.poll(60), f"rank {rank} does not answer: {function}"
+            assert pipe.poll(200), f"rank {rank} does not answer: {function}"
             answers.append(pipe.recv())
         for rank, (ok, answer) in enumerate(answers):
             assert ok, f"rank {rank}:\n{answer}"
