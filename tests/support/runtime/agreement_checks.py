@@ -24,9 +24,12 @@ def deploy(rank: int, dbs: list[str], together: bool) -> dict[str, Any]:
     torch._dynamo.reset()
     reset_counters()
 
+    group = dist.group.WORLD
+    assert group is not None
+
     def fn(x: torch.Tensor) -> torch.Tensor:
         y = softmax(x)
-        return functional.all_reduce(y, "sum", dist.group.WORLD) if together else y
+        return functional.all_reduce(y, "sum", group) if together else y
 
     x = torch.randn(32, 48, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
