@@ -16,7 +16,7 @@ DEMO_DB := build/demo.db
 DEMO := fusion examples.residual_mlp:Training --inputs examples.residual_mlp:inputs --train --device cpu --db $(DEMO_DB)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo quick test lint cycles types format wheel clean
+.PHONY: help venv demo quick test lint cycles types format wheel docs clean
 
 help:
 	@echo "make demo    tune a training step on this CPU, time it, run it from the database (under 10 minutes)"
@@ -27,6 +27,7 @@ help:
 	@echo "make types   mypy --strict on autotune/ and tests/support/"
 	@echo "make format  let ruff format what it may"
 	@echo "make wheel   build dist/*.whl"
+	@echo "make docs    build/docs: the documentation as a site, every link checked"
 	@echo "make clean   remove what these targets made"
 
 venv: $(READY)
@@ -89,6 +90,9 @@ types: $(READY)
 
 wheel: $(READY)
 	$(BIN)/python -m build --wheel --no-isolation
+
+docs: $(READY)
+	$(BIN)/python -m mkdocs build --strict --quiet
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,67 @@
+"""The documentation: every block of the tutorial runs, and the site has no dead links."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+from tests.support.blocks import blocks, run_page
+
+
+def test_every_block_of_the_tutorial_runs(tmp_path: Path) -> None:
+    pytest.importorskip("vl_convert", reason="the tutorial ends with a report")
+    printed = run_page(ROOT / "docs/tutorial.md", tmp_path / "reader")
+    assert len(printed) == 5
+    assert "'hits': 1" in printed[3] or "hits=1" in printed[3]
+    assert len(list((tmp_path / "reader" / "report" / "workloads").glob("*.html"))) >= 1
+
+
+def test_a_block_that_fails_is_named(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A\n\n```bash\ntrue\n```\n\n```bash\nfalse\n```\n")
+    assert [b.line for b in blocks(page)] == [4, 8]
+    with pytest.raises(AssertionError, match=r"page\.md:8: exit code 1"):
+        run_page(page, tmp_path / "reader")
+
+
+def built(docs: Path, out: Path) -> subprocess.CompletedProcess[str]:
+    settings = (ROOT / "mkdocs.yml").read_text()
+    settings = settings.replace("docs_dir: docs", f"docs_dir: {docs}").replace("build/docs", str(out))
+    settings = settings.replace("scripts/docs_links.py", str(ROOT / "scripts/docs_links.py"))
+    file = docs.parent / "mkdocs.yml"
+    file.write_text(settings.replace("paths: [.]", f"paths: [{ROOT}]"))
+    return subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(file)],
+        capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, timeout=250,
+    )  # fmt: skip
+
+
+def test_the_site_is_whole_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    pytest.importorskip("material", reason="mkdocs-material is not installed")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT, capture_output=True, text=True, timeout=250,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    loaded = re.compile(r'<(?:script|link|img)[^>]*(?:src|href)="?(?:https?:)?//')
+    for file in (tmp_path / "site").rglob("*.html"):
+        assert not loaded.search(file.read_text()), file.name
+
+
+@pytest.mark.parametrize(
+    "link", ["[x](nowhere.md)", "[x](index.md#nowhere)", "[x](../no/such/file.py)"], ids=["page", "anchor", "file"]
+)
+def test_a_dead_link_is_found(link: str, tmp_path: Path) -> None:
+    pytest.importorskip("material", reason="mkdocs-material is not installed")
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "index.md").write_text("# Title\n")
+    assert built(docs, tmp_path / "site").returncode == 0
+    (docs / "index.md").write_text(f"# Title\n\n{link}\n")
+    assert built(docs, tmp_path / "site").returncode == 1
