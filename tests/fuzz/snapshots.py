@@ -1,0 +1,110 @@
+"""Mutated snapshots: bytes as they are, and rows under a new and right seal."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import sqlite3
+import zlib
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotune.errors import UserError
+from autotune.store import Store
+from autotune.store.snapshots.form import SEAL_BYTES, Seal
+from autotune.store.snapshots.merge import import_file
+from autotune.store.snapshots.reader import Snapshot
+from autotune.store.snapshots.sign import body_sha256
+from autotune.store.snapshots.writer import export_snapshot
+from tests.fuzz.values import altered, as_text, flipped, hostile
+from tests.support.rows import ENVIRONMENT, GPU
+
+if TYPE_CHECKING:
+    from tests.fuzz.check import Fuzz
+
+
+class Snapshots:
+    """A sound snapshot, and what is done with mutated copies of it."""
+
+    def __init__(self, fuzz: Fuzz) -> None:
+        self._fuzz, self._file = fuzz, fuzz.folder / "s.atdb"
+        with Store.open(fuzz.full, readonly=True) as store:
+            export_snapshot(store, self._file)
+        self.kinds: dict[str, Callable[[random.Random], str]] = {
+            "snapshot bytes": self._bytes,
+            "snapshot rows": self._rows,
+        }
+
+    def _use(self, file: Path, chance: random.Random) -> str:
+        """Deploy from it, and now and then import it."""
+        snapshot = Snapshot(file)
+        try:
+            result = self._fuzz.looked_up(snapshot)
+            snapshot.get_verdict("a" * 64, GPU.fingerprint, ENVIRONMENT, "default")
+            snapshot.get_calibration(GPU.fingerprint, "fusion")
+            snapshot.state()
+            with suppress(UserError):
+                snapshot.check()
+        finally:
+            snapshot.close()
+        if chance.randrange(8) == 0:
+            from autotune.cli import app
+
+            code = app.main(["show", "--db", str(file)])
+            assert code in (0, 2), f"show ended with {code}"
+        if chance.randrange(3) == 0:
+            with suppress(UserError):
+                self._fuzz.importing(file, import_file)
+        return result
+
+    def _bytes(self, chance: random.Random) -> str:
+        file = self._fuzz.inner / "s.atdb"
+        file.write_bytes(flipped(self._file.read_bytes(), chance))
+        return self._use(file, chance)
+
+    def _rows(self, chance: random.Random) -> str:
+        file = self._fuzz.inner / "s.atdb"
+        file.write_bytes(self._file.read_bytes()[:-SEAL_BYTES])
+        with closing(sqlite3.connect(file, isolation_level=None)) as c:
+            tables = [r[0] for r in c.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            table = chance.choice(tables)
+            columns = [r[1] for r in c.execute(f"PRAGMA table_info({table})")]
+            rows = c.execute(f"SELECT * FROM {table}").fetchall()
+            if rows:
+                self._change(c, table, columns, chance.choice(rows), chance)
+        length = file.stat().st_size
+        with file.open("rb") as body:
+            seal = Seal(length, body_sha256(body, length))
+        with file.open("ab") as out:
+            out.write(seal.packed())
+        return self._use(file, chance)
+
+    def _change(
+        self, c: sqlite3.Connection, table: str, columns: list[str], row: tuple[Any, ...], chance: random.Random
+    ) -> None:
+        name = chance.choice(columns)
+        old = row[columns.index(name)]
+        new = _value(old, chance)
+        changes = {name: new}
+        if name == "data" and "sha256" in columns and isinstance(new, str) and chance.random() < 0.8:
+            changes["sha256"] = hashlib.sha256(new.encode(errors="surrogatepass")).hexdigest()
+        with suppress(sqlite3.Error, OverflowError, UnicodeError):
+            where = " AND ".join(f"{n} IS ?" for n in columns)
+            changed = ", ".join(f"{n} = ?" for n in changes)
+            c.execute(f"UPDATE {table} SET {changed} WHERE {where}", (*changes.values(), *row))
+
+
+def _value(old: Any, chance: random.Random) -> Any:
+    if isinstance(old, bytes):
+        with suppress(zlib.error, ValueError):
+            data = as_text(altered(json.loads(zlib.decompress(old)), chance), chance)
+            return zlib.compress(data.encode(errors="surrogatepass"))
+        return flipped(old, chance)
+    if isinstance(old, str):
+        with suppress(ValueError):
+            return as_text(altered(json.loads(old), chance), chance)
+    new = hostile(chance)
+    return new if isinstance(new, (str, int, float, type(None))) else json.dumps(new)
