@@ -62,7 +62,7 @@ class Guard:
     """Notes what a process does that no look-up may: an audit hook, armed for the time of a case."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self.armed, self.seen = str(folder), False, list[str]()
+        self._folder, self.armed, self.seen = f"{folder}{os.sep}", False, list[str]()
         sys.addaudithook(self._event)
 
     def _event(self, event: str, args: tuple[Any, ...]) -> None:

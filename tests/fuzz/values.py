@@ -21,9 +21,9 @@ SHAPES: tuple[Any, ...] = (None, True, False, [], {}, [[]], [None], {"": 0}, {"a
 
 
 def deep() -> Any:
-    """A list in a list, and so on, as deep as json writes; :func:`as_text` goes deeper."""
+    """A list in a list, and so on; :func:`as_text` goes deeper."""
     value: Any = 0
-    for _ in range(800):
+    for _ in range(200):
         value = [value]
     return value
 

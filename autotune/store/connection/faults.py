@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -63,6 +64,10 @@ def user_errors(url: sa.URL) -> Iterator[None]:
             # The driver's own, before anything was sent: an option of the URL that it does not know.
             raise UserError(reason(url, e.orig)) from e
         raise
+    except UnicodeDecodeError as e:  # SQLite's own words, which it takes from a damaged file
+        if url.get_backend_name() != "sqlite":
+            raise
+        raise UserError(reason(url, sqlite3.DatabaseError("malformed"))) from e
 
 
 def _state(error: DBAPIError) -> str | None:

@@ -85,6 +85,8 @@ def _readonly_mode(uri: str, path: Path, shared: str | None) -> str:
             finally:
                 probe.close()
             return mode
+        except UnicodeDecodeError:  # SQLite's own words, which it takes from a damaged file
+            error = sqlite3.DatabaseError("database disk image is malformed")
         except sqlite3.DatabaseError as e:
             error = e
     raise UserError(f"cannot read the database {path}: {error}") from None
@@ -134,6 +136,9 @@ def _prepare_sqlite_file(path: Path, timeout_s: float, shared: str | None) -> No
                     shared,
                 )
             return
+        except UnicodeDecodeError:
+            malformed = sqlite3.DatabaseError("malformed")
+            raise UserError(reason(sa.URL.create("sqlite", database=str(path)), malformed)) from None
         except sqlite3.DatabaseError as e:
             if shared and "locked" in str(e) and time.monotonic() > deadline and _has_log(path):
                 raise UserError(_logged(path, shared)) from None

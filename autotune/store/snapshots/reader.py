@@ -263,7 +263,7 @@ class Snapshot:
             return next(iter(rows), None)
         return None
 
-    # Everything, for `autotune show`, `autotune import` and `check`. These raise Damaged and the like.
+    # Everything, for `autotune show`, `autotune import` and `check`. These raise UserError for damage.
 
     def schedules(
         self, device: str | None = None, *, workload: str | None = None, artifacts: bool = False
@@ -272,16 +272,25 @@ class Snapshot:
         given = {"device": None if device is None else self._numbers.get(device, -1), "workload": workload}
         named = {name: value for name, value in given.items() if value is not None}
         where = " AND ".join(["1", *(f"{name} = ?" for name in named)])
-        found = self._each(where, tuple(named.values()))
-        return [self._whole(schedule, artifact) if artifacts else schedule for schedule, artifact in found]
+        try:
+            found = self._each(where, tuple(named.values()))
+            return [self._whole(schedule, artifact) if artifacts else schedule for schedule, artifact in found]
+        except _FAILED as e:
+            raise self._damaged(e) from None
 
     def verdicts(self) -> list[Verdict]:
         """Every verdict."""
-        return [verdict for verdict, _ in self._verdicts("1", (), None, "ignore")]
+        try:
+            return [verdict for verdict, _ in self._verdicts("1", (), None, "ignore")]
+        except _FAILED as e:
+            raise self._damaged(e) from None
 
     def calibrations(self) -> list[Calibration]:
         """Every calibration."""
-        return list(self._calibrations("1", ()))
+        try:
+            return list(self._calibrations("1", ()))
+        except _FAILED as e:
+            raise self._damaged(e) from None
 
     def _rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         if self.lost:
