@@ -23,12 +23,15 @@ FORBIDDEN = ("numba", "numba_cuda", "llvmlite", "optuna", "alembic", "sqlalchemy
 
 
 class Missing(importlib.abc.MetaPathFinder):
-    """As if these were not installed."""
+    """As if these were not installed, ``but`` some of them."""
+
+    def __init__(self, but: Sequence[str] = ()) -> None:
+        self._gone = [name for name in FORBIDDEN if name not in but]
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if any(name == gone or name.startswith(f"{gone}.") for gone in FORBIDDEN):
+        if any(name == gone or name.startswith(f"{gone}.") for gone in self._gone):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return None
 
