@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -124,12 +124,25 @@ def pytest_collection_finish() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sample", action="store_true", help="few cases of each test, few tests of layers above unit")
+    about = "of tests of kernels with many cases, the half that is the commit's; the next commits run the other"
+    parser.addoption("--half", action="store_true", help=about)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A sample is the first case of each test in tests/unit and of the first test of each file elsewhere."""
-    if not config.getoption("--sample"):
+    """Leave out what ``--sample`` or ``--half`` does."""
+    if config.getoption("--sample"):
+        left_out = _beyond_the_sample(items)
+    elif config.getoption("--half"):
+        left_out = other_half(items, _parity())
+    else:
         return
+    config.hook.pytest_deselected(items=left_out)
+    gone = {*left_out}
+    items[:] = [item for item in items if item not in gone]
+
+
+def _beyond_the_sample(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """A sample is the first case of each test in tests/unit and of the first test of each file elsewhere."""
     unit = Path(__file__).parent / "unit"
     seen: set[object] = set()
     left_out = []
@@ -138,9 +151,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if of in seen or item.get_closest_marker("slow"):
             left_out.append(item)
         seen.add(of)
-    config.hook.pytest_deselected(items=left_out)
-    gone = {*left_out}
-    items[:] = [item for item in items if item not in gone]
+    return left_out
+
+
+_MANY = 4
+"""Cases of a test, from which on it has halves."""
+
+
+def other_half(items: Sequence[pytest.Item], parity: int) -> list[pytest.Item]:
+    """Every second case of the tests in tests/simulated and tests/compile that have many.
+
+    Args:
+        parity: 0 or 1, which of the halves is left out.
+    """
+    layers = [Path(__file__).parent / layer for layer in ("simulated", "compile")]
+    families: dict[object, list[pytest.Item]] = {}
+    for item in items:
+        if any(layer in item.path.parents for layer in layers):
+            families.setdefault((item.path, getattr(item, "originalname", item.name)), []).append(item)
+    return [item for cases in families.values() if len(cases) >= _MANY for item in cases[parity::2]]
+
+
+def _parity() -> int:
+    """Which half a commit runs: 0 where there is no commit."""
+    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return int(found.stdout.strip() or "0", 16) % 2
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
