@@ -24,6 +24,8 @@ _LISTABLE = 20_000  # a space of up to so many candidates is gone through as a w
 _DRAWS = 2000  # of a larger one so many are drawn
 _POLL_S = 0.25  # between looks at what other searches have measured
 _QUIET_S = 5.0  # so long measuring on a CPU waits for the rest of a batch to be compiled
+_POLISHED = 10
+"""Candidates known before neighbours of the best are proposed: the best of fewer may be anywhere."""
 _GAIN = 0.01
 _HARVEST_S, _HARVEST_SHARE = 1.0, 0.25  # for what is compiled when the time is up: no more, nor more of that time
 NO_GAIN = "no gain"
@@ -149,7 +151,8 @@ class Explorer:
             if (found := self._admit(seed.config, spared=seed.origin in ("default", "asked"))) is not None:
                 return found
         self._polished = not self._polished
-        if self._polish and self._polished and (found := self._neighbour()) is not None:
+        begun = len(self.s.known) >= _POLISHED
+        if self._polish and begun and self._polished and (found := self._neighbour()) is not None:
             return found
         if self.history is not None:
             for _ in range(_ASKS):

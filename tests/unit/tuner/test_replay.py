@@ -177,3 +177,13 @@ def test_formula_has_its_best_where_it_says() -> None:
     every = {config_key(row.config): row.latency_us for row in recording().rows if row.latency_us}
     assert min(every, key=lambda key: every[key]) == config_key(BEST)
     assert len(every) < SPACE.size
+
+
+def test_neighbours_of_the_best_come_when_something_is_known() -> None:
+    """Ten random candidates say where the best may be; the steps from the first one say nothing."""
+    r = recording()
+    for seed in range(3):
+        alone = search(r, "tpe", candidates=40, seed=seed, without=NOTHING).best_us
+        polished = search(r, "tpe", candidates=40, seed=seed, without=("seeds", "model", "pruning")).best_us
+        assert polished[:10] == alone[:10]
+        assert polished[10:] != alone[10:]
