@@ -74,7 +74,8 @@ def _found(store: Store, name: str) -> Workload:
     """The workload of an id or a label."""
     from autotune.task import domain_hook
 
-    found = [w for w in store.find_workloads() if w.label == name or (len(name) > 3 and w.fingerprint.startswith(name))]
+    near = store.find_workloads(name)
+    found = [w for w in near if w.label == name or (len(name) > 3 and w.fingerprint.startswith(name))]
     if not found:
         raise UserError(f"{store.name} has no workload {name!r}: `autotune show` lists them, a search adds its own")
     if len(found) > 1:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.cli.options import JSON_HELP, natural_int, positive_int
 from autotune.cli.output import console
-from autotune.errors import UserError
-from autotune.tuner.proposals.samplers import DEFAULT, SAMPLERS
+from autotune.tuner.proposals.samplers import DEFAULT, SAMPLERS, make_sampler
 
 if TYPE_CHECKING:
     from autotune.tuner.replay.regret import Regret
@@ -51,11 +50,9 @@ def run(args: argparse.Namespace) -> int:
     from autotune.tuner.replay.regret import Regret
 
     samplers, without = _names(args.sampler), _names(args.without)
-    for name in samplers:
-        if name not in SAMPLERS:
-            raise UserError(f"unknown sampler {name!r}; there is {', '.join(SAMPLERS)}")
-    if wrong := set(without) - set(replay.HELP):
-        raise UserError(f"--without {sorted(wrong)[0]}: there is {', '.join(replay.HELP)}")
+    for name in samplers:  # told before recordings are read
+        make_sampler(name, args.seed)
+    replay.check_help(without)
     answers = []
     for recording in load_all(args.recordings):
         for sampler in samplers:

@@ -15,7 +15,7 @@ from autotune.tuner.context import Context
 from autotune.tuner.phases.explore import SEEDS, Explorer
 from autotune.tuner.phases.screen import learn_stored
 from autotune.tuner.proposals.seeds import Seed
-from autotune.tuner.replay.recording import Recording, Row, about
+from autotune.tuner.replay.recording import Recording, Row
 from autotune.workload import Workload
 
 MOST_POINTS = 500_000
@@ -73,7 +73,7 @@ def record(context: Context, workload: Workload) -> Recording | str:
         seeds=tuple(config for config in outside[1:] if config_key(config) in candidates),
         rows=rows,
         points=tuple(numbers.get(key, -1) for key in keys),
-        about=about(identity, software, autotune=__version__, date=made),
+        about={"device": identity.label, "environment": software.to_json(), "autotune": __version__, "date": made},
     )
 
 

@@ -12,7 +12,7 @@ import json
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -185,11 +185,6 @@ def _row(config: Config, data: Mapping[str, Any], k: int) -> Row:
 
 def _short(value: object) -> object:
     return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
-
-
-def about(identity: Any, environment: Any, **more: Any) -> dict[str, Any]:
-    """What people want to know of a recording."""
-    return {"device": identity.label, "environment": asdict(environment), **more}
 
 
 def load_all(paths: Sequence[Path]) -> list[Recording]:

@@ -157,6 +157,12 @@ class _Memory:
     def release(self, *_: object) -> None: ...
 
 
+def check_help(names: Sequence[str]) -> None:
+    """Raise UserError where one of the names is not of :data:`HELP`."""
+    if unknown := set(names) - set(HELP):
+        raise UserError(f"there is no {sorted(unknown)[0]!r} to leave out; there is {', '.join(HELP)}")
+
+
 def search(
     recording: Recording,
     sampler: str,
@@ -179,8 +185,7 @@ def search(
     Raises:
         UserError: there is no such sampler, or nothing of the name in ``without``.
     """
-    if unknown := set(without) - set(HELP):
-        raise UserError(f"there is no {sorted(unknown)[0]!r} to leave out; there is {', '.join(HELP)}")
+    check_help(without)
     start = recording.default
     if "seeds" in without:
         start = recording.rows[random.Random(seed).choice([k for k in recording.points if k >= 0])].config
