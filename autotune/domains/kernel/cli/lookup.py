@@ -20,14 +20,14 @@ def run(args: argparse.Namespace) -> int:
         from autotune.domains.kernel.deploy.match import find
         from autotune.domains.kernel.target import is_declared, resolve
         from autotune.domains.kernel.workloads import workloads_of
-        from autotune.store import Store
+        from autotune.store import attach
         from autotune.task import place
 
         device = resolve_device(args.device)
-        kernel = resolve(args.target, args.space or "") if not is_declared(args.target) else resolve(args.target)
+        kernel = resolve(args.target, "" if is_declared(args.target) else args.space or "")
         shapes = read_shapes(args.shapes) if args.shapes else None
         workloads, found = workloads_of(kernel, args.target, shapes, device, reference=False), []
-        store = Store.attach(args.db)
+        store = attach(args.db, args.db_read)
         try:
             for workload in workloads:
                 where, key = place(workload, device), dict(workload.spec["key"])

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.output import BUSY_NOTE, console, microseconds, ratio
+from autotune.domains.kernel.declare.space import config_words
 from autotune.store.records import BUSY
 
 if TYPE_CHECKING:
@@ -76,11 +77,7 @@ def _runs(region: Mapping[str, Any]) -> str:
     if region["winner"] == "default":
         return "default"
     busy = " (busy)" if (region.get("others_busy") or 0.0) > BUSY else ""
-    return _words(region["best"]["config"]) + busy
-
-
-def _words(config: Mapping[str, Any]) -> str:
-    return " ".join(f"{name}={value}" for name, value in config.items())
+    return config_words(region["best"]["config"]) + busy
 
 
 def print_lookup(answer: Mapping[str, Any]) -> None:
@@ -91,5 +88,7 @@ def print_lookup(answer: Mapping[str, Any]) -> None:
     for title in ("key", "match", "measured", "runs", "why"):
         table.add_column(title, overflow="fold", no_wrap=title == "match")
     for found in answer["keys"]:
-        table.add_row(found["label"], found["match"], found["figure"], _words(found["config"]), found["reason"] or "–")
+        table.add_row(
+            found["label"], found["match"], found["figure"], config_words(found["config"]), found["reason"] or "–"
+        )
     console().print(table)

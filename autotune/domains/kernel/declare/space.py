@@ -101,8 +101,8 @@ class KernelSpace:
         if some is None and self.space.size <= _LOOKED_AT:
             texts = "; ".join(c.text for c in self.constraints)
             raise UserError(f"{self.space.source}: no configuration fulfils the constraints ({texts}): loosen one")
-        hint = f"; {_words(some)} would do" if some is not None else ""
-        raise UserError(f"{self.space.source}: the default {_words(self.default)} cannot be used: {why}{hint}")
+        hint = f"; {config_words(some)} would do" if some is not None else ""
+        raise UserError(f"{self.space.source}: the default {config_words(self.default)} cannot be used: {why}{hint}")
 
 
 def declare_space(
@@ -237,5 +237,6 @@ def _default(given: object, space: Space, points: Sequence[Config], known: Mappi
     return whole
 
 
-def _words(config: Mapping[str, Choice]) -> str:
+def config_words(config: Mapping[str, Any]) -> str:
+    """A configuration for people: ``BLOCK=64 num_warps=4``."""
     return " ".join(f"{name}={value}" for name, value in config.items())
