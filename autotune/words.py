@@ -6,3 +6,28 @@ from __future__ import annotations
 def plural(n: int, what: str) -> str:
     """Such as ``1 kernel`` and ``2 kernels``."""
     return f"{n} {what}" + ("" if n == 1 else "s")
+
+
+def microseconds(us: float | None, unit: str = "us") -> str:
+    """A time with three significant digits in a unit that suits; an en dash for None.
+
+    Args:
+        unit: how microseconds are written.
+    """
+    if us is None:
+        return "–"
+    for larger, scale in (("s", 1e6), ("ms", 1e3)):
+        if us >= scale:
+            return f"{us / scale:.3g} {larger}"
+    return f"{us:.3g} {unit}"
+
+
+def size(n: float) -> str:
+    """Bytes with three significant digits."""
+    if n < 1000:
+        return f"{n:.0f} bytes"
+    for unit in ("KiB", "MiB", "GiB"):
+        n /= 1024
+        if n < 1000:
+            return f"{n:.3g} {unit}"
+    return f"{n:.0f} GiB"

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from autotune.words import microseconds as microseconds
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
@@ -74,16 +76,6 @@ def console() -> Console:
     out = Piped(width=wide)
     out.width = max(out.width, NARROWEST)
     return out
-
-
-def microseconds(value: float | None) -> str:
-    """A latency for a table: three significant digits, the unit chosen to suit; an en dash for None."""
-    if value is None:
-        return "–"
-    for unit, scale in (("s", 1e6), ("ms", 1e3)):
-        if value >= scale:
-            return f"{value / scale:.3g} {unit}"
-    return f"{value:.3g} us"
 
 
 def ratio(value: float | None) -> str:

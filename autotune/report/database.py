@@ -21,11 +21,11 @@ from autotune.report.page import (
     percent,
     ratio,
     ratio_cell,
-    size,
     time_cell,
 )
 from autotune.store.records import Key, Measurement, Schedule
 from autotune.task import Status, domain_hook, domains
+from autotune.words import size
 
 if TYPE_CHECKING:
     from autotune.device import DeviceIdentity

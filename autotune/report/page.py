@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from autotune import words
 from autotune.exhibit import Exhibit
 from autotune.workload import digest
 
@@ -81,8 +82,8 @@ KINDS: Mapping[str, Kind] = {
 
 def page_id(*parts: str) -> str:
     """A file's name without its ending: words of the first part, and 12 digits that tell it from all others."""
-    words = re.sub(r"[^a-z0-9]+", "-", parts[0].lower()).strip("-")[:40].strip("-")
-    return f"{words or 'page'}-{digest(list(parts))[:12]}"
+    text = re.sub(r"[^a-z0-9]+", "-", parts[0].lower()).strip("-")[:40].strip("-")
+    return f"{text or 'page'}-{digest(list(parts))[:12]}"
 
 
 def time_cell(us: float | None) -> Cell:
@@ -99,13 +100,8 @@ def count_cell(n: int) -> Cell:
 
 
 def microseconds(us: float | None) -> str:
-    """Three significant digits in a unit that suits; an en dash for None."""
-    if us is None:
-        return "–"
-    for unit, scale in (("s", 1e6), ("ms", 1e3)):
-        if us >= scale:
-            return f"{us / scale:.3g} {unit}"
-    return f"{us:.3g} µs"
+    """As :func:`autotune.words.microseconds`, for pages."""
+    return words.microseconds(us, "µs")
 
 
 def ratio(value: float | None) -> str:
@@ -114,12 +110,3 @@ def ratio(value: float | None) -> str:
 
 def percent(value: float | None) -> str:
     return "–" if value is None else f"{value:.0%}"
-
-
-def size(n: float) -> str:
-    """Bytes with three significant digits."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if n < 1000 or unit == "GiB":
-            return f"{n:.0f} {unit}" if unit == "bytes" else f"{n:.3g} {unit}"
-        n /= 1024
-    raise AssertionError("unreachable")

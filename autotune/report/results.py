@@ -19,10 +19,10 @@ from autotune.report.page import (
     percent,
     ratio,
     ratio_cell,
-    size,
     time_cell,
 )
 from autotune.task import domain_hook, domains
+from autotune.words import size
 
 _CONTENDERS = {
     "floor_us": "copy floor",

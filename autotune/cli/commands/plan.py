@@ -14,7 +14,7 @@ from autotune.cli.output import TUNABLE, machine_output
 from autotune.compiler.schedules.cuda import schemes
 from autotune.errors import UserError
 from autotune.outputs import check_output, whole_file
-from autotune.words import plural
+from autotune.words import plural, size
 
 if TYPE_CHECKING:
     from autotune.compiler.lower.eager import EagerCost
@@ -343,16 +343,6 @@ def _wrapped(line: str, indent: str) -> list[str]:
 
 def _cut(line: str) -> str:
     return line if len(line) <= WIDTH else line[: WIDTH - 3] + "..."
-
-
-def size(n: int) -> str:
-    """Bytes with three significant digits."""
-    value = float(n)
-    for unit in ("bytes", "KiB", "MiB"):
-        if value < 1024:
-            return f"{n} bytes" if unit == "bytes" else f"{value:.3g} {unit}"
-        value /= 1024
-    return f"{value:.3g} GiB" if value < 1024 else f"{value:.0f} GiB"
 
 
 def quantity(n: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import math
 import os
@@ -25,7 +24,7 @@ from autotune.store.records import Calibration, Key, Schedule, Verdict
 from autotune.store.snapshots.form import LARGEST_VALUE, TABLES, opened
 from autotune.store.snapshots.sign import body_sha256, check_signature
 from autotune.task import Artifact, config_key
-from autotune.workload import Workload
+from autotune.workload import Workload, canonical_json
 
 log = logging.getLogger("autotune")
 
@@ -473,10 +472,10 @@ def _schedule(key: Key, family: str, extent: int, data: Mapping[str, Any]) -> Sc
 
 def sealed(data: Mapping[str, Any]) -> tuple[str, str]:
     """The text of a row's ``data``, and its SHA-256."""
-    text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    text = canonical_json(data)
     return text, hashlib.sha256(text.encode()).hexdigest()
 
 
 def packed(data: Mapping[str, Any]) -> bytes:
     """JSON, compressed."""
-    return zlib.compress(json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False).encode(), 6)
+    return zlib.compress(canonical_json(data).encode(), 6)
