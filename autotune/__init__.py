@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 
 _API = {
     "search": "autotune.api",
-    "lookup": "autotune.runtime.lookup",
+    "lookup": "autotune.runtime.matching.lookup",
     "load": "autotune.runtime.database",
     "configure": "autotune.runtime.settings",
     "compile": "autotune.runtime.backend",

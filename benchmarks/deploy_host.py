@@ -27,8 +27,8 @@ from autotune.bench.fusion.floor import copy_bandwidth
 from autotune.compiler.capture.recording import capture
 from autotune.compiler.regions.find import find_regions
 from autotune.device import environment, identify
-from autotune.runtime import region_call
 from autotune.runtime.backend import dynamo_backend
+from autotune.runtime.inductor import region_call
 from autotune.store import Store
 from autotune.store.records import Key, Schedule
 from autotune.task import open_task

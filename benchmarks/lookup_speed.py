@@ -42,7 +42,7 @@ import time
 a = time.perf_counter(); import torch
 b = time.perf_counter(); import autotune; autotune.load
 c = time.perf_counter(); import torch._inductor.compile_fx, torch._dynamo
-d = time.perf_counter(); import autotune.runtime.region_pass, autotune.store.snapshots.reader
+d = time.perf_counter(); import autotune.runtime.inductor.region_pass, autotune.store.snapshots.reader
 e = time.perf_counter(); print(b - a, c - b, e - d)
 """
 _TRACING = "import torch, torch._inductor.compile_fx, torch._dynamo"
@@ -109,8 +109,8 @@ def timed(action: Callable[[], object]) -> float:
 def lookups(plain: Path, signed: Path, public: Path, known: list[Any]) -> dict[str, float]:
     """Medians of what look-ups cost in this process, in microseconds."""
     import autotune
-    from autotune.runtime.match import Level, match
-    from autotune.runtime.region_call import look_up
+    from autotune.runtime.inductor.region_call import look_up
+    from autotune.runtime.matching.match import Level, match
     from autotune.store import Snapshot
 
     gpu, env, first, *sampled = known

@@ -24,7 +24,7 @@ from autotune.errors import UserError, first_line
 from autotune.measure.policy import Policy, default_policy
 from autotune.runtime.backend import trial_backend
 from autotune.runtime.database import deploying_from, unrecorded
-from autotune.runtime.verdict import Family, Trial, base_mode
+from autotune.runtime.inductor.verdict import Family, Trial, base_mode
 from autotune.store.records import Verdict
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Decision:
     """What timing a step came to. Times are medians in microseconds.
 
     Attributes:
-        mode: of :func:`autotune.runtime.verdict.base_mode`.
+        mode: of :func:`autotune.runtime.inductor.verdict.base_mode`.
         compile_us: of ``torch.compile``; ``all_us`` with every stored kernel; ``autotune_us`` with those that are kept,
             None where everything is left to Inductor.
         ratio: median over rounds of ``torch.compile``'s time over autotune's, of what was measured best.
@@ -56,7 +56,7 @@ class Decision:
         families: all that stored kernels run, by workload; ``counts`` how often each occurs in the step; ``gains``
             what each brings the step in microseconds, None where that is not known.
         in_step: families whose kernels' time in the step is known, from the profiler; of the others it is that alone.
-        graphs: as :class:`autotune.runtime.verdict.Trial`'s.
+        graphs: as :class:`autotune.runtime.inductor.verdict.Trial`'s.
     """
 
     mode: str

@@ -216,7 +216,7 @@ def compare(
     import autotune
     from autotune.runtime.counters import reset_counters
     from autotune.runtime.database import unrecorded
-    from autotune.runtime.verdict import base_mode
+    from autotune.runtime.inductor.verdict import base_mode
 
     modes = list(dict.fromkeys(base_mode(m) for m in ([mode] if isinstance(mode, str) else mode)))
     policy, given = policy or default_policy(device), kwargs or {}

@@ -2,7 +2,7 @@
 
 Dynamo, AOTAutograd, the joint-graph and post-grad passes, code generation, caches and CUDA graphs are Inductor's, with
 all that the user asked for. autotune adds two passes: :mod:`autotune.compiler.capture.joint` and
-:mod:`autotune.runtime.region_pass`.
+:mod:`autotune.runtime.inductor.region_pass`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from autotune.runtime.database import warn_once
 from autotune.runtime.settings import Verify
 
 if TYPE_CHECKING:
-    from autotune.runtime.verdict import Trial
+    from autotune.runtime.inductor.verdict import Trial
 
 Compiled = Callable[..., Any]
 
@@ -90,8 +90,8 @@ def _compiled(
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
 
-    from autotune.runtime.agreement import ranks_agree
-    from autotune.runtime.verdict import base_mode
+    from autotune.runtime.inductor.agreement import ranks_agree
+    from autotune.runtime.inductor.verdict import base_mode
 
     patches = inductor_settings(options)
     refused = next((name for name in _NO_PYTHON if patches.get(name, getattr(config, name, False))), None)
@@ -119,12 +119,13 @@ def _passes(patches: Mapping[str, Any], mode: str, trial: Trial | None, verify: 
 
     from autotune.compiler.capture.hooks import Hook, hooked
     from autotune.runtime.database import state_of_store
-    from autotune.runtime.region_pass import replace_regions
+    from autotune.runtime.inductor.region_op import WRITTEN
+    from autotune.runtime.inductor.region_pass import replace_regions
 
     with config.patch(dict(patches)):
         # Both go with the pass, not by a context: autograd compiles a backward pass later, in a thread of its own.
         replace = functools.partial(replace_regions, mode=mode, trial=trial, verify=verify)
-        identity = None if trial is not None else state_of_store() + f"{mode}{verify}".encode()
+        identity = None if trial is not None else WRITTEN + state_of_store() + f"{mode}{verify}".encode()
         return hooked(Hook(replace, identity, config.post_grad_custom_post_pass))
 
 

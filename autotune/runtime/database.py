@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 
 from autotune.device import environment, identify
 from autotune.ir.precision import asked
-from autotune.runtime.given_up import allow_again
+from autotune.runtime.launch.given_up import allow_again
 from autotune.runtime.settings import reset_settings, settings
 from autotune.task import Status
 

@@ -129,7 +129,8 @@ class Verdict:
     """What timing a whole step came to, for one of the graphs it consists of.
 
     Attributes:
-        graph: fingerprint, of :func:`autotune.runtime.verdict.graph_fingerprint`; ``device`` and ``environment`` too.
+        graph: fingerprint, of :func:`autotune.runtime.inductor.verdict.graph_fingerprint`; ``device`` and
+            ``environment`` too.
         mode: of ``torch.compile``, without its own CUDA graphs.
         left: fingerprints of the workloads whose regions are left to Inductor in that graph; mostly none.
         record: what was measured, the same for all graphs of a step (:meth:`autotune.bench.decide.Decision.record`).

@@ -14,7 +14,7 @@ from torch._functorch import config as aot_config
 from autotune.runtime.backend import dynamo_backend
 from autotune.runtime.counters import reset_counters
 from autotune.runtime.database import forget_stores
-from autotune.runtime.region_call import forget_calls
+from autotune.runtime.inductor.region_call import forget_calls
 from tests.support.deployment import Tune, tune_in
 
 

@@ -35,7 +35,7 @@ from autotune.device import environment, identify
 from autotune.domains.fusion.task import FusionTask
 from autotune.errors import LONGEST, UserError, told
 from autotune.ir.graph import Graph
-from autotune.runtime.match import Level, match
+from autotune.runtime.matching.match import Level, match
 from autotune.store import Calibration, Effort, Key, Measurement, Schedule, Store, Verdict
 from autotune.store.bundles.bundle import export_bundle, import_bundle
 from autotune.store.codec import artifact_id, artifact_json

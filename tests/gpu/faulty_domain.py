@@ -112,8 +112,8 @@ class FaultyBench:
         self.out = torch.empty_like(self.x)
 
     def load(self, config: Config, artifact: Artifact) -> Runnable:
-        from autotune.runtime.cuda_launch import make_launch
-        from autotune.runtime.executor import grid_of
+        from autotune.runtime.launch.cuda import make_launch
+        from autotune.runtime.launch.executor import grid_of
 
         (kernel,) = artifact.kernels
         n = self.x.numel()

@@ -98,6 +98,6 @@ def _refuse(schedule: Schedule, workload: Workload, device: DeviceIdentity) -> s
     """Why a schedule would not be deployed where it was tuned."""
     if workload.kind != "fusion":
         return ""
-    from autotune.runtime.match import unfit
+    from autotune.runtime.matching.match import unfit
 
     return unfit(schedule, workload, device)

@@ -2,7 +2,7 @@
 
 Both go through Inductor: Dynamo, AOTAutograd with Inductor's decompositions and partitioner, its joint-graph passes and
 its post-grad passes up to ``post_grad_custom_post_pass``. There the graph is kept, or, in deployment, its regions are
-replaced (:mod:`autotune.runtime.region_pass`). Capturing generates no code: the graphs run eagerly.
+replaced (:mod:`autotune.runtime.inductor.region_pass`). Capturing generates no code: the graphs run eagerly.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Runs(Protocol):
-    """A region's kernels, as :class:`autotune.runtime.executor.Executor` runs them."""
+    """A region's kernels, as :class:`autotune.runtime.launch.executor.Executor` runs them."""
 
     def call(self, *inputs: torch.Tensor) -> object:
         """Run on flat inputs, outputs allocated anew."""
@@ -142,7 +142,7 @@ class FusionBench:
         """What runs a candidate; another target's bench is this one with a method of its own here."""
         import torch
 
-        from autotune.runtime.executor import TensorSpec, load_executor
+        from autotune.runtime.launch.executor import TensorSpec, load_executor
         from autotune.store.records import Key, Schedule
 
         schedule = Schedule(Key("", "", "", ""), config, 0.0, {}, artifact)
@@ -257,7 +257,7 @@ class FusionBench:
         import torch
 
         if self.device.type == "cpu":
-            from autotune.runtime.inductor import compile_bare
+            from autotune.runtime.inductor.bare import compile_bare
 
             return _Baseline(compile_bare(self._module(), self.given.views), self)
         torch._dynamo.reset()

@@ -208,6 +208,6 @@ class FusionTask:
 
     def _compile_cpu(self, plan: Plan, parts: Sequence[Config]) -> None:
         """Compile into the on-disk cache here, in the pool's process, so that the worker only loads."""
-        from autotune.runtime.cpu_launch import make_launches
+        from autotune.runtime.launch.cpu import make_launches
 
         make_launches(plan, join_configs(parts))

@@ -15,7 +15,7 @@ from autotune.compiler.targets.cpu import launcher as cpu_load
 from autotune.compiler.targets.cpu.batch import batch
 from autotune.compiler.targets.cpu.kernel import load
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
-from autotune.runtime.cpu_launch import make_launches
+from autotune.runtime.launch.cpu import make_launches
 from tests.support.cpu_graphs import Build, softmax
 from tests.support.many_parts import beside, update
 

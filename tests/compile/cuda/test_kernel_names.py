@@ -20,7 +20,7 @@ from autotune.device import DeviceIdentity, Environment
 from autotune.domains.fusion.task import FusionTask
 from autotune.ir.graph import Graph, Output, Value
 from autotune.measure.wire import artifact_from_wire, artifact_to_wire
-from autotune.runtime import cuda_launch
+from autotune.runtime.launch import cuda as cuda_launch
 from autotune.store import Key, Schedule, Store
 from autotune.store.bundles.bundle import export_bundle, import_bundle
 from autotune.store.codec import artifact_blobs, artifact_from, artifact_id, artifact_json

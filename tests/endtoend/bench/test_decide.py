@@ -15,8 +15,8 @@ import autotune
 from autotune import api
 from autotune.bench import decide
 from autotune.measure.policy import default_policy
-from autotune.runtime import region_call
-from autotune.runtime.verdict import Family, Trial
+from autotune.runtime.inductor import region_call
+from autotune.runtime.inductor.verdict import Family, Trial
 from autotune.store import Store
 from autotune.tuner.result import Result
 from tests.support.deployment import Tune

@@ -17,7 +17,7 @@ from autotune.bench.decide import Decision
 from autotune.cli.app import main
 from autotune.cli.searched import tune
 from autotune.errors import UserError
-from autotune.runtime.verdict import Family
+from autotune.runtime.inductor.verdict import Family
 from autotune.store import Store
 
 HERE = "tests.endtoend.cli.test_decided"

@@ -49,7 +49,7 @@ def test_inference_runs_stored_kernels(tune: Tune) -> None:
 
 
 def test_the_stored_kernels_are_what_computes(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
-    from autotune.runtime import cpu_launch
+    from autotune.runtime.launch import cpu as cpu_launch
 
     launches = []
     bind = cpu_launch._bind

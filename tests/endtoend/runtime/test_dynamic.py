@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import autotune
 from autotune.compiler.regions.sizes import at_sizes, evaluate, expression_of, symbols_of
 from autotune.errors import Unsupported
-from autotune.runtime.region_call import RegionCall
+from autotune.runtime.inductor.region_call import RegionCall
 from autotune.store import Store
 from tests.support.deployment import Tune
 from tests.support.runtime.models import Block, assert_same_step, twin
@@ -115,7 +115,7 @@ def test_a_region_that_reads_another_ones_results(tune: Tune) -> None:
 
 
 def test_the_size_that_was_tuned_is_met_exactly(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
-    from autotune.runtime import region_call
+    from autotune.runtime.inductor import region_call
 
     model = Batched().eval()
     levels = []
@@ -159,7 +159,7 @@ def test_a_row_of_unknown_length_is_left_to_inductor(tune: Tune) -> None:
 
 
 def test_a_size_without_a_kernel_is_right_and_noted(tune: Tune, db: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from autotune.runtime import match
+    from autotune.runtime.matching import match
 
     model = Batched().eval()
     misfit = match.misfit
@@ -182,7 +182,7 @@ def test_a_size_without_a_kernel_is_right_and_noted(tune: Tune, db: str, monkeyp
 def test_sizes_that_cannot_be_looked_up_run_the_operators(
     tune: Tune, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from autotune.runtime import region_call
+    from autotune.runtime.inductor import region_call
 
     def fails(*_: object) -> Any:
         raise ZeroDivisionError("a fault of ours")

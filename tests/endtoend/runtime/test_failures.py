@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import autotune
-from autotune.runtime import cpu_launch, region_pass
+from autotune.runtime.inductor import region_pass
+from autotune.runtime.launch import cpu as cpu_launch
 from autotune.store import Store
 from tests.endtoend.runtime.test_backend import close, compiled
 from tests.support.deployment import Tune

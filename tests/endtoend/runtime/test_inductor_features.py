@@ -151,7 +151,7 @@ def test_a_list_of_passes(tune: Tune) -> None:
 def test_the_users_options_reach_inductor(
     tune: Tune, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], setting: dict[str, Any]
 ) -> None:
-    from autotune.runtime import region_pass
+    from autotune.runtime.inductor import region_pass
 
     seen: list[dict[str, Any]] = []
     found = region_pass.find_regions

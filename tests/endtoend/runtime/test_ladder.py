@@ -16,9 +16,9 @@ import autotune
 from autotune.cli import app
 from autotune.device import environment, identify
 from autotune.errors import UserError
-from autotune.runtime.explain import explain
-from autotune.runtime.ladder import Outcome
-from autotune.runtime.match import Level, match
+from autotune.runtime.matching.explain import explain
+from autotune.runtime.matching.ladder import Outcome
+from autotune.runtime.matching.match import Level, match
 from autotune.runtime.settings import Settings
 from autotune.store import Snapshot, Store
 from autotune.store.snapshots.writer import export_snapshot

@@ -15,8 +15,8 @@ from autotune.device import environment, identify
 from autotune.errors import UserError
 from autotune.ir.graph import Graph
 from autotune.runtime.counters import NAMES, count, reset_counters
-from autotune.runtime.match import Level, match, misfit
-from autotune.runtime.region_call import forget_calls
+from autotune.runtime.inductor.region_call import forget_calls
+from autotune.runtime.matching.match import Level, match, misfit
 from autotune.store import Store
 from autotune.store.records import Schedule
 from autotune.workload import Workload
@@ -168,7 +168,7 @@ def test_a_single_input_needs_no_tuple(tune: Tune) -> None:
 
 def test_only_the_nearest_are_tried_and_each_once(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
     """Members of a family that do not fit cost a plan each: no more than so many, and once a process."""
-    import autotune.runtime.match as module
+    import autotune.runtime.matching.match as module
 
     (stored,) = tune(softmax, (torch.randn(32, 48),))
     tried: list[int] = []

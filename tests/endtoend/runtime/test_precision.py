@@ -16,7 +16,7 @@ from autotune.errors import UserError
 from autotune.ir.precision import VARIABLE, asked, asking
 from autotune.runtime.counters import reset_counters
 from autotune.runtime.database import state_of_store
-from autotune.runtime.lookup import lookup
+from autotune.runtime.matching.lookup import lookup
 from autotune.store import Store
 from autotune.workload import Workload
 from tests.support.deployment import Tune

@@ -17,7 +17,7 @@ from autotune.compiler.capture.recording import capture
 from autotune.compiler.regions.find import find_regions
 from autotune.device import environment, identify
 from autotune.runtime.backend import trial_backend
-from autotune.runtime.verdict import Trial, base_mode, graph_fingerprint
+from autotune.runtime.inductor.verdict import Trial, base_mode, graph_fingerprint
 from autotune.store import Store, Verdict
 from autotune.workload import Workload
 from tests.support.deployment import Tune

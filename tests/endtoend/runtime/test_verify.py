@@ -13,11 +13,11 @@ from torch.nn import functional as F
 
 import autotune
 from autotune.errors import UserError
-from autotune.runtime import cpu_launch
 from autotune.runtime.database import forget_stores
-from autotune.runtime.match import Level
-from autotune.runtime.region_call import forget_calls
-from autotune.runtime.verify import Check
+from autotune.runtime.inductor.region_call import forget_calls
+from autotune.runtime.launch import cpu as cpu_launch
+from autotune.runtime.launch.verify import Check
+from autotune.runtime.matching.match import Level
 from autotune.store import Store
 from autotune.store.health.forget import forget_failures
 from autotune.store.snapshots.writer import export_snapshot

@@ -16,7 +16,7 @@ import torch
 
 from autotune.device import environment, identify
 from autotune.runtime.backend import trial_backend
-from autotune.runtime.verdict import Trial
+from autotune.runtime.inductor.verdict import Trial
 from autotune.store import Store, Verdict
 from tests.support import ROOT
 from tests.support.deployment import Tune

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import autotune
 from autotune.device import environment, identify
-from autotune.runtime.match import Level
-from autotune.runtime.region_call import forget_calls, look_up
+from autotune.runtime.inductor.region_call import forget_calls, look_up
+from autotune.runtime.matching.match import Level
 from autotune.store import Key, Schedule, Snapshot
 from autotune.store.snapshots.writer import Contents, write_snapshot
 from tests.support import ROOT

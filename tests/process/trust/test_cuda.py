@@ -18,9 +18,9 @@ from autotune.device import DeviceIdentity, Environment
 from autotune.domains.fusion.compositions import compositions
 from autotune.domains.fusion.task import FusionTask
 from autotune.errors import Unsupported
-from autotune.runtime.cuda_launch import LaunchError, check_rule
-from autotune.runtime.executor import TensorSpec, load_executor
-from autotune.runtime.match import Level, Match, deployed, match
+from autotune.runtime.launch.cuda import LaunchError, check_rule
+from autotune.runtime.launch.executor import TensorSpec, load_executor
+from autotune.runtime.matching.match import Level, Match, deployed, match
 from autotune.store import Key, Schedule, Store
 from autotune.store.codec import artifact_id, artifact_json
 from autotune.task import Artifact, Config

@@ -15,9 +15,9 @@ from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.device import environment, identify
 from autotune.errors import BuildError, Unsupported, UserError
 from autotune.ir.graph import Graph
-from autotune.runtime.executor import TensorSpec, load_executor
-from autotune.runtime.lookup import lookup
-from autotune.runtime.match import Level, match
+from autotune.runtime.launch.executor import TensorSpec, load_executor
+from autotune.runtime.matching.lookup import lookup
+from autotune.runtime.matching.match import Level, match
 from autotune.space import load_space
 from autotune.store import Key, Schedule, Store
 from autotune.task import Artifact, Kernel, config_key

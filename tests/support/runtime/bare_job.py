@@ -68,8 +68,9 @@ def main() -> int:
     import autotune
     from autotune.device import DeviceIdentity, Environment
     from autotune.ir.graph import Graph
-    from autotune.runtime import cuda_launch, executor
-    from autotune.runtime.match import match
+    from autotune.runtime.launch import cuda as cuda_launch
+    from autotune.runtime.launch import executor
+    from autotune.runtime.matching.match import match
     from autotune.workload import Workload
 
     snapshot = autotune.load(sys.argv[1])
@@ -109,7 +110,7 @@ def main() -> int:
         many = DeviceIdentity.from_json(data["devices"])
         answer["c3"] = str(match_scenario(scenario, snapshot, many, environment, side="cuda").level)
     import autotune.runtime.backend
-    import autotune.runtime.region_pass  # the hook itself
+    import autotune.runtime.inductor.region_pass  # the hook itself
 
     answer["imported"] = sorted({n.partition(".")[0] for n in sys.modules} & set(FORBIDDEN))
     print(json.dumps(answer))

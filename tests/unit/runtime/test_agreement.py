@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from autotune.runtime import agreement
-from autotune.runtime.agreement import _settle, has_collectives, ranks_agree
+from autotune.runtime.inductor import agreement
+from autotune.runtime.inductor.agreement import _settle, has_collectives, ranks_agree
 
 
 def settle(states: list[bytes], late: float = 0.0) -> list[bool]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.domains.c3.collectives.streams import new_stream
 from autotune.errors import Unsupported
-from autotune.runtime.cuda_launch import LaunchError, driver
+from autotune.runtime.launch.cuda import LaunchError, driver
 
 if TYPE_CHECKING:
     import torch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.runtime.cuda_launch import Launch, make_launch
+from autotune.runtime.launch.cuda import Launch, make_launch
 from autotune.task import Kernel
 
 _ready: dict[tuple[int, int, int, int], tuple[Launch, Kernel]] = {}

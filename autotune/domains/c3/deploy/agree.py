@@ -15,9 +15,9 @@ from autotune.domains.c3.deploy.match import C3Level, C3Match, match_scenario, w
 from autotune.domains.c3.scenario import Gemm, Scenario
 from autotune.errors import first_line
 from autotune.measure.wire import artifact_from_wire, artifact_to_wire
-from autotune.runtime.conditions import tell_differences
 from autotune.runtime.counters import count
 from autotune.runtime.database import deploy_store, record_misses, warn_once
+from autotune.runtime.matching.conditions import tell_differences
 from autotune.store.records import Key, Schedule
 from autotune.task import place
 

@@ -32,7 +32,7 @@ from autotune.domains.c3.strategy import (
 )
 from autotune.errors import UserError
 from autotune.runtime.database import warn_once
-from autotune.runtime.ladder import (
+from autotune.runtime.matching.ladder import (
     Difference,
     Outcome,
     Step,

@@ -18,7 +18,7 @@ def run(args: argparse.Namespace) -> int:
         from autotune.domains.fusion.program_spec import resolve
         from autotune.ir.precision import asking
         from autotune.runtime.database import deploying_from
-        from autotune.runtime.lookup import lookup
+        from autotune.runtime.matching.lookup import lookup
 
         device = resolve_device(args.device)
         fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device)

@@ -16,8 +16,8 @@ from autotune.compiler.planner.kernel_names import kernel_name, program_ops
 from autotune.compiler.regions import aten
 from autotune.compiler.regions.find import find_regions
 from autotune.errors import Unsupported
-from autotune.runtime import region_pass
 from autotune.runtime.backend import dynamo_backend
+from autotune.runtime.inductor import region_pass
 from tests.support.capture_helpers import regions_of, uncached
 from tests.unit.compiler.lower.test_translate import FORWARD, t
 

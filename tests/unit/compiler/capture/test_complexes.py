@@ -12,8 +12,8 @@ from torch import Tensor
 
 from autotune.compiler.capture.recording import capture
 from autotune.compiler.regions.find import Region, find_regions
-from autotune.runtime import region_pass
 from autotune.runtime.backend import dynamo_backend
+from autotune.runtime.inductor import region_pass
 from tests.support.capture_helpers import check, only_region, regions_of, uncached
 from tests.unit.compiler.lower.test_translate import t
 

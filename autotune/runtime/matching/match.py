@@ -27,8 +27,8 @@ from autotune.device import DeviceIdentity, Environment
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
 from autotune.runtime.database import warn_once
-from autotune.runtime.given_up import disabled
-from autotune.runtime.ladder import Difference, differences, relatives, software
+from autotune.runtime.launch.given_up import disabled
+from autotune.runtime.matching.ladder import Difference, differences, relatives, software
 from autotune.runtime.settings import Settings, settings
 from autotune.store.health.damage import BROKEN
 from autotune.store.reading import Match as How

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from autotune.device import DeviceIdentity, Environment
-from autotune.runtime.ladder import Outcome, Step, on_other_devices, on_this_device
-from autotune.runtime.match import Level, Match, exact_match, other_rows
+from autotune.runtime.matching.ladder import Outcome, Step, on_other_devices, on_this_device
+from autotune.runtime.matching.match import Level, Match, exact_match, other_rows
 from autotune.runtime.settings import settings
 from autotune.store.reading import Match as How
 from autotune.store.reading import Reader

@@ -28,17 +28,17 @@ from autotune.compiler.regions.symbols import traced
 from autotune.device import environment, identify
 from autotune.errors import UserError
 from autotune.ir.graph import Graph
-from autotune.runtime.conditions import tell_differences
 from autotune.runtime.counters import count
-from autotune.runtime.cuda_launch import LaunchError
 from autotune.runtime.database import changes as source_changes
 from autotune.runtime.database import deploy_store, is_loaded, record_failure, record_misses, warn_once
-from autotune.runtime.executor import TensorSpec, load_executor
-from autotune.runtime.given_up import disable, failures
-from autotune.runtime.match import Level, Match, deployed, match
+from autotune.runtime.launch.cuda import LaunchError
+from autotune.runtime.launch.executor import TensorSpec, load_executor
+from autotune.runtime.launch.given_up import disable, failures
+from autotune.runtime.launch.verify import Check, WrongResult, wanted
+from autotune.runtime.matching.conditions import tell_differences
+from autotune.runtime.matching.match import Level, Match, deployed, match
 from autotune.runtime.settings import changes as setting_changes
 from autotune.runtime.settings import settings
-from autotune.runtime.verify import Check, WrongResult, wanted
 from autotune.task import Status
 from autotune.workload import Workload
 

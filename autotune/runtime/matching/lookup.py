@@ -8,9 +8,9 @@ from typing import Any
 
 from autotune.device import environment, identify, resolve_device
 from autotune.errors import UserError
-from autotune.runtime.explain import explain
-from autotune.runtime.ladder import Step
-from autotune.runtime.match import Level, Match, match
+from autotune.runtime.matching.explain import explain
+from autotune.runtime.matching.ladder import Step
+from autotune.runtime.matching.match import Level, Match, match
 from autotune.store.reading import Reader
 from autotune.store.records import Schedule
 from autotune.workload import Workload

@@ -1,7 +1,7 @@
 """What of a device or of software is another here than where a schedule was tuned, and how a look-up tells of it.
 
-Domains have ladders of their own (:mod:`autotune.runtime.match`, ``autotune.domains.c3.deploy.match``); what their
-rungs say of themselves is the same.
+Domains have ladders of their own (:mod:`autotune.runtime.matching.match`, ``autotune.domains.c3.deploy.match``);
+what their rungs say of themselves is the same.
 """
 
 from __future__ import annotations

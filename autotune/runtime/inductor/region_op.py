@@ -19,6 +19,11 @@ _library: Any = torch.library.Library("autotune", "DEF")  # type: ignore[no-unty
 _library.define("region(str name, Tensor[] inputs) -> Tensor[]")
 
 
+WRITTEN = b"region 2"
+"""Names the lines that this module writes into Inductor's code, and the texts in them. Inductor's caches hold both, and
+outlive an upgrade: a change of either changes this, so that no older code is loaded."""
+
+
 @dataclass(frozen=True)
 class _Pending:
     text: str
@@ -43,7 +48,7 @@ def region_node(
     """Put a call of a region before the current insertion point; it gives the list of its results.
 
     Args:
-        text: of a :class:`autotune.runtime.region_call.RegionCall`.
+        text: of a :class:`autotune.runtime.inductor.region_call.RegionCall`.
         label: a word for the generated code's names.
         inputs: what it reads, each in the strides of its ``meta["val"]``.
         outputs: the nodes whose values it makes.
@@ -123,7 +128,7 @@ def _named(text: str, label: str, wrapper: Any) -> str:
     texts: dict[str, str] = root.__dict__.setdefault("_autotune_texts", {})
     calls: list[str] = root.__dict__.setdefault("_autotune_calls", [])
     if text not in texts:
-        root.add_import_once("from autotune.runtime.region_call import load_call as autotune_load")
+        root.add_import_once("from autotune.runtime.inductor.region_call import load_call as autotune_load")
         texts[text] = f"autotune_text_{len(texts)}"
         root.add_import_once(f"{texts[text]} = {text!r}")
     calls.append(f"autotune_{label}_{len(calls)}")
@@ -131,4 +136,4 @@ def _named(text: str, label: str, wrapper: Any) -> str:
     return calls[-1]
 
 
-__all__ = ["region_node", "register_lowering"]
+__all__ = ["WRITTEN", "region_node", "register_lowering"]

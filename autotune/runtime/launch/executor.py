@@ -19,8 +19,8 @@ from autotune.compiler.schedules.limits import improper
 from autotune.errors import BuildError, Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Graph
 from autotune.runtime.counters import count
-from autotune.runtime.cuda_launch import REFUSED, check_rule
-from autotune.runtime.verify import Check, WrongResult
+from autotune.runtime.launch.cuda import REFUSED, check_rule
+from autotune.runtime.launch.verify import Check, WrongResult
 from autotune.store.records import Schedule
 from autotune.task import Kernel
 
@@ -143,7 +143,7 @@ def _span(spec: TensorSpec) -> int:
 
 
 def _cpu_steps(plan: Plan, config: Any, n_inputs: int, n_outputs: int) -> list[tuple[Launch, tuple[int, ...]]]:
-    from autotune.runtime.cpu_launch import make_launches
+    from autotune.runtime.launch.cpu import make_launches
 
     start = {"input": 0, "output": n_inputs, "scratch": n_inputs + n_outputs}
     return [
@@ -155,7 +155,7 @@ def _cpu_steps(plan: Plan, config: Any, n_inputs: int, n_outputs: int) -> list[t
 def _cuda_steps(
     graph: Graph, plan: Plan, n_scratch: int, kernels: Sequence[Kernel], device: int, aligned: list[int]
 ) -> list[tuple[Launch, tuple[int, ...]]]:
-    from autotune.runtime.cuda_launch import make_launch
+    from autotune.runtime.launch.cuda import make_launch
 
     start = {"input": 0, "output": len(graph.inputs), "scratch": len(graph.inputs) + len(graph.outputs)}
     limit = {"input": len(graph.inputs), "output": len(graph.outputs), "scratch": n_scratch}

@@ -22,14 +22,14 @@ from autotune.compiler.regions.sizes import symbols_of
 from autotune.compiler.regions.symbols import concrete, is_symbolic, places_of, symbolic_program
 from autotune.compiler.targets.cuda.source import PREFIX
 from autotune.errors import Unsupported
-from autotune.runtime.agreement import ranks_agree
 from autotune.runtime.counters import count
 from autotune.runtime.database import record_misses, warn_once
-from autotune.runtime.executor import TensorSpec
-from autotune.runtime.match import Level, Match
-from autotune.runtime.region_call import RegionCall, at_these, look_up, remember
-from autotune.runtime.region_op import region_node
-from autotune.runtime.verdict import Trial, graph_fingerprint, stored_left
+from autotune.runtime.inductor.agreement import ranks_agree
+from autotune.runtime.inductor.region_call import RegionCall, at_these, look_up, remember
+from autotune.runtime.inductor.region_op import region_node
+from autotune.runtime.inductor.verdict import Trial, graph_fingerprint, stored_left
+from autotune.runtime.launch.executor import TensorSpec
+from autotune.runtime.matching.match import Level, Match
 
 log = logging.getLogger("autotune")
 
@@ -41,7 +41,7 @@ def replace_regions(graph: fx.Graph, mode: str = "default", trial: Trial | None 
 
     Args:
         graph: with fake tensors in ``meta["val"]``, changed in place.
-        mode: whose verdict is obeyed, of :func:`autotune.runtime.verdict.base_mode`.
+        mode: whose verdict is obeyed, of :func:`autotune.runtime.inductor.verdict.base_mode`.
         trial: says what is left to Inductor in place of a verdict.
         verify: in the place of the setting, where it is not empty.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autotune.runtime.database import warn_once
-from autotune.runtime.ladder import Difference
+from autotune.runtime.matching.ladder import Difference
 from autotune.runtime.settings import settings
 
 

@@ -1,0 +1,25 @@
+"""Inductor keeps compiled code by what the hook's ``uuid`` names: whatever changes that code is a part of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.runtime import backend, database
+from autotune.runtime.inductor import region_op
+
+
+def identity(mode: str = "default") -> object:
+    return backend._passes({}, mode, None, "")["post_grad_custom_post_pass"].uuid()
+
+
+def test_code_written_by_another_version_is_not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AUTOTUNE_DB", str(tmp_path / "none.db"))
+    database.forget_stores()
+    now = identity()
+    assert now is not None
+    assert identity() == now
+    assert identity("max-autotune") != now
+    monkeypatch.setattr(region_op, "WRITTEN", b"region of another version")
+    assert identity() != now
