@@ -152,6 +152,11 @@ class Child:
         lines = [line.strip() for line in tail.splitlines() if line.strip()]
         return one_line(lines[-1]) if lines else ""
 
+    def interrupt(self) -> None:
+        """Send it SIGINT, which a child that has not asked for it ignores."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGINT)
+
     def terminate(self) -> None:
         """Kill the child and every process it started, leaving its pipes to whoever reads them. Never fails."""
         victims: list[psutil.Process] = []

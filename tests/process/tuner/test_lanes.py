@@ -26,7 +26,7 @@ from autotune.errors import UserError
 from autotune.measure.pool import CompilePool
 from autotune.store import Store
 from autotune.tuner.context import Context
-from autotune.tuner.devices import lanes
+from autotune.tuner.devices import dealing, lanes
 from autotune.tuner.devices.lanes import Lanes
 from autotune.tuner.devices.turns import Turns
 from autotune.tuner.result import Progress, Result
@@ -142,8 +142,8 @@ def test_a_lane_that_says_nothing_is_not_waited_for(
     owner: str, still: Lanes, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither before its first turn nor in one."""
-    monkeypatch.setattr(lanes, "_START_S", -1.0 if not owner else 1e9)
-    monkeypatch.setattr(lanes, "_SILENT_S", -1.0 if owner else 1e9)
+    monkeypatch.setattr(dealing, "_START_S", -1.0 if not owner else 1e9)
+    monkeypatch.setattr(dealing, "_SILENT_S", -1.0 if owner else 1e9)
     for lane in still._lanes:
         lane.owner, lane.turn = owner, lane.queue.pop(0) if owner else None
     monkeypatch.setattr(lanes.select, "select", lambda *given: ([], [], []))
