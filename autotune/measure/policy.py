@@ -36,7 +36,7 @@ class Policy:
         near_best: a candidate within this fraction of the best is near-best.
         repeat_top: at most this many near-best candidates are timed again.
         final_top: candidates that meet the baselines in the final comparison.
-        final_rounds: rounds of the final comparison; every contender runs once a round, in rotating order.
+        final_rounds: rounds of the final comparison; every contender runs once a round, in an order that changes.
         final_s: the final comparison ends after about this many seconds, with at least five rounds.
         cold_bytes: bytes swept between samples so that caches hold nothing of the inputs; 0 leaves them warm. With
             copies of the inputs, what these hold at least.

@@ -75,7 +75,7 @@ def rotate(
     policy: Policy,
     before: Callable[[str], None] | None = None,
 ) -> dict[str, Samples]:
-    """Time contenders in rounds, each once a round, in an order that rotates from round to round.
+    """Time contenders in rounds, each once a round, in an order that changes from round to round.
 
     Args:
         calls: contenders by name; each takes a set of inputs.

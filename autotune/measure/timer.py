@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from autotune.measure.orders import balanced
 from autotune.measure.policy import Policy
 from autotune.task import Runnable
 
@@ -273,13 +274,12 @@ def _graph_pool() -> Any:
 
 
 def rounds(names: list[str], policy: Policy) -> Iterator[list[str]]:
-    """The order of each round of a comparison, which rotates from round to round, until the policy ends it."""
+    """The order of each round of a comparison, until the policy ends it; see :mod:`autotune.measure.orders`."""
     end = time.perf_counter() + policy.final_s
-    for done in range(policy.final_rounds):
+    for done, order in zip(range(policy.final_rounds), balanced(names), strict=False):
         if done >= _MIN_ROUNDS and time.perf_counter() > end:
             return
-        shift = done % max(len(names), 1)
-        yield names[shift:] + names[:shift]
+        yield order
 
 
 def interleave(
@@ -291,10 +291,10 @@ def interleave(
     one_memory: bool = False,
     plain: Collection[str] = (),
 ) -> dict[str, Samples]:
-    """Time several contenders in rounds: each runs once a round, and the order rotates from round to round.
+    """Time several contenders in rounds: each runs once a round, in an order that changes from round to round.
 
-    What drifts during the comparison (clocks, temperature, other users) then meets all of them alike, and sample ``i``
-    of every contender belongs to the same moment.
+    What drifts during the comparison (clocks, temperature, other users) then meets all of them alike, as does what one
+    contender leaves behind for the next, and sample ``i`` of every contender belongs to the same moment.
 
     Args:
         before: told the name of a contender ahead of its warm-up (so that a hang can be blamed).

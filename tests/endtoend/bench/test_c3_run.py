@@ -35,12 +35,16 @@ def test_scenarios_are_searched_compared_and_resumed(tmp_path: Path, capsys: pyt
     assert main([*common, *db, "--cases", "gather", "--trials", "1"]) == 0
     first = form.read(out)
     (case,) = first["cases"]
-    assert (first["suite"], first["schema"], first["ranks"]) == ("c3", 1, 2)
+    assert (first["suite"], first["schema"], first["ranks"]) == ("c3", 2, 2)
     assert (case["name"], case["class"], case["collective"]) == ("gather", "equal", "all_gather")
     assert set(case["strategies"]) == set(NAMES)
     assert set(case["t_comm_by_engine_ms"]) == {"gloo", "copy"}
     assert case["t_comm_ms"] == min(case["t_comm_by_engine_ms"].values())
     assert case["rounds"] >= 20
+    assert case["t_gemm_ms"] <= case["t_gemm_median_ms"]
+    assert all(ms <= case["t_comm_median_by_engine_ms"][name] for name, ms in case["t_comm_by_engine_ms"].items())
+    orders = [case["strategies"][name]["label"] for name in ("naive", "naive_swapped")]
+    assert orders == ["gloo comm_first", "gloo gemm_first"]
     seen = case["strategies"]["copy_engine"]["engine_seen"]
     assert seen == {"compute": 1, "copy": 1}
     assert set(case["timeline"]) == {"naive", "tuned"}

@@ -141,6 +141,7 @@ def case(name: str, collective: str, gemm: float, comm: float, tuned: float, **m
     alone = Isolated(gemm, {"nccl": comm * 1.1, "copy": comm})
     strategies = {
         "naive": entry(gemm + comm, alone, "nccl gemm_first"),
+        "naive_swapped": entry(0.95 * (gemm + comm), alone, "nccl comm_first"),
         "order": entry(0.9 * (gemm + comm), alone, "nccl comm_first"),
         "partition": None,
         "copy_engine": entry(1.1 * tuned, alone, "copy comm_first"),
@@ -151,6 +152,7 @@ def case(name: str, collective: str, gemm: float, comm: float, tuned: float, **m
         "nbytes": 1 << 20, "t_gemm_ms": gemm, "t_comm_ms": comm, "t_comm_engine": "copy",
         "t_comm_by_engine_ms": dict(alone.engines), "ideal": alone.ideal, "sequential_ms": gemm + 1.1 * comm,
         "strategies": strategies, "heuristic": strategies["copy_engine"], "default": strategies["order"],
+        "t_gemm_median_ms": 1.02 * gemm, "t_comm_median_by_engine_ms": dict(alone.engines),
         "calibrated": True, "measured": {"copy comm_first": 1.1 * tuned, "nccl comm_first": None}, **more,
     }  # fmt: skip
 
@@ -194,21 +196,35 @@ def test_the_best_fixed_strategy_worked_everywhere() -> None:
 
 
 def data() -> dict[str, Any]:
-    return {"device": "4 x a GPU", "ranks": 4, "versions": {"torch": "2.11"}, "when": "2026-01-02T00", "command": "c",
+    return {"device": "4 x a GPU", "schema": 2, "nccl": {"NCCL_NVLS_ENABLE": "0"}, "ranks": 4,
+            "versions": {"torch": "2.11"}, "when": "2026-01-02T00", "command": "c",
             "cases": CASES, "summary": report.summary(CASES)}  # fmt: skip
 
 
 def test_tables_have_the_figures() -> None:
     text = report.render(data())
-    assert (
-        "| a | a GEMM | 1MiB | 2 | 2 | copy | equal | 2.00 | 4.2 | 4 (0%) | 3.6 (11%) | – | 2.2 (82%) | 2 (100%) |"
-        in text
-    )
+    families = "4 (0%) | 3.8 (5%) | 3.6 (11%) | – | 2.2 (82%) | 2 (100%)"
+    assert f"| a | a GEMM | 1MiB | 2 | 2 | copy | equal | 2.00 | 4.2 | {families} |" in text
+    assert "NCCL ran without NVLink multicast" in text
+    assert text.endswith("\n- Faster than the longer part alone ever was: c (1.9 of 2 ms).\n")
     assert "| all_gather, compute | 1 |" in text
     assert "| reduce_scatter | 1 |" in text
     assert "reduce_scatter, " not in text  # of one class only
     assert "`copy comm_first`, taking 1.100 times" in text
     assert "Chosen without a search (calibrated): within 10% of tuned in 100% of 4 scenarios" in text
+
+
+def test_what_a_file_of_the_first_schema_lacks_is_no_column() -> None:
+    new = ("t_gemm_median_ms", "t_comm_median_by_engine_ms")
+    cases = [{k: v for k, v in c.items() if k not in new} for c in copy.deepcopy(CASES)]
+    for one in cases:
+        del one["strategies"]["naive_swapped"]
+        assert c3_problems(one) == []
+    text = report.render({**data(), "schema": 1, "nccl": {}, "cases": cases, "summary": report.summary(cases)})
+    assert "naive swapped" not in text
+    assert "multicast" not in text
+    assert "Faster than the longer part" not in text
+    assert "strategies lacks naive_swapped" in c3_problems({**cases[0], "t_gemm_median_ms": 1.0})
 
 
 def marks(picture: str, role: str) -> list[str]:
@@ -220,7 +236,7 @@ def marks(picture: str, role: str) -> list[str]:
 def test_bars_are_drawn_for_what_was_measured() -> None:
     picture = charts.svg(figure.bars(data()))
     told = marks(picture, "bar")
-    assert len(told) == 4 * 5  # partition is missing
+    assert len(told) == 4 * 6  # partition is missing
     assert [t for t in told if "scenario: a;" in t and "family: tuned" in t and "speedup: 2.1" in t]
     assert len([t for t in marks(picture, "tick") if "family: ideal" in t]) == 4
 

@@ -81,7 +81,7 @@ def test_contenders_warm_up_on_the_set_before_and_take_turns() -> None:
     seen: list[tuple[str, int]] = []
     samples = rotate({n: lambda given, n=n: seen.append((n, given[0])) for n in "abc"}, sets, POLICY)  # type: ignore[misc]
     assert [k for _, k in seen] == [i % 5 for i in range(len(seen))]  # every call takes the next set
-    assert "".join(n for n, _ in seen) == "aabbcc" + "aabbcc" + "bbccaa" + "ccaabb" + "aabbcc"  # warm-up, four rounds
+    assert "".join(n for n, _ in seen) == "aabbcc" + "aaccbb" + "bbaacc" + "ccbbaa" + "bbccaa"  # warm-up, four rounds
     assert {name: len(taken) for name, taken in samples.items()} == {"a": 4, "b": 4, "c": 4}
 
 

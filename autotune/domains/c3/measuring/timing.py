@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from autotune.domains.c3.group import Group
+from autotune.measure.orders import balanced
 from autotune.measure.policy import Policy
 from autotune.measure.timer import ColdCache
 from autotune.task import Runnable
@@ -33,7 +34,7 @@ def time_ranks(
     limit_us: float = math.inf,
     before: Callable[[str], None] | None = None,
 ) -> dict[str, Samples]:
-    """Time one contender, or several in rounds: each runs once a round, and the order rotates. A collective call.
+    """Time one contender, or several in rounds: each runs once a round, in an order that changes. A collective call.
 
     Args:
         runs: the same names in the same order on every rank.
@@ -51,7 +52,7 @@ def time_ranks(
     take = _sampler(runs, group, policy, tell)
     alone = len(names) == 1
     least = min(rounds, _LEAST if alone else _LEAST_ROUNDS)
-    done, begin = 0, time.perf_counter()
+    done, orders, begin = 0, balanced(names), time.perf_counter()
     while done < rounds and names:
         count = 1
         if alone and done == 0:
@@ -64,8 +65,7 @@ def time_ranks(
                 break
             if alone:
                 count = min(rounds - done, max(1, int(done * (budget_s / spent - 1))))
-        shift = done % len(names)
-        for name in names[shift:] + names[:shift]:
+        for name in next(orders):
             tell(name)
             taken[name] += take(name, count)
         done += count

@@ -1,8 +1,8 @@
 """Families of strategies, each with one means of its own: what the tuned strategy is compared with.
 
-``naive`` is what a program does that enqueues both. ``order`` chooses who is enqueued first and whose stream has
-priority, ``partition`` limits both sides' SMs, and ``copy_engine`` takes the collective off the SMs: ConCCL's three
-steps. Every member is measured like any other candidate of the search.
+``naive`` is what a program does that enqueues both, ``naive_swapped`` the same in the other order. ``order`` chooses
+who is enqueued first and whose stream has priority, ``partition`` limits both sides' SMs, and ``copy_engine`` takes the
+collective off the SMs: ConCCL's three steps. Every member is measured like any other candidate of the search.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from autotune.domains.c3.scenario import REDUCING
 from autotune.domains.c3.strategy import HOST_NAIVE, HOST_SEQUENTIAL, NAIVE, SEQUENTIAL, HostStrategy, Strategy
 from autotune.task import Config
 
-NAMES = ("naive", "order", "partition", "copy_engine", "tuned")
+NAMES = ("naive", "naive_swapped", "order", "partition", "copy_engine", "tuned")
 """As results have them; "tuned" is the best of all that was measured."""
+
+AS_THEY_ARE = ("naive", "naive_swapped")
+"""Families of one strategy, which is compared whatever the search came to."""
 
 _ORDERS = ("comm_first", "gemm_first")
 _LIMITS = ((16, 0), (32, 0), (0, 16), (32, 32))
@@ -75,6 +78,7 @@ def _cuda(adds: bool) -> dict[str, list[Config]]:
                    for order, r in product(_ORDERS, (4, 8))]  # fmt: skip
     return {
         "naive": [NAIVE],
+        "naive_swapped": [Strategy(order="comm_first").config()],
         "order": [Strategy(order, "nccl", priority=p).config()
                   for order, p in product(_ORDERS, ("equal", "comm", "gemm"))],
         "partition": [Strategy(order, "nccl", priority="comm", ctas=c, reserve=r).config()
@@ -86,6 +90,7 @@ def _cuda(adds: bool) -> dict[str, list[Config]]:
 def _host() -> dict[str, list[Config]]:
     return {
         "naive": [HOST_NAIVE],
+        "naive_swapped": [HostStrategy(order="gemm_first").config()],
         "order": [HostStrategy(order, "gloo").config() for order in _ORDERS],
         "partition": [HostStrategy(order, "gloo", threads=n).config() for order, n in product(_ORDERS, (1, 2))],
         "copy_engine": [HostStrategy(order, "copy", copies=n).config() for order, n in product(_ORDERS, (1, 2))],

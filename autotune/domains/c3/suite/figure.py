@@ -11,6 +11,7 @@ Chart = dict[str, Any]
 _COLOURS = {
     "sequential": "#d1d5db",
     "naive": "#9ca3af",
+    "naive swapped": "#6b7280",
     "order": "#93c5fd",
     "partition": "#c4b5fd",
     "copy engine": "#fcd34d",

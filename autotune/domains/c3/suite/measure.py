@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.domains.c3.calibration import heuristics
 from autotune.domains.c3.measuring.ranks import Ranks
 from autotune.domains.c3.scenario import KIND, Scenario
-from autotune.domains.c3.suite.families import baselines, families, fixed, from_label, label
+from autotune.domains.c3.suite.families import AS_THEY_ARE, baselines, families, fixed, from_label, label
 from autotune.domains.c3.suite.metrics import Isolated
 from autotune.domains.c3.suite.suite import Entry
 from autotune.measure.outcome import Outcome
@@ -146,9 +146,11 @@ class Case:
         schedule = self._schedule()
         rivals = self._rivals(known, schedule)
         outcomes, errors = self._run(rivals)
-        alone = Isolated.of({n: o.latency_us for n, o in outcomes.items() if n.startswith(REFERENCE) and o.latency_us})
+        parts = {n: o for n, o in outcomes.items() if n.startswith(REFERENCE) and o.latency_us}
+        alone = Isolated.of({n: min(o.samples) for n, o in parts.items()})
+        medians = Isolated.of({n: o.latency_us for n, o in parts.items() if o.latency_us})
         sequential = outcomes["sequential"].latency_us if "sequential" in outcomes else None
-        if alone is None or sequential is None:
+        if alone is None or medians is None or sequential is None:
             why = "; ".join(f"{name}: {reason}" for name, reason in errors.items())
             raise NotMeasured(f"the computation, the collective or both one after the other could not be timed: {why}")
         seen = self._seen([rivals[name] for name in PROFILED if name in rivals])
@@ -166,6 +168,8 @@ class Case:
             "t_comm_ms": _ms(alone.comm),
             "t_comm_engine": alone.engine,
             "t_comm_by_engine_ms": {name: _ms(us) for name, us in alone.engines.items()},
+            "t_gemm_median_ms": _ms(medians.compute),
+            "t_comm_median_by_engine_ms": {name: _ms(us) for name, us in medians.engines.items()},
             "ideal": round(alone.ideal, 4),
             "sequential_ms": _ms(sequential),
             "rounds": max(len(o.samples) for o in outcomes.values()),
@@ -224,9 +228,11 @@ class Case:
     def _rivals(self, known: Mapping[str, Measurement], schedule: Schedule) -> dict[str, _Rival]:
         """By the names of results."""
         side = self.means.side
-        chosen: dict[str, Config] = {"naive": self.task.normalize(baselines(side)["naive"])}
+        chosen: dict[str, Config] = {}
         for name, members in self._families().items():
-            if name != "naive" and (best := self._best(members, known)) is not None:
+            if name in AS_THEY_ARE:
+                chosen[name] = self.task.normalize(members[0])
+            elif (best := self._best(members, known)) is not None:
                 chosen[name] = best
         chosen["tuned"] = self._tuned(schedule)
         if self.means.heuristics:

@@ -1,9 +1,13 @@
 """What a scenario's times come to, after ConCCL: the ideal, and how much of it an overlap realises.
 
 With the computation and the collective each timed alone, on all devices, the ideal speedup over doing one after the
-other is ``(T_gemm + T_comm) / max(T_gemm, T_comm)``. ``T_comm`` is that of the engine that is fastest by itself, which
-makes the ideal the hardest to reach. A strategy that takes ``T_c3`` has the speedup ``(T_gemm + T_comm) / T_c3``, and
-realises ``(speedup - 1) / (ideal - 1)`` of the ideal.
+other is ``(T_gemm + T_comm) / max(T_gemm, T_comm)``. A strategy that takes ``T_c3`` has the speedup
+``(T_gemm + T_comm) / T_c3``, and realises ``(speedup - 1) / (ideal - 1)`` of the ideal.
+
+The suite makes the ideal hard to reach. ``T_comm`` is that of the engine that is fastest by itself. Both times are the
+best of the isolated runs, which take their turns among the concurrent ones, at the same clocks and temperatures;
+``T_c3`` is a median. A large GEMM alone takes up to 7% more or less from one round to the next, as the GPU's power
+allows, so a ratio of medians may exceed the ideal.
 """
 
 from __future__ import annotations

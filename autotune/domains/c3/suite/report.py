@@ -45,6 +45,8 @@ def _group(cases: Sequence[Case]) -> dict[str, Any] | None:
         return None
     found: dict[str, Any] = {"cases": len(cases)}
     for name in NAMES:
+        if all(name not in c["strategies"] for c in cases):
+            continue
         own = [(c, c["strategies"][name]) for c in cases if c["strategies"].get(name)]
         if not own:
             found[name] = None
@@ -118,19 +120,25 @@ def render(data: Mapping[str, Any]) -> str:
         f" `{data['command']}`\n\nTimes in ms, the slowest rank's, medians of one comparison in turn. In parentheses"
         " the share of the ideal speedup, (T_gemm + T_comm) / max, that is realised."
     )
-    return "\n\n".join([head, _table(data["cases"]), *_summary_tables(data["summary"]), _lines(data["summary"])]) + "\n"
+    if data["schema"] > 1:
+        head += " T_gemm and T_comm are the fastest of the isolated runs among the others."
+    if data.get("nccl", {}).get("NCCL_NVLS_ENABLE") == "0":
+        head += " NCCL ran without NVLink multicast (NCCL_NVLS_ENABLE=0)."
+    tables = [_table(data["cases"]), *_summary_tables(data["summary"])]
+    return "\n\n".join([head, *tables, _lines(data["summary"]) + _beyond(data["cases"])]) + "\n"
 
 
 def _table(cases: Sequence[Case]) -> str:
+    names = [name for name in NAMES if any(name in c["strategies"] for c in cases)]
     titles = ["scenario", "computation", "bytes", "T_gemm", "T_comm", "engine", "kind", "ideal", "sequential",
-              *(n.replace("_", " ") for n in NAMES), "tuned / max", "tuned strategy"]  # fmt: skip
+              *(n.replace("_", " ") for n in names), "tuned / max", "tuned strategy"]  # fmt: skip
     rows = []
     for c in cases:
         tuned = c["strategies"].get("tuned")
         rows.append([
             c["name"], c["compute"], format_bytes(c["nbytes"]), number(c["t_gemm_ms"]), number(c["t_comm_ms"]),
             c["t_comm_engine"], c["kind"], f"{c['ideal']:.2f}", number(c["sequential_ms"]),
-            *(_told(c["strategies"].get(name)) for name in NAMES),
+            *(_told(c["strategies"].get(name)) for name in names),
             f"{tuned['t_over_max']:.3f}" if tuned else "–", tuned["label"] if tuned else "–",
         ])  # fmt: skip
     return _markdown(titles, rows, left=(0, 1, 5, 6, len(titles) - 1))
@@ -157,11 +165,12 @@ def _summary_tables(found: Mapping[str, Any]) -> list[str]:
         ("Best speedup over T_gemm + T_comm", "best_speedup", _times),
         ("Mean time over the longer of the two", "mean_t_over_max", _plain),
     )
-    titles = [" ", "cases", *(n.replace("_", " ") for n in NAMES)]
+    names = [name for name in NAMES if any(name in group for _, group in groups)]
+    titles = [" ", "cases", *(n.replace("_", " ") for n in names)]
     tables = []
     for title, key, told in figures:
         rows = [
-            [name, str(group["cases"]), *(told(group[f][key]) if group[f] else "–" for f in NAMES)]
+            [name, str(group["cases"]), *(told(group[f][key]) if group.get(f) else "–" for f in names)]
             for name, group in groups
         ]
         tables.append(f"{title}\n\n" + _markdown(titles, rows, left=(0,)))
@@ -186,6 +195,16 @@ def _lines(found: Mapping[str, Any]) -> str:
                 f" {own['worst_over_tuned']:.2f} at worst."
             )
     return "\n".join(lines)
+
+
+def _beyond(cases: Sequence[Case]) -> str:
+    """A line on the tuned strategies that realise more than the ideal, where the parts alone have medians too."""
+    told = []
+    for c in cases:
+        tuned, longer = c["strategies"].get("tuned"), max(c["t_gemm_ms"], c["t_comm_ms"])
+        if tuned and "t_gemm_median_ms" in c and tuned["ms"] < longer:
+            told.append(f"{c['name']} ({number(tuned['ms'])} of {number(longer)} ms)")
+    return f"\n- Faster than the longer part alone ever was: {', '.join(told)}." if told else ""
 
 
 def _markdown(titles: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> str:

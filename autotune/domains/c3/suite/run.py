@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from autotune.tuner.result import Progress
 
 SUITE = "c3"
+_NCCL_SETTINGS = ("NCCL_NVLS_ENABLE", "NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_P2P_DISABLE")
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,8 @@ def run(settings: Settings) -> tuple[dict[str, Any] | None, list[str]]:
     first = scenarios[entries[0].name].workload()
     _check_devices(settings)
     device = place(first, settings.device).label
-    done = form.finished(settings.out, device=device, suite=SUITE, ranks=settings.ranks) if settings.resume else {}
+    same = {"device": device, "suite": SUITE, "ranks": settings.ranks, "schema": SCHEMA}
+    done = form.finished(settings.out, **same) if settings.resume else {}
     data = form.read(settings.out) if done else None
     left = [entry for entry in entries if entry.name not in done]
     missing: list[str] = []
@@ -190,7 +193,13 @@ def _write(settings: Settings, device: str, order: Sequence[str], done: Mapping[
         cases,
         {name: version for name, version in versions.items() if version},
         command=settings.command,
-        extra={"suite": SUITE, "schema": SCHEMA, "ranks": settings.ranks, "summary": report.summary(cases)},
+        extra={
+            "suite": SUITE,
+            "schema": SCHEMA,
+            "ranks": settings.ranks,
+            "nccl": _nccl_settings(),
+            "summary": report.summary(cases),
+        },
     )
     settings.out.with_suffix(".md").write_text(report.render(data))
     stem = settings.out.with_suffix("")
@@ -210,6 +219,11 @@ def _nccl(device: str) -> dict[str, str]:
 
     version: Any = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
     return {"nccl": ".".join(map(str, version))}
+
+
+def _nccl_settings() -> dict[str, str]:
+    """What the environment sets of NCCL: without multicast, say, its figures are others."""
+    return {name: os.environ[name] for name in _NCCL_SETTINGS if name in os.environ}
 
 
 __all__ = ["SUITE", "Settings", "run"]
