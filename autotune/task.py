@@ -276,6 +276,7 @@ class Domain(Protocol):
 
     For the command line:
 
+    - ``figure(workload, cost)``: what its search calls a latency, as a number and its unit, where it is no time;
     - ``targets()``: the names that TARGET may be, and what each computes;
     - ``workloads_of(target, inputs)``: the workloads of a TARGET and its ``--inputs`` (None where there is none), each
       with how often it occurs; raises UserError where it knows no such target;

@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune.errors import printable
 from autotune.store.health.damage import Damaged as Damaged
-from autotune.store.health.damage import mapping, number, whole
+from autotune.store.health.damage import figures, mapping, number, whole
 from autotune.store.records import Key, Measurement
 from autotune.task import Artifact, Config, Kernel, Status, config_key
 from autotune.workload import Workload, digest
@@ -133,6 +133,7 @@ def measurement_values(m: Measurement, config: str, now: float) -> dict[str, Any
         "compile_s": m.compile_s,
         "measure_s": m.measure_s,
         "created": m.when or now,
+        "metrics": {name: figure for name, figure in m.metrics.items() if math.isfinite(figure)},
     }
 
 
@@ -160,6 +161,7 @@ def measurement_from(row: Any) -> Measurement:
         compile_s=number(row.compile_s, "compile time"),
         measure_s=number(row.measure_s, "measuring time"),
         when=number(row.created, "time"),
+        metrics=figures(row.metrics),
     )
 
 

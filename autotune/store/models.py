@@ -25,7 +25,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 TABLE_PREFIX = "autotune_"
 VERSION_TABLE = "autotune_alembic_version"
-SCHEMA_REVISION = "0003"
+SCHEMA_REVISION = "0004"
 """The newest migration. Opening a database compares it without importing Alembic; a test keeps it true."""
 
 _Fingerprint = String(64)
@@ -123,6 +123,7 @@ class MeasurementRow(Base):
     compile_s: Mapped[float]
     measure_s: Mapped[float]
     created: Mapped[float]
+    metrics: Mapped[dict[str, Any]] = mapped_column(server_default="{}")
 
 
 class BlobRow(Base):

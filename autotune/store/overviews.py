@@ -16,7 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from autotune.errors import printable
-from autotune.store.health.damage import latencies, number
+from autotune.store.health.damage import figures, latencies, number
 from autotune.store.measurements import STAGE_RANK, sound
 from autotune.store.models import SCHEMA_REVISION, Base, ClaimRow, DeviceRow, MeasurementRow, ScheduleRow
 from autotune.store.records import BUSY
@@ -39,6 +39,7 @@ class Overview:
         winner: who won the final comparison; None where there was none yet.
         baselines: name to latency in microseconds, from that comparison.
         speedup: fastest baseline over ``best_us``; None without a final comparison.
+        metrics: the domain's own figures of what is deployed.
         busy: whether other processes disturbed that comparison too much to trust it.
         when: time of the newest schedule or measurement, in seconds since the epoch.
     """
@@ -54,6 +55,7 @@ class Overview:
     winner: str | None = None
     baselines: dict[str, float] = field(default_factory=dict)
     speedup: float | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
     busy: bool = False
     when: float = 0.0
 
@@ -70,6 +72,7 @@ class _Deployed:
     winner: str
     baselines: dict[str, float]
     busy: bool
+    metrics: dict[str, float]
 
     @property
     def speedup(self) -> float | None:
@@ -144,6 +147,7 @@ class Overviews(Workloads):
                 winner=schedule.winner if schedule else None,
                 baselines=schedule.baselines if schedule else {},
                 speedup=schedule.speedup if schedule else None,
+                metrics=schedule.metrics if schedule else {},
                 busy=schedule.busy if schedule else False,
                 when=when[pair],
             )
@@ -158,7 +162,9 @@ class Overviews(Workloads):
         order = (_S.latency_us, _S.created.desc())
         place = sa.func.row_number().over(partition_by=(_S.workload, _S.device), order_by=order).label("place")
         columns = (_S.workload, _S.device, _S.latency_us, _S.winner, _S.baselines, _S.others)
-        ranked = sa.select(*columns, place).where(*where).subquery()
+        candidate = (getattr(_M, column.key) == getattr(_S, column.key) for column in _CANDIDATE)
+        final = sa.and_(*candidate, _M.stage == "final")
+        ranked = sa.select(*columns, _M.metrics, place).outerjoin_from(_S, _M, final).where(*where).subquery()
         with self.reading() as c:
             rows = c.execute(sa.select(ranked).where(ranked.c.place == 1)).all()
 
@@ -166,7 +172,8 @@ class Overviews(Workloads):
             others = 0.0 if row.others is None else number(row.others, "number of busy processors")
             rivals = {n: us for n, us in latencies(row.baselines).items() if not n.startswith(REFERENCE)}
             us = number(row.latency_us, "latency", above=0.0)
-            return _Deployed((row.workload, row.device), us, printable(str(row.winner)), rivals, others > BUSY)
+            own = {} if row.metrics is None else {printable(name): v for name, v in figures(row.metrics).items()}
+            return _Deployed((row.workload, row.device), us, printable(str(row.winner)), rivals, others > BUSY, own)
 
         return self.sound(rows, made, lambda r: f"schedule of workload {str(r.workload)[:12]} (search it again)")
 

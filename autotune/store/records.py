@@ -49,7 +49,7 @@ class Measurement:
     when: float = 0.0
     """Seconds since the epoch; 0 lets the store fill it in."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Figures of the domain's own, as this process measured them; kept with the trial and the run."""
+    """Figures of the domain's own, such as GB/s."""
 
 
 @dataclass(frozen=True)

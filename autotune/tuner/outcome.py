@@ -95,6 +95,7 @@ def recalled(
         winner=schedule.winner,
         deployed_us=schedule.latency_us,
         noise=best.noise,
+        metrics=best.metrics,
         stop=f"nothing left to do: {effort.stop}",
         others=schedule.others,
     )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import json
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.decided import steps, to_json
@@ -13,8 +16,10 @@ from autotune.cli.options import add_db, add_json, natural_int
 from autotune.cli.output import BUSY_NOTE, console, microseconds, ratio
 
 if TYPE_CHECKING:
-    from autotune.store import Miss, Overview, Verdict
+    from autotune.store import Miss, Overview, Snapshot, Store, Verdict
 
+    Units = dict[str, Callable[[float], tuple[float, str]]]
+    """Workload to what a latency of it means, and in which unit."""
 
 NEWEST = 200
 """Lines of the table, unless another number is asked for."""
@@ -36,17 +41,21 @@ def show(args: argparse.Namespace) -> int:
 
     limit = (None if args.json else NEWEST) if args.limit is None else args.limit or None
     if (frozen := named_snapshot(args.db)) is not None:
-        return _show(args, *_frozen(frozen, limit), [], {}, [])
+        return _show(args, *_frozen(frozen, limit))
     with Store.open(args.db, migrate=False, readonly=True) as store:
         rows, misses, name = store.overview(limit), store.misses(), store.name
         known = store.names(m.workload for m in misses)
+        units = _units(rows, store)
         verdicts = steps(store.verdicts())
         count = store.tuned_count() if len(rows) == limit else len(rows)
-    return _show(args, rows, count, name, misses, known, verdicts)
+    return _show(args, rows, count, name, misses, known, verdicts, units)
 
 
-def _frozen(file: str, limit: int | None) -> tuple[list[Overview], int, str]:
-    """What is in a snapshot, newest first, how much that is in all, and its name."""
+Frozen = tuple[list["Overview"], int, str, list["Miss"], dict[str, tuple[str, str]], list["Verdict"], "Units"]
+
+
+def _frozen(file: str, limit: int | None) -> Frozen:
+    """What is in a snapshot, newest first, how much that is in all, and its name; misses and steps it has none."""
     from autotune.store import Overview, Snapshot
 
     snapshot = Snapshot(file)
@@ -66,8 +75,24 @@ def _frozen(file: str, limit: int | None) -> tuple[list[Overview], int, str]:
     about = snapshot.about
     told = ", ".join(f"{name} {about[name]}" for name in ("autotune", "torch", "cuda", "driver") if about.get(name))
     signed = ", signed" if snapshot.signed else ""
+    units = _units(rows, snapshot)
     snapshot.close()
-    return rows, len(every), f"{snapshot.name} (snapshot of {about.get('created', '?')}, {told}{signed})"
+    name = f"{snapshot.name} (snapshot of {about.get('created', '?')}, {told}{signed})"
+    return rows, len(every), name, [], {}, [], units
+
+
+def _units(rows: list[Overview], source: Store | Snapshot) -> Units:
+    """How to write the latencies of workloads whose domain measures something else in the place of time."""
+    from autotune.task import domain_hook, domains
+
+    figure = {kind: domain_hook(kind, "figure") for kind in {row.kind for row in rows} if kind in domains()}
+    wanted = {row.workload for row in rows if figure.get(row.kind)}
+    units: Units = {}
+    for name, workload in source.get_workloads(wanted).items() if wanted else ():
+        with contextlib.suppress(KeyError, TypeError, ValueError):  # what a database says of it may be anything
+            if figure[workload.kind](workload, 1.0) is not None:
+                units[name] = functools.partial(figure[workload.kind], workload)
+    return units
 
 
 def _show(
@@ -78,13 +103,14 @@ def _show(
     misses: list[Miss],
     known: dict[str, tuple[str, str]],
     verdicts: list[Verdict],
+    units: Units,
 ) -> int:
     if args.json:
         missed = [
             {"workload": m.workload, "label": known.get(m.workload, ("", ""))[0],
              "device": m.device, "count": m.count, "reason": m.reason} for m in misses
         ]  # fmt: skip
-        print(json.dumps({"database": name, "tuned": [r.to_json() for r in rows],
+        print(json.dumps({"database": name, "tuned": [_to_json(r, units.get(r.workload)) for r in rows],
                           "steps": [to_json(v) for v in verdicts], "missed": missed}))  # fmt: skip
         return 0
     from rich import box
@@ -102,19 +128,24 @@ def _show(
         table.add_column("id", no_wrap=True)
         table.add_column("device", overflow="fold", min_width=8)
         failures = any(r.failed for r in rows)
-        for column in ("tried", *(["failed"] if failures else []), "best", "baselines", "speedup"):
+        metrics = any(r.metrics for r in rows)
+        optional = {"failed": failures, "figures": metrics}
+        for column in ("tried", "failed", "best", "figures", "baselines", "speedup"):
+            if not optional.get(column, True):
+                continue
             table.add_column(column, justify="right", no_wrap=True)
         for r in rows:
             failed = sum(r.failed.values())
-            best = microseconds(r.best_us)
+            written = functools.partial(_written, units.get(r.workload))
             table.add_row(
                 escape(r.label or r.kind),
                 r.workload[:8],
                 escape(r.device_name or r.device[:8]),
                 str(r.measured),
                 *([str(failed) if failed else "–"] if failures else []),
-                "\n".join([best, *(f"({escape(note)})" for note in _notes(r))]),
-                "\n".join(f"{escape(n)} {microseconds(us)}" for n, us in sorted(r.baselines.items())) or "–",
+                "\n".join([escape(written(r.best_us)), *(f"({escape(note)})" for note in _notes(r))]),
+                *(["\n".join(escape(f"{v:.4g} {n}") for n, v in sorted(r.metrics.items())) or "–"] if metrics else []),
+                "\n".join(escape(f"{n} {written(us)}") for n, us in sorted(r.baselines.items())) or "–",
                 ratio(r.speedup),
             )
         out.print(table)
@@ -131,6 +162,22 @@ def _show(
         command = "autotune search --missed" if kind == "fusion" else f"autotune search {kind} --missed"
         out.print(f"{count} {what} met at deploy time without a schedule: `{command}`.")
     return 0
+
+
+def _written(unit: Callable[[float], tuple[float, str]] | None, cost: float | None) -> str:
+    """A latency, or what stands in its place, in its unit."""
+    if unit is None or cost is None:
+        return microseconds(cost)
+    value, name = unit(cost)
+    return f"{value:.4g} {name}"
+
+
+def _to_json(row: Overview, unit: Callable[[float], tuple[float, str]] | None) -> dict[str, Any]:
+    """A line; ``figure`` where what was tuned for is no time."""
+    told = row.to_json()
+    if unit is not None and row.best_us is not None:
+        told["figure"] = dict(zip(("value", "unit"), unit(row.best_us), strict=True))
+    return told
 
 
 def _notes(row: Overview) -> list[str]:

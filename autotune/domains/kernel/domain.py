@@ -36,6 +36,13 @@ def confined(workload: Workload) -> Any:
     return [space.space.fingerprint, space.default, list(space.points), told, workload.source.get("left")]
 
 
+def figure(workload: Workload, cost: float) -> tuple[float, str] | None:
+    from autotune.domains.kernel.cli.report import objective_of
+
+    objective = objective_of(workload.spec)
+    return None if objective is None else (objective.figure(cost), objective.unit)
+
+
 def targets() -> Mapping[str, str]:
     return {}
 

@@ -64,6 +64,11 @@ def latencies(value: Any) -> dict[str, float]:
     return {str(name): number(us, f"latency of {str(name)[:40]}", above=0.0) for name, us in value.items()}
 
 
+def figures(value: Any) -> dict[str, float]:
+    """A JSON object of a domain's own figures; raises Damaged."""
+    return {str(name): number(figure, f"{str(name)[:40]}") for name, figure in mapping(value, "metrics").items()}
+
+
 def mapping(value: Any, what: str) -> dict[str, Any]:
     """``value`` as a JSON object; raises Damaged."""
     if not isinstance(value, dict):

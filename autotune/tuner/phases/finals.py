@@ -226,6 +226,7 @@ def _from_store(s: Session, stored: Schedule, default: Config) -> Final:
         noise=best.noise,
         baselines=stored.rivals,
         references=stored.references,
+        metrics=best.metrics,
     )
 
 

@@ -51,7 +51,7 @@ def test_a_kernel_is_searched_stored_and_found_again(tmp_path: Path, monkeypatch
     assert set(result.references) == {"reference"}
     # The same again measures nothing.
     (again,) = kernels.scale.search(device="cpu", db=db, policy=QUICK, sampler="brute", trials=8)
-    assert (again.measured, again.best) == (0, result.best)
+    assert (again.measured, again.best, set(again.metrics)) == (0, result.best, {"MB/s"})
     with Store.open(db) as store:
         (workload,) = store.find_workloads("scale", kind="kernel")
         assert workload.label == "kernels:scale x=256 float32"
@@ -70,8 +70,16 @@ def test_a_kernel_is_searched_stored_and_found_again(tmp_path: Path, monkeypatch
 
 
 def _metrics_are_kept(db: str, best: dict[str, Any]) -> None:
-    """The winner's with the run, every candidate's with its trial."""
+    """The winner's with the run, every candidate's with its trial and its measurement; ``autotune show`` tells them."""
     import sqlite3
+
+    with Store.open(db) as store:
+        measured = [m for m in store.measurements() if m.status is Status.OK]
+        (line,) = store.overview()
+    assert all(m.metrics["MB/s"] > 0 for m in measured)
+    final = next(m for m in measured if m.stage == "final" and m.config == best)
+    assert line.metrics == final.metrics
+    assert f"{final.metrics['MB/s']:.4g} MB/s" in command("show", "--db", db).stdout
 
     with sqlite3.connect(db) as c:
         summaries = [json.loads(row[0]) for row in c.execute("SELECT summary FROM autotune_runs ORDER BY started")]
@@ -114,6 +122,11 @@ def test_an_objective_of_the_users_own(tmp_path: Path) -> None:
     assert (result.metrics, result.label) == ({"left": 97.0}, "kernels:scored x=8 float32 [points]")
     found = command("lookup", "kernel", f"{KERNELS}:scored", "--device", "cpu", "--db", db)
     assert "30 points" in found.stdout
+    shown = command("show", "--db", db)
+    assert "30 points" in shown.stdout
+    assert " us" not in shown.stdout.replace("default 10 points", "")
+    (line,) = json.loads(command("show", "--db", db, "--json").stdout)["tuned"]
+    assert (line["figure"], line["metrics"]) == ({"value": pytest.approx(30.0), "unit": "points"}, {"left": 97.0})
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from autotune.errors import UserError
 from autotune.store import Measurement, Store
 from autotune.store.models import SCHEMA_REVISION
 from autotune.task import Status
+from autotune.workload import Workload
 from tests.process.store.test_schedules import schedule
 from tests.support.rows import GPU, put_key, workload
 
@@ -105,6 +106,41 @@ def test_what_a_busy_machine_decided_is_marked(filled: Path, capsys: pytest.Capt
     text = capsys.readouterr().out
     assert "busy          1 compared while" in text
     assert "geometric mean" not in text
+
+
+def test_what_is_no_time_is_shown_in_the_unit_that_a_domain_names(
+    filled: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is tuned for is no time here; one workload's specification is not what its domain expects."""
+    assert run("show", "--db", filled) == 0
+    assert "figures" not in capsys.readouterr().out
+    with Store.open(filled) as store:
+        key = put_key(store)
+        store.put_schedule(schedule(key), replace=True)
+        figures = {"GB/s": 1234.56, "none": float("nan")}
+        store.add_measurement(
+            Measurement(key, schedule(key).config or {}, Status.OK, "final", latency_us=10.0, metrics=figures)
+        )
+        odd = put_key(store, workload(128))
+        store.put_schedule(schedule(odd))
+
+    def figure(workload: Workload, cost: float) -> tuple[float, str]:
+        if workload.extent == 128:
+            raise KeyError("objective")
+        return 1 / cost, "[red]J"
+
+    monkeypatch.setattr("autotune.domains.fusion.domain.figure", figure, raising=False)
+    assert run("show", "--db", filled) == 0
+    lines = {line.split()[2]: line for line in capsys.readouterr().out.splitlines() if "layer_norm" in line}
+    assert "0.1 [red]J" in lines["64x8"]
+    assert "1235 GB/s" in lines["64x8"]
+    assert " us" not in lines["64x8"]
+    assert "10 us" in lines["128x8"]
+    assert run("show", "--db", filled, "--json") == 0
+    tuned = {line["label"].split()[-1]: line for line in json.loads(capsys.readouterr().out)["tuned"]}
+    assert tuned["64x8"]["figure"] == {"value": 0.1, "unit": "[red]J"}
+    assert tuned["64x8"]["metrics"] == {"GB/s": 1234.56}
+    assert "figure" not in tuned["128x8"]
 
 
 def test_show_of_an_empty_database_and_of_none(sqlite_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,6 +46,7 @@ RELEASED = {
     "0001_first_tables.py": "7f1351d92e377d1cacb07bb7c916756fb610deb61df2c8dc26961d6fe660022a",
     "0002_one_form.py": "eb8d900e787aa5efecc6edb0a215cd9cf49a0297d9916d805430f0c9700e4e5f",
     "0003_verdicts.py": "d99e491a1c00d25dfad2a973d7aef0a4052a5d8bc20acb2cfe340c9c0fae1272",
+    "0004_metrics.py": "3e845c06ae067e7426bd0ebda5d0409da15cc28ede10199ec2a468312e6d7af0",
 }
 
 

@@ -82,5 +82,6 @@ def test_an_upgraded_database_answers_as_it_did(dump: Path, url: str) -> None:
         record = {"compile_us": 2.0}
         verdict = Verdict("a" * 64, key.device, key.environment, "default", (key.workload,), record, 10.0)
         assert store.verdicts() == ([verdict] if dump.stem >= "0003" else [])
+        assert [m.metrics for m in store.measurements()] == [{"GB/s": 2.5} if dump.stem >= "0004" else {}, {}, {}]
         assert list(damage(store)) == []
         assert store.put_schedule(schedule(key, 5.0))

@@ -14,6 +14,14 @@ if TYPE_CHECKING:
     from autotune.store import Store
 
 
+def objective_of(spec: Mapping[str, Any]) -> Objective | None:
+    """What a stored workload is tuned for in the place of time."""
+    from autotune.domains.kernel.kernel import Objective
+
+    told = spec.get("objective")
+    return Objective(lambda call: 0.0, told["unit"], told["direction"], told["name"]) if told else None
+
+
 def figure_text(objective: Objective | None, cost: float | None) -> str:
     """What was measured, in its unit."""
     if objective is None or cost is None:
@@ -23,20 +31,17 @@ def figure_text(objective: Objective | None, cost: float | None) -> str:
 
 def with_figures(answer: Mapping[str, Any], target: str, store: Store) -> dict[str, Any]:
     """The answer of a search, with figures in the kernel's unit beside what the search calls latencies."""
-    from autotune.domains.kernel.kernel import Objective
-
     regions = []
     for region in answer["workloads"]:
         workload = store.get_workload(region["workload"])
         spec = workload.spec if workload is not None else {}
-        told = spec.get("objective")
-        objective = Objective(lambda call: 0.0, told["unit"], told["direction"], told["name"]) if told else None
+        objective = objective_of(spec)
         default = region["baselines"].get("default", {}).get("latency_us") or region["default_us"]
         costs = {"best": region["deployed_us"] or (region["best"] or {}).get("latency_us"), "default": default}
         figures = {name: figure_text(objective, cost) for name, cost in costs.items()}
         more = {"key": spec.get("key"), "figures": figures}
         if objective is not None:
-            more["objective"] = told
+            more["objective"] = spec["objective"]
         regions.append({**region, **more})
     return {**answer, "target": target, "workloads": regions}
 
