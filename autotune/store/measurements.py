@@ -155,6 +155,19 @@ class Measurements(Claims):
             found.sort(key=lambda f: (f[2], _distance(f[0].extent, extent)))
         return [(workload, measurement) for workload, measurement, _ in found[:limit]]
 
+    def elsewhere(self, key: Key, best: int) -> list[Measurement]:
+        """The best few of a workload's candidates in each other place: on another device, with other software, or
+        measured by another policy. The best of each place come first, then the second best. A candidate that failed at
+        any stage there does not count."""
+        places = (_M.device, _M.environment, _M.policy)
+        rank = sa.func.row_number().over(partition_by=places, order_by=(STAGE_RANK, _M.latency_us, _M.id))
+        own = sa.and_(*_key_is(key))
+        ranked = sa.select(_M.id, rank.label("place")).where(_M.workload == key.workload, ~own, *sound()).subquery()
+        # A candidate has a measurement for each stage.
+        query = _joined().join(ranked, ranked.c.id == _M.id).where(ranked.c.place <= 3 * best)
+        with self.reading() as c:
+            return list(self._made(c.execute(query.order_by(ranked.c.place, _M.id)).all()))
+
 
 # Labelled, since a measurement's row and a workload's are read in one select.
 _WORKLOAD = ("fingerprint", "kind", "spec", "family", "extent", "label", "source")

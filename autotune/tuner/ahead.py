@@ -15,6 +15,7 @@ from autotune.task import Config, Task, config_key
 from autotune.tuner.budget import Budget
 from autotune.tuner.composed import compose
 from autotune.tuner.context import Context
+from autotune.tuner.proposals.elsewhere import winners
 from autotune.tuner.proposals.samplers import NONE
 from autotune.tuner.proposals.seeds import suggested
 from autotune.workload import Workload
@@ -138,8 +139,9 @@ def first(context: Context, workload: Workload, budget: Budget) -> Iterator[tupl
 def beginnings(context: Context, task: Task) -> list[Config]:
     """The first of what :func:`autotune.tuner.proposals.seeds.plan` has, as far as it can work."""
     asked = context.seeds.get(task.workload.fingerprint, ())
+    elsewhere = winners(context.store, context.key(task.workload))
     found: dict[str, Config] = {}
-    for seed in suggested(task, task.space(context.space_file), asked):
+    for seed in suggested(task, task.space(context.space_file), asked, elsewhere):
         config = task.normalize(seed.config)
         if not found or task.reject(config) is None:  # the default comes first, and is compared with whatever it is
             found.setdefault(config_key(config), config)

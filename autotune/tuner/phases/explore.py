@@ -25,8 +25,10 @@ _DRAWS = 2000  # of a larger one so many are drawn
 _POLL_S = 0.25  # between looks at what other searches have measured
 _QUIET_S = 5.0  # so long measuring on a CPU waits for the rest of a batch to be compiled
 _POLISHED = 10
-"""Candidates known before neighbours of the best are proposed: the best of fewer may be anywhere."""
+"""Candidates known before a sampler's proposals make room for neighbours of the best: that of fewer may be anywhere."""
 _GAIN = 0.01
+_SPARED = ("default", "asked", "elsewhere")
+"""Seeds (by their origin) that are measured whatever the cost model says."""
 _HARVEST_S, _HARVEST_SHARE = 1.0, 0.25  # for what is compiled when the time is up: no more, nor more of that time
 NO_GAIN = "no gain"
 EXHAUSTED = ("every candidate of the space is known", "no untried candidate was found")
@@ -148,11 +150,10 @@ class Explorer:
         """The next candidate that has to be measured and that is ours to measure."""
         while self._seeds:
             seed = self._seeds.popleft()
-            if (found := self._admit(seed.config, spared=seed.origin in ("default", "asked"))) is not None:
+            if (found := self._admit(seed.config, spared=seed.origin in _SPARED)) is not None:
                 return found
-        self._polished = not self._polished
-        begun = len(self.s.known) >= _POLISHED
-        if self._polish and begun and self._polished and (found := self._neighbour()) is not None:
+        self._polished = self.history is None or (len(self.s.known) >= _POLISHED and not self._polished)
+        if self._polish and self._polished and (found := self._neighbour()) is not None:
             return found
         if self.history is not None:
             for _ in range(_ASKS):

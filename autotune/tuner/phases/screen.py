@@ -8,6 +8,7 @@ from autotune.tuner.budget import Budget
 from autotune.tuner.context import Context
 from autotune.tuner.phases.explore import EXHAUSTED, NO_GAIN, Explorer
 from autotune.tuner.proposals import seeds
+from autotune.tuner.proposals.elsewhere import winners
 from autotune.tuner.proposals.samplers import is_guided
 from autotune.tuner.session import Session
 
@@ -32,7 +33,8 @@ def explore(context: Context, s: Session, budget: Budget, *, until_s: float | No
     else:
         history.add(stored)
         asked = context.seeds.get(s.task.workload.fingerprint, ())
-        begin = seeds.plan(s.task, space, [m.config for _, m in near], context.seed, asked=asked)
+        before = winners(s.store, s.key)
+        begin = seeds.plan(s.task, space, [m.config for _, m in near], context.seed, asked=asked, elsewhere=before)
     explorer = Explorer(
         s,
         space,

@@ -1,5 +1,5 @@
-"""Where a search begins: the default, what heuristics suggest, what was best for a neighbouring workload, and what the
-domain's cost model likes."""
+"""Where a search begins: the default, what was best for the workload elsewhere, what heuristics suggest, what was best
+for a neighbouring workload, and what the domain's cost model likes."""
 
 from __future__ import annotations
 
@@ -19,41 +19,49 @@ _DRAWS = 100
 @dataclass(frozen=True)
 class Seed:
     """A configuration to measure before the sampler is asked; ``origin`` is "default", "asked" (by the
-    caller), "heuristic", "neighbour", "model" or "composed"."""
+    caller), "elsewhere", "heuristic", "neighbour", "model" or "composed"."""
 
     config: Config
     origin: str
 
 
 def plan(
-    task: Task, space: Space, neighbours: Iterable[Config], seed: int = 0, *, asked: Iterable[Config] = ()
+    task: Task,
+    space: Space,
+    neighbours: Iterable[Config],
+    seed: int = 0,
+    *,
+    asked: Iterable[Config] = (),
+    elsewhere: Iterable[Config] = (),
 ) -> list[Seed]:
     """The configurations to begin with, in order, each once.
 
     The default comes first and is kept even where a user's narrowed space leaves it out, since everything is compared
-    with it; then what was asked for, and the point of the space that is nearest to the default. All others must be in
-    the space, or are moved to the nearest point of it.
+    with it; then what was asked for, what was best elsewhere, and the point of the space that is nearest to the
+    default. All others must be in the space, or are moved to the nearest point of it.
 
     Args:
         neighbours: configurations that were best for other workloads of the family, nearest first.
         seed: of the candidates drawn for the cost model to choose from.
         asked: configurations that the caller wants to see measured.
+        elsewhere: configurations that were best for this workload on other devices or with other software.
     """
     adapted = (task.adapt(config) for config in neighbours)
     more = (("neighbour", adapted), ("model", picks(task, space, seed)))
-    return list(_distinct(task, space, (*_suggested(task, asked), *more)))
+    return list(_distinct(task, space, (*_suggested(task, asked, elsewhere), *more)))
 
 
-def suggested(task: Task, space: Space, asked: Iterable[Config]) -> Iterator[Seed]:
+def suggested(task: Task, space: Space, asked: Iterable[Config], elsewhere: Iterable[Config]) -> Iterator[Seed]:
     """What :func:`plan` has before neighbours and the cost model are asked."""
-    return _distinct(task, space, _suggested(task, asked))
+    return _distinct(task, space, _suggested(task, asked, elsewhere))
 
 
 _Plans = Sequence[tuple[str, Iterable[Config | None]]]
 
 
-def _suggested(task: Task, asked: Iterable[Config]) -> _Plans:
-    return (("asked", asked), ("heuristic", itertools.chain([task.default()], task.seeds())))
+def _suggested(task: Task, asked: Iterable[Config], elsewhere: Iterable[Config]) -> _Plans:
+    heuristic = itertools.chain([task.default()], task.seeds())
+    return (("asked", asked), ("elsewhere", elsewhere), ("heuristic", heuristic))
 
 
 def _distinct(task: Task, space: Space, plans: _Plans) -> Iterator[Seed]:

@@ -7,10 +7,12 @@ import math
 
 import pytest
 
+from autotune.device import DeviceIdentity
 from autotune.store import Key, Measurement, Store
 from autotune.task import Config, Status
+from autotune.tuner.proposals.elsewhere import winners
 from autotune.workload import Workload
-from tests.support.rows import ENVIRONMENT, GPU, OTHER_GPU, put_key, workload
+from tests.support.rows import ENVIRONMENT, FAR, GPU, OTHER_GPU, put_key, workload
 
 
 def ok(key: Key, config: Config, us: float, stage: str = "screen") -> Measurement:
@@ -177,6 +179,34 @@ def test_neighbours_prefer_the_same_device_then_the_nearest(store: Store) -> Non
     assert configs(extent=900) == [1024, 32, 65]
     assert configs(extent=900, limit=1) == [1024]
     assert store.neighbours("", here.device) == []
+
+
+def test_the_best_of_other_places(store: Store) -> None:
+    """By places in turn; neither the key that asks, nor other workloads, nor what failed there."""
+    here = put_key(store)
+    store.add_measurement(ok(here, {"own": 1}, 0.1))
+    store.add_measurement(ok(put_key(store, workload(65)), {"other": 1}, 0.1))
+    there, newer = put_key(store, device=OTHER_GPU), put_key(store, env=FAR)
+    for n in range(4):
+        store.add_measurement(ok(there, {"there": n}, 5.0 + n))
+        store.add_measurement(ok(newer, {"newer": n}, 9.0 + n))
+    store.add_measurement(ok(there, {"there": 2}, 0.5, "final"))
+    store.add_measurement(ok(there, {"lucky": 1}, 0.2))
+    store.add_measurement(failed(there, {"lucky": 1}, Status.WRONG_RESULT, "final"))
+    found = [m.config for m in store.elsewhere(here, 1)]
+    assert sorted(found[:2], key=str) == [{"newer": 0}, {"there": 2}]
+    assert {"lucky": 1} not in found
+    assert {"own": 1} not in found
+    assert winners(store, here) == [{"newer": 0}, {"newer": 1}, {"newer": 2}]  # this device, other software
+    cpu = DeviceIdentity("cpu", "Test CPU", 2, 24576, "x86_64", threads=2)
+    store.add_measurement(ok(put_key(store, device=cpu), {"cpu": 1}, 0.1))
+    twin = dataclasses.replace(GPU, name="NVIDIA Twin")
+    assert winners(store, put_key(store, device=twin)) == [
+        {"own": 1},
+        {"newer": 0},
+        {"newer": 1},
+    ]  # of its architecture
+    assert winners(store, put_key(store, device=dataclasses.replace(cpu, units=1))) == [{"cpu": 1}]
 
 
 def test_overview_and_stats(store: Store, key: Key) -> None:

@@ -22,7 +22,7 @@ from autotune.tuner.composed.parts import Parts
 from autotune.tuner.context import Context
 from autotune.tuner.result import Progress, Result
 from autotune.tuner.session import Session
-from tests.support.toy import pair_domain
+from tests.support.toy import lane_domain, pair_domain
 from tests.support.toy.pair_domain import workload
 from tests.support.toy.toy_domain import workload as toy
 
@@ -73,6 +73,15 @@ def test_parts_are_tuned_once_and_the_whole_is_measured(tune: Tune, store: Store
     assert second.ok
     assert second.measured == 10 + 3  # a block of 32 has more rows than the new part
     assert screened(store, toy(**A).fingerprint) == 12
+
+
+def test_the_best_whole_is_polished(store: Store, policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few wholes are known then, and no sampler proposes any: neighbours of the best are tried at once."""
+    monkeypatch.setitem(task.DOMAINS, pair_domain.KIND, lane_domain.__name__)
+    (found,) = api.tune_workloads([workload(A, B)], "cpu", store, policy=policy)
+    wholes = [m.config for m in store.measurements(workload=found.workload, stage="screen")]
+    steps = [sum(c.get(name) != whole.get(name) for name in c) for c in wholes for whole in wholes[:3]]
+    assert steps.count(1) >= 5, wholes
 
 
 def test_nothing_left_to_do_starts_nothing(tune: Tune, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
