@@ -163,8 +163,10 @@ def _planned(key: str, text: str, target: str) -> Plan:
             return build_plan(graph, read_text(text), target)
         except ValueError as error:
             raise Unsupported(f"the plan {text!r}: {error}") from error
-    plan = build_plan(graph, greedy(graph, target), target)
-    return plan if target == "cpu" else build_plan(graph, pack(plan), target)
+    shape = greedy(graph, target)
+    plan = build_plan(graph, shape, target)
+    packed = shape if target == "cpu" else pack(plan)
+    return plan if packed == shape else build_plan(graph, packed, target)
 
 
 def make_plan(graph: Graph, target: str = "cuda", text: str = "") -> Plan:

@@ -28,6 +28,7 @@ from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
 from autotune.runtime.database import warn_once
 from autotune.runtime.launch.given_up import disabled
+from autotune.runtime.matching.audits import foreign_kernels
 from autotune.runtime.matching.ladder import Difference, differences, relatives, software
 from autotune.runtime.settings import Settings, settings
 from autotune.store.health.damage import BROKEN
@@ -249,9 +250,7 @@ def _foreign(schedule: Schedule, tuned: Workload, device: DeviceIdentity, truste
     artifact = schedule.artifact
     if schedule.config is None or artifact is None or artifact.target == "cpu" or trusted:
         return ""
-    from autotune.compiler.audit import foreign
-
-    why = foreign(artifact, Graph.from_json(tuned.spec), schedule.config, device.units)
+    why = foreign_kernels(artifact, tuned, schedule.config, device.units)
     return _damaged(schedule, why, "the stored kernels") if why else ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from autotune.domains.fusion.task import FusionTask
 from autotune.errors import Unsupported
 from autotune.runtime.launch.cuda import LaunchError, check_rule
 from autotune.runtime.launch.executor import TensorSpec, load_executor
+from autotune.runtime.matching.audits import foreign_kernels
 from autotune.runtime.matching.match import Level, Match, deployed, match
 from autotune.store import Key, Schedule, Store
 from autotune.store.codec import artifact_id, artifact_json
@@ -142,6 +144,70 @@ def test_another_plan_beside_an_intact_artifact_is_no_hit(db: Path) -> None:
     found = look_up(db, task.workload)
     assert found.level is Level.NONE
     assert "damaged" in found.reason
+
+
+@pytest.fixture
+def audits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Artifact]:
+    """The artifacts that are audited, under a cache of this test's own."""
+    from autotune.compiler import audit
+
+    seen: list[Artifact] = []
+
+    def spied(artifact: Artifact, *args: Any) -> str:
+        seen.append(artifact)
+        return foreign(artifact, *args)
+
+    monkeypatch.setenv("AUTOTUNE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(audit, "foreign", spied)
+    return seen
+
+
+def test_an_audit_that_passed_is_remembered_for_the_very_same_only(db: Path, audits: list[Artifact]) -> None:
+    task, config, artifact = cut()
+    stored(db, task.workload, config, artifact)
+    for _ in range(3):
+        assert look_up(db, task.workload).level is Level.EXACT
+    assert len(audits) == 1
+    code = artifact.kernels[0].code
+    kernels = (replace(artifact.kernels[0], code=code + b"\0"), *artifact.kernels[1:])
+    first = artifact.kernels[0]
+    other = (replace(first, resources={**first.resources, "registers": 1}), *artifact.kernels[1:])
+    asked = foreign_kernels(replace(artifact, kernels=kernels), task.workload, config, 132)
+    assert (asked, len(audits)) == ("", 2), "other code is another artifact"
+    foreign_kernels(replace(artifact, kernels=other), task.workload, config, 132)
+    foreign_kernels(artifact, task.workload, {**config, "plan": ""}, 132)
+    foreign_kernels(artifact, built()[0].workload, config, 132)
+    foreign_kernels(artifact, task.workload, config, 80)
+    foreign_kernels(replace(artifact, scratch=(("float32", 1),)), task.workload, config, 132)
+    assert len(audits) == 7
+    rewritten(db, lambda data: data["kernels"][0]["launch"].update(per_block=7))
+    for _ in range(2):
+        assert look_up(db, task.workload).level is Level.NONE
+    assert len(audits) == 9, "a failure is not remembered"
+
+
+def test_audits_are_remembered_where_nobody_else_writes(
+    db: Path, audits: list[Artifact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, config, artifact = built()
+    folder = tmp_path / "cache" / "audits"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    assert foreign_kernels(artifact, task.workload, config, 132) == ""
+    assert folder.stat().st_mode & 0o022 == 0
+    assert foreign_kernels(artifact, task.workload, config, 132) == ""
+    assert len(audits) == 1
+    real = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: real + 1)
+    monkeypatch.setenv("AUTOTUNE_CACHE_DIR", str(tmp_path / "theirs"))
+    for _ in range(2):
+        assert foreign_kernels(artifact, task.workload, config, 132) == ""
+    assert len(audits) == 3, "another user's folder is neither read nor written"
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("AUTOTUNE_CACHE_DIR", str(tmp_path / "file"))
+    for _ in range(2):
+        assert foreign_kernels(artifact, task.workload, config, 132) == ""
+    assert len(audits) == 5
 
 
 def test_another_workload_s_artifact_is_no_hit(db: Path) -> None:

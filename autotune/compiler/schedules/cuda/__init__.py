@@ -71,8 +71,9 @@ def schemes() -> dict[str, Scheme]:
     return {scheme.name: scheme for scheme in sorted(found, key=lambda scheme: scheme.rank)}
 
 
+@lru_cache(maxsize=512)
 def scheme_of(graph: Graph) -> Scheme:
-    """The CUDA scheme of a group.
+    """The CUDA scheme of a group. Remembered: planning, configuring and printing a group ask for it anew.
 
     Raises:
         Unsupported: no scheme fits; the message is that of the last one tried.

@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import os
 import shutil
-import stat
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -19,16 +18,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from autotune.errors import UserError
+from autotune.user_cache import cache_folder, make_own
 
 T = TypeVar("T")
 
 
 def cache_dir() -> Path:
     """Folder of the generated sources: ``$AUTOTUNE_CACHE_DIR/cpu``, or the user's cache directory's."""
-    import platformdirs
-
-    root = os.environ.get("AUTOTUNE_CACHE_DIR") or platformdirs.user_cache_dir("autotune")
-    return Path(root) / "cpu"
+    return cache_folder("cpu")
 
 
 def compiled_at(name: str, text: str, load: Callable[[Path], T]) -> T:
@@ -80,24 +77,21 @@ def _forget(path: Path) -> bool:
 
 
 def _own(folder: Path) -> None:
-    """Make the folder, for this user alone, unless it is there.
+    """As :func:`make_own`.
 
     Raises:
         UserError: another user's, where the user has named it.
         PermissionError: another user's, where it is the default one.
     """
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if not hasattr(os, "geteuid"):
-        return
-    found = folder.stat()
-    if found.st_uid != os.geteuid():
-        note = f"{folder} belongs to another user (uid {found.st_uid}), whose code would run as you"
+    try:
+        make_own(folder)
+    except PermissionError as e:
+        if e.errno is not None:
+            raise
         if os.environ.get("AUTOTUNE_CACHE_DIR"):
-            raise UserError(f"AUTOTUNE_CACHE_DIR: {note}; point it at a folder of your own")
-        warnings.warn(f"autotune: {note}: kernels are compiled anew in each process", stacklevel=2)
-        raise PermissionError(note)
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        folder.chmod(stat.S_IMODE(found.st_mode) & ~(stat.S_IWGRP | stat.S_IWOTH))
+            raise UserError(f"AUTOTUNE_CACHE_DIR: {e}; point it at a folder of your own") from e
+        warnings.warn(f"autotune: {e}: kernels are compiled anew in each process", stacklevel=2)
+        raise
 
 
 def _write_once(path: Path, text: str) -> None:
