@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from autotune.compiler.audit import foreign
 from autotune.compiler.schedules.limits import improper
@@ -196,7 +197,9 @@ class Fuzz:
     @property
     def _known(self) -> set[str]:
         sound = {p.name for p in (self._empty, self.full, self._bundle, self.inner)}
-        return sound | {f"{name}{end}" for name in sound for end in ("-wal", "-shm")} | {"s.atdb"}
+        return sound | {f"{name}{end}" for name in sound for end in ("-wal", "-shm")} | {
+            "cache", "s.atdb", "signed.atdb", "older.atdb", "key.pem", "key.pub"
+        }  # fmt: skip
 
     @contextlib.contextmanager
     def _armed(self) -> Iterator[None]:
@@ -204,7 +207,8 @@ class Fuzz:
         logging.disable(logging.CRITICAL)
         self.guard.armed = True
         try:
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
+            own = mock.patch.dict(os.environ, AUTOTUNE_CACHE_DIR=str(self.folder / "cache"))  # for audits that passed
+            with own, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 yield
         finally:

@@ -8,19 +8,19 @@ import random
 import sqlite3
 import zlib
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import UserError
-from autotune.store import Store
-from autotune.store.snapshots.form import SEAL_BYTES, Seal
+from autotune.store import Schedule, Store
+from autotune.store.snapshots.form import CHUNK, SEAL_BYTES
 from autotune.store.snapshots.merge import import_file
 from autotune.store.snapshots.reader import Snapshot
-from autotune.store.snapshots.sign import body_sha256
 from autotune.store.snapshots.writer import export_snapshot
 from tests.fuzz.values import altered, as_text, flipped, hostile
 from tests.support.rows import ENVIRONMENT, GPU
+from tests.support.snapshots import keys, resealed
 
 if TYPE_CHECKING:
     from tests.fuzz.check import Fuzz
@@ -33,9 +33,17 @@ class Snapshots:
         self._fuzz, self._file = fuzz, fuzz.folder / "s.atdb"
         with Store.open(fuzz.full, readonly=True) as store:
             export_snapshot(store, self._file)
+            self._every = store.schedules(artifacts=True)
+            mine, self._key = keys(fuzz.folder)
+            self._signed, self._older = fuzz.folder / "signed.atdb", fuzz.folder / "older.atdb"
+            export_snapshot(store, self._signed, key=mine)
+            export_snapshot(store, self._older, key=mine, device=lambda device: device == GPU)
+        sound = [self._found(Snapshot(file, key=str(self._key))) for file in (self._signed, self._older)]
+        self._known = list(zip(*sound, strict=True))
         self.kinds: dict[str, Callable[[random.Random], str]] = {
             "snapshot bytes": self._bytes,
             "snapshot rows": self._rows,
+            "signed snapshot": self._signed_bytes,
         }
 
     def _use(self, file: Path, chance: random.Random) -> str:
@@ -67,20 +75,51 @@ class Snapshots:
 
     def _rows(self, chance: random.Random) -> str:
         file = self._fuzz.inner / "s.atdb"
-        file.write_bytes(self._file.read_bytes()[:-SEAL_BYTES])
-        with closing(sqlite3.connect(file, isolation_level=None)) as c:
+        file.write_bytes(self._file.read_bytes())
+
+        def change(c: sqlite3.Connection) -> None:
             tables = [r[0] for r in c.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
             table = chance.choice(tables)
             columns = [r[1] for r in c.execute(f"PRAGMA table_info({table})")]
             rows = c.execute(f"SELECT * FROM {table}").fetchall()
             if rows:
                 self._change(c, table, columns, chance.choice(rows), chance)
-        length = file.stat().st_size
-        with file.open("rb") as body:
-            seal = Seal(length, body_sha256(body, length))
-        with file.open("ab") as out:
-            out.write(seal.packed())
+
+        resealed(file, change, vacuum=False)
         return self._use(file, chance)
+
+    def _signed_bytes(self, chance: random.Random) -> str:
+        """A signed snapshot under its pinned key: damaged, with parts of another that the same key signed, and with
+        the digests or the seal of another. Nothing is read of it but what was signed."""
+        data, other = (bytearray(f.read_bytes()) for f in chance.sample((self._signed, self._older), 2))
+        kind = chance.randrange(4)
+        if kind == 0:
+            data = bytearray(flipped(bytes(data), chance))
+        elif kind == 1:  # a chunk of another snapshot, in its place or elsewhere
+            at = CHUNK * chance.randrange(-(-len(other) // CHUNK))
+            to = at if chance.random() < 0.5 else CHUNK * chance.randrange(-(-len(data) // CHUNK))
+            data[to : to + CHUNK] = other[at : at + CHUNK]
+        elif kind == 2:  # two of its own, in each other's place
+            one, two = (CHUNK * chance.randrange(len(data) // CHUNK) for _ in range(2))
+            data[one : one + CHUNK], data[two : two + CHUNK] = data[two : two + CHUNK], data[one : one + CHUNK]
+        else:
+            tail = chance.choice((SEAL_BYTES, SEAL_BYTES + 32 * chance.randrange(1, 5)))
+            data[-tail:] = other[-tail:]
+        file = self._fuzz.inner / "s.atdb"
+        file.write_bytes(data)
+        snapshot = Snapshot(file, key=str(self._key))
+        try:
+            result = self._fuzz.looked_up(snapshot)
+            found = self._found(snapshot)
+        finally:
+            snapshot.close()
+        assert all(f is None or f in known for f, known in zip(found, self._known, strict=True)), "not what was signed"
+        return result
+
+    def _found(self, snapshot: Snapshot) -> list[Schedule | None]:
+        names = [s.key.workload for s in self._every]
+        devices = {s.key.device for s in self._every}
+        return [snapshot.get_schedule(w, d, match="ignore") for w in sorted(set(names)) for d in sorted(devices)]
 
     def _change(
         self, c: sqlite3.Connection, table: str, columns: list[str], row: tuple[Any, ...], chance: random.Random

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -10,8 +11,7 @@ from pathlib import Path
 
 from autotune.device import DeviceIdentity, Environment
 from autotune.store import Calibration, Key, Schedule, Store, Verdict
-from autotune.store.snapshots.form import SEAL_BYTES, Seal
-from autotune.store.snapshots.sign import body_sha256
+from autotune.store.snapshots.form import Seal, digests_of, opened, root_of, stored_digests
 from autotune.task import Artifact, Kernel
 from tests.support.rows import ENVIRONMENT, GPU, NEAR, OTHER_GPU, workload
 
@@ -59,20 +59,33 @@ def filled(store: Store, rows: tuple[int, ...] = (32, 64, 512)) -> list[Schedule
     return made
 
 
-def resealed(path: Path, change: Callable[[sqlite3.Connection], object]) -> None:
+def split(path: Path) -> tuple[bytes, bytes, Seal]:
+    """The pages of a snapshot, the digests of their chunks, and the seal."""
+    file, seal = opened(path)
+    with file:
+        file.seek(0)
+        return file.read(seal.length), stored_digests(file, seal), seal
+
+
+def joined(path: Path, pages: bytes, seal: Seal | None = None) -> None:
+    """Write a snapshot of these pages, with right digests; and a right seal that nobody signed, where none is given."""
+    digests = digests_of(io.BytesIO(pages), len(pages))
+    path.write_bytes(pages + digests + (seal or Seal(len(pages), root_of(digests))).packed())
+
+
+def resealed(path: Path, change: Callable[[sqlite3.Connection], object], *, vacuum: bool = True) -> None:
     """Change a snapshot's tables as somebody would who knows how: with a right seal behind them."""
-    data = path.read_bytes()
     pages = path.with_suffix(".pages")
-    pages.write_bytes(data[:-SEAL_BYTES])
-    with closing(sqlite3.connect(pages, isolation_level=None)) as connection:
-        connection.execute("PRAGMA journal_mode = OFF")
-        change(connection)
-        connection.execute("VACUUM")
-    with open(pages, "rb") as body:
-        length = pages.stat().st_size
-        seal = Seal(length, body_sha256(body, length))
-    path.write_bytes(pages.read_bytes() + seal.packed())
-    pages.unlink()
+    pages.write_bytes(split(path)[0])
+    try:
+        with closing(sqlite3.connect(pages, isolation_level=None)) as connection:
+            connection.execute("PRAGMA journal_mode = OFF")
+            change(connection)
+            if vacuum:
+                connection.execute("VACUUM")
+        joined(path, pages.read_bytes())
+    finally:
+        pages.unlink()
 
 
 def keys(folder: Path, name: str = "key") -> tuple[Path, Path]:

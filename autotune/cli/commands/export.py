@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         "schedules": found.schedules,
         "verdicts": found.verdicts,
         "bytes": found.bytes,
-        "sha256": found.sha256,
+        "digest": found.root,
         "signed": args.sign is not None,
         "left_out": list(found.left_out),
     }
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(answer))
         return 0
     how = ", signed" if args.sign else ""
-    print(f"{args.file}: {found.schedules} schedules, {found.bytes / 2**20:.1f} MiB{how}, SHA-256 {found.sha256}")
+    print(f"{args.file}: {found.schedules} schedules, {found.bytes / 2**20:.1f} MiB{how}, digest {found.root}")
     for line in found.left_out:
         print(f"left out: {line}")
     return 0

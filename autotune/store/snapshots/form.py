@@ -1,11 +1,17 @@
-"""What a snapshot is made of: SQLite pages, then a seal.
+"""What a snapshot is made of: SQLite pages, a digest of each chunk of them, then a seal.
 
 Here are the tables, and the checks of a file that need no SQL: whether it is a snapshot, of which version, and whole.
-SQLite reads no further than the number of pages that its header tells, so the seal behind them does not disturb it.
+SQLite reads no further than the number of pages that its header tells, so what stands behind them does not disturb it.
+
+The digests are a tree of two levels (R. Merkle, A Digital Signature Based on a Conventional Encryption Function, 1987):
+the seal has the digest of the digests, the root, and that is what is signed. So a reader that has compared the digests
+with the root can compare each chunk when it reads it, and none can be changed, moved, left out or taken from another
+file.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 import struct
@@ -17,7 +23,7 @@ from autotune.errors import UserError
 
 SUFFIX = ".atdb"
 APPLICATION = 0x41544442  # "ATDB", SQLite's application_id
-VERSION = 1
+VERSION = 2
 """Of the form, SQLite's user_version. A reader refuses every other one."""
 
 LARGEST = 64 << 30  # bytes: more is an accident
@@ -49,8 +55,11 @@ TABLES = (
 compressed (zlib); ``sha256`` is that of ``data``. What has a fingerprint is checked by it. (Tables have rowids:
 without, SQLite spends a page on each row of a kilobyte.)"""
 
+CHUNK = 16 << 10
+"""Bytes for which there is a digest; the last chunk may be shorter."""
+
 SQLITE = b"SQLite format 3\0"
-_MAGIC = b"autotune seal 1\n"
+_MAGIC = b"autotune seal 2\n"
 _SEAL = struct.Struct("<16sQ32s32s64s")
 SEAL_BYTES = _SEAL.size
 NOTHING = bytes(32)
@@ -58,17 +67,17 @@ NOTHING = bytes(32)
 
 @dataclass(frozen=True)
 class Seal:
-    """What stands behind the pages.
+    """What stands at the end.
 
     Attributes:
-        length: bytes before it.
-        sha256: of those bytes.
+        length: bytes of the pages.
+        root: SHA-256 of the digests, which are the SHA-256 of each chunk, 32 bytes, one after the other.
         key: SHA-256 of the public key that belongs to ``signature``; zeros where nobody signed.
         signature: Ed25519, of :meth:`message`.
     """
 
     length: int
-    sha256: bytes
+    root: bytes
     key: bytes = NOTHING
     signature: bytes = bytes(64)
 
@@ -78,10 +87,34 @@ class Seal:
 
     def message(self) -> bytes:
         """What is signed."""
-        return b"autotune snapshot" + struct.pack("<Q", self.length) + self.sha256
+        return b"autotune snapshot 2" + struct.pack("<QQ", self.length, CHUNK) + self.root
 
     def packed(self) -> bytes:
-        return _SEAL.pack(_MAGIC, self.length, self.sha256, self.key, self.signature)
+        return _SEAL.pack(_MAGIC, self.length, self.root, self.key, self.signature)
+
+
+def digests_of(file: IO[bytes], length: int) -> bytes:
+    """The digest of each chunk of a file's first bytes; of fewer where it has fewer."""
+    found = []
+    file.seek(0)
+    while length > 0 and (part := file.read(min(length, CHUNK))):
+        found.append(hashlib.sha256(part).digest())
+        length -= len(part)
+    return b"".join(found)
+
+
+def root_of(digests: bytes) -> bytes:
+    return hashlib.sha256(digests).digest()
+
+
+def stored_digests(file: IO[bytes], seal: Seal) -> bytes:
+    """The digests behind the pages of a snapshot's file; they are right where their root is the seal's."""
+    file.seek(seal.length)
+    return file.read(_digest_bytes(seal.length))
+
+
+def _digest_bytes(length: int) -> int:
+    return 32 * -(-length // CHUNK)
 
 
 def is_snapshot(path: str | os.PathLike[str]) -> bool:
@@ -159,9 +192,9 @@ def _checked(path: Path, file: IO[bytes]) -> Seal:
     length = (65536 if page == 1 else page) * int.from_bytes(head[28:32], "big")
     file.seek(max(size - SEAL_BYTES, 0))
     last = file.read(SEAL_BYTES)
-    if size != length + SEAL_BYTES or head[18:20] != b"\1\1" or not last.startswith(_MAGIC):
+    if size != length + _digest_bytes(length) + SEAL_BYTES or head[18:20] != b"\1\1" or not last.startswith(_MAGIC):
         raise UserError(f"the snapshot {path} is damaged or cut short: copy or export it again")
-    _, told, sha256, key, signature = _SEAL.unpack(last)
+    _, told, root, key, signature = _SEAL.unpack(last)
     if told != length:
         raise UserError(f"the snapshot {path} is damaged: its seal is of another file; copy or export it again")
-    return Seal(length, sha256, key, signature)
+    return Seal(length, root, key, signature)

@@ -22,7 +22,8 @@ from autotune.store.health.damage import BROKEN, Damaged, from_json_text, latenc
 from autotune.store.reading import Match, Near
 from autotune.store.records import Calibration, Key, Schedule, Verdict
 from autotune.store.snapshots.form import LARGEST_VALUE, TABLES, opened
-from autotune.store.snapshots.sign import body_sha256, check_signature
+from autotune.store.snapshots.pages import Connection, Pages, can_compare, compare_all
+from autotune.store.snapshots.sign import check_signature
 from autotune.task import Artifact, config_key
 from autotune.workload import Workload, canonical_json
 
@@ -35,9 +36,10 @@ _FAILED = (*BROKEN, sqlite3.Error, zlib.error, MemoryError)
 class Snapshot:
     """A snapshot, open; see :class:`autotune.store.reading.Reader` for what it is asked.
 
-    Opening reads a few pages: the header, the seal, the tables' definitions and the devices. With ``key`` the whole
-    file is read, and compared with its signature. Each row is compared with its checksum when it is read. The first
-    that fails condemns the file: one warning, and nothing more is read of it.
+    Opening reads a few pages: the header, the seal, the tables' definitions and the devices. With ``key`` the seal's
+    signature is checked, and every page is compared with what was signed when it is read; where the package ``apsw`` is
+    missing, all of them at once when the file is opened. Each row is compared with its checksum when it is read. What
+    fails first condemns the file: one warning, and nothing more is read of it.
 
     Safe to share among threads, and with forked processes.
 
@@ -62,8 +64,13 @@ class Snapshot:
         self.problems: list[str] = []
         file, self._seal = opened(self._path)
         with file:
+            self._pages: Pages | None = None
             if key is not None:
-                check_signature(self._path, file, self._seal, key)
+                check_signature(self._path, self._seal, key)
+                if can_compare():
+                    self._pages = Pages(self._path, file, self._seal)
+                else:
+                    compare_all(self._path, file, self._seal)
             self._inode = _identity(os.fstat(file.fileno()))
             self.trusted = key is not None
             try:
@@ -77,9 +84,13 @@ class Snapshot:
         return UserError(f"the snapshot {self._path} is damaged ({text}): copy or export it again")
 
     def _connect(self) -> None:
-        # immutable: no locks, and no look for a journal that somebody may have put beside the file.
-        uri = f"file:{quote(str(self._path))}?mode=ro&immutable=1"
-        connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+        connection: sqlite3.Connection | Connection
+        if self._pages is not None:
+            connection = Connection(self._pages)
+        else:
+            # immutable: no locks, and no look for a journal that somebody may have put beside the file.
+            uri = f"file:{quote(str(self._path))}?mode=ro&immutable=1"
+            connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
         try:
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_VALUE)
             for pragma in _PRAGMAS:
@@ -87,7 +98,7 @@ class Snapshot:
             found = {row[0] for row in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
             if found != set(TABLES):
                 raise Damaged("its tables are others")
-            if _identity(os.stat(self._path)) != self._inode:
+            if self._pages is None and _identity(os.stat(self._path)) != self._inode:
                 raise Damaged("it was replaced while it was opened")
         except BaseException:
             connection.close()
@@ -129,20 +140,19 @@ class Snapshot:
         return tuple(self._environments.values())
 
     def state(self) -> str:
-        """Its SHA-256: a snapshot never changes."""
-        return "condemned" if self.lost else self._seal.sha256.hex()
+        """The digest of all of it: a snapshot never changes."""
+        return "condemned" if self.lost else self._seal.root.hex()
 
     def check(self) -> None:
-        """Read all of it: the seal's SHA-256, SQLite's own structure, and every row.
+        """Read all of it: every digest, SQLite's own structure, and every row.
 
         Raises:
             UserError: anything is damaged, in one line.
         """
         with open(self._path, "rb") as file:
-            if body_sha256(file, self._seal.length) != self._seal.sha256:
-                raise self._damaged(Damaged("it fails its SHA-256"))
+            compare_all(self._path, file, self._seal)
         try:
-            (found,) = self._sqlite.execute("PRAGMA integrity_check(1)").fetchone()
+            (found,) = next(iter(self._sqlite.execute("PRAGMA integrity_check(1)")))
             if found != "ok":
                 raise Damaged(found)
             for _ in self.schedules(artifacts=True):
@@ -151,7 +161,7 @@ class Snapshot:
                 pass
             for _ in self.calibrations():
                 pass
-            for (fingerprint,) in self._sqlite.execute("SELECT fingerprint FROM workloads").fetchall():
+            for (fingerprint,) in list(self._sqlite.execute("SELECT fingerprint FROM workloads")):
                 self._workload(fingerprint)
         except _FAILED as e:
             raise self._damaged(e) from None
@@ -160,6 +170,8 @@ class Snapshot:
         """Close the file. The snapshot may not be used afterwards."""
         with self._lock:
             self._sqlite.close()
+            if self._pages is not None:
+                self._pages.close()
 
     # What look-ups ask. None of it raises for damage: the file is condemned, and nothing is found.
 
@@ -297,7 +309,7 @@ class Snapshot:
         with self._lock:
             if self._pid != os.getpid():  # SQLite's connections do not live on in a forked process
                 self._connect()
-            return self._sqlite.execute(query, values).fetchall()
+            return list(self._sqlite.execute(query, values))
 
     def _schedules(
         self, where: str, values: Sequence[Any], environment: Environment | str | None, match: Match

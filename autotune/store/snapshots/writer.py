@@ -19,9 +19,9 @@ from autotune.outputs import check_output, whole_file
 from autotune.store.codec import artifact_blobs, artifact_id, artifact_json
 from autotune.store.health.damage import BROKEN, Damaged, why
 from autotune.store.records import Calibration, Schedule, Verdict
-from autotune.store.snapshots.form import APPLICATION, TABLES, VERSION, Seal, holds_snapshot
+from autotune.store.snapshots.form import APPLICATION, TABLES, VERSION, Seal, digests_of, holds_snapshot, root_of
 from autotune.store.snapshots.reader import packed, sealed
-from autotune.store.snapshots.sign import body_sha256, private_key, signed
+from autotune.store.snapshots.sign import private_key, signed
 from autotune.store.store import Store
 from autotune.workload import Workload
 
@@ -35,14 +35,14 @@ class Exported:
 
     Attributes:
         schedules, verdicts: how many.
-        sha256: of the file's contents, as its seal has it.
+        root: the digest of the file's contents, as its seal has it.
         bytes: the file's size.
         left_out: why schedules were left out, a line each.
     """
 
     schedules: int
     verdicts: int
-    sha256: str
+    root: str
     bytes: int
     left_out: tuple[str, ...]
 
@@ -84,7 +84,7 @@ def export_snapshot(
         raise UserError(f"the database {store.name} has no such schedule to export{why_none}")
     seal = write_snapshot(path, contents, key=key)
     size = path.stat().st_size
-    return Exported(len(contents.schedules), len(contents.verdicts), seal.sha256.hex(), size, left_out)
+    return Exported(len(contents.schedules), len(contents.verdicts), seal.root.hex(), size, left_out)
 
 
 @dataclass(frozen=True)
@@ -108,11 +108,13 @@ def write_snapshot(path: Path, contents: Contents, *, key: str | os.PathLike[str
                 _write(connection, contents)
             with open(pages, "rb") as body, whole_file(path) as out:
                 length = os.fstat(body.fileno()).st_size
-                seal = Seal(length, body_sha256(body, length))
+                digests = digests_of(body, length)
+                seal = Seal(length, root_of(digests))
                 seal = seal if key is None else signed(seal, key)
                 body.seek(0)
                 while part := body.read(1 << 20):
                     out.write(part)
+                out.write(digests)
                 out.write(seal.packed())
             return seal
     except (OSError, sqlite3.Error) as e:

@@ -14,7 +14,7 @@ from autotune.store.reading import Match, Reader
 from autotune.store.snapshots.form import is_snapshot
 from autotune.store.snapshots.writer import export_snapshot
 from tests.support.rows import ENVIRONMENT, FAR, GPU, NEAR, OTHER_GPU, workload
-from tests.support.snapshots import CODE, keys
+from tests.support.snapshots import keys
 
 _FITS = [(env, match) for env in (ENVIRONMENT, NEAR, FAR) for match in ("strict", "loose", "ignore")]
 _FITS = [pair for pair in _FITS if pair not in ((FAR, "strict"), (FAR, "loose"))]
@@ -202,10 +202,6 @@ def test_signatures(store: Store, file: Path, tmp_path: Path, monkeypatch: pytes
             export_snapshot(store, tmp_path / "unsigned.atdb", key=wrong)
     assert not (tmp_path / "unsigned.atdb").exists()
     whole = signed.read_bytes()
-    at = whole.index(CODE)
-    signed.write_bytes(whole[:at] + b"\x00" + whole[at + 1 :])
-    with pytest.raises(UserError, match="not what was signed"):
-        Snapshot(signed, key=str(theirs))
     signed.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(UserError, match="signature of the snapshot"):
         Snapshot(signed, key=str(theirs))

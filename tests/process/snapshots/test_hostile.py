@@ -206,8 +206,8 @@ def test_versions_and_ends(file: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=text):
             Snapshot(bad)
 
-    refused(data[:60] + (2).to_bytes(4, "big") + data[64:], "form 2.*upgrade autotune")
-    refused(data[:60] + (0).to_bytes(4, "big") + data[64:], "form 0.*export it again")
+    refused(data[:60] + (3).to_bytes(4, "big") + data[64:], "form 3.*upgrade autotune")
+    refused(data[:60] + (1).to_bytes(4, "big") + data[64:], "form 1.*export it again")
     refused(data[:-SEAL_BYTES], "cut short")
     refused(data[:4096], "cut short")
     refused(data[:50], "no snapshot")
