@@ -287,9 +287,21 @@ def _environment(kind: str) -> Environment:
 
 
 def _cuda_count() -> int:
+    if "torch" not in sys.modules and sys.platform == "linux" and not _has_driver():
+        return 0  # found out without the seconds that importing torch takes
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _has_driver() -> bool:
+    import ctypes
+
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def _version(package: str) -> str:

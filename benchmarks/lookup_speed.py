@@ -17,6 +17,7 @@ schedule for this CPU. Times are wall-clock, in microseconds; files are in the p
                             after ``torch._inductor``, which torch.compile needs in any case
 ``command``                 ``autotune lookup fusion layer_norm`` in a new process; ``command_torch`` of it: torch, and
                             the parts of it that tracing needs, in a process that does only that
+``command_stored``          ``autotune lookup fusion ID`` of a workload of the snapshot, in a new process
 """
 
 from __future__ import annotations
@@ -187,7 +188,7 @@ def torch_cache() -> float:
     return statistics.median(times[2:])
 
 
-def processes(repeats: int) -> dict[str, float]:
+def processes(repeats: int, file: Path, stored: str) -> dict[str, float]:
     """What new processes cost, in microseconds."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
 
@@ -201,6 +202,8 @@ def processes(repeats: int) -> dict[str, float]:
     )
     command = ("-m", "autotune", "lookup", "fusion", "layer_norm", "--device", "cpu", "--json")
     found["command"] = min(timed(lambda: run(*command)) for _ in range(repeats))
+    command = ("-m", "autotune", "lookup", "fusion", stored, "--device", "cpu", "--db", str(file), "--json")
+    found["command_stored"] = min(timed(lambda: run(*command)) for _ in range(repeats))
     found["command_torch"] = min(timed(lambda: run("-c", _TRACING)) for _ in range(repeats))
     return found
 
@@ -215,10 +218,11 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ["AUTOTUNE_CACHE_DIR"] = str(Path(folder) / "cache")  # nothing is known to be audited
-        found = lookups(*made(Path(folder), args.schedules))
-    print(*(f"{name} {value:.1f}" for name, value in found.items()), sep="\n", flush=True)
+        plain, signed, public, known = made(Path(folder), args.schedules)
+        found = lookups(plain, signed, public, known)
+        print(*(f"{name} {value:.1f}" for name, value in found.items()), sep="\n", flush=True)
+        found |= processes(args.repeats, plain, known[2].fingerprint)
     found["torch_cache"] = torch_cache()
-    found |= processes(args.repeats)
     size = found.pop("file_bytes")
     cases: list[dict[str, Any]] = [{"name": name, "time_us": round(us, 3)} for name, us in found.items()]
     for case in cases:

@@ -47,6 +47,13 @@ class Workloads(Database):
         rows = self._each(sa.select(*WORKLOAD_COLUMNS), WorkloadRow.fingerprint, fingerprints)
         return {w.fingerprint: w for w in self.sound(rows, workload_from, _workload)}
 
+    def fingerprints(self, prefix: str, limit: int) -> list[str]:
+        """As ``Reader.fingerprints``."""
+        column = WorkloadRow.fingerprint
+        query = sa.select(column).where(column >= prefix, column < f"{prefix}g").order_by(column).limit(limit)
+        with self.reading() as c:
+            return [str(name) for name in c.scalars(query)]
+
     def names(self, fingerprints: Iterable[str]) -> dict[str, tuple[str, str]]:
         """Label and kind of workloads, by fingerprint."""
         columns = (WorkloadRow.fingerprint, WorkloadRow.label, WorkloadRow.kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -167,6 +168,42 @@ def lookup(
     regions = [r for graph in captured.graphs for r in find_regions(graph.module, name.partition(":")[0])]
     with opened(db) as store:
         return match_regions(regions, store, name, strict=strict, explained=explain)
+
+
+ID = re.compile("[0-9a-f]{8,64}")
+"""How the fingerprint of a stored workload is written, or its beginning."""
+
+
+def lookup_stored(
+    name: str, *, db: str | None = None, device: str = "auto", strict: bool = False, explain: bool = False
+) -> LookupResult:
+    """As :func:`lookup`, for a workload that is stored, which needs no capture, and on a CPU no torch.
+
+    Args:
+        name: the beginning of its fingerprint, eight hexadecimal digits or more, as ``autotune show`` prints it.
+
+    Raises:
+        UserError: no stored region has such a fingerprint, or several have; or as :func:`lookup`.
+    """
+    from autotune.runtime.database import opened
+
+    device = resolve_device(device)
+    with opened(db) as store:
+        found = [] if store is None else store.fingerprints(name, 2)
+        workload = store.get_workload(found[0]) if store is not None and len(found) == 1 else None
+        if workload is None or workload.kind != "fusion":
+            if store is not None and store.lost:
+                raise UserError(store.lost)
+            why = "more than one stored workload begins so" if len(found) > 1 else "no stored region has such an id"
+            raise UserError(f"{name}: {why}: `autotune show` lists them")
+        return match_regions([_Stored(workload)], store, device, strict=strict, explained=explain)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """A region that is known by its workload alone."""
+
+    workload: Workload
 
 
 def match_regions(

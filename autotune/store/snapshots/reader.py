@@ -247,6 +247,13 @@ class Snapshot:
         found = {name: self.get_workload(name) for name in set(fingerprints)}
         return {name: workload for name, workload in found.items() if workload is not None}
 
+    def fingerprints(self, prefix: str, limit: int) -> list[str]:
+        """As ``Reader.fingerprints``."""
+        query = "SELECT fingerprint FROM workloads WHERE fingerprint >= ? AND fingerprint < ? ORDER BY 1 LIMIT ?"
+        with _Condemning(self):
+            return [str(name) for (name,) in self._rows(query, (prefix, f"{prefix}g", limit))]
+        return []
+
     def get_device(self, fingerprint: str) -> DeviceIdentity | None:
         number = self._numbers.get(fingerprint)
         return None if number is None else self._devices[number]

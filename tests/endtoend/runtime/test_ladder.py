@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +21,13 @@ from autotune.device import environment, identify
 from autotune.errors import UserError
 from autotune.runtime.matching.explain import explain
 from autotune.runtime.matching.ladder import Outcome
+from autotune.runtime.matching.lookup import lookup_stored
 from autotune.runtime.matching.match import Level, match
 from autotune.runtime.settings import Settings
 from autotune.store import Snapshot, Store
 from autotune.store.snapshots.writer import export_snapshot
 from tests.endtoend.runtime.test_backend import close, compiled
+from tests.support import ROOT
 from tests.support.deployment import Tune
 
 
@@ -260,3 +265,31 @@ def test_the_command_line(tune: Tune, db: str, tmp_path: Path, capsys: pytest.Ca
 
 def inputs() -> tuple[torch.Tensor]:
     return (X,)
+
+
+def test_a_stored_workload_is_looked_up_by_its_id_without_torch(tune: Tune, tmp_path: Path) -> None:
+    tune(softmax, (X,))
+    db = os.environ["AUTOTUNE_DB"]
+    frozen = tmp_path / "s.atdb"
+    with Store.open(db) as store:
+        (workload,) = store.find_workloads(kind="fusion")
+        export_snapshot(store, frozen)
+    name = workload.fingerprint[:12]
+    full = autotune.lookup(softmax, (X,), explain=True)
+    found = lookup_stored(name, device="cpu", explain=True)
+    assert (found[0].schedule, found[0].ladder) == (full[0].schedule, full[0].ladder)
+    assert lookup_stored(name, device="cpu", db=str(frozen))[0].level is Level.EXACT
+    with pytest.raises(UserError, match="no stored region has such an id: `autotune show`"):
+        lookup_stored("0" * 12, device="cpu")
+    code = (
+        "import sys; from autotune.cli.app import main; code = main(sys.argv[1:]); print('torch' in sys.modules, code)"
+    )
+    for database in (db, str(frozen)):
+        words = ("lookup", "fusion", name, "--device", "cpu", "--db", database, "--json")
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words], capture_output=True, text=True, check=True, cwd=ROOT
+        )
+        answer, last = done.stdout.splitlines()
+        assert last == "False 0"
+        assert json.loads(answer)["workloads"][0]["workload"] == workload.fingerprint
+        assert json.loads(answer)["match"] == "exact"

@@ -63,10 +63,29 @@ def test_a_kernel_is_searched_stored_and_found_again(tmp_path: Path, monkeypatch
     assert found.returncode == 0, found.stderr
     (key,) = json.loads(found.stdout)["keys"]
     assert (key["match"], key["config"], key["key"]) == ("exact", result.best, {"x": [256], "x.dtype": "float32"})
+    # So it does in a snapshot, which answers the same word by word: of this key, and of one that was not tuned.
+    frozen = str(tmp_path / "k.atdb")
+    done = command("export", frozen, "--db", db)
+    assert done.returncode == 0, done.stderr
+    shapes = tmp_path / "shapes.toml"
+    shapes.write_text("[[shapes]]\nn = 256\n\n[[shapes]]\nn = 320\n")
+    asked = ("lookup", "kernel", f"{KERNELS}:scale", "--shapes", str(shapes), "--device", "cpu", "--json", "--db")
+    answers = [command(*asked, file) for file in (db, frozen)]
+    assert [a.returncode for a in answers] == [0, 0], answers[0].stderr + answers[1].stderr
+    assert answers[0].stdout == answers[1].stdout
+    assert [k["match"] for k in json.loads(answers[1].stdout)["keys"]] == ["exact", "nearest"]
+    assert "is damaged" in command(*asked, _cut(frozen)).stderr
     monkeypatch.setenv("AUTOTUNE_DB", db)
     code = f"import {KERNELS} as k; x = k.make(256)['x']; k.scale(x); print(k.scale.lookup(x).level, k.scale.config(x))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.split(maxsplit=1) == ["exact", f"{result.best}\n"]
+
+
+def _cut(file: str) -> str:
+    """A copy of a file without its end."""
+    copy = Path(file).with_name("cut.atdb")
+    copy.write_bytes(Path(file).read_bytes()[:-100])
+    return str(copy)
 
 
 def _metrics_are_kept(db: str, best: dict[str, Any]) -> None:

@@ -15,17 +15,23 @@ def run(args: argparse.Namespace) -> int:
     with machine_output(args.json) as emit:
         from autotune.cli.report import print_table
         from autotune.device import resolve_device
-        from autotune.domains.fusion.program_spec import resolve
         from autotune.ir.precision import asking
         from autotune.runtime.database import deploying_from
-        from autotune.runtime.matching.lookup import lookup
+        from autotune.runtime.matching.lookup import ID, lookup, lookup_stored
 
         device = resolve_device(args.device)
-        fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device)
-        with asking(args.precision), deploying_from(args.db, args.db_read):
-            found = lookup(
-                fn, inputs, kwargs=kwargs, device=device, strict=args.strict, explain=args.explain, label=label
-            )
+        if ID.fullmatch(args.target) and args.inputs is None:
+            label = args.target
+            with deploying_from(args.db, args.db_read):
+                found = lookup_stored(args.target, device=device, strict=args.strict, explain=args.explain)
+        else:
+            from autotune.domains.fusion.program_spec import resolve
+
+            fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device)
+            with asking(args.precision), deploying_from(args.db, args.db_read):
+                found = lookup(
+                    fn, inputs, kwargs=kwargs, device=device, strict=args.strict, explain=args.explain, label=label
+                )
         answer = answer_of(label, device, found)
         emit(answer)
         if not args.json:
