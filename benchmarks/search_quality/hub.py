@@ -3,10 +3,13 @@
 The FAIR benchmark hub (https://github.com/AutoTuningAssociation/benchmark_hub, MIT) keeps spaces of other people's
 kernels that were measured whole on several GPUs: convolution, dedispersion, GEMM, point-in-polygon. Only numbers are
 read. Kernel Tuner measures no default and has no cost model: searches in these begin at a random candidate.
+
+    python -m benchmarks.search_quality.hub benchmarks/recordings pnpoly-RTX_3090.json.gz convolution-A100.json.gz
 """
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
 from pathlib import Path
@@ -14,7 +17,7 @@ from typing import Any
 
 from autotune.space import Parameter, Space
 from autotune.task import Status
-from autotune.tuner.replay.recording import Recording, Row
+from autotune.tuner.replay.recording import SUFFIX, Recording, Row
 from autotune.workload import Workload
 
 
@@ -55,10 +58,24 @@ def recording(path: Path, processes: int = 1) -> Recording:
         seeds=(),
         rows=tuple(rows),
         points=points,
-        about={"device": data["device_name"], "from": "AutoTuningAssociation/benchmark_hub"},
+        about={"device": data["device_name"], "from": "AutoTuningAssociation/benchmark_hub", "licence": "MIT"},
     )
 
 
 def _sorted(choices: list[Any]) -> list[Any]:
     """Numbers in order: steps from one to the next are what neighbours are made of."""
     return sorted(choices) if all(isinstance(c, (int, float)) for c in choices) else choices
+
+
+def main() -> None:
+    """Write the recordings of cache files."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("files", type=Path, nargs="+")
+    args = parser.parse_args()
+    for file in args.files:
+        recording(file).save(args.out / f"{file.name.partition('.')[0]}{SUFFIX}")
+
+
+if __name__ == "__main__":
+    main()

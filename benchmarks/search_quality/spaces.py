@@ -1,0 +1,125 @@
+"""What ``benchmarks/recordings`` was recorded of: groups of operators, and a kernel that anybody might bring. Each is
+small enough to measure every one of its schedules on one core."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import autotune
+
+Array = np.ndarray[Any, Any]
+
+
+def softmax(x: Tensor) -> Tensor:
+    return torch.softmax(x, -1)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], weight, bias)
+
+
+def layer_norm_backward(gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+    mean, rstd = x.mean(-1, keepdim=True), torch.rsqrt(x.var(-1, unbiased=False, keepdim=True) + 1e-5)
+    out: tuple[Tensor, ...] = torch.ops.aten.native_layer_norm_backward(
+        gradient, x, list(x.shape[-1:]), mean, rstd, weight, bias, [True, True, True]
+    )
+    return out
+
+
+def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
+    return F.gelu(x + bias)
+
+
+def column_sum(x: Tensor) -> Tensor:
+    return x.sum(0)
+
+
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    out: Tensor = torch.logsumexp(logits, -1) - logits.gather(1, target[:, None])[:, 0]
+    return out
+
+
+GROUPS = ("column_sum", "bias_gelu", "layer_norm_backward", "layer_norm", "cross_entropy", "softmax")
+KERNELS = ("benchmarks.search_quality.spaces:product", "examples.own_kernels.stencil:heat")
+
+
+def inputs(name: str) -> tuple[Tensor, ...]:
+    """Arguments of the group called ``name``: two to four MiB in each full-size tensor."""
+    row = _randn(1024)
+    return {
+        "softmax": (_randn(1024, 1000),),
+        "layer_norm": (_randn(512, 1024), row, row),
+        "layer_norm_backward": (_randn(512, 1024), _randn(512, 1024), row, row),
+        "bias_gelu": (_randn(512, 2048), _randn(2048)),
+        "column_sum": (_randn(2048, 512),),
+        "cross_entropy": (_randn(128, 8000), torch.arange(128) * 61),
+    }[name]
+
+
+def _randn(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+@cache
+def _compiled(pack: bool) -> Any:
+    import numba
+
+    @numba.njit(fastmath=True)
+    def multiply(a: Array, b: Array, c: Array, rows: int, columns: int, depth: int, inner_rows: bool) -> None:
+        m, k = a.shape
+        n = b.shape[1]
+        panel = np.empty((depth, columns), b.dtype)
+        for k0 in range(0, k, depth):
+            deep = min(depth, k - k0)
+            for j0 in range(0, n, columns):
+                wide = min(columns, n - j0)
+                if pack:
+                    for p in range(deep):
+                        panel[p, :wide] = b[k0 + p, j0 : j0 + wide]
+                for i0 in range(0, m, rows):
+                    high = min(rows, m - i0)
+                    for outer in range(deep if inner_rows else high):
+                        for inner in range(high if inner_rows else deep):
+                            p, i = (outer, i0 + inner) if inner_rows else (inner, i0 + outer)
+                            factor = a[i, k0 + p]
+                            if pack:
+                                for j in range(wide):
+                                    c[i, j0 + j] += factor * panel[p, j]
+                            else:
+                                for j in range(wide):
+                                    c[i, j0 + j] += factor * b[k0 + p, j0 + j]
+
+    return multiply
+
+
+def _matrices(n: int, seed: int = 0) -> dict[str, Array]:
+    rng = np.random.default_rng(seed)
+    return {"a": rng.random((n, n), dtype=np.float32), "b": rng.random((n, n), dtype=np.float32)}
+
+
+@autotune.tunable(
+    space={
+        "rows": [1, 4, 16, 64, 256],
+        "columns": [16, 32, 64, 128, 256, 384],
+        "depth": [4, 16, 64, 128, 384],
+        "pack": [False, True],
+        "inner_rows": [False, True],
+    },
+    key=["a"],
+    inputs=_matrices,
+    reference=lambda a, b: a.astype(np.float64) @ b.astype(np.float64),
+    shapes=[{"n": 384}],
+    tolerance=1e-3,
+)
+def product(a: Array, b: Array, *, rows: int = 16, columns: int = 64, depth: int = 64, pack: bool = False,
+            inner_rows: bool = False) -> Array:  # fmt: skip
+    """A product of two matrices by blocks."""
+    c = np.zeros((a.shape[0], b.shape[1]), a.dtype)
+    _compiled(pack)(a, b, c, rows, columns, depth, inner_rows)
+    return c
