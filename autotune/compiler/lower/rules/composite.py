@@ -119,35 +119,18 @@ def _all_rule(region: Region, self: Lazy, dim: Dim = None, keepdim: bool = False
     return _any(self, dim, keepdim, "min")
 
 
-def _var_rule(name: str) -> None:
-    def apply(
-        region: Region,
-        self: Lazy,
-        dim: Dim = None,
-        unbiased: bool | None = None,
-        keepdim: bool = False,
-        *,
-        correction: Number | None = None,
-    ) -> Any:
-        if isinstance(dim, bool):  # the overload (self, unbiased)
-            dim, unbiased = None, dim
-        given = correction if correction is not None else 1 if unbiased is None else int(unbiased)
-        dims = _dims(self, dim)
-        _, average, variance = moments(self, dims, float(given))
-        out = [pointwise("sqrt", variance) if name == "std" else variance, average]
-        if not keepdim:
-            out = [_drop(x, self, dims) for x in out]
-        return tuple(out) if name == "var_mean" else out[0]
-
-    rule(name)(apply)
+@rule("var", "var_mean")
+def _variance(
+    region: Region, self: Lazy, dim: Dim = None, *, correction: Number | None = None, keepdim: bool = False
+) -> Any:
+    dims = _dims(self, dim)
+    _, average, variance = moments(self, dims, 1.0 if correction is None else float(correction))
+    out = [x if keepdim else _drop(x, self, dims) for x in (variance, average)]
+    return tuple(out) if len(region.out) == 2 else out[0]
 
 
 def _drop(x: Lazy, like: Lazy, dims: Sequence[int]) -> Lazy:
     return views.squeeze(x, [like.dim(d) for d in dims]) if like.ndim else x
-
-
-for _name in ("var", "std", "var_mean"):
-    _var_rule(_name)
 
 
 # Softmax --------------------------------------------------------------------------------------------------------------

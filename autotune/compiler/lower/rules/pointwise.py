@@ -76,22 +76,17 @@ def _sub(region: Region, self: Lazy, other: Operand, *, alpha: Number = 1) -> La
     return arithmetic("sub", self, _scaled(other, alpha))
 
 
-@rule("rsub")
-def _rsub(region: Region, self: Lazy, other: Operand, alpha: Number = 1) -> Lazy:
-    return arithmetic("sub", other, _scaled(self, alpha))
-
-
 @rule("mul")
 def _mul(region: Region, self: Lazy, other: Operand) -> Lazy:
     return arithmetic("mul", self, other)
 
 
-@rule("div", "true_divide")
+@rule("div")
 def _div(region: Region, self: Lazy, other: Operand, *, rounding_mode: str | None = None) -> Lazy:
     dtype = promote(self, other)
     if kind(dtype) != "float32":
         if rounding_mode == "floor":
-            return _floor_divide(region, self, other)
+            return _floor_divide(self, other)
         if rounding_mode is not None:
             raise Unsupported("integer division that truncates")
         dtype = torch.float32
@@ -101,8 +96,7 @@ def _div(region: Region, self: Lazy, other: Operand, *, rounding_mode: str | Non
     return out if rounding_mode is None else pointwise("trunc", out)
 
 
-@rule("floor_divide")
-def _floor_divide(region: Region, self: Lazy, other: Operand) -> Lazy:
+def _floor_divide(self: Lazy, other: Operand) -> Lazy:
     if kind(promote(self, other)) == "float32" or isinstance(other, Lazy) or other == 0:
         raise Unsupported("division that rounds down by other than a whole number")
     return arithmetic("floordiv", self, other)
@@ -212,7 +206,6 @@ for _name, _op in {
     "neg": "neg",
     "abs": "abs",
     "sign": "sign",
-    "sgn": "sign",
     "floor": "floor",
     "ceil": "ceil",
     "trunc": "trunc",
@@ -236,11 +229,6 @@ def _test_rule(op: str) -> None:
 
 _test_rule("isnan")
 _test_rule("isinf")
-
-
-@rule("square")
-def _square(region: Region, self: Lazy) -> Lazy:
-    return arithmetic("mul", self, self)
 
 
 @rule("log10")
@@ -270,11 +258,6 @@ def _pow(region: Region, self: Operand, exponent: Operand) -> Lazy:
     return pointwise("pow", *same(self, exponent, dtype=dtype), dtype=dtype)
 
 
-@rule("_to_copy", "to")
-def _to_copy(region: Region, self: Lazy, *_: Any, **__: Any) -> Lazy:
-    return cast(self, region.out[0][1])
-
-
 @rule("convert_element_type")
 def _convert(region: Region, a: Lazy, dtype: torch.dtype) -> Lazy:
     return cast(a, dtype)
@@ -290,23 +273,6 @@ def select(condition: Lazy, a: Operand, b: Operand) -> Lazy:
     dtype = promote(a, b)
     tensors = [x if isinstance(x, Lazy) else scalar(condition.region, x, dtype) for x in (a, b)]
     return pointwise("where", cast(condition, torch.bool), *[cast(x, dtype) for x in tensors], dtype=dtype)
-
-
-@rule("masked_fill")
-def _masked_fill(region: Region, self: Lazy, mask: Lazy, value: Operand) -> Lazy:
-    filled = cast(value, self.dtype) if isinstance(value, Lazy) else scalar(region, value, self.dtype)
-    return pointwise("where", cast(mask, torch.bool), filled, self, dtype=self.dtype)
-
-
-@rule("clamp")
-def _clamp(region: Region, self: Lazy, min: Operand | None = None, max: Operand | None = None) -> Lazy:
-    return clamp(self, min, max)
-
-
-def clamp(x: Lazy, low: Operand | None, high: Operand | None) -> Lazy:
-    """``torch.clamp``: NaN stays, and the upper bound wins where the bounds cross."""
-    out = x if low is None else arithmetic("maximum", x, low)
-    return out if high is None else arithmetic("minimum", out, high)
 
 
 @rule("clamp_min")
@@ -333,16 +299,6 @@ def _addcmul(region: Region, self: Lazy, tensor1: Lazy, tensor2: Lazy, *, value:
 @rule("addcdiv")
 def _addcdiv(region: Region, self: Lazy, tensor1: Lazy, tensor2: Lazy, *, value: Number = 1) -> Lazy:
     return self + _scaled(_div(region, tensor1, tensor2), value)
-
-
-@rule("lerp")
-def _lerp(region: Region, self: Lazy, end: Lazy, weight: Operand) -> Lazy:
-    # torch takes end - (end - self) * (1 - weight) where the weight is at least a half, for symmetry.
-    low = self + (end - self) * weight
-    if not isinstance(weight, Lazy):
-        return low if abs(weight) < 0.5 else end - (end - self) * (1 - weight)
-    high = end - (end - self) * (1 - weight)
-    return pointwise("where", compare("lt", pointwise("abs", weight), 0.5), low, high, dtype=low.dtype)
 
 
 @rule("relu")

@@ -2,8 +2,8 @@
 
 A rule has the operator's own signature (its schema's argument names) with lazy tensors for tensors, after the region as
 first argument; ``region.out`` holds the (shape, dtype) of each result. It returns a lazy tensor or a tuple of them and
-raises Unsupported for forms it does not express. Adding an operator is adding a rule here, in ``rules_pointwise`` or in
-``rules_composite``.
+raises Unsupported for forms it does not express. Adding an operator is adding a rule here or in a module beside this
+one. Operators that Inductor has decomposed before its post-grad passes run have none.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def numbers(value: Any) -> list[int]:
 # Views ----------------------------------------------------------------------------------------------------------------
 
 
-@rule("view", "_unsafe_view", "reshape", "_reshape_alias")
+@rule("view", "reshape")
 def _view(region: Region, self: Lazy, size: Sequence[int], *_: Any) -> Lazy:
     if isinstance(size, torch.dtype):
         raise Unsupported("a view as another type")
@@ -82,12 +82,7 @@ def _as_strided(
     return views.reshape(self, shape)
 
 
-@rule("view_as")
-def _view_as(region: Region, self: Lazy, other: Lazy) -> Lazy:
-    return views.reshape(self, other.shape)
-
-
-@rule("alias", "detach", "contiguous")
+@rule("alias")
 def _same(region: Region, self: Lazy, **_: Any) -> Lazy:
     return self
 
@@ -105,16 +100,6 @@ def _copy(region: Region, self: Lazy, src: Lazy, non_blocking: bool = False) -> 
 @rule("permute")
 def _permute(region: Region, self: Lazy, dims: Sequence[int]) -> Lazy:
     return views.permute(self, numbers(dims))
-
-
-@rule("transpose")
-def _transpose(region: Region, self: Lazy, dim0: int, dim1: int) -> Lazy:
-    return views.transpose(self, dim0, dim1)
-
-
-@rule("t", "numpy_T")
-def _t(region: Region, self: Lazy) -> Lazy:
-    return views.permute(self, range(self.ndim)[::-1])
 
 
 @rule("unsqueeze")
@@ -139,11 +124,6 @@ def _slice(
     return views.narrow(self, dim, start, end, step)
 
 
-@rule("narrow")
-def _narrow(region: Region, self: Lazy, dim: int, start: int, length: int) -> Lazy:
-    return views.narrow(self, dim, start, start + length)
-
-
 @rule("select")
 def _select(region: Region, self: Lazy, dim: int, index: int) -> Lazy:
     return views.select(self, dim, index)
@@ -152,11 +132,6 @@ def _select(region: Region, self: Lazy, dim: int, index: int) -> Lazy:
 @rule("split", "split_with_sizes")
 def _split(region: Region, self: Lazy, split_size: int | Sequence[int], dim: int = 0) -> tuple[Lazy, ...]:
     return views.split(self, split_size, dim)
-
-
-@rule("chunk")
-def _chunk(region: Region, self: Lazy, chunks: int, dim: int = 0) -> tuple[Lazy, ...]:
-    return views.split(self, -(-self.shape[self.dim(dim)] // chunks), dim)
 
 
 @rule("unbind")
@@ -175,12 +150,6 @@ def _diagonal(region: Region, self: Lazy, offset: int = 0, dim1: int = 0, dim2: 
 @rule("cat")
 def _cat(region: Region, tensors: Sequence[Lazy], dim: int = 0) -> Lazy:
     return views.cat(tensors, dim)
-
-
-@rule("stack")
-def _stack(region: Region, tensors: Sequence[Lazy], dim: int = 0) -> Lazy:
-    d = dim + tensors[0].ndim + 1 if dim < 0 else dim
-    return views.cat([views.unsqueeze(x, d) for x in tensors], d)
 
 
 @rule("repeat")
@@ -206,24 +175,6 @@ def _constant_pad(region: Region, self: Lazy, pad: Sequence[int], value: Number 
     for k in range(len(pad) // 2):
         self = padded(self, self.ndim - 1 - k, pad[2 * k], pad[2 * k + 1], value)
     return self
-
-
-@rule("slice_backward")
-def _slice_backward(
-    region: Region, grad_output: Lazy, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int
-) -> Lazy:
-    d = dim % len(input_sizes)
-    first, _, _ = slice(start, end).indices(input_sizes[d])
-    if step != 1:
-        return _every(views.full(region, numbers(input_sizes), 0, grad_output.dtype), grad_output, d, first, step)
-    return padded(grad_output, d, first, input_sizes[d] - first - grad_output.shape[d], 0)
-
-
-@rule("select_backward")
-def _select_backward(region: Region, grad_output: Lazy, input_sizes: Sequence[int], dim: int, index: int) -> Lazy:
-    d = dim % len(input_sizes)
-    first = index % input_sizes[d]
-    return padded(views.unsqueeze(grad_output, d), d, first, input_sizes[d] - first - 1, 0)
 
 
 @rule("slice_scatter")
@@ -261,15 +212,15 @@ def _select_scatter(region: Region, self: Lazy, src: Lazy, dim: int, index: int)
     return _slice_scatter(region, self, views.unsqueeze(src, d), d, first, first + 1)
 
 
-@rule("flip", "rev")
-def _flip(region: Region, self: Lazy, dims: Sequence[int]) -> Lazy:
+@rule("rev")
+def _reverse(region: Region, self: Lazy, dims: Sequence[int]) -> Lazy:
     return views.flip(self, numbers(dims))
 
 
 # Generators -----------------------------------------------------------------------------------------------------------
 
 
-@rule("full", "new_full", "full_like", "scalar_tensor")
+@rule("full", "scalar_tensor")
 def _full(region: Region, *args: Any, fill_value: Any = None, **_: Any) -> Lazy:
     number = args[-1] if fill_value is None else fill_value
     if not isinstance(number, (int, float)):
@@ -277,51 +228,9 @@ def _full(region: Region, *args: Any, fill_value: Any = None, **_: Any) -> Lazy:
     return views.full(region, region.out[0][0], number, region.out[0][1])
 
 
-@rule("zeros", "zeros_like", "new_zeros")
-def _zeros(region: Region, *_: Any, **__: Any) -> Lazy:
-    return views.full(region, region.out[0][0], 0, region.out[0][1])
-
-
-@rule("ones", "ones_like", "new_ones")
-def _ones(region: Region, *_: Any, **__: Any) -> Lazy:
-    return views.full(region, region.out[0][0], 1, region.out[0][1])
-
-
-@rule("fill")
-def _fill(region: Region, self: Lazy, value: Lazy | Number) -> Lazy:
-    if isinstance(value, Lazy):
-        return cast(views.expand(value, self.shape), self.dtype)
-    return views.full(region, self.shape, value, self.dtype)
-
-
-@rule("arange")
-def _arange(region: Region, *args: Number, start: Number = 0, step: Number = 1, **_: Any) -> Lazy:
-    # The extent is torch's; of (end), (start, end) and (start, end, step) only the first and third matter here.
-    if len(args) >= 2:
-        start, step = args[0], args[2] if len(args) > 2 else step
-    (extent,), dtype = region.out[0]
-    if not isinstance(start, int) or not isinstance(step, int):
-        raise Unsupported("a range of numbers that are not whole")
-    return iota(region, extent, dtype, step, start)
-
-
 @rule("iota")
 def _iota(region: Region, length: int, *, start: int, step: int, dtype: torch.dtype, **_: Any) -> Lazy:
     return iota(region, length, dtype, step, start)
-
-
-def _band(lower: bool) -> Rule:
-    def apply(region: Region, self: Lazy, diagonal: int = 0) -> Lazy:
-        rows = views.unsqueeze(iota(region, self.shape[-2], torch.int32, 1, diagonal), 1)
-        cols = iota(region, self.shape[-1], torch.int32)
-        keep = pointwise("ge" if lower else "le", rows, cols, dtype=torch.bool)
-        return pointwise("where", keep, self, scalar(region, 0, self.dtype), dtype=self.dtype)
-
-    return apply
-
-
-rule("tril")(_band(lower=True))
-rule("triu")(_band(lower=False))
 
 
 # Gathers --------------------------------------------------------------------------------------------------------------
@@ -373,13 +282,6 @@ def _rows(table: Lazy, dim: int, index: Lazy, wrap: bool) -> Lazy:
 @rule("embedding")
 def _embedding(region: Region, weight: Lazy, indices: Lazy, *_: Any, **__: Any) -> Lazy:
     return _rows(weight, 0, indices, wrap=False)
-
-
-@rule("index_select")
-def _index_select(region: Region, self: Lazy, dim: int, index: Lazy) -> Lazy:
-    if self.ndim == 0 or index.ndim != 1:
-        raise Unsupported("index_select of or by a scalar")
-    return _rows(self, self.dim(dim), index, wrap=False)
 
 
 @rule("index", "_unsafe_index")

@@ -87,16 +87,3 @@ def _adaptive_average_pool(region: Region, self: Lazy, output_size: Pair) -> Laz
     if _pair(output_size) != [1, 1]:
         raise Unsupported("an adaptive pooling to more than one element")
     return mean(self, [-2, -1], True)
-
-
-@rule("roll")
-def _roll(region: Region, self: Lazy, shifts: Pair, dims: Pair = ()) -> Lazy:
-    over = numbers(dims)
-    if not over:
-        raise Unsupported("a roll of a flattened tensor")
-    for d, shift in zip(over, numbers(shifts), strict=True):
-        extent = self.shape[self.dim(d)]
-        first = -shift % extent
-        if first:
-            self = views.cat([views.narrow(self, d, first, None), views.narrow(self, d, 0, first)], self.dim(d))
-    return self
