@@ -251,6 +251,15 @@ class CalibratedTask(Protocol):
         ...
 
 
+@runtime_checkable
+class BoundedTask(Protocol):
+    """What a task may offer beside :class:`Task`: a bound that lets a search end where nothing is left to win."""
+
+    def least_us(self) -> float | None:
+        """Microseconds that no candidate can beat; None where that is not known of this device."""
+        ...
+
+
 GROUP = "autotune.domains"
 """The group of entry points that name domains, each a module; :class:`Domain` says what it offers."""
 

@@ -10,8 +10,13 @@ from collections.abc import Iterable
 VIEWS = frozenset(
     [
         "view",
+        "_unsafe_view",
         "reshape",
+        "_reshape_alias",
         "permute",
+        "transpose",
+        "t",
+        "numpy_T",
         "unsqueeze",
         "squeeze",
         "expand",
@@ -20,9 +25,13 @@ VIEWS = frozenset(
         "split",
         "split_with_sizes",
         "unbind",
+        "chunk",
         "alias",
+        "detach",
         "diagonal",
+        "view_as",
         "as_strided",
+        "narrow",
     ]
 )
 """Operators that move no data: free inside a region, and left where they are outside one."""
@@ -30,7 +39,16 @@ VIEWS = frozenset(
 GENERATORS = frozenset(
     [
         "full",
+        "full_like",
+        "zeros",
+        "ones",
+        "zeros_like",
+        "ones_like",
+        "new_zeros",
+        "new_ones",
+        "new_full",
         "scalar_tensor",
+        "arange",
         "iota",
     ]
 )
@@ -49,7 +67,7 @@ SCATTERS = {
 """Operators that add up rows at places that other data tell, and which argument the rows are."""
 
 _PLAIN = frozenset(
-    ["clone", "add", "sub", "mul", "div", "convert_element_type", "lift_fresh_copy", "copy", "where", "eq"]
+    ["clone", "add", "sub", "mul", "div", "to_copy", "convert_element_type", "lift_fresh_copy", "copy", "where", "eq"]
 )
 
 

@@ -79,6 +79,16 @@ class FusionTask:
         except (Unsupported, KeyError):
             return None
 
+    def least_us(self) -> float | None:
+        """What moving the region's bytes takes, by the device's calibration; None without one.
+
+        None too where elements are gathered: the same ones, read again and again, come from a cache.
+        """
+        figures = self.estimates
+        if not figures.calibrated or any(v.op == "gather" for v in self.graph.values):
+            return None
+        return figures.first_us + self.graph.bytes_moved / figures.copy_gbs / 1e3
+
     @cached_property
     def estimates(self) -> Figures:
         """What the cost models take the device for."""

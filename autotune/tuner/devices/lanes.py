@@ -5,7 +5,6 @@ from __future__ import annotations
 import select
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
-from types import TracebackType
 
 from autotune.measure.child import Child, ChildSilent
 from autotune.measure.pool import compile_threads, default_processes

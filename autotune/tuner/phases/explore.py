@@ -14,6 +14,7 @@ from autotune.measure.pool import Built
 from autotune.space import Space
 from autotune.store.records import Measurement
 from autotune.task import Config, Status, config_key
+from autotune.tuner.phases.floor import AT_FLOOR, is_at_floor
 from autotune.tuner.proposals.history import History
 from autotune.tuner.proposals.pruning import Pruning
 from autotune.tuner.proposals.seeds import Seed
@@ -52,7 +53,8 @@ class Explorer:
 
     Args:
         until_s: seconds after the session's start when screening ends; None for no limit.
-        patience: measured candidates without a gain of 1% after which screening ends; 0 for never.
+        patience: measured candidates without a gain of 1% after which screening ends; 0 for never. With patience it
+            ends as well once nothing can be won.
         history: the study that proposes; None for no proposals beside the seeds (and neighbours, with ``polish``).
         polish: whether every other proposal is a neighbour of the best so far rather than the sampler's. Kernels differ
             by a per cent or two near the optimum, which a sampler that models the whole space is slow to see.
@@ -126,6 +128,8 @@ class Explorer:
             return "interrupted"
         if self._until_s is not None and self.s.elapsed >= self._until_s and self.s.tried:
             return TIME_UP
+        if self._patience and is_at_floor(self.s):
+            return AT_FLOOR
         if self._attempts >= self.s.trials:
             return TRIALS_UP
         if self._patience and self._since_gain >= self._patience and not self._seeds:

@@ -7,6 +7,7 @@ from autotune.task import Status
 from autotune.tuner.budget import Budget
 from autotune.tuner.context import Context
 from autotune.tuner.phases.explore import EXHAUSTED, NO_GAIN, Explorer
+from autotune.tuner.phases.floor import AT_FLOOR
 from autotune.tuner.proposals import seeds
 from autotune.tuner.proposals.elsewhere import winners
 from autotune.tuner.proposals.samplers import is_guided
@@ -53,7 +54,7 @@ def explore(context: Context, s: Session, budget: Budget, *, until_s: float | No
 
 def settled(stop: str, budget: Budget, granted: float | None) -> bool:
     """Whether a search that ended so has nothing left to do, however much time another one would get."""
-    if stop in EXHAUSTED:
+    if stop in EXHAUSTED or stop == AT_FLOOR:
         return True
     patient = budget.patience is None or not budget.patience or budget.patience >= Budget().patience_now
     return stop.startswith(NO_GAIN) and (granted is None or patient)

@@ -73,7 +73,10 @@ class PairTask:
         return replace(one, parameters=(*both, *plan))
 
     def predict(self, config: Config) -> float | None:
-        return None
+        return self.workload.spec.get("predicted")
+
+    def least_us(self) -> float | None:
+        return self.workload.spec.get("least_us")
 
     def default(self) -> Config:
         return {f"g{k}.{n}": v for k in range(2) for n, v in self.tasks[k].default().items()}

@@ -3,8 +3,9 @@
 ``how`` picks the program; ``block`` is the rows a step takes. Candidates really run, and the bad ones are really bad.
 The workload's spec may hold ``slow_us`` (added to good candidates, least at block 8), ``bad`` (are the bad ones in the
 space), ``broken`` (a candidate's ``how`` to what the machine does to it, see ``FAULTS``), ``once`` (a folder where that
-is noted, so that it happens to each candidate once), ``eager_us`` (added to the baseline), ``reference`` (is one timed
-beside the baselines) and ``log`` (a file that gets a line for every candidate loaded).
+is noted, so that it happens to each candidate once), ``eager_us`` (added to the baseline), ``least_us`` (that no
+candidate is said to beat), ``reference`` (is one timed beside the baselines) and ``log`` (a file that gets a line for
+every candidate loaded).
 """
 
 from __future__ import annotations
@@ -67,6 +68,9 @@ class ToyTask:
 
     def seeds(self) -> Sequence[Config]:
         return self.workload.spec.get("seeds", ())
+
+    def least_us(self) -> float | None:
+        return self.workload.spec.get("least_us")
 
     def reject(self, config: Config) -> str | None:
         return "a block has more rows than the matrix" if config["block"] > self.workload.spec["rows"] else None

@@ -151,3 +151,10 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_a_mistake_in_the_device_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calibrate", "fusion", "--device", "gpu", "--db", str(tmp_path / "c.db")]) == 2
     assert "unknown device 'gpu'" in capsys.readouterr().err
+
+
+def test_no_kernel_beats_moving_the_bytes_and_without_a_calibration_that_is_not_known() -> None:
+    task = FusionTask(to_workload(canonicalize(simplify(module._copy(1 << 20)))[0], "copy"), "cpu")
+    assert task.least_us() is None
+    known = task.under("", {"copy_gbs": 10.0, "first_us": 5.0})
+    assert known.least_us() == pytest.approx(5.0 + (2 << 22) / 10.0 / 1e3)

@@ -1,0 +1,31 @@
+"""Where nothing is left to win: a candidate takes no longer than the device needs to move the bytes."""
+
+from __future__ import annotations
+
+from autotune.task import BoundedTask, ComposedTask
+from autotune.tuner.session import Session
+
+AT_FLOOR = "nothing is faster than moving the bytes"
+_NEAR = 1.02
+"""A candidate so many times the floor is at it: a short timing is no more exact."""
+_PROMISING = 1.15
+"""Where the model expects the default within so many times the floor, the default is measured before anything else."""
+
+
+def is_at_floor(s: Session) -> bool:
+    """Whether the best candidate of a session is as fast as any could be, as far as that is known."""
+    least, best = _least_us(s), s.best_us
+    return least is not None and best is not None and best <= _NEAR * least
+
+
+def may_be_at_floor(s: Session) -> bool:
+    """Whether the cost model expects as much of the default, so that it is worth a look before parts are searched."""
+    least = _least_us(s)
+    if least is None or s.narrowed is not None or not isinstance(s.task, ComposedTask):
+        return False
+    expected = s.task.predict(s.task.normalize(s.task.default()))
+    return expected is not None and expected <= _PROMISING * least
+
+
+def _least_us(s: Session) -> float | None:
+    return s.task.least_us() if isinstance(s.task, BoundedTask) else None

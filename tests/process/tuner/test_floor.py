@@ -1,0 +1,55 @@
+"""A search ends where nothing can be won: a candidate takes no longer than moving the bytes."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune import api, task
+from autotune.measure.policy import Policy
+from autotune.store import Store
+from autotune.tuner.phases.floor import AT_FLOOR
+from tests.support.toy import pair_domain, toy_domain
+from tests.support.toy.toy_domain import workload as toy
+
+
+@pytest.fixture(autouse=True)
+def toys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for domain in (toy_domain, pair_domain):
+        monkeypatch.setitem(task.DOMAINS, domain.KIND, domain.__name__)
+
+
+def test_the_first_candidate_at_the_floor_ends_it(store: Store, policy: Policy) -> None:
+    (found,) = api.tune_workloads([toy(eager_us=5000, least_us=1e6)], "cpu", store, policy=policy)
+    assert found.stop == AT_FLOOR
+    assert found.measured == 1
+    assert found.winner == "autotune"  # the comparison with what the user had is made all the same
+    (again,) = api.tune_workloads([toy(eager_us=5000, least_us=1e6)], "cpu", store, policy=policy)
+    assert again.measured == 0
+    assert again.stop == f"nothing left to do: {AT_FLOOR}"
+
+
+@pytest.mark.parametrize("least", [None, 1e-3])
+def test_above_the_floor_it_goes_on(store: Store, policy: Policy, least: float | None) -> None:
+    (found,) = api.tune_workloads([toy(slow_us=300, least_us=least)], "cpu", store, policy=policy)
+    assert found.stop != AT_FLOOR
+    assert found.measured == 12
+
+
+@pytest.mark.parametrize(("expected", "parts"), [(1.0, 0), (1e7, 24), (None, 24)])
+def test_parts_are_not_searched_where_the_default_is_expected_at_the_floor_and_is(
+    store: Store, policy: Policy, expected: float | None, parts: int
+) -> None:
+    whole = pair_domain.workload(
+        {"rows": 64, "slow_us": 900}, {"rows": 32, "slow_us": 500}, least_us=1e6, predicted=expected
+    )
+    (found,) = api.tune_workloads([whole], "cpu", store, policy=policy)
+    if parts:
+        assert found.stop != AT_FLOOR
+        assert found.measured > parts
+    else:
+        assert (found.stop, found.measured) == (AT_FLOOR, 1)
+
+
+def test_who_asks_for_all_candidates_gets_them(store: Store, policy: Policy) -> None:
+    (found,) = api.tune_workloads([toy(least_us=1e6)], "cpu", store, policy=policy, patience=0, sampler="brute")
+    assert found.measured == 12
