@@ -35,7 +35,7 @@ VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "without any seed": ("tpe", ("seeds", "model", "pruning")),
     "without neighbours": ("tpe", ("neighbours",)),
     "random in TPE's place": ("guided random", ()),
-    "GP in TPE's place": ("gp", ()),
+    "GP in TPE's place": ("guided gp", ()),
     "NSGA-II in TPE's place": ("guided nsga2", ()),
     "TPE alone": ("tpe", NOTHING),
     "GP alone": ("gp", NOTHING),
@@ -48,11 +48,14 @@ VARIANTS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 def more_samplers() -> None:
     """Samplers that ``--sampler`` does not offer, for comparison."""
-    from optuna.samplers import NSGAIISampler
+    from optuna.samplers import GPSampler, NSGAIISampler
 
     offered: Any = samplers.SAMPLERS
+    gp = samplers.Sampler(lambda seed: GPSampler(seed=seed))
     nsga2 = samplers.Sampler(lambda seed: NSGAIISampler(population_size=12, seed=seed))
     offered |= {
+        "gp": gp,
+        "guided gp": replace(gp, guided=True),
         "nsga2": nsga2,
         "guided nsga2": replace(nsga2, guided=True),
         "guided random": replace(offered["random"], guided=True),

@@ -56,7 +56,7 @@ class History:
         about: facts for whoever looks at the study.
 
     Raises:
-        UserError: the sampler is unknown or lacks a package.
+        UserError: the sampler is unknown.
     """
 
     def __init__(

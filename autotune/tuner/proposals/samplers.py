@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,15 +18,6 @@ def _tpe(seed: int | None) -> BaseSampler:
 
     # Multivariate (parameters depend on each other) and constant_liar (several asked at once) are Optuna's defaults.
     return TPESampler(seed=seed)
-
-
-def _gp(seed: int | None) -> BaseSampler:
-    from optuna.samplers import GPSampler
-
-    missing = [name for name in ("torch", "scipy") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UserError(f"the gp sampler needs {' and '.join(missing)}: pip install {' '.join(missing)}, or use tpe")
-    return GPSampler(seed=seed)
 
 
 def _random(seed: int | None) -> BaseSampler:
@@ -65,7 +55,6 @@ class Sampler:
 
 SAMPLERS: Mapping[str, Sampler] = {
     "tpe": Sampler(_tpe, guided=True),
-    "gp": Sampler(_gp, guided=True),
     "random": Sampler(_random),
     "brute": Sampler(_brute),
 }
@@ -83,7 +72,7 @@ def make_sampler(name: str, seed: int | None) -> BaseSampler:
     """The Optuna sampler called ``name``.
 
     Raises:
-        UserError: there is none of this name, or a package it needs is missing.
+        UserError: there is none of this name.
     """
     if name not in SAMPLERS:
         raise UserError(f"unknown sampler {name!r}; there is {', '.join(SAMPLERS)}")
