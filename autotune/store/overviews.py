@@ -5,6 +5,7 @@ Candidates are counted and compared by the database; what is read of it is a row
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from autotune.errors import printable
-from autotune.store.health.damage import figures, latencies, number
+from autotune.store.health.damage import Damaged, figures, latencies, number
 from autotune.store.measurements import STAGE_RANK, sound
 from autotune.store.models import SCHEMA_REVISION, Base, ClaimRow, DeviceRow, MeasurementRow, ScheduleRow
 from autotune.store.records import BUSY
@@ -172,7 +173,9 @@ class Overviews(Workloads):
             others = 0.0 if row.others is None else number(row.others, "number of busy processors")
             rivals = {n: us for n, us in latencies(row.baselines).items() if not n.startswith(REFERENCE)}
             us = number(row.latency_us, "latency", above=0.0)
-            own = {} if row.metrics is None else {printable(name): v for name, v in figures(row.metrics).items()}
+            own: dict[str, float] = {}
+            with contextlib.suppress(Damaged):  # they are a measurement's, on which the schedule does not depend
+                own = {printable(name): figure for name, figure in figures(row.metrics or {}).items()}
             return _Deployed((row.workload, row.device), us, printable(str(row.winner)), rivals, others > BUSY, own)
 
         return self.sound(rows, made, lambda r: f"schedule of workload {str(r.workload)[:12]} (search it again)")

@@ -43,6 +43,7 @@ from autotune.store.codec import artifact_id, artifact_json
 from autotune.store.health.verify import damage
 from autotune.store.models import VERSION_TABLE
 from autotune.task import Status, open_task
+from autotune.tuner.proposals.elsewhere import winners
 from tests.fuzz.values import altered, as_text, flipped, hostile
 from tests.support.hostile import softmax, workload_of
 from tests.support.rows import ENVIRONMENT, GPU
@@ -288,6 +289,7 @@ class Fuzz:
             store.status_counts(key)
             store.measurements()
             store.neighbours(self._workload.family, key.device)
+            winners(store, key)
             store.get_effort(key, "s" * 64)
             store.get_calibration(key.device, "fusion")
             store.get_verdict("a" * 64, key.device, ENVIRONMENT, "default")

@@ -7,6 +7,7 @@ import json
 import logging
 import shutil
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ from autotune.store import Calibration, Effort, Key, Measurement, Store, Verdict
 from autotune.store.bundles.bundle import export_bundle, import_bundle
 from autotune.store.health.verify import damage
 from autotune.task import Status
+from autotune.tuner.proposals.elsewhere import winners
 from tests.process.store.test_schedules import schedule
-from tests.support.rows import ENVIRONMENT, GPU, put_key, workload
+from tests.support.rows import ENVIRONMENT, FAR, GPU, put_key, workload
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +107,9 @@ DAMAGE = {
     "measured latency": f"UPDATE autotune_measurements SET latency_us = NULL WHERE {S1}",
     "samples": f"UPDATE autotune_measurements SET samples = '{{' WHERE {S1}",
     "samples texts": f"UPDATE autotune_measurements SET samples = '[\"x\"]' WHERE {S1}",
+    "metrics a list": f"UPDATE autotune_measurements SET metrics = '[]' WHERE {S1}",
+    "metrics texts": f'UPDATE autotune_measurements SET metrics = \'{{"GB/s": "x"}}\' WHERE {S1}',
+    "metrics no json": f"UPDATE autotune_measurements SET metrics = '{{' WHERE {S1}",
     "measured when": f"UPDATE autotune_measurements SET created = 'now' WHERE {S1}",
     "effort": f"UPDATE autotune_efforts SET seconds = 'long' WHERE {S1}",
     "calibration": "UPDATE autotune_calibrations SET figures = '[]'",
@@ -152,6 +157,10 @@ def test_one_damaged_row_stops_nothing(
         store.best(key)
         store.status_counts(key)
         store.neighbours("f" * 64, key.device)
+        winners(store, key)
+        winners(store, replace(key, environment=FAR.strict))
+        if name.startswith("metrics"):
+            assert key.workload in {line.workload for line in store.overview() if line.winner}
         store.captured("x")
         spoiled = ("code", "artifact", "environment", "device", "versions", "identity", "loose")
         if not name.startswith(spoiled):
