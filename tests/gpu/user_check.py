@@ -2,9 +2,9 @@
 
     python tests/gpu/user_check.py [--device cuda:0] [--only NAME ...] [--seconds 20]
 
-Each check runs in a process of its own, for seven minutes at most, in a folder and with a database of its own. It prints
-a line, and the exit code is 1 if one fails. Writes ``$OUT/user_check.json`` if OUT is set. ``--device cpu`` runs them
-on a machine without a GPU, as far as that says anything.
+Each check runs in a process of its own, for seven minutes at most, in a folder and with a database of its own. It
+prints a line, and the exit code is 1 if one fails. Writes ``$OUT/user_check.json`` if OUT is set. ``--device cpu`` runs
+them on a machine without a GPU, as far as that says anything.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ and those that others need stay where they are.
 
 from __future__ import annotations
 
+import json
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -97,6 +98,7 @@ class Finder:
         self.hard: set[fx.Node] = set()
         self.kept: set[fx.Node] = set()
         self.refused: dict[fx.Node, str] = {}
+        self._known: dict[str, tuple[Workload, Binding]] = {}
         self._passing = passing(self.nodes)
         self._sorts = {n: self._classify(n) for n in self.nodes}
 
@@ -328,7 +330,7 @@ class Finder:
                 raise Unsupported("no results")
             if not inputs:
                 raise Unsupported("it reads no tensors")
-            workload, binding = workload_of(module)
+            workload, binding = self._workload(module)
         except Repeated:
             raise
         except Unsupported as error:
@@ -339,6 +341,18 @@ class Finder:
                 raise
             return Region(tuple(nodes), tuple(inputs), tuple(outputs), module, reason=str(error))
         return Region(tuple(nodes), tuple(inputs), tuple(outputs), module, workload, binding)
+
+    def _workload(self, module: fx.GraphModule) -> tuple[Workload, Binding]:
+        """As :func:`workload_of`; equal programs, such as those of a model's layers, are translated once."""
+        try:
+            program = aten.to_json(module)
+        except Unsupported:
+            return workload_of(module)  # which tells the node to blame
+        starts = [int(meta(n).storage_offset()) for n in module.graph.nodes if n.op == "placeholder"]
+        key = json.dumps([program, starts])
+        if key not in self._known:
+            self._known[key] = workload_of(module)
+        return self._known[key]
 
 
 def workload_of(module: fx.GraphModule, precision: str | None = None) -> tuple[Workload, Binding]:

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 
 from autotune.compiler.capture.recording import capture
 from autotune.compiler.lower.translate import op_name
+from autotune.compiler.regions import find
 from autotune.compiler.regions.contraction import merge_groups
 from autotune.compiler.regions.find import Region, find_regions
 from autotune.domains.fusion.builtin import BertLayer
@@ -284,3 +285,28 @@ def test_grouping_never_makes_a_cycle_and_is_maximal() -> None:
                 )
                 merged = [g for k, g in enumerate(groups) if k not in (a, b)] + [groups[a] + groups[b]]
                 assert not touch or not acyclic(order, before, merged), (seed, groups[a], groups[b])
+
+
+def test_equal_layers_are_translated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Layers(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linears = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for linear in self.linears:
+                x = torch.softmax(linear(x), -1).sin()
+            return x.t().contiguous().t().softmax(0)  # the same operators over another layout
+
+    translated: list[int] = []
+    translate = find.translate
+    monkeypatch.setattr(find, "translate", lambda *given: translated.append(1) or translate(*given))
+    found = regions_of(Layers(), torch.randn(8, 16), grad=False)
+    workloads = [r.workload for r in found]
+    assert None not in workloads
+    assert len(translated) == len({w.fingerprint for w in workloads if w})
+    assert len(workloads) > len(translated)
+    monkeypatch.setattr(find.Finder, "_workload", lambda self, module: find.workload_of(module))
+    plain = regions_of(Layers(), torch.randn(8, 16), grad=False)
+    assert [(r.workload, r.binding) for r in plain] == [(r.workload, r.binding) for r in found]
+    assert [r.workload.source for r in plain if r.workload] == [r.workload.source for r in found if r.workload]
