@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from autotune import __version__
 from autotune.cli.commands import (
+    background,
     bench,
     calibrate,
     compare,
@@ -43,6 +44,7 @@ COMMANDS = (
     plan,
     show,
     watch,
+    background,
     report,
     dashboard,
     workloads,

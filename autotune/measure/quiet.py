@@ -39,9 +39,13 @@ def wait_for_quiet(limit_s: float) -> None:
 
 def _clocks() -> tuple[float, float, float]:
     """Seconds: wall clock, processor time of this process, processor time of everybody."""
+    mine = os.times()
+    return time.monotonic(), mine.user + mine.system, processor_time()
+
+
+def processor_time() -> float:
+    """Processor time of everybody since the machine was started, in seconds."""
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
     # "guest" is part of "user", and "steal" is others' too: it is taken from us just the same.
-    every = sum(times) - idle - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-    mine = os.times()
-    return time.monotonic(), mine.user + mine.system, every
+    return float(sum(times) - idle - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, cast
 
 from autotune.device import environment, identify
 from autotune.ir.precision import asked
+from autotune.runtime import background
 from autotune.runtime.launch.given_up import allow_again
 from autotune.runtime.settings import reset_settings, settings
 from autotune.task import Status
@@ -267,6 +268,8 @@ def record_misses(
             if not store.add_miss(workload, identity.fingerprint, reason):
                 break  # the others would wait as long for a database that is locked or gone
             written += 1
+        if written:
+            background.begin(device, url)
     except Exception as e:
         warn_once(f"misses {_where(url)}", f"autotune: misses are not recorded: {e}")
     return written

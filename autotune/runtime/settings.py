@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from autotune.errors import UserError
+from autotune.runtime.background import tune_beside
 from autotune.store.reading import Match
 
 OtherDevice = Literal["refuse", "warn"]
@@ -59,6 +60,7 @@ def configure(
     other_device: OtherDevice | None = None,
     rows: float | None = None,
     verify: Verify | None = None,
+    background: bool | str | None = None,
 ) -> Settings:
     """Change how deployment behaves in this process, for what is compiled from now on; see :class:`Settings`.
 
@@ -68,6 +70,9 @@ def configure(
 
     Args:
         environment, other_device, rows, verify: None leaves it as it is.
+        background: whether what is missed is tuned beside this process, while the device is idle
+            ($AUTOTUNE_BACKGROUND); the name of an idle equal device to do that on, such as "cuda:3". None leaves it as
+            it is. See :mod:`autotune.runtime.background`.
 
     Returns:
         All settings, as they are now.
@@ -77,6 +82,8 @@ def configure(
     """
     new = {"environment": environment, "other_device": other_device, "rows": rows, "verify": verify}
     checked = {name: _value(name, value, name) for name, value in new.items() if value is not None}
+    if background is not None:
+        tune_beside(background)
     with _lock:
         _given.update(checked)
     _forget()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import sqlalchemy as sa
@@ -63,6 +65,45 @@ def better(new: Any) -> Any:
     measured anew, or where what is stored failed when it was deployed."""
     again = new.config.is_not_distinct_from(_S.config) & (new.winner == _S.winner) & (new.created > _S.created)
     return (new.latency_us < _S.latency_us) | again | (_failed() & new.config.is_distinct_from(_S.config))
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Two schedules of one key that differ, one stored and one that comes in.
+
+    Attributes:
+        here: the stored one's row.
+        gives_way: whether the other takes its place.
+        loser: the row of the one that does not stay.
+    """
+
+    here: Mapping[str, Any]
+    gives_way: bool
+    loser: Mapping[str, Any]
+
+    def measurement(self, reason: str) -> dict[str, Any] | None:
+        """The loser's latency as a row of measurements; None where a baseline won there, which has no configuration."""
+        if self.loser["config"] is None:
+            return None
+        kept = {name: self.loser[name] for name in (*_KEY, "config", "latency_us", "created")}
+        return {**kept, "stage": "final", "status": str(Status.OK), "run": "", "samples": [], "noise": 0.0,
+                "error": None, "reason": reason, "compile_s": 0.0, "measure_s": 0.0}  # fmt: skip
+
+
+def contest(c: sa.Connection, row: Mapping[str, Any]) -> Contest | None:
+    """How a schedule that comes in stands to the stored one of its key; None where there is none, or the same.
+
+    Args:
+        row: a row of the table of schedules.
+    """
+    new = SimpleNamespace(**{n: sa.literal(row[n], getattr(_S, n).type) for n in ("config", "winner", "created",
+                                                                                 "latency_us")})  # fmt: skip
+    query = sa.select(*_S.__table__.c, better(new).label("gives_way")).where(*(getattr(_S, n) == row[n] for n in _KEY))
+    found = c.execute(query).mappings().first()
+    here = None if found is None else {str(name): value for name, value in found.items()}
+    if here is None or (here["config"], here["winner"]) == (row["config"], row["winner"]):
+        return None
+    return Contest(here, bool(here["gives_way"]), here if here["gives_way"] else row)
 
 
 class Schedules(Database):

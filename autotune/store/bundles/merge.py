@@ -29,7 +29,7 @@ from autotune.store.models import (
     VerdictRow,
     WorkloadRow,
 )
-from autotune.store.schedules import artifact_of, better
+from autotune.store.schedules import artifact_of, better, contest
 from autotune.store.store import Store
 from autotune.store.workloads import batches
 from autotune.task import Status
@@ -72,9 +72,10 @@ class Merged:
 def merge(store: Store, other: Store) -> Merged:
     """Take over all rows of ``other``, except claims. What is stopped is gone on with by the same call.
 
-    The faster of two schedules of one key stays; of the other the configuration is kept, with its latency as a
-    measurement. Of two measurements of one candidate at one stage an ok one stays before a failure, then the faster. Of
-    verdicts and calibrations the newer stays, of efforts the larger; labels and misses that are here stay as they are.
+    The faster of two schedules of one key stays, unless it failed here when it was deployed; of the other the
+    configuration is kept, with its latency as a measurement. Of two measurements of one candidate at one stage an ok
+    one stays before a failure, then the faster. Of verdicts and calibrations the newer stays, of efforts the larger;
+    labels and misses that are here stay as they are.
 
     Raises:
         UserError: a database failed.
@@ -178,22 +179,15 @@ def _with_parents(
 
 def _keep_losers(store: Store, c: sa.Connection, rows: list[dict[str, Any]], found: Merged) -> None:
     """Note the configuration of each schedule that gives way, or does not come in, as a measurement."""
-    table = ScheduleRow.__table__
     for row in rows:
-        here = c.execute(sa.select(table).where(*(table.c[n] == row[n] for n in _KEY))).mappings().first()
-        if here is None or (here["config"], here["winner"]) == (row["config"], row["winner"]):
+        met = contest(c, row)
+        if met is None:
             continue
-        theirs = row["latency_us"] < here["latency_us"]
-        loser = here if theirs else row
         found.conflicts.append(
-            f"schedule {row['workload'][:12]} on {row['device'][:12]}: {here['latency_us']:.4g} us here,"
-            f" {row['latency_us']:.4g} us there: {'that' if theirs else 'this'} one stays"
+            f"schedule {row['workload'][:12]} on {row['device'][:12]}: {met.here['latency_us']:.4g} us here,"
+            f" {row['latency_us']:.4g} us there: {'that' if met.gives_way else 'this'} one stays"
         )
-        if loser["config"] is not None:
-            values = {n: loser[n] for n in _KEY}
-            values |= {"config": loser["config"], "stage": "final", "status": str(Status.OK), "run": "",
-                       "latency_us": loser["latency_us"], "samples": [], "noise": 0.0, "error": None,
-                       "reason": "merged", "compile_s": 0.0, "measure_s": 0.0, "created": loser["created"]}  # fmt: skip
+        if values := met.measurement("merged"):
             c.execute(store.insert(MeasurementRow).values(**values).on_conflict_do_nothing())
 
 

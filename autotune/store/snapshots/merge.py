@@ -1,4 +1,4 @@
-"""Adding a snapshot, or a bundle, to a database: all of it or nothing, and the faster of two schedules stays."""
+"""Adding a snapshot, or a bundle, to a database: all of it or nothing, and the better of two schedules stays."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from autotune.store.bundles.bundle import write_tables
 from autotune.store.bundles.rows import Tables, schedule_row, verdict_row
 from autotune.store.codec import artifact_blobs, artifact_id, artifact_json
 from autotune.store.health.damage import BROKEN, why
-from autotune.store.records import Calibration, Key, Measurement
+from autotune.store.models import MeasurementRow
+from autotune.store.records import Calibration
+from autotune.store.schedules import contest
 from autotune.store.snapshots.form import is_snapshot
 from autotune.store.snapshots.reader import Snapshot
 from autotune.store.store import Store
-from autotune.task import Status, config_key
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class Imported:
 def import_file(store: Store, file: str | os.PathLike[str], *, key: str | None = None) -> Imported:
     """Add the schedules of a snapshot or a bundle to ``store``, in one transaction, after the whole file was checked.
 
-    Where both have a schedule for one key, the faster stays, and the other's latency is kept as a measurement of its
-    configuration. Importing twice changes nothing.
+    Where both have a schedule for one key, the faster stays, unless it failed when it was deployed. The other's latency
+    is kept as a measurement of its configuration. Importing twice changes nothing.
 
     Args:
         key: a public key that a snapshot must be signed with.
@@ -124,8 +125,9 @@ def _merge(store: Store, path: Path, tables: Tables, code: Any, calibrations: li
     except (sa.exc.DataError, sa.exc.IntegrityError, OverflowError, UnicodeError) as e:
         first = " ".join(str(getattr(e, "orig", None) or e).split())
         raise UserError(f"{path} does not fit into the database {store.name} ({first}): nothing was changed") from e
-    for measurement in lost:
-        store.add_measurement(measurement)
+    with store.writing() as c:
+        for values in lost:
+            c.execute(store.insert(MeasurementRow).values(**values).on_conflict_do_nothing())
     for calibration in calibrations:
         known = store.get_calibration(calibration.device, calibration.kind)
         if known is None or known.when < calibration.when:
@@ -133,28 +135,21 @@ def _merge(store: Store, path: Path, tables: Tables, code: Any, calibrations: li
     return Imported(len(tables.schedules), stored, tuple(conflicts))
 
 
-def _conflicts(store: Store, tables: Tables) -> tuple[list[Measurement], list[str]]:
-    """What loses against another schedule of its key, as measurements; and a line for each such pair."""
-    configs = {row["fingerprint"]: row["params"] for row in tables.configs}
+def _conflicts(store: Store, tables: Tables) -> tuple[list[dict[str, Any]], list[str]]:
+    """What loses against another schedule of its key, as rows of measurements; and a line for each such pair."""
     labels = {w["fingerprint"]: w["label"] for w in tables.workloads}
     lost, lines = [], []
-    for row in tables.schedules:
-        key = Key(*(row[name] for name in ("workload", "device", "environment", "policy")))
-        known = store.schedule_of(key)
-        if known is None:
-            continue
-        own = None if known.config is None else config_key(known.config)
-        if own == row["config"] and known.winner == row["winner"]:
-            continue
-        theirs = row["latency_us"] < known.latency_us
-        config = known.config if theirs else configs.get(row["config"] or "")
-        if config is not None:
-            us, when = (known.latency_us, known.when) if theirs else (row["latency_us"], row["created"])
-            lost.append(Measurement(key, config, Status.OK, "final", us, reason="imported", noise=0.0, when=when))
-        label = printable(labels.get(key.workload) or key.workload[:12])
-        stays = "the file's is faster and stays" if theirs else "the database's stays"
-        lines.append(
-            f"conflict: {label} ({key.workload[:12]}): {known.latency_us:.4g} us in the database,"
-            f" {row['latency_us']:.4g} us in the file: {stays}"
-        )
+    with store.reading() as c:
+        for row in tables.schedules:
+            met = contest(c, row)
+            if met is None:
+                continue
+            if values := met.measurement("imported"):
+                lost.append(values)
+            name = row["workload"]
+            stays = "the file's takes its place" if met.gives_way else "the database's stays"
+            lines.append(
+                f"conflict: {printable(labels.get(name) or name[:12])} ({name[:12]}):"
+                f" {met.here['latency_us']:.4g} us in the database, {row['latency_us']:.4g} us in the file: {stays}"
+            )
     return lost, lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ import pytest
 from autotune.errors import UserError
 from autotune.store import Snapshot, Store
 from autotune.store.bundles.bundle import export_bundle
+from autotune.store.bundles.merge import merge
 from autotune.store.snapshots.merge import import_file
 from autotune.store.snapshots.writer import export_snapshot
+from autotune.task import Status
 from tests.support.rows import ENVIRONMENT, GPU, workload
 from tests.support.snapshots import faster, keys
 
@@ -59,6 +62,30 @@ def test_the_faster_stays_and_the_other_is_kept(
         (kept,) = other.measurements(workload=mine.key.workload)
         assert kept.latency_us == (theirs if stays == 42.0 else 42.0)
         assert kept.config == ({"threads": 999} if stays == 42.0 else mine.config)
+
+
+@pytest.mark.parametrize("how", ["imported", "merged"])
+def test_a_slower_one_takes_the_place_of_one_that_failed_here(
+    store: Store, incoming: Path, tmp_path: Path, how: str
+) -> None:
+    """As in every other store of a schedule; what is told and what is kept say the same."""
+    with Store.open(tmp_path / "other.db") as other:
+        import_file(other, incoming)
+        mine = next(s for s in other.schedules(artifacts=True) if s.extent == 32 and s.latency_us == 42.0)
+        failed = faster(mine, 1.0)
+        other.put_schedule(failed, replace=True)
+        assert other.put_failure(mine.key, failed.config or {}, Status.LAUNCH_ERROR, "refused")
+        if how == "imported":
+            lines: Sequence[str] = import_file(other, incoming).conflicts
+        else:
+            lines = [line for line in merge(other, store).conflicts if line.startswith("schedule")]
+        (line,) = lines
+        assert line.endswith("the file's takes its place" if how == "imported" else "that one stays")
+        now = other.schedule_of(mine.key)
+        assert now is not None
+        assert (now.latency_us, now.config) == (42.0, mine.config)
+        kept = [m for m in other.measurements(workload=mine.key.workload) if m.reason == how]
+        assert [(m.latency_us, m.config) for m in kept] == [(1.0, failed.config)]
 
 
 def test_calibrations_travel(store: Store, file: Path, tmp_path: Path) -> None:

@@ -1,0 +1,178 @@
+"""``autotune background``: tune what deployments miss while the device is idle, beside the programs that run."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from autotune.cli.options import add_db, add_device, seconds
+from autotune.errors import UserError, told
+from autotune.words import plural
+
+if TYPE_CHECKING:
+    from autotune.device import DeviceIdentity
+
+_LOOK_S = 1.0
+"""Seconds between looks at the processors, and at whether the program is still there."""
+_STOP_S = 40.0
+"""Seconds that a search has to end after Ctrl-C; it stores what it has."""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "background",
+        help="tune what deployments miss, while the device is idle",
+        description="Wait for regions that programs compile and the database lacks, and search them while nobody else"
+        " uses the device. It runs at the lowest priority. On a CPU a search is interrupted as soon as others"
+        " compute; the next one goes on where it was. What was found is taken up when a program compiles next. Ends"
+        " with Ctrl-C. AUTOTUNE_BACKGROUND=1 starts it beside a program.",
+    )
+    add_device(parser)
+    add_db(parser)
+    about = "processors of a CPU, or the share of a GPU's time, that others may take of an idle device (default: 0.25)"
+    parser.add_argument("--busy", type=seconds, default=0.25, metavar="N", help=about)
+    about = "search whether or not the device is idle"
+    parser.add_argument("--always", action="store_true", help=about)
+    about = "seconds of one search, before it is seen again whether the device is idle (default: 120)"
+    parser.add_argument("--timeout", type=seconds, default=120.0, metavar="S", help=about)
+    about = "seconds between looks into the database (default: 10)"
+    parser.add_argument("--interval", type=seconds, default=10.0, metavar="S", help=about)
+    parser.add_argument("--once", action="store_true", help="end when nothing is missed any more")
+    parser.add_argument("--with-parent", action="store_true", help="end when the process that started it has ended")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Search misses until interrupted; returns 0, or 130 after Ctrl-C."""
+    from autotune.device import identify, resolve_device
+    from autotune.measure.idle import be_nice, idle
+
+    parent = os.getppid()
+    signal.signal(signal.SIGTERM, _end)
+    device = resolve_device(args.device)
+    if not args.always:
+        idle(device, args.busy, 0.0)  # tells at once where that cannot be known
+    where = identify(device)
+    be_nice()
+
+    def alone() -> bool:
+        return args.with_parent and os.getppid() != parent
+
+    with _only_one(device, alone) as mine:
+        if not mine:
+            return 0
+        print(f"autotune: waiting for what is missed on {where.label}", file=sys.stderr, flush=True)
+        return _watch(args, device, where, alone)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def _only_one(device: str, alone: Callable[[], bool]) -> Any:
+    """Hold the lock of this user's background searches on a device; False where ``alone`` came first."""
+    from autotune.measure.lock import device_lock
+
+    while not alone():
+        with device_lock(f"background-{device}", _LOOK_S) as held:
+            if held:
+                yield True
+                return
+    yield False
+
+
+def _watch(args: argparse.Namespace, device: str, where: DeviceIdentity, alone: Callable[[], bool]) -> int:
+    from autotune.measure.idle import idle
+
+    given_up: frozenset[tuple[str, int]] = frozenset()
+    while not alone():
+        found = _missed(args.db, where.fingerprint)
+        if not found and args.once:
+            return 0
+        if found and found != given_up and (args.always or idle(device, args.busy)):
+            print(f"autotune: {plural(len(found), 'missed region')}", file=sys.stderr, flush=True)
+            code = _search(args, device, alone)
+            left = _missed(args.db, where.fingerprint)
+            # What could not be searched is not tried again and again, until something else is missed, or it is again.
+            given_up = left if code != 130 and left == found else frozenset()
+            if code in (1, 2) and left == found and args.once:
+                return code
+            continue
+        until = time.monotonic() + args.interval
+        while time.monotonic() < until and not alone():
+            time.sleep(min(_LOOK_S, args.interval))
+    return 0
+
+
+def _missed(db: str | None, device: str) -> frozenset[tuple[str, int]]:
+    """The regions that are missed on a device, and how often; none where the database is not there, or is lost."""
+    from autotune.store import Store
+
+    try:
+        with Store.open(db, migrate=False, readonly=True) as store:
+            found = store.misses(device)
+            names = store.names(m.workload for m in found)
+    except UserError as e:
+        if _is_new(str(e)):
+            print(f"autotune: {told(e)}", file=sys.stderr, flush=True)
+        return frozenset()
+    return frozenset((m.workload, m.count) for m in found if names.get(m.workload, ("", ""))[1] == "fusion")
+
+
+_told: set[str] = set()
+
+
+def _is_new(text: str) -> bool:
+    known = text in _told
+    _told.add(text)
+    return not known
+
+
+def _search(args: argparse.Namespace, device: str, alone: Callable[[], bool]) -> int:
+    """One search of what is missed; its exit code, 130 where it was interrupted since others compute."""
+    from autotune.measure.idle import Others
+
+    # By the environment: what stands in a command line is read by everybody.
+    env = {**os.environ, "AUTOTUNE_BACKGROUND": "0", **({"AUTOTUNE_DB": args.db} if args.db else {})}
+    # In a session of its own: Ctrl-C reaches it once, from here.
+    with subprocess.Popen(_command(args, device), env=env, start_new_session=True, stdout=subprocess.DEVNULL) as child:
+        others = Others()
+        try:
+            while child.poll() is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(2 * _LOOK_S)
+                if alone() or (device == "cpu" and not args.always and others.busy() > args.busy + 0.25):
+                    print("autotune: others compute: the search is interrupted", file=sys.stderr, flush=True)
+                    _stop(child)
+                    return 130
+        finally:
+            _stop(child)
+        return child.returncode
+
+
+def _command(args: argparse.Namespace, device: str) -> list[str]:
+    words = [sys.executable, "-m", "autotune", "search", "fusion", "--missed", "--device", device]
+    return [*words, "--timeout", str(args.timeout)]
+
+
+def _stop(child: subprocess.Popen[bytes]) -> None:
+    """Let a search end in its own way, and take it down where it does not."""
+    if child.poll() is not None:
+        return
+    child.send_signal(signal.SIGINT)
+    try:
+        child.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()

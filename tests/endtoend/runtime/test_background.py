@@ -1,0 +1,225 @@
+"""Misses tuned beside a program: begun where that is wanted, while the device is idle, and ended with the program."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+import autotune
+from autotune.cli.commands import background as command
+from autotune.device import identify
+from autotune.errors import UserError
+from autotune.measure import idle
+from autotune.runtime import background
+from autotune.runtime.matching.lookup import lookup_stored
+from autotune.runtime.matching.match import Level
+from autotune.store import Store
+from tests.support import ROOT
+from tests.support.hostile import softmax, workload_of
+
+PROGRAM = """
+import sys, time, psutil, torch, autotune
+def scaled(x):
+    return torch.softmax(x * 3, -1) + x
+x = torch.randn(64, 256)
+wanted = scaled(x)
+torch.testing.assert_close(torch.compile(scaled, backend="autotune")(x), wanted)
+assert autotune.counters().misses == 1, autotune.counters()
+(beside,) = [p.pid for p in psutil.Process().children() if "background" in p.cmdline()]
+nice = psutil.Process(beside).nice
+end = time.monotonic() + 200
+while autotune.lookup(scaled, x).level != "exact" and time.monotonic() < end:
+    time.sleep(1)
+torch._dynamo.reset()
+torch.testing.assert_close(torch.compile(scaled, backend="autotune")(x), wanted)
+found = autotune.counters()
+print(beside, nice(), found.hits, found.misses)
+"""
+
+
+def gone(pid: int, limit_s: float = 60) -> bool:
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def environ(tmp_path: Path, **more: str) -> dict[str, str]:
+    own = {
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
+        "AUTOTUNE_DB": str(tmp_path / "b.db"),
+        "AUTOTUNE_CACHE_DIR": str(tmp_path / "cache"),
+    }
+    # The lock of background searches lies in the temporary directory: other tests have theirs.
+    return {**os.environ, **own, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT), **more}
+
+
+def missed(db: Path) -> str:
+    with Store.open(db) as store:
+        workload = workload_of(softmax, torch.ones(64, 256))
+        store.add_miss(workload, store.put_device(identify("cpu")), "met at deploy time")
+    return workload.fingerprint
+
+
+@pytest.mark.slow
+def test_a_program_misses_and_takes_up_what_was_found_meanwhile(tmp_path: Path) -> None:
+    options = "--always --timeout 10 --interval 1"
+    env = environ(tmp_path, AUTOTUNE_BACKGROUND="1", AUTOTUNE_BACKGROUND_OPTIONS=options)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    beside, nice, hits, misses = map(int, done.stdout.split())
+    assert (nice, hits, misses) == (19, 1, 1)
+    assert gone(beside), "it ends with the program"
+    assert "1 missed region" in (tmp_path / "cache" / "background" / "log").read_text()
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[list[str], dict[str, Any]]]:
+    """The processes that are begun, none of which is."""
+    seen: list[tuple[list[str], dict[str, Any]]] = []
+
+    class Process:
+        pid = 0
+
+        def __init__(self, words: list[str], **how: Any) -> None:
+            seen.append((words, how))
+
+        def terminate(self) -> None:
+            pass
+
+    monkeypatch.setattr(background.subprocess, "Popen", Process)
+    monkeypatch.setattr(background, "_started", None)
+    monkeypatch.setattr(background, "_wish", None)
+    monkeypatch.setenv("AUTOTUNE_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("AUTOTUNE_BACKGROUND", raising=False)
+    return seen
+
+
+def test_it_is_begun_once_where_it_is_wanted(
+    started: list[tuple[list[str], dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    background.begin("cpu")
+    assert started == [], "nobody asked for it"
+    monkeypatch.setenv("AUTOTUNE_BACKGROUND", "yes")
+    with pytest.raises(UserError, match="AUTOTUNE_BACKGROUND: 'yes' is none of 0, 1 and the name of a device"):
+        background.begin("cpu")
+    with pytest.raises(UserError, match="background: 'gpu'"):
+        autotune.configure(background="gpu")
+    autotune.configure(background="cuda:3")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    background.begin("cuda:0")
+    assert started == [], "the first rank of a host does"
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    for _ in range(2):
+        background.begin("cuda:0", "postgresql://u:secret@h/d")
+    ((words, how),) = started
+    assert words[1:] == ["-m", "autotune", "background", "--with-parent", "--device", "cuda:3"]
+    assert (how["env"]["AUTOTUNE_DB"], how["env"]["AUTOTUNE_BACKGROUND"]) == ("postgresql://u:secret@h/d", "0")
+    assert how["start_new_session"]
+    autotune.configure(background=False)
+    assert background.wanted() is False
+
+
+def watcher(tmp_path: Path, *words: str) -> subprocess.Popen[str]:
+    all_words = [sys.executable, "-m", "autotune", "background", "--device", "cpu", "--interval", "0.2", *words]
+    return subprocess.Popen(all_words, env=environ(tmp_path), stderr=subprocess.PIPE, text=True)
+
+
+def test_it_leaves_a_busy_device_alone_and_ends_with_ctrl_c(tmp_path: Path) -> None:
+    missed(tmp_path / "b.db")
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            process = watcher(tmp_path)
+            assert process.stderr is not None
+            assert "waiting for what is missed" in process.stderr.readline()
+            other = watcher(tmp_path)  # for the same device: it waits for its turn
+            time.sleep(6)
+            for each in (other, process):
+                assert each.poll() is None
+                each.send_signal(signal.SIGINT)
+            assert "missed region" not in process.communicate(timeout=60)[1]
+            assert process.returncode == 130
+            assert "waiting for" not in other.communicate(timeout=60)[1]
+        finally:
+            busy.kill()
+    with Store.open(tmp_path / "b.db") as store:
+        assert len(store.misses()) == 1
+        assert store.measurements() == []
+
+
+@pytest.mark.slow
+def test_it_searches_what_is_missed_and_ends_where_that_was_asked(tmp_path: Path) -> None:
+    name = missed(tmp_path / "b.db")
+    process = watcher(tmp_path, "--always", "--timeout", "8", "--once")
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    assert lookup_stored(name, db=str(tmp_path / "b.db"), device="cpu").level is Level.EXACT
+    with Store.open(tmp_path / "b.db") as store:
+        assert store.misses() == []
+
+
+@pytest.mark.parametrize("how", ["others compute", "the program has ended"])
+def test_a_search_gives_way(how: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is interrupted as by Ctrl-C, which keeps what it measured, and taken down where that does not end it."""
+    mark = tmp_path / "interrupted"
+    code = (
+        f"import time, sys, pathlib\ntry: time.sleep(60)\nexcept KeyboardInterrupt: pathlib.Path({str(mark)!r}).touch()"
+    )
+    monkeypatch.setattr(command, "_command", lambda args, device: [sys.executable, "-c", code])
+    monkeypatch.setattr(command, "_LOOK_S", 1.0)
+    monkeypatch.setattr(idle.Others, "busy", lambda self: 2.0 if how == "others compute" else 0.0)
+    args = argparse.Namespace(always=False, busy=0.25, db=None, timeout=60.0)
+    assert command._search(args, "cpu", lambda: how != "others compute") == 130
+    assert mark.exists()
+
+
+def test_what_cannot_be_searched_is_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+    asked: list[int] = []
+    sets = [frozenset({("a", 1)})] * 6 + [frozenset({("a", 2)})] * 6
+
+    def missed_now(db: str | None, device: str) -> frozenset[tuple[str, int]]:
+        asked.append(1)
+        return sets[min(len(asked) - 1, len(sets) - 1)]
+
+    monkeypatch.setattr(command, "_missed", missed_now)
+    monkeypatch.setattr(command, "_search", lambda args, device, alone: tried.append(1) or 1)
+    args = argparse.Namespace(always=True, busy=0.25, db=None, timeout=1.0, interval=0.01, once=False)
+    assert command._watch(args, "cpu", identify("cpu"), lambda: len(asked) > 12) == 0
+    assert len(tried) == 2, "once for each set of misses"
+
+
+def test_others_are_those_that_are_not_ours() -> None:
+    """A child's time, and that of its children, is ours, while it lives and once it has ended."""
+    spin = "import time\nwhile time.process_time() < 0.4: pass"
+    twice = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {spin!r}])\nsys.stdin.read()"
+    before = idle._clocks()
+    with subprocess.Popen([sys.executable, "-c", twice], stdin=subprocess.PIPE) as child:
+        while idle._clocks()[2] - before[2] < 0.4:
+            assert child.poll() is None
+            time.sleep(0.1)
+    after = idle._clocks()
+    assert after[2] - before[2] >= 0.4
+    assert after[1] - before[1] >= after[2] - before[2] - 0.1, "of everybody's"
+    with subprocess.Popen([sys.executable, "-c", spin], start_new_session=True) as child:
+        others = idle.Others()
+        child.wait()
+        busy = others.busy()
+    assert 0.0 <= busy <= (os.cpu_count() or 1)
+
+
+def test_a_gpu_that_tells_nothing_is_not_taken_for_idle() -> None:
+    with pytest.raises(UserError, match=r"cannot tell whether cuda:0 is idle .* --always"):
+        idle.gpu_use("cuda:0")
