@@ -363,6 +363,19 @@ def domain_hook(kind: str, name: str) -> Any:
     return getattr(importlib.import_module(module_of(kind)), name, None)
 
 
+Figure = Callable[[float], tuple[float, str]]
+"""What a latency stands for, as a number and its unit."""
+
+
+def figure_of(workload: Workload) -> Figure | None:
+    """What stands in a latency's place for ``workload``, whose domain may be unknown here; None where it is a time."""
+    hook = domain_hook(workload.kind, "figure") if workload.kind in domains() else None
+    try:
+        return functools.partial(hook, workload) if hook and hook(workload, 1.0) else None
+    except (KeyError, TypeError, ValueError):  # what a database says of it may be anything
+        return None
+
+
 def place(workload: Workload, device: str) -> DeviceIdentity:
     """The device, or the devices together, that measurements of ``workload`` on ``device`` hold for."""
     from autotune.device import identify

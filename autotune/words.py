@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 def plural(n: int, what: str) -> str:
     """Such as ``1 kernel`` and ``2 kernels``."""
@@ -31,3 +33,11 @@ def size(n: float) -> str:
         if n < 1000:
             return f"{n:.3g} {unit}"
     return f"{n:.0f} GiB"
+
+
+def figure_text(unit: Callable[[float], tuple[float, str]] | None, cost: float | None, us: str = "us") -> str:
+    """A time, or what stands in its place, in the unit that ``unit`` tells (:func:`autotune.task.figure_of`)."""
+    if unit is None or cost is None:
+        return microseconds(cost, us)
+    value, name = unit(cost)
+    return f"{value:.4g} {name}"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from autotune.words import figure_text as figure_text
 from autotune.words import microseconds as microseconds
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from autotune.report.page import (
     time_cell,
 )
 from autotune.store.records import Key, Measurement, Schedule
-from autotune.task import Status, domain_hook, domains
-from autotune.words import size
+from autotune.task import Status, domain_hook, domains, figure_of
+from autotune.words import figure_text, size
 
 if TYPE_CHECKING:
     from autotune.device import DeviceIdentity
@@ -83,8 +83,9 @@ def _workload(
     if moved:
         reached = {name: (moved, us) for name, us in levels.items()}
         exhibits.append(_roofline(reached, moved, bandwidth, [us for _, us in reached.values()]))
+    tuned = figure_text(figure_of(workload), row.best_us, "µs")
     facts = [
-        ("tuned", microseconds(row.best_us) + (f", by {winner}" if winner else "")),
+        ("tuned", tuned + (f", by {winner}" if winner else "")),
         ("speedup", f"{ratio(row.speedup)} over the fastest baseline" if row.speedup else "–"),
         *([("moves at least", size(moved))] if moved else []),
         *([("of the copy bandwidth", percent(share))] if share else []),
@@ -92,6 +93,7 @@ def _workload(
         *([("trust", "busy: other processes disturbed the final comparison")] if row.busy else []),
         ("fingerprint", row.workload),
     ]
+    facts[1:1] = [(name, f"{value:.4g}") for name, value in sorted(row.metrics.items())]
     label = row.label or f"{row.kind} {row.workload[:12]}"
     return Page(
         kind="scenario" if row.kind == "c3" else "workload",
@@ -101,7 +103,7 @@ def _workload(
         domain=row.kind,
         source=Path(store.name).stem,
         cells={
-            "tuned": Cell(microseconds(row.best_us) + (" (busy)" if row.busy else ""), row.best_us),
+            "tuned": Cell(tuned + (" (busy)" if row.busy else ""), row.best_us),
             "winner": Cell(winner or "–"),
             "speedup": ratio_cell(row.speedup),
             "bandwidth": Cell(percent(share), share),

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import functools
 import json
 from collections import Counter
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.decided import steps, to_json
 from autotune.cli.decided import table as table_of_steps
 from autotune.cli.options import add_db, add_json, natural_int
-from autotune.cli.output import BUSY_NOTE, console, microseconds, ratio
+from autotune.cli.output import BUSY_NOTE, console, figure_text, ratio
 
 if TYPE_CHECKING:
     from autotune.store import Miss, Overview, Snapshot, Store, Verdict
+    from autotune.task import Figure
 
-    Units = dict[str, Callable[[float], tuple[float, str]]]
+    Units = dict[str, Figure]
     """Workload to what a latency of it means, and in which unit."""
 
 NEWEST = 200
@@ -83,16 +82,11 @@ def _frozen(file: str, limit: int | None) -> Frozen:
 
 def _units(rows: list[Overview], source: Store | Snapshot) -> Units:
     """How to write the latencies of workloads whose domain measures something else in the place of time."""
-    from autotune.task import domain_hook, domains
+    from autotune.task import domain_hook, domains, figure_of
 
-    figure = {kind: domain_hook(kind, "figure") for kind in {row.kind for row in rows} if kind in domains()}
-    wanted = {row.workload for row in rows if figure.get(row.kind)}
-    units: Units = {}
-    for name, workload in source.get_workloads(wanted).items() if wanted else ():
-        with contextlib.suppress(KeyError, TypeError, ValueError):  # what a database says of it may be anything
-            if figure[workload.kind](workload, 1.0) is not None:
-                units[name] = functools.partial(figure[workload.kind], workload)
-    return units
+    kinds = {kind for kind in {row.kind for row in rows} if kind in domains() and domain_hook(kind, "figure")}
+    workloads = source.get_workloads({row.workload for row in rows if row.kind in kinds})
+    return {name: unit for name, workload in workloads.items() if (unit := figure_of(workload)) is not None}
 
 
 def _show(
@@ -136,7 +130,7 @@ def _show(
             table.add_column(column, justify="right", no_wrap=True)
         for r in rows:
             failed = sum(r.failed.values())
-            written = functools.partial(_written, units.get(r.workload))
+            written = functools.partial(figure_text, units.get(r.workload))
             table.add_row(
                 escape(r.label or r.kind),
                 r.workload[:8],
@@ -164,15 +158,7 @@ def _show(
     return 0
 
 
-def _written(unit: Callable[[float], tuple[float, str]] | None, cost: float | None) -> str:
-    """A latency, or what stands in its place, in its unit."""
-    if unit is None or cost is None:
-        return microseconds(cost)
-    value, name = unit(cost)
-    return f"{value:.4g} {name}"
-
-
-def _to_json(row: Overview, unit: Callable[[float], tuple[float, str]] | None) -> dict[str, Any]:
+def _to_json(row: Overview, unit: Figure | None) -> dict[str, Any]:
     """A line; ``figure`` where what was tuned for is no time."""
     told = row.to_json()
     if unit is not None and row.best_us is not None:

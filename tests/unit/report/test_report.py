@@ -15,6 +15,7 @@ import pytest
 from autotune import charts
 from autotune.cli.app import main
 from autotune.report import results
+from autotune.report.database import pages as database_pages
 from autotune.report.page import Page, page_id
 from autotune.store import Store
 from autotune.store.records import Key, Measurement
@@ -189,6 +190,25 @@ def test_a_workload_that_cannot_be_drawn_costs_its_picture_only(tmp_path: Path) 
     assert main(["report", "--db", str(tmp_path / "t.db"), "-o", str(tmp_path / "out")]) == 0
     (text,) = [t for name, t in pages_of(tmp_path / "out").items() if name.startswith("workloads/")]
     assert "It cannot be shown" in text
+
+
+def test_what_is_no_time_is_told_in_its_unit_with_the_domains_own_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store.open(tmp_path / "t.db") as store:
+        key = stored.searched(store, stored.region(64))
+        (schedule,) = store.schedules(key.device)
+        config = schedule.config or {}
+        figures = {"GB/s": 1234.56}
+        final = Measurement(key, config, Status.OK, "final", latency_us=schedule.latency_us, metrics=figures)
+        store.add_measurement(final, replace=True)
+        (page,) = database_pages(store)
+        assert ("GB/s", "1235") in page.facts
+        assert page.facts[0][1].startswith(page.cells["tuned"].text)
+        assert "s" in page.cells["tuned"].text
+        monkeypatch.setattr("autotune.domains.fusion.domain.figure", lambda w, cost: (3.0, "J"), raising=False)
+        (page,) = database_pages(store)
+        assert page.cells["tuned"].text == "3 J"
 
 
 def test_the_importance_of_a_parameter() -> None:
