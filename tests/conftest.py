@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT
+from tests.support.cpu_times import CpuTimes
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -23,6 +24,8 @@ def pytest_configure(config: pytest.Config) -> None:
     Inductor compiles: none waits while another measures, and none runs what another compiled under other settings.
     And let threads that wait sleep: there are more of them than cores, and who spins takes the time of who computes.
     """
+    if table := config.getoption("--cpu-times"):
+        config.pluginmanager.register(CpuTimes(Path(table)))
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is None:
         return
@@ -126,6 +129,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sample", action="store_true", help="few cases of each test, few tests of layers above unit")
     about = "of tests of kernels with many cases, the half that is the commit's; the next commits run the other"
     parser.addoption("--half", action="store_true", help=about)
+    parser.addoption("--cpu-times", metavar="FILE", help="write what layers, files and tests took, in CPU seconds")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
