@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import ROOT
+from tests.support import ROOT, forks
 from tests.support.cpu_times import CpuTimes
 
 
@@ -26,6 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if table := config.getoption("--cpu-times"):
         config.pluginmanager.register(CpuTimes(Path(table)))
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # or Inductor compiles ten seconds to see what cpuid says
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is None:
         return
@@ -93,6 +94,19 @@ def compiled_anew(kept_ptx: Callable[..., str], monkeypatch: pytest.MonkeyPatch)
     from autotune.compiler.targets.cuda import compile as compiling
 
     monkeypatch.setattr(compiling, "_numba_ptx", kept_ptx)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked() -> Iterator[None]:
+    """Python processes are forked from one that has imported everything."""
+    with forks.installed():
+        yield
+
+
+@pytest.fixture
+def new_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes import for themselves: for tests of that, and of how interpreters start and end."""
+    monkeypatch.setattr(subprocess, "Popen", forks.REAL)
 
 
 @pytest.fixture

@@ -12,10 +12,16 @@ from pathlib import Path
 
 import pytest
 
+_CPU = "CPU seconds"
+
 
 def _spent() -> float:
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
+
+
+def _line(times: list[float], name: str) -> str:
+    return f"{times[0]:9.2f} {times[1]:9.2f}  {name}\n"
 
 
 class CpuTimes:
@@ -26,6 +32,9 @@ class CpuTimes:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._writes = "PYTEST_XDIST_WORKER" not in os.environ
+        if self._writes:
+            path.unlink(missing_ok=True)
         self._last = _spent()
         self._tests: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
         """CPU seconds and wall seconds by node id."""
@@ -39,14 +48,17 @@ class CpuTimes:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
         now = _spent()
-        report.cpu_seconds = now - self._last
+        report.user_properties = [*report.user_properties, (_CPU, now - self._last)]
         self._last = now
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         both = self._tests[report.nodeid]
-        both[0] += report.cpu_seconds
+        both[0] += sum(float(str(value)) for name, value in report.user_properties if name == _CPU)
         both[1] += report.duration
+        if report.when == "teardown" and self._writes:
+            with self.path.open("a") as raw:  # for a run that does not get to its end
+                raw.write(_line(both, report.nodeid))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         files: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
@@ -57,10 +69,6 @@ class CpuTimes:
                 total[0] += cpu
                 total[1] += wall
         tables = (layers, files, self._tests)
-        lines = [
-            f"{cpu:9.2f} {wall:9.2f}  {name}"
-            for table in tables
-            for name, (cpu, wall) in sorted(table.items(), key=lambda row: -row[1][0])
-        ]
-        self.path.write_text("\n".join(["# CPU s    wall s  of layers, files and tests", *lines, ""]))
+        lines = [_line(both, name) for t in tables for name, both in sorted(t.items(), key=lambda row: -row[1][0])]
+        self.path.write_text("".join(["# CPU s    wall s  of layers, files and tests\n", *lines]))
         terminalreporter.write_line(f"CPU times: {self.path}")

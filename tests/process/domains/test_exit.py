@@ -46,6 +46,7 @@ if how == "destroyed":
 
 
 @pytest.mark.parametrize("how", ["destroyed", "left"])
+@pytest.mark.usefixtures("new_interpreters")
 def test_no_thread_of_ours_is_there_when_the_interpreter_goes(how: str, tmp_path: Path) -> None:
     """One that drops a tensor then aborts the process. The user's own group is the user's."""
     env = {**os.environ, "AUTOTUNE_DB": str(tmp_path / "none.db"), "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -1,0 +1,54 @@
+"""The stand-ins for new Python processes that all other tests start are processes like any other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def _python(code: str, *args: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # type: ignore[call-overload, no-any-return]
+        [sys.executable, "-c", code, *args], capture_output=True, text=True, check=False, **options
+    )
+
+
+def test_a_fork_is_a_child_with_all_that_it_was_given(tmp_path: Path) -> None:
+    code = "import os, sys; print(os.getppid(), os.getcwd(), sys.argv, os.environ['A'], sys.stdin.read(), os.getsid(0))"
+    env = {**os.environ, "A": "B"}
+    done = _python(code, "x", env=env, cwd=tmp_path, input="in", start_new_session=True)
+    parent, *rest, session = done.stdout.split()
+    assert (parent, rest) == (str(os.getpid()), [str(tmp_path), "['-c',", "'x']", "B", "in"]), done
+    assert int(session) != os.getsid(0)
+
+
+def test_it_ends_as_a_process_does() -> None:
+    assert _python("import sys; print(1); sys.exit(3)").returncode == 3
+    told = _python("import sys; sys.exit('no')")
+    assert (told.returncode, told.stderr) == (1, "no\n")
+    failed = _python("1 / 0")
+    assert (failed.returncode, failed.stderr.splitlines()[-1]) == (1, "ZeroDivisionError: division by zero")
+    assert _python("import atexit; atexit.register(print, 'end')").stdout == "end\n"
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    process.terminate()
+    assert process.wait() == -signal.SIGTERM
+
+
+def test_it_starts_others_and_they_are_its_children() -> None:
+    inner = "import os; print(os.getppid())"
+    code = f"import os, subprocess, sys; print(os.getpid()); subprocess.run([sys.executable, '-c', {inner!r}])"
+    own, parent_of_inner = _python(f"import sys; {code}").stdout.split()
+    assert own == parent_of_inner
+
+
+def test_what_looks_at_imports_or_sets_libraries_is_a_new_interpreter(request: pytest.FixtureRequest) -> None:
+    imported = "import sys; print('torch' in getattr(sys, 'mod' + 'ules'))"
+    assert _python(imported).stdout == "True\n"
+    assert _python(imported, env={**os.environ, "NUMBA_OPT": "1"}).stdout == "False\n"
+    assert _python("import sys; print('torch' in sys.modules)").stdout == "False\n"
+    request.getfixturevalue("new_interpreters")
+    assert _python(imported).stdout == "False\n"

@@ -1,0 +1,197 @@
+"""A process that has imported what commands and workers import, and forks one of them on request.
+
+:mod:`tests.support.forks` starts it, asks it, and says when. It has no threads of its own: those do not survive a fork.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import random
+import runpy
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import types
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+_PR_SET_PDEATHSIG = 1
+
+_PRELOADED = (
+    "numba.core.compiler",
+    "optuna",
+    "torch._dynamo",
+    "torch._inductor.compile_fx",
+    "torch._inductor.cpp_builder",
+    "autotune.cli.app",
+    "autotune.compiler.assemble",
+    "autotune.domains.fusion.bench",
+    "autotune.domains.fusion.domain",
+    "autotune.runtime.backend",
+)
+"""What takes a process seconds to import."""
+
+_RUN_AS_MAIN = ("autotune.measure.server", "autotune.measure.builder")
+"""Python warns where a module that is run has been imported before."""
+
+_SPAWN_NOTHING = ("autotune.measure.",)
+"""Programs that start no Python processes, and so need no server of their own."""
+
+_installed: list[str] = []  # where modules are found without PYTHONPATH
+
+
+def main(descriptor: int) -> None:
+    """Serve the requests that come through a socket; in a forked process, run its program."""
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    _installed.extend(p for p in sys.path if p and p not in given)
+    _preload()
+    _finish(_serve(socket.socket(fileno=descriptor)))
+
+
+def _preload() -> None:
+    for name in _PRELOADED:
+        importlib.import_module(name)
+    for name in _RUN_AS_MAIN:
+        sys.modules.pop(name, None)
+    gc.collect()
+    gc.freeze()
+
+
+def _serve(requests: socket.socket) -> Callable[[], None]:
+    """Fork a process for each request. Returns in a forked process only: what that has to run."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while True:
+        request, standard = _receive(requests)
+        begin, let_begin = os.pipe()
+        answer, tell = os.pipe()
+        if (between := os.fork()) == 0:
+            if program := os.fork():
+                os.write(tell, program.to_bytes(8, "little"))
+                os._exit(0)
+            requests.close()
+            for fd in (let_begin, answer, tell):
+                os.close(fd)
+            os.read(begin, 1)  # ends when the process between is gone: who asked is the parent now
+            os.close(begin)
+            return _become(request, standard)
+        pid = os.read(answer, 8)
+        os.waitpid(between, 0)
+        for fd in (begin, let_begin, answer, tell, *standard):
+            os.close(fd)
+        requests.sendall(pid)
+
+
+def _receive(requests: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """A request, and the standard input, output and error of the process to be."""
+    fds = array.array("i")
+    head, ancillary, _, _ = requests.recvmsg(8, socket.CMSG_SPACE(3 * fds.itemsize))
+    if not head:
+        os._exit(0)
+    for _, _, payload in ancillary:
+        fds.frombytes(payload)
+    left, text = int.from_bytes(head, "little"), b""
+    while len(text) < left:
+        text += requests.recv(left - len(text))
+    return json.loads(text), list(fds)
+
+
+def _become(request: dict[str, Any], standard: list[int]) -> Callable[[], None]:
+    """Make this process what a new interpreter is, but for what has been imported."""
+    from tests.support import forks
+
+    if request["session"]:
+        os.setsid()
+    args: list[str] = request["args"]
+    leaf = args[0] == "-m" and args[1].startswith(_SPAWN_NOTHING)
+    forks.adopt(None if leaf else _own_server(standard))
+    for number, fd in enumerate(standard):
+        os.dup2(fd, number)
+        os.close(fd)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    os.sched_setaffinity(0, request["processors"])
+    tempfile.tempdir = None
+    random.seed()
+    sys.modules["numpy"].random.seed()
+    _open_standard_streams()
+    return _program(args)
+
+
+def _finish(program: Callable[[], None]) -> NoReturn:
+    """Run it, and end without taking all modules apart, which costs half a second."""
+    try:
+        program()
+        code: Any = 0
+    except SystemExit as end:
+        code = end.code or 0
+    if not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(BrokenPipeError, ValueError):
+            stream.flush()
+    os._exit(code & 0xFF)
+
+
+def _own_server(standard: list[int]) -> socket.socket:
+    """A server for what this process will start, forked while there are no threads."""
+    ours, theirs = socket.socketpair()
+    if os.fork() == 0:
+        ours.close()
+        for fd in standard:
+            os.close(fd)
+        _finish(_serve(theirs))
+    theirs.close()
+    return ours
+
+
+def _open_standard_streams() -> None:
+    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # type: ignore[misc] # noqa: SIM115
+    terminal = os.isatty(1)
+    out = open(1, "w", 1 if terminal else -1, encoding="utf-8", closefd=False)  # noqa: SIM115
+    err = open(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = out  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = err  # type: ignore[misc]
+
+
+def _program(args: list[str]) -> Callable[[], None]:
+    """What ``python *args`` does."""
+    path = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+    first, rest = args[0], args[1:]
+    begin = {"-m": os.getcwd(), "-c": ""}.get(first, os.path.dirname(os.path.abspath(first)))
+    sys.path[:] = [begin, *path, *(p for p in _installed if p not in path)]
+    if first == "-m":
+        sys.argv = rest
+        return lambda: _run_module(rest[0])
+    if first == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        return lambda: _run(rest[0], "<string>")
+    sys.argv = args
+    with open(first) as file:
+        text = file.read()
+    return lambda: _run(text, first)
+
+
+def _run_module(name: str) -> None:
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _run(text: str, path: str) -> None:
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    if path != "<string>":
+        module.__file__ = path
+    exec(compile(text, path, "exec"), module.__dict__)

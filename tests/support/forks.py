@@ -1,0 +1,150 @@
+"""Python processes that start at once: forked from one that has imported torch, Inductor, Numba and the package.
+
+A process of ours imports for three to eight CPU seconds, and the tests start hundreds. While :func:`installed` is in
+force, ``subprocess`` answers ``[sys.executable, "-m", ...]`` with a fork of the server. The fork is a child of whoever
+asked, with its own session, environment, folder and streams; signals, pipes and ``waitpid`` are the real ones. It may
+ask in turn. Tests of how interpreters start and end ask for the fixture ``new_interpreters`` instead. A new interpreter
+also runs what would be told too much (``sys.modules``) or has other settings of libraries in its environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import inspect
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+from tests.support import ROOT
+
+REAL = subprocess.Popen
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+_AT_IMPORT = ("CUDA", "KMP_", "LANG", "LC_", "LD_", "MKL_", "NUMBA_", "OMP_", "OPENBLAS_", "PYTHON", "TORCH", "PYTORCH")
+_LATER = {"PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR"}
+"""Variables that libraries read when they are imported, and those among them that are read again."""
+
+
+class Server:
+    """This process's end of a server. Starts with the first request."""
+
+    def __init__(self, requests: socket.socket | None = None) -> None:
+        self._requests = requests
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+        self._environment = dict(os.environ)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def serves(self, env: Mapping[str, str]) -> bool:
+        """Whether a process with this environment is one that the server can fork for us."""
+        return os.getpid() == self._owner and _settings(env) == _settings(self._environment)
+
+    def fork(self, request: dict[str, Any], standard: Sequence[int]) -> int:
+        """The number of a new process, which is a child of this one."""
+        text = json.dumps(request).encode()
+        with self._lock:
+            requests = self._requests = self._requests or self._start()
+            with _adopting():
+                socket.send_fds(requests, [len(text).to_bytes(8, "little")], list(standard))
+                requests.sendall(text)
+                return int.from_bytes(requests.recv(8), "little")
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        code = f"from tests.support import fork_server; fork_server.main({theirs.fileno()})"
+        env = {**self._environment, "PYTHONPATH": str(ROOT)}
+        with theirs:
+            self._process = REAL(
+                [sys.executable, "-c", code], cwd=ROOT, env=env, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+            )
+        return ours
+
+    def close(self) -> None:
+        if self._requests is not None:
+            self._requests.close()
+        if self._process is not None:
+            self._process.wait(timeout=30)
+
+
+def _settings(env: Mapping[str, str]) -> dict[str, str]:
+    usual = ("NUMBA_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+    return {k: v for k, v in env.items() if k.startswith(_AT_IMPORT) and k not in _LATER and (k, v) != usual}
+
+
+@contextlib.contextmanager
+def _adopting() -> Iterator[None]:
+    """Be the parent of processes below whose own parent ends."""
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+_server: Server | None = None
+
+_SPECIAL = ("executable", "preexec_fn", "pass_fds", "shell", "gid", "gids", "uid")
+"""What only a new interpreter is given."""
+
+
+class Popen(subprocess.Popen):  # type: ignore[type-arg]
+    """Has Python programs forked, and starts all else as ever."""
+
+    def _execute_child(self, *given: Any) -> None:
+        asked = inspect.signature(super()._execute_child).bind(*given).arguments  # type: ignore[misc]
+        env = os.environ if asked["env"] is None else asked["env"]
+        special = any(asked[name] for name in _SPECIAL) or asked["umask"] != -1
+        if _server is None or special or not _is_program(asked["args"]) or not _server.serves(env):
+            super()._execute_child(*given)  # type: ignore[misc]
+            return
+        request = {
+            "args": [os.fspath(a) for a in asked["args"][1:]],
+            "env": dict(env),
+            "cwd": os.fspath(asked["cwd"] or os.getcwd()),
+            "session": asked["start_new_session"],
+            "processors": sorted(os.sched_getaffinity(0)),
+        }
+        streams = [asked[name] for name in ("p2cread", "c2pwrite", "errwrite")]
+        try:
+            self.pid = _server.fork(request, [own if fd == -1 else fd for own, fd in enumerate(streams)])
+            self._child_created = True
+        finally:
+            names = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+            self._close_pipe_fds(*(asked[name] for name in names))  # type: ignore[attr-defined]
+
+
+def _is_program(args: Any) -> bool:
+    """Whether it is Python with a program of ours, and one that does not look at what has been imported."""
+    if not isinstance(args, list | tuple) or len(args) < 2 or args[0] != sys.executable:
+        return False
+    how = os.fspath(args[1])
+    if how == "-m":
+        return args[2].split(".")[0] in ("autotune", "benchmarks", "examples", "tests")
+    return "sys.modules" not in args[2] if how == "-c" else not how.startswith("-")
+
+
+def adopt(requests: socket.socket | None) -> None:
+    """In a forked process: ask this server, or nobody's."""
+    global _server
+    _server = Server(requests) if requests is not None else None
+    subprocess.Popen = Popen if requests is not None else REAL  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def installed() -> Iterator[None]:
+    """Have Python processes forked."""
+    global _server
+    _server = Server()
+    with mock.patch.object(subprocess, "Popen", Popen):
+        yield
+    _server.close()
+    _server = None
