@@ -40,10 +40,7 @@ _PRELOADED = (
 )
 """What takes a process seconds to import."""
 
-_RUN_AS_MAIN = ("autotune.measure.server", "autotune.measure.builder")
-"""Python warns where a module that is run has been imported before."""
-
-_SPAWN_NOTHING = ("autotune.measure.",)
+_SPAWN_NOTHING = ("autotune.measure.", "autotune.domains.c3.measuring.rank_server")
 """Programs that start no Python processes, and so need no server of their own."""
 
 _installed: list[str] = []  # where modules are found without PYTHONPATH
@@ -60,8 +57,6 @@ def main(descriptor: int) -> None:
 def _preload() -> None:
     for name in _PRELOADED:
         importlib.import_module(name)
-    for name in _RUN_AS_MAIN:
-        sys.modules.pop(name, None)
     gc.collect()
     gc.freeze()
 
@@ -120,6 +115,7 @@ def _become(request: dict[str, Any], standard: list[int]) -> Callable[[], None]:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()
     os.environ.update(request["env"])
+    _set_threads()
     os.chdir(request["cwd"])
     os.sched_setaffinity(0, request["processors"])
     tempfile.tempdir = None
@@ -127,6 +123,19 @@ def _become(request: dict[str, Any], standard: list[int]) -> Callable[[], None]:
     sys.modules["numpy"].random.seed()
     _open_standard_streams()
     return _program(args)
+
+
+def _set_threads() -> None:
+    """As libraries do when they are imported."""
+    import numba
+    import torch
+    import torch._inductor.config
+
+    numba.config.reload_config()
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(threads))
+    if threads := os.environ.get("TORCHINDUCTOR_COMPILE_THREADS"):
+        torch._inductor.config.compile_threads = int(threads)
 
 
 def _finish(program: Callable[[], None]) -> NoReturn:
@@ -187,6 +196,8 @@ def _program(args: list[str]) -> Callable[[], None]:
 
 
 def _run_module(name: str) -> None:
+    if not hasattr(sys.modules.get(name), "__path__"):
+        sys.modules.pop(name, None)  # Python warns where a module that is run has been imported before
     runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 

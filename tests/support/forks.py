@@ -29,8 +29,11 @@ REAL = subprocess.Popen
 _PR_SET_CHILD_SUBREAPER = 36
 
 _AT_IMPORT = ("CUDA", "KMP_", "LANG", "LC_", "LD_", "MKL_", "NUMBA_", "OMP_", "OPENBLAS_", "PYTHON", "TORCH", "PYTORCH")
-_LATER = {"PYTHONPATH", "TORCHINDUCTOR_CACHE_DIR"}
-"""Variables that libraries read when they are imported, and those among them that are read again."""
+_LATER = (
+    "PYTHONPATH", "TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR",
+    "NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS",
+)  # fmt: skip
+"""Variables that libraries read when they are imported, and those among them that are read again, or by a fork."""
 
 
 class Server:
@@ -75,8 +78,7 @@ class Server:
 
 
 def _settings(env: Mapping[str, str]) -> dict[str, str]:
-    usual = ("NUMBA_NUM_THREADS", str(len(os.sched_getaffinity(0))))
-    return {k: v for k, v in env.items() if k.startswith(_AT_IMPORT) and k not in _LATER and (k, v) != usual}
+    return {k: v for k, v in env.items() if k.startswith(_AT_IMPORT) and not k.startswith(_LATER)}
 
 
 @contextlib.contextmanager
