@@ -104,9 +104,10 @@ def forked() -> Iterator[None]:
 
 
 @pytest.fixture
-def new_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
+def new_interpreters() -> Iterator[None]:
     """Processes import for themselves: for tests of that, and of how interpreters start and end."""
-    monkeypatch.setattr(subprocess, "Popen", forks.REAL)
+    with forks.new_interpreters():
+        yield
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -23,8 +22,6 @@ import threading
 import types
 from collections.abc import Callable
 from typing import Any, NoReturn
-
-_PR_SET_PDEATHSIG = 1
 
 _PRELOADED = (
     "numba.core.compiler",
@@ -63,7 +60,6 @@ def _preload() -> None:
 
 def _serve(requests: socket.socket) -> Callable[[], None]:
     """Fork a process for each request. Returns in a forked process only: what that has to run."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     while True:
         request, standard = _receive(requests)
@@ -91,7 +87,7 @@ def _receive(requests: socket.socket) -> tuple[dict[str, Any], list[int]]:
     fds = array.array("i")
     head, ancillary, _, _ = requests.recvmsg(8, socket.CMSG_SPACE(3 * fds.itemsize))
     if not head:
-        os._exit(0)
+        os._exit(0)  # who asked is gone
     for _, _, payload in ancillary:
         fds.frombytes(payload)
     left, text = int.from_bytes(head, "little"), b""

@@ -28,7 +28,9 @@ REAL = subprocess.Popen
 
 _PR_SET_CHILD_SUBREAPER = 36
 
-_AT_IMPORT = ("CUDA", "KMP_", "LANG", "LC_", "LD_", "MKL_", "NUMBA_", "OMP_", "OPENBLAS_", "PYTHON", "TORCH", "PYTORCH")
+_AT_IMPORT = (
+    "CUDA", "KMP_", "LANG", "LC_", "LD_", "MKL_", "NUMBA_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH", "TORCH", "TRITON",
+)  # fmt: skip
 _LATER = (
     "PYTHONPATH", "TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR",
     "NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS",
@@ -150,3 +152,10 @@ def installed() -> Iterator[None]:
         yield
     _server.close()
     _server = None
+
+
+@contextlib.contextmanager
+def new_interpreters() -> Iterator[None]:
+    """Have nothing forked: for tests of how interpreters start, import and end."""
+    with mock.patch.object(subprocess, "Popen", REAL):
+        yield

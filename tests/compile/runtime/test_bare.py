@@ -19,7 +19,7 @@ from autotune.domains.fusion.task import FusionTask
 from autotune.store import Key, Schedule, Store
 from autotune.store.snapshots.writer import export_snapshot
 from autotune.task import Artifact
-from tests.support import ROOT
+from tests.support import ROOT, forks
 from tests.support.hostile import normalised, workload_of
 
 GPU = DeviceIdentity("cuda", "NVIDIA Test", 132, 143360, "9.0")
@@ -47,10 +47,15 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     told = {"workload": workload.to_json(), "device": GPU.to_json(), "environment": ENV.to_json(),
             "scenario": SCENARIO.to_json(), "devices": many.to_json()}  # fmt: skip
     (folder / "job.json").write_text(json.dumps(told))
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.runtime.bare_job", str(folder / "frozen.atdb"), str(folder / "job.json")],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    job = [
+        sys.executable,
+        "-m",
+        "tests.support.runtime.bare_job",
+        str(folder / "frozen.atdb"),
+        str(folder / "job.json"),
+    ]
+    with forks.new_interpreters():
+        done = subprocess.run(job, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     kernels = artifact.kernels

@@ -18,11 +18,12 @@ from autotune.device import environment, identify
 from autotune.runtime.backend import trial_backend
 from autotune.runtime.inductor.verdict import Trial
 from autotune.store import Store, Verdict
-from tests.support import ROOT
+from tests.support import ROOT, forks
 from tests.support.deployment import Tune
 from tests.support.runtime.warm_job import example
 
 
+@forks.new_interpreters()
 def job(folder: Path, **environment: str) -> dict[str, Any]:
     """What :mod:`warm_job` tells, run in a process of its own."""
     env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "AUTOTUNE_DB": str(folder / "tuned.db")}

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 import autotune
 from autotune.device import environment, identify
 from autotune.runtime.inductor.region_call import forget_calls, look_up
@@ -49,6 +51,7 @@ def test_look_ups(tmp_path: Path) -> None:
     assert look_up(workloads[7], "cpu").level is Level.EXACT, "asked anew"
 
 
+@pytest.mark.usefixtures("new_interpreters")
 def test_importing_adds_little_to_torch() -> None:
     code = "import time, torch; a = time.process_time(); import autotune; autotune.load; print(time.process_time() - a)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
