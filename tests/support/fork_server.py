@@ -19,7 +19,6 @@ import socket
 import sys
 import tempfile
 import threading
-import types
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -198,7 +197,8 @@ def _run_module(name: str) -> None:
 
 
 def _run(text: str, path: str) -> None:
-    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    main = sys.modules["__main__"].__dict__
+    main.pop("fork_server", None)
     if path != "<string>":
-        module.__file__ = path
-    exec(compile(text, path, "exec"), module.__dict__)
+        main["__file__"] = path
+    exec(compile(text, path, "exec"), main)
