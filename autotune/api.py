@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from autotune.measure.worker import Measurer
     from autotune.store import Store
     from autotune.task import Config
+    from autotune.tuner.cluster.cluster import Cluster
     from autotune.tuner.result import Progress, Result
 
 
@@ -185,6 +186,7 @@ def tune_workloads(
     every: bool = False,
     measurer: Measurer | None = None,
     pool: CompilePool | None = None,
+    cluster: Cluster | None = None,
 ) -> list[Result]:
     """Search several workloads on one device, one after the other, in one worker and one compile pool; or on several
     side by side, each with a process, a worker and a compile pool of its own (:mod:`autotune.tuner.devices.lanes`).
@@ -220,6 +222,8 @@ def tune_workloads(
         measurer: the measuring worker, which stays open; it must measure by ``policy``. None starts one, for this call.
             Of one device only.
         pool: the same of the processes that compile.
+        cluster: a Ray cluster, on whose devices all is searched; ``device`` is left to it. Each kind of device has
+            results of its own, whose ``device`` is what it is called.
 
     Returns:
         One result for each workload that was begun, or that there was nothing left to do for, in the order of
@@ -255,6 +259,8 @@ def tune_workloads(
     share = [(weights or {}).get(w.fingerprint, 1.0) for w in workloads]
     if min(share) <= 0:
         raise UserError("weights must be above 0")
+    if cluster is not None:
+        device = [cluster.device]
     devices = resolve_devices(device) if isinstance(device, str) else list(device)
     devices = devices[: len({w.fingerprint for w in workloads})]
     if len(devices) > 1:
@@ -277,7 +283,9 @@ def tune_workloads(
         _pool=pool,
     )
     whole = Clock(timeout, share, len(devices))
-    inorder = order(context, workloads, share, lambda i: Budget(trials, whole.granted(i), patience))
+    inorder: Sequence[int] = range(len(workloads))  # a cluster orders them by what its devices have searched
+    if cluster is None:
+        inorder = order(context, workloads, share, lambda i: Budget(trials, whole.granted(i), patience))
     turns = Turns(
         [workloads[i] for i in inorder], [share[i] for i in inorder], trials, timeout, patience, every, len(devices)
     )
@@ -285,7 +293,10 @@ def tune_workloads(
     context.run = run.id
     state = "failed"
     try:
-        found = side_by_side(context, devices, turns) if len(devices) > 1 else alone(context, turns)
+        if cluster is not None:
+            found = cluster.search(context, turns)
+        else:
+            found = side_by_side(context, devices, turns) if len(devices) > 1 else alone(context, turns)
         with contextlib.closing(context), context.interrupt, contextlib.closing(found):
             for result in found:
                 results.append(result)

@@ -118,6 +118,12 @@ class Clock:
         """Whether the time is over."""
         return self._timeout is not None and time.monotonic() - self._begin >= self._timeout
 
+    def beside(self) -> Clock:
+        """The clock of another device, which began when this one did."""
+        other = Clock(self._timeout, self._shares, self._devices)
+        other._begin = self._begin
+        return other
+
     def granted(self, i: int) -> float | None:
         """Workload ``i``'s share of what the devices have together, whatever was used so far; the whole at most."""
         if self._timeout is None:

@@ -52,6 +52,8 @@ class Context:
         plans: compositions of a workload that are considered at most.
         seeds: workload (its fingerprint) to candidates that are measured whatever else is suggested.
         lent: the worker and the pool where they are the caller's, who closes them.
+        told: workload to the fingerprints of its device (or devices) and their software, where those are of another
+            host, which has stored them.
     """
 
     store: Store
@@ -69,6 +71,7 @@ class Context:
     owner: str = field(default_factory=owner_name)
     interrupt: Interrupt = field(default_factory=Interrupt)
     pace: Pace = field(default_factory=Pace)
+    told: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     _worker: Measurer | None = None
     _pool: CompilePool | None = None
     _places: dict[DeviceIdentity, tuple[str, str]] = field(default_factory=dict)
@@ -102,6 +105,8 @@ class Context:
 
     def _place(self, workload: Workload) -> tuple[str, str]:
         """Fingerprints of the device (or devices) and of the software, stored if they are new."""
+        if workload.fingerprint in self.told:
+            return self.told[workload.fingerprint]
         identity = place(workload, self.device)
         if identity not in self._places:
             environment = devices.environment(self.device)

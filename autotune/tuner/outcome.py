@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autotune.errors import Unsupported
+from autotune.errors import Unsupported, UserError
 from autotune.store.records import Key
 from autotune.task import config_key
 from autotune.tuner.budget import Budget
@@ -101,7 +101,7 @@ def recalled(
     )
     try:
         task = context.task(workload)
-    except Unsupported:
+    except (Unsupported, UserError):  # not to be opened here: it is of another host's device
         return found
     default = finals.get(config_key(task.normalize(task.default())))
     return replace(found, default_us=default.latency_us if default else None)

@@ -23,6 +23,7 @@ from autotune import task as tasks
 from autotune.errors import UserError
 from autotune.measure.child import ChildDied, ChildSilent
 from autotune.tuner.ahead import WORKLOADS
+from autotune.tuner.budget import Clock
 from autotune.tuner.context import Context
 from autotune.tuner.devices.turns import Turns
 from autotune.tuner.result import Progress, Result
@@ -69,6 +70,8 @@ class Lane:
         self.clock = turns.clock()
         self.owner = ""
         """Of its claims; empty until it can be given a turn."""
+        self.last: Progress | None = None
+        """Where its turn is."""
         self.faults = 0
         """Workloads in a row on which the machine failed."""
         self.heard = time.monotonic()
@@ -146,8 +149,9 @@ class Dealing:
                 yield from self._lose(lane, mistake)  # the database failed it, or the others will tell of it too
                 return
             if "progress" in message:
+                lane.last = replace(Progress(**message["progress"]), device=lane.device)
                 if self._context.report is not None:
-                    self._context.report(replace(Progress(**message["progress"]), device=lane.device))
+                    self._context.report(lane.last)
                 continue
             if "result" in message:
                 result, turn = Result(**message["result"]), lane.turn
@@ -174,10 +178,14 @@ class Dealing:
         if not lane.queue or self._late:
             self._end(lane)
             return
-        lane.turn, self._begun = lane.queue.pop(0), True
-        budget = lane.clock.budget(lane.turn, self._turns.trials, self._turns.patience, lane.queue)
+        lane.turn, lane.last, self._begun = lane.queue.pop(0), None, True
+        budget = lane.clock.budget(lane.turn, self._trials(lane.turn), self._turns.patience, lane.queue)
         then = lane.queue[: WORKLOADS - 1]
         yield from self._send(lane, {"turn": lane.turn, "then": then, "budget": asdict(budget)})
+
+    def _trials(self, turn: int) -> int | None:
+        """Candidates that a turn may measure."""
+        return self._turns.trials
 
     def _again(self, lane: Lane, turn: int | None) -> bool:
         """Have another device search what the machine failed on, if there is one that has not failed itself."""
@@ -236,28 +244,27 @@ class Dealing:
             with contextlib.suppress(UserError):  # who finds them later finds that their owner is dead
                 self._context.store.release_all(lane.owner)
 
-    def _shared(self, device: str, processes: int) -> dict[str, Any]:
-        """A lane's first frame; see :mod:`autotune.tuner.devices.lane`.
 
-        Args:
-            device: what its process calls it.
-            processes: that compile for it.
-        """
-        context, turns = self._context, self._turns
-        granted = [self._clock.granted(i) for i in range(len(turns.workloads))]
-        return {
-            "domains": tasks.DOMAINS,
-            "url": context.store.url,
-            "device": device,
-            "policy": context.policy.to_json(),
-            "processes": processes,
-            "workloads": [workload.to_json() for workload in turns.workloads],
-            "granted": granted,
-            "budget": {"trials": turns.trials, "patience": turns.patience},
-            "sampler": context.sampler,
-            "seed": context.seed,
-            "space_file": context.space_file,
-            "method": context.method,
-            "seeds": {name: [dict(config) for config in found] for name, found in context.seeds.items()},
-            "run": context.run,
-        }
+def shared(context: Context, turns: Turns, clock: Clock, device: str, processes: int) -> dict[str, Any]:
+    """A lane's first frame; see :mod:`autotune.tuner.devices.lane`.
+
+    Args:
+        device: what its process calls it.
+        processes: that compile for it.
+    """
+    return {
+        "domains": tasks.DOMAINS,
+        "url": context.store.url,
+        "device": device,
+        "policy": context.policy.to_json(),
+        "processes": processes,
+        "workloads": [workload.to_json() for workload in turns.workloads],
+        "granted": [clock.granted(i) for i in range(len(turns.workloads))],
+        "budget": {"trials": turns.trials, "patience": turns.patience},
+        "sampler": context.sampler,
+        "seed": context.seed,
+        "space_file": context.space_file,
+        "method": context.method,
+        "seeds": {name: [dict(config) for config in found] for name, found in context.seeds.items()},
+        "run": context.run,
+    }

@@ -7,15 +7,16 @@ once; progress; the result of each turn; and a user's mistake, as one line.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Protocol
 
 from autotune import task as tasks
 from autotune.errors import UserError
 from autotune.measure.policy import Policy
 from autotune.measure.pool import CompilePool
-from autotune.measure.serve import Link, serve
+from autotune.measure.serve import serve
 from autotune.store.store import Store
 from autotune.tuner.ahead import Ahead
 from autotune.tuner.budget import Budget
@@ -25,25 +26,35 @@ from autotune.tuner.study import tune
 from autotune.workload import Workload
 
 
+class Sender(Protocol):
+    """The way to the parent; :class:`autotune.measure.serve.Link` is one."""
+
+    def send(self, message: Mapping[str, Any], blob: bytes = b"") -> None: ...
+
+
 class Lane:
     """The lane's own end. What it opens is left to the parent's kill, as with all that measures."""
 
     def __init__(self) -> None:
         self._open = ExitStack()
 
-    def handle(self, link: Link, message: dict[str, Any], blob: bytes) -> None:
+    def handle(self, link: Sender, message: dict[str, Any], blob: bytes) -> None:
         """Answer a frame."""
         try:
             if "turn" in message:
                 link.send({"result": self._turn(**message)})
             else:
-                link.send({"owner": self._begin(link, **message)})
+                link.send(self.begin(link, message))
         except UserError as mistake:
             link.send({"mistake": str(mistake)})
 
+    def begin(self, link: Sender, message: dict[str, Any]) -> dict[str, Any]:
+        """Answer the first frame."""
+        return {"owner": self._begin(link, **message)}
+
     def _begin(
         self,
-        link: Link,
+        link: Sender,
         domains: dict[str, str],
         url: str,
         device: str,
@@ -69,7 +80,7 @@ class Lane:
             device=device,
             policy=how,
             report=lambda state: link.send({"progress": asdict(state)}),
-            _pool=CompilePool(processes, timeout_s=how.build_s),
+            _pool=self._pool(device, processes, how.build_s),
             **options,
         )
         self._open.enter_context(closing(context))
@@ -78,6 +89,9 @@ class Lane:
         ahead = Ahead(context, self._workloads, lambda i: Budget(**{**budget, "timeout": granted[i]}))
         self._ahead = self._open.enter_context(ahead)
         return context.owner
+
+    def _pool(self, device: str, processes: int, timeout_s: float) -> CompilePool:
+        return CompilePool(processes, timeout_s=timeout_s)
 
     def _turn(self, turn: int, then: list[int], budget: dict[str, Any]) -> dict[str, Any]:
         """Search a workload, by its number.

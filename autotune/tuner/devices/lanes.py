@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator, Sequence
 from autotune.measure.child import Child, ChildSilent
 from autotune.measure.pool import compile_threads, default_processes
 from autotune.tuner.context import Context
-from autotune.tuner.devices.dealing import Dealing, Lane
+from autotune.tuner.devices.dealing import Dealing, Lane, shared
 from autotune.tuner.devices.turns import Turns
 from autotune.tuner.outcome import recalled
 from autotune.tuner.proposals.history import open_storage
@@ -69,7 +69,8 @@ class Lanes(Dealing):
             UserError: a lane was told of a mistake of the user.
         """
         for lane in self._lanes:
-            yield from self._send(lane, self._shared(lane.device, default_processes(len(self._lanes))))
+            processes = default_processes(len(self._lanes))
+            yield from self._send(lane, shared(self._context, self._turns, self._clock, lane.device, processes))
         while any(lane.turn is not None for lane in self._lanes) or (self._left() and self._alive()):
             if self._context.interrupt.requested and not self._stopped:
                 self._stop()

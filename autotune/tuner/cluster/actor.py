@@ -1,0 +1,178 @@
+"""A lane's process on a node of the cluster. Ray makes an actor of :class:`Actor`; nothing here knows Ray.
+
+The lane works in one thread of its own, from its first frame to its end: the processes it starts die with the thread
+that started them. Calls of the driver put frames in and take frames out.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune import __version__
+from autotune import task as tasks
+from autotune.errors import UserError, first_line, told
+from autotune.measure.pool import CompilePool
+from autotune.tuner.cluster.building import ClusterPool, Remote
+from autotune.tuner.devices.lane import Lane, Sender
+
+_MANY = 200  # frames that are handed out at once
+
+
+class Actor:
+    """What the driver calls.
+
+    Args:
+        remote: makes who builds candidates on other nodes, of the seconds for a build and variables of its environment.
+    """
+
+    def __init__(self, remote: Any) -> None:
+        free_threads()
+        self._in: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._out = Outbox()
+        self._lane = ClusterLane(remote)
+        threading.Thread(target=self._run, name="autotune-lane", daemon=True).start()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Hand the lane a frame."""
+        self._in.put(message)
+
+    def receive(self, wait_s: float) -> list[dict[str, Any]]:
+        """The lane's frames since; waits for one, so many seconds at most."""
+        return self._out.take(wait_s)
+
+    def interrupt(self) -> None:
+        """Have the lane end its turn in good order."""
+        self._lane.interrupt()
+
+    def _run(self) -> None:
+        while True:
+            message = self._in.get()
+            try:
+                self._lane.handle(self._out, message, b"")
+            except BaseException as error:
+                self._out.send({"died": told(first_line(error), 500)})
+                return
+
+
+class Outbox:
+    """Frames that wait for the driver. Of progress only the latest is kept, and told where the lane is."""
+
+    def __init__(self) -> None:
+        self._frames: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    def send(self, message: Mapping[str, Any], blob: bytes = b"") -> None:
+        self._frames.put(dict(message))
+
+    def take(self, wait_s: float) -> list[dict[str, Any]]:
+        """All that wait; the first is waited for."""
+        found: list[dict[str, Any]] = []
+        end = time.monotonic() + wait_s
+        while len(found) < _MANY:
+            try:
+                frame = self._frames.get(timeout=0 if found else max(0.0, end - time.monotonic()))
+            except queue.Empty:
+                break
+            if found and "progress" in frame and "progress" in found[-1]:
+                found[-1] = frame
+            else:
+                found.append(frame)
+        return found
+
+
+class ClusterLane(Lane):
+    """A lane that tells what device it has, and has candidates compiled on other nodes where it has a GPU."""
+
+    def __init__(self, remote: Any) -> None:
+        super().__init__()
+        self._make_remote = remote
+
+    def interrupt(self) -> None:
+        """End the turn; what has not begun yet is ended by its driver."""
+        if (context := getattr(self, "_context", None)) is not None:
+            context.interrupt.requested = True
+
+    def begin(self, link: Sender, message: dict[str, Any]) -> dict[str, Any]:
+        """Answers the places of the workloads too, which say what kind of device this is.
+
+        Args:
+            message: as for any lane, and the ``version`` of the driver's autotune, and the text of the user's ``space``,
+                whose file is on the driver's host.
+        """
+        version, space = message.pop("version"), message.pop("space")
+        if version != __version__:
+            raise UserError(f"it has autotune {__version__}, the search {version}: install one version on every node")
+        if space is not None:
+            folder = Path(self._open.enter_context(tempfile.TemporaryDirectory(prefix="autotune-space-")))
+            file = folder / Path(message["space_file"]).name
+            file.write_text(space)
+            message["space_file"] = str(file)
+        from autotune.device import environment
+
+        answer = super().begin(link, message)
+        context = self._context
+        keys = [context.key(workload) for workload in self._workloads]
+        software = environment(context.device)
+        return {
+            **answer,
+            "places": {key.workload: [key.device, key.environment] for key in keys},
+            "label": tasks.place(self._workloads[0], context.device).label,
+            "software": ", ".join(f"{k} {v}" for k, v in software.to_json().items() if v and k not in ("kind", "isa")),
+        }
+
+    def _pool(self, device: str, processes: int, timeout_s: float) -> CompilePool:
+        """On a CPU what is compiled is for this very CPU, and is compiled where it is measured."""
+        if device == "cpu" or self._make_remote is None:
+            return super()._pool(device, 0, timeout_s)
+        from autotune.device import describe_cuda
+
+        arch, units = describe_cuda(device)
+        remote: Remote = self._make_remote(timeout_s, {"AUTOTUNE_CUDA_TARGET": f"{arch}:{units}"})
+        return ClusterPool(remote, processes, timeout_s)
+
+
+def free_threads() -> None:
+    """Give OpenMP back the threads that Ray takes from its workers: what is measured uses what it would without Ray.
+
+    Ray sets ``OMP_NUM_THREADS`` where the node was started without it.
+    """
+    import psutil
+
+    try:
+        nodes = psutil.Process(os.getppid()).environ()
+    except psutil.Error:
+        nodes = {}
+    if "OMP_NUM_THREADS" in nodes:
+        os.environ["OMP_NUM_THREADS"] = nodes["OMP_NUM_THREADS"]
+    else:
+        os.environ.pop("OMP_NUM_THREADS", None)
+
+
+def call(function: Any, args: Any, device: str, url: str, more: tuple[Any, ...]) -> dict[str, Any]:
+    """Call ``function(args, device, store, *more)`` on a node: a part of a command that needs the device.
+
+    Returns:
+        ``value``, or ``mistake`` of the user; what it printed on stderr is ``said``.
+    """
+    import contextlib
+    import io
+
+    from autotune.store.store import Store
+
+    free_threads()
+    said = io.StringIO()
+    answer: dict[str, Any] = {}
+    with contextlib.redirect_stderr(said):
+        try:
+            with Store.open(url, awaited=True) as store:
+                answer["value"] = function(args, device, store, *more)
+        except UserError as mistake:
+            answer["mistake"] = f"{mistake} (on {socket.gethostname()})"
+    return {**answer, "said": said.getvalue()}

@@ -1,0 +1,378 @@
+"""A cluster as a search uses it: which nodes have devices, lanes on them, and what they come to."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from autotune import __version__
+from autotune import task as tasks
+from autotune.errors import UserError
+from autotune.measure.child import ChildDied, ChildSilent
+from autotune.store.store import Store
+from autotune.tuner.budget import Budget
+from autotune.tuner.cluster.engine import Engine, Node
+from autotune.tuner.cluster.group import Group, NodeLane
+from autotune.tuner.context import Context
+from autotune.tuner.devices.dealing import Lane, shared
+from autotune.tuner.devices.order import order
+from autotune.tuner.devices.turns import Turns
+from autotune.tuner.proposals.history import open_storage
+from autotune.tuner.result import Result
+from autotune.workload import Workload, digest
+
+_POLL_S = 0.2  # between looks at whether the user interrupts
+_LOOK_S = 2.0  # between looks at which nodes there are
+_TRIES = 3  # lanes that a node may lose without a result: then it is left out
+_AWAIT_S = 60.0  # for a node, where all that had the device have gone
+_TELL_S = 15.0  # until the user is told what is waited for
+_MOST, _LEAST = 16, 2  # builds that a lane asks for at once
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of device that a search has met.
+
+    Attributes:
+        device: its fingerprint; for workloads of several devices, of these together.
+    """
+
+    label: str
+    device: str
+    nodes: Sequence[Node]
+
+
+class Cluster:
+    """The devices of a cluster that a command searches on.
+
+    Args:
+        engine: the connection; its owner closes it.
+        device: "auto", "cpu" or "cuda": what of each node is measured on.
+
+    Raises:
+        UserError: no node has such a device, or ``device`` names one of a host.
+    """
+
+    def __init__(self, engine: Engine, device: str) -> None:
+        self._engine = engine
+        name, nodes = device.strip().lower(), engine.nodes()
+        if name not in ("auto", "cpu", "cuda"):
+            raise UserError(f"--device {device}: on a cluster it is auto, cpu or cuda, which means all of its GPUs")
+        gpus = any(node.gpus for node in nodes)
+        if name == "cuda" and not gpus:
+            raise UserError(
+                f"no node of the cluster at {engine.address} has a GPU: start one with `ray start --address"
+                f" {engine.address}` on a GPU host, or give --device cpu"
+            )
+        self.device = "cpu" if name == "cpu" or not gpus else "cuda:0"
+        """What each lane calls its device, or the first of its devices."""
+        if not any(self._slots(node, 1) for node in nodes):
+            raise UserError(f"no node of the cluster at {engine.address} gives Ray a processor: --num-cpus is 0")
+        self.kinds: list[Kind] = []
+
+    def _slots(self, node: Node, devices: int) -> int:
+        """Lanes of so many devices that a node has room for; one of its processors."""
+        return int(node.cpus >= 1) if self.device == "cpu" else node.gpus // devices
+
+    def most_devices(self) -> int:
+        """GPUs of the node that has most; 0 on CPUs."""
+        return 0 if self.device == "cpu" else max((node.gpus for node in self._engine.nodes()), default=0)
+
+    def call(self, function: Any, args: Any, store: Store, *more: Any, kind: Kind | None = None, gpus: int = 1) -> Any:
+        """``function(args, device, store, *more)`` on a node that has the device, or one of ``kind``; what it prints on
+        stderr is printed here. It is a function of a module, and all of its arguments can be sent.
+
+        Raises:
+            UserError: it does, on the node.
+        """
+        check_reachable(store, self._engine.nodes(), self._engine.host)
+        alive = {node.id for node in self._engine.nodes()}
+        nodes = [node for node in kind.nodes if node.id in alive] if kind else []
+        if kind and not nodes:
+            raise UserError(f"no node with {kind.label} is left in the cluster")
+        gpus = 0 if self.device == "cpu" else gpus
+        return self._engine.call(function, args, self.device, store.url, more, nodes, gpus)
+
+    def search(self, context: Context, turns: Turns) -> Generator[Result, None, None]:
+        """Search on every device of the cluster, those that join included; results as they come.
+
+        Each kind of device searches all workloads. What takes several devices of one host comes by their number.
+
+        Raises:
+            UserError: as :func:`autotune.tuner.study.tune`; the database is a file and a node is another host.
+            KeyboardInterrupt: the user interrupted before any workload was begun.
+        """
+        check_reachable(context.store, self._engine.nodes(), self._engine.host)
+        open_storage(context.store.optuna_url).engine.dispose()  # its tables are made once, not by all lanes at once
+        counts = [devices_of(workload) for workload in turns.workloads]
+        self.kinds = []
+        for count in sorted(set(counts)):
+            chosen = [i for i, c in enumerate(counts) if c == count]
+            part = replace(
+                turns,
+                workloads=[turns.workloads[i] for i in chosen],
+                shares=[turns.shares[i] for i in chosen],
+                timeout=turns.timeout and turns.timeout * sum(turns.shares[i] for i in chosen) / sum(turns.shares),
+            )
+            with contextlib.closing(Run(self, self._engine, context, part, count)) as run:
+                for result in run.results():
+                    yield result
+                    if result.interrupted:
+                        return
+                self.kinds += run.kinds()
+
+
+def check_reachable(store: Store, nodes: Sequence[Node], host: str) -> None:
+    """See that nodes can reach the database.
+
+    Raises:
+        UserError: it is a file, and a node is another host.
+    """
+    other = next((node for node in nodes if node.address != host), None)
+    if store.url.startswith("sqlite") and other is not None:
+        raise UserError(
+            f"--db {store.name} is a file of this host, and {other.host} is another: a search on several hosts needs"
+            " PostgreSQL (--db postgresql://USER@HOST/NAME)"
+        )
+
+
+def devices_of(workload: Workload) -> int:
+    """How many devices of one host a workload takes."""
+    own = tasks.domain_hook(workload.kind, "devices")
+    return int(own(workload)) if own else 1
+
+
+class Run:
+    """A search of workloads that take equally many devices: starts lanes where nodes have room, and heeds them."""
+
+    def __init__(self, cluster: Cluster, engine: Engine, context: Context, turns: Turns, devices: int) -> None:
+        self._cluster, self._engine, self._context, self._devices = cluster, engine, context, devices
+        slots = sum(cluster._slots(node, devices) for node in engine.nodes())
+        self._turns = replace(turns, devices=max(1, min(slots, len(turns.workloads))))
+        self._times = Counter(workload.fingerprint for workload in turns.workloads)
+        numbers = {workload.fingerprint: i for i, workload in reversed(list(enumerate(turns.workloads)))}
+        self._todo = sorted(numbers.values())
+        self._space = Path(context.space_file).read_text() if context.space_file else None
+        self._groups: dict[str, Group] = {}
+        self._lanes: defaultdict[str, list[NodeLane]] = defaultdict(list)
+        """Of each node; ``_kind_of`` it is known once one of them has begun."""
+        self._kind_of: dict[str, str] = {}
+        self._faults: Counter[str] = Counter()
+        self._stopped = False
+        self._why = ""
+        self._looked = self._quiet = -1e9
+        self._heard_of_any = time.monotonic()
+        self._said = False
+
+    def kinds(self) -> list[Kind]:
+        """What it has met."""
+        return [Kind(group.label, group.device, list(group.nodes.values())) for group in self._groups.values()]
+
+    def close(self) -> None:
+        """End all lanes."""
+        lanes = [lane for own in self._lanes.values() for lane in own if not lane.over]
+        for lane in lanes:
+            lane.child.terminate()
+        for lane in lanes:
+            self._end(lane)
+
+    def results(self) -> Iterator[Result]:
+        """Search; results as they come."""
+        for result in self._results():
+            yield from [result] * self._times[result.workload]
+
+    def _results(self) -> Iterator[Result]:
+        while not self._over():
+            if self._context.interrupt.requested and not self._stopped:
+                self._stop()
+            self._recruit()
+            alive = {lane.remote: lane for lane in self._alive()}
+            for remote in self._engine.ready(list(alive), _POLL_S):
+                if not alive[remote].over:
+                    yield from self._hear(alive[remote])
+            for lane in self._alive():
+                if not lane.owner and not lane.remote.placed:
+                    lane.heard = time.monotonic()
+                elif lane.hangs:
+                    yield from self._lose(lane, ChildSilent("it was not heard of any more"))
+            self._tell()
+        for group in self._groups.values():
+            yield from group.rest()
+
+    def _alive(self) -> list[NodeLane]:
+        return [lane for own in self._lanes.values() for lane in own if not lane.over]
+
+    def _starting(self) -> list[NodeLane]:
+        """Lanes that have their resources, and are no part of a group yet."""
+        return [lane for lane in self._alive() if not lane.owner and lane.remote.placed]
+
+    def _over(self) -> bool:
+        """Whether nothing is left to wait for.
+
+        Raises:
+            UserError: no node could begin.
+        """
+        if self._stopped:
+            return not any(group.busy for group in self._groups.values())
+        if any(group.busy for group in self._groups.values()) or self._starting():
+            self._heard_of_any = time.monotonic()
+            return False
+        if not self._groups:
+            if self._why and not self._alive() and not self._open_nodes():
+                raise UserError(self._why)
+            return False
+        if not any(group.wanted for group in self._groups.values()):
+            return True
+        waits = bool(self._alive()) or bool(self._open_nodes())
+        return not waits and time.monotonic() - self._heard_of_any > _AWAIT_S
+
+    def _open_nodes(self) -> list[Node]:
+        """Nodes that have the device and have not failed too often."""
+        fit = [node for node in self._engine.nodes() if self._cluster._slots(node, self._devices)]
+        return [node for node in fit if self._faults[node.id] < _TRIES]
+
+    def _recruit(self) -> None:
+        """Start lanes where there is room, and something to do."""
+        if self._stopped or time.monotonic() - self._looked < _LOOK_S:
+            return
+        self._looked = time.monotonic()
+        nodes = self._open_nodes()
+        for node in list(nodes):
+            try:
+                check_reachable(self._context.store, [node], self._engine.host)
+            except UserError as error:  # it has joined since
+                self._leave_out(node, str(error))
+                nodes.remove(node)
+        for node in nodes:
+            self._lanes[node.id] = own = [lane for lane in self._lanes[node.id] if not lane.over]
+            free = self._cluster._slots(node, self._devices) - len(own)
+            for _ in range(min(free, self._wanted(node, len(nodes)))):
+                self._start(node, nodes)
+
+    def _wanted(self, node: Node, nodes: int) -> int:
+        """How many more lanes a node should have. One is started on each, to learn what its device is."""
+        kind = self._kind_of.get(node.id)
+        if kind is None:
+            return max(1, -(-len(self._todo) // nodes)) - len(self._lanes[node.id])
+        same = [lane for id, own in self._lanes.items() if self._kind_of.get(id) == kind for lane in own]
+        return self._groups[kind].wanted - sum(not lane.over and not lane.owner for lane in same)
+
+    def _start(self, node: Node, nodes: Sequence[Node]) -> None:
+        gpus = 0 if self._cluster.device == "cpu" else self._devices
+        slots = max(1, self._cluster._slots(node, self._devices))
+        cpus = 1.0 if not gpus or node.cpus >= 2 * slots else 0.0  # the rest is for those that compile
+        lane = NodeLane(node, self._turns, self._engine.start(node, gpus, cpus))
+        taken = [other.device for other in self._lanes[node.id] if not other.over]
+        lane.device = next(name for n in range(1000) if (name := f"{node.host}/{n}") not in taken)
+        every = sum(other.cpus for other in nodes) / max(1, sum(self._cluster._slots(o, self._devices) for o in nodes))
+        processes = max(_LEAST, min(_MOST, int(every)))
+        message = shared(self._context, self._turns, self._turns.clock(), self._cluster.device, processes)
+        kinds = {workload.kind for workload in self._turns.workloads}
+        message["domains"] = {**message["domains"], **{kind: tasks.module_of(kind) for kind in kinds}}
+        lane.child.send({**message, "version": __version__, "space": self._space})
+        self._lanes[node.id].append(lane)
+
+    def _hear(self, lane: NodeLane) -> Iterator[Result]:
+        if lane.owner:
+            for result in self._groups[self._kind_of[lane.node.id]].hear(lane):
+                self._faults[lane.node.id] = 0
+                yield result
+            return
+        try:
+            frame = lane.child.poll()
+        except ChildDied as why:
+            yield from self._lose(lane, why)
+            return
+        if frame is None:
+            return
+        message, _ = frame
+        if "mistake" in message:
+            self._end(lane)
+            self._leave_out(lane.node, message["mistake"])
+        elif "owner" in message:
+            yield from self._begun(lane, message)
+
+    def _begun(self, lane: NodeLane, message: dict[str, Any]) -> Iterator[Result]:
+        """A lane has told what device it has."""
+        lane.owner, lane.heard = message["owner"], time.monotonic()
+        told = {workload: (device, software) for workload, (device, software) in message["places"].items()}
+        kind = digest({"places": {workload: list(place) for workload, place in told.items()}})
+        self._kind_of[lane.node.id] = kind
+        if kind not in self._groups:
+            label = message["label"]
+            if any(group.label == label for group in self._groups.values()):
+                label = f"{label}, {message['software']}"
+            if self._groups:
+                log.warning("%s has another device or other software, %s: a search of its own", lane.node.host, label)
+            context = replace(self._context, told=told)
+            workloads, shares = self._turns.workloads, self._turns.shares
+            clock = self._turns.clock()
+            places = [workloads[i] for i in self._todo]
+            own = [shares[i] for i in self._todo]
+            budget = [Budget(self._turns.trials, clock.granted(i), self._turns.patience) for i in self._todo]
+            inorder = [self._todo[k] for k in order(context, places, own, lambda k: budget[k])]
+            self._groups[kind] = Group(label, context, self._turns, lane, inorder, self._lost)
+        self._looked = -1e9  # there may be more for its node to do
+        yield from self._groups[kind].join(lane)
+
+    def _lose(self, lane: NodeLane, why: Exception) -> Iterator[Result]:
+        if lane.owner:
+            yield from self._groups[self._kind_of[lane.node.id]].give_up(lane, why)
+            return
+        self._end(lane)
+        self._lost(lane)
+        self._why = f"the search on {lane.node.host} did not begin: {why}"
+        log.warning("%s", self._why)
+
+    def _lost(self, lane: Lane) -> None:
+        assert isinstance(lane, NodeLane)
+        self._faults[lane.node.id] += 1
+        if self._faults[lane.node.id] == _TRIES:
+            log.warning("%s has lost %d searches in a row: the others go on without it", lane.node.host, _TRIES)
+
+    def _leave_out(self, node: Node, why: str) -> None:
+        """A node cannot take part, and no further try would mend that."""
+        said = f"{node.host} cannot take part: {why}"
+        if self._faults[node.id] < _TRIES and said != self._why:
+            log.warning("%s", said)
+        self._faults[node.id], self._why = _TRIES, said
+
+    def _end(self, lane: NodeLane) -> None:
+        lane.over = True
+        lane.child.kill()
+        if lane.owner:
+            with contextlib.suppress(UserError):
+                self._context.store.release_all(lane.owner)
+
+    def _stop(self) -> None:
+        """The user wants an end.
+
+        Raises:
+            KeyboardInterrupt: nothing is in hand.
+        """
+        self._stopped = True
+        for lane in self._alive():
+            if not lane.owner:
+                self._end(lane)
+        for group in self._groups.values():
+            with contextlib.suppress(KeyboardInterrupt):
+                group._stop()
+        if not any(group.busy for group in self._groups.values()):
+            raise KeyboardInterrupt
+
+    def _tell(self) -> None:
+        """Say once what is waited for where nothing goes on."""
+        waits = [lane for lane in self._alive() if not lane.remote.placed]
+        if self._said or not waits or len(waits) < len(self._alive()):
+            self._quiet = time.monotonic()
+        elif time.monotonic() - self._quiet > _TELL_S:
+            self._said = True
+            log.warning("all devices of the cluster are in others' hands: waiting for one; Ctrl-C ends that")

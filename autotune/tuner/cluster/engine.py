@@ -1,0 +1,284 @@
+"""Ray: the cluster's nodes, actors on them, and tasks. Nothing else of autotune imports it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune import task as tasks
+from autotune.errors import UserError, first_line, told
+from autotune.measure.blame import Blame
+from autotune.measure.child import ChildDied
+from autotune.measure.pool import Built
+from autotune.task import Config
+from autotune.tuner.cluster import actor, building
+from autotune.workload import Workload
+
+_CONNECT_S = 5.0
+_HEALTH_S = 45.0
+"""Seconds until a cluster has answered; Ray alone would try for minutes."""
+_RECEIVE_S = 10.0
+_ASK_S = 1.0  # between questions after the resources of a lane that waits for them
+_QUEUE_S = 120.0
+"""Seconds that a build may wait for a processor beyond what it may take itself: then its lane builds it."""
+_RETRIES = 2
+"""Of a build or a call whose node died."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of the cluster, and what Ray has there for actors and tasks, taken or not."""
+
+    id: str
+    host: str
+    address: str
+    cpus: float
+    gpus: int
+
+
+class Engine:
+    """A connection to a cluster; close it at the end.
+
+    Raises:
+        UserError: Ray is not installed, or no cluster answers there.
+    """
+
+    def __init__(self, address: str) -> None:
+        try:
+            import ray
+        except ImportError:
+            raise UserError("--ray needs Ray, which is not installed: pip install 'autotune[ray]'") from None
+        self._ray: Any = ray
+        self._own = not ray.is_initialized()
+        if self._own:
+            _check(address)
+            try:
+                ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            except (ConnectionError, RuntimeError, ValueError) as error:
+                raise UserError(f"--ray {address}: {told(first_line(error), 300)}") from None
+        self.address = address
+
+    def close(self) -> None:
+        """Leave the cluster; actors that are left end."""
+        if self._own:
+            self._ray.shutdown()
+
+    @property
+    def host(self) -> str:
+        """The address of this process's node."""
+        return str(self._ray.util.get_node_ip_address())
+
+    def nodes(self) -> list[Node]:
+        """The nodes that are alive."""
+        found = []
+        for node in self._ray.nodes():
+            if node["Alive"]:
+                has = node["Resources"]
+                host, address = node["NodeManagerHostname"], node["NodeManagerAddress"]
+                found.append(Node(node["NodeID"], host, address, has.get("CPU", 0.0), int(has.get("GPU", 0))))
+        return found
+
+    def start(self, node: Node, gpus: int, cpus: float) -> Remote:
+        """Start a lane's actor on a node, once so many GPUs and processors are free there together."""
+        return Remote(self._ray, node, gpus, cpus)
+
+    def ready(self, remotes: Sequence[Remote], wait_s: float) -> list[Remote]:
+        """Those that have frames or have died; waits for one, so many seconds at most."""
+        pending = {remote.pending: remote for remote in remotes if remote.pending is not None}
+        if any(remote.waiting for remote in remotes):
+            wait_s = 0.0
+        elif not pending:
+            time.sleep(wait_s)
+        if pending:
+            done, _ = self._ray.wait(list(pending), num_returns=1, timeout=wait_s)
+            if done:
+                done, _ = self._ray.wait(list(pending), num_returns=len(pending), timeout=0)
+            for ref in done:
+                pending[ref].take()
+        return [remote for remote in remotes if remote.waiting]
+
+    def call(
+        self, function: Any, args: Any, device: str, url: str, more: tuple[Any, ...], nodes: Sequence[Node], gpus: int
+    ) -> Any:
+        """Call ``function(args, device, store, *more)`` on one of these nodes; its stderr comes out here.
+
+        Raises:
+            UserError: it does; or the node cannot import it.
+        """
+        ray = self._ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        where = NodeAffinitySchedulingStrategy(nodes[0].id, soft=False) if nodes else "DEFAULT"
+        remote = ray.remote(actor.call).options(
+            num_cpus=1, num_gpus=gpus, max_calls=1, max_retries=_RETRIES, scheduling_strategy=where
+        )
+        ref = remote.remote(function, args, device, url, more)
+        try:
+            while not ray.wait([ref], timeout=0.5)[0]:
+                continue
+            answer = ray.get(ref)
+        except KeyboardInterrupt:
+            with contextlib.suppress(Exception):
+                ray.cancel(ref, force=True)
+            raise
+        except ray.exceptions.RayError as error:
+            raise UserError(f"--ray {self.address}: {why(error)}") from None
+        sys.stderr.write(answer["said"])
+        if "mistake" in answer:
+            raise UserError(answer["mistake"])
+        return answer["value"]
+
+
+class Remote:
+    """A lane's actor, as :class:`autotune.tuner.devices.dealing.Process` has it.
+
+    What it needs is reserved as a placement group of one bundle, which is on one node: a lane of several GPUs has all
+    of them there or waits for them.
+    """
+
+    def __init__(self, ray: Any, node: Node, gpus: int, cpus: float) -> None:
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        self._ray, self.node = ray, node
+        bundle = {name: amount for name, amount in (("GPU", gpus), ("CPU", cpus)) if amount}
+        here = [{"ray.io/node-id": node.id}]
+        self._group = placement_group([bundle], strategy="STRICT_PACK", bundle_label_selector=here)
+        within = PlacementGroupSchedulingStrategy(self._group, placement_group_capture_child_tasks=False)
+        made = ray.remote(actor.Actor).options(
+            num_gpus=gpus, num_cpus=cpus, max_concurrency=4, max_restarts=0, scheduling_strategy=within
+        )
+        self._actor = made.remote(remote_builds)
+        self._frames: deque[dict[str, Any]] = deque()
+        self._dead = ""
+        self._placed, self._asked = False, -1e9
+        self.pending: Any = self._actor.receive.remote(_RECEIVE_S)
+
+    @property
+    def placed(self) -> bool:
+        """Whether its resources are its own, so that it starts."""
+        if not self._placed and time.monotonic() - self._asked > _ASK_S:
+            from ray.util.placement_group import placement_group_table
+
+            self._asked = time.monotonic()
+            self._placed = placement_group_table(self._group).get("state") == "CREATED"
+        return self._placed
+
+    @property
+    def waiting(self) -> bool:
+        """Whether :meth:`poll` has something to tell."""
+        return bool(self._frames or self._dead)
+
+    def take(self) -> None:
+        """Take over what the call for frames, which has ended, came to; the next call begins."""
+        try:
+            self._frames.extend(self._ray.get(self.pending))
+        except self._ray.exceptions.RayError as error:
+            self._dead, self.pending = why(error), None
+        else:
+            self.pending = self._actor.receive.remote(_RECEIVE_S)
+
+    def send(self, message: Mapping[str, Any], blob: bytes = b"", timeout: float = 60.0) -> None:
+        self._actor.send.remote(dict(message))
+
+    def poll(self) -> tuple[dict[str, Any], bytes] | None:
+        if self._frames:
+            frame = self._frames.popleft()
+            if "died" in frame:
+                raise ChildDied(frame["died"], Blame.MACHINE)
+            return frame, b""
+        if self._dead:
+            raise ChildDied(self._dead, Blame.LACK)
+        return None
+
+    def interrupt(self) -> None:
+        self._actor.interrupt.remote()
+
+    def terminate(self) -> None:
+        from ray.util.placement_group import remove_placement_group
+
+        self.pending = None
+        with contextlib.suppress(Exception):
+            self._ray.kill(self._actor)
+        with contextlib.suppress(Exception):
+            remove_placement_group(self._group)
+
+    def kill(self) -> None:
+        self.terminate()
+
+
+def remote_builds(timeout_s: float, environment: Mapping[str, str]) -> building.Remote:
+    """Who builds candidates as tasks on any processor of the cluster that this process belongs to.
+
+    Args:
+        environment: variables of the tasks' own workers.
+    """
+    import ray
+
+    options = {"num_cpus": 1, "max_retries": _RETRIES, "runtime_env": {"env_vars": dict(environment)}}
+    task: Any = ray.remote(building.build).options(**options)
+
+    def remote(workload: Workload, device: str, config: Config) -> Built | None:
+        module, wanted = tasks.module_of(workload.kind), dict(building.compilers())
+        ref = task.remote(workload, module, device, dict(config), timeout_s, wanted)
+        try:
+            found: Built | None = ray.get(ref, timeout=_QUEUE_S + timeout_s)
+        except ray.exceptions.RayError:
+            with contextlib.suppress(Exception):
+                ray.cancel(ref)
+            return None
+        return found
+
+    return remote
+
+
+def why(error: BaseException) -> str:
+    """What Ray says of a death or a failure, in a line."""
+    text = str(error)
+    if "ModuleNotFoundError" in text or "ImportError" in text:
+        lines = [line for line in text.splitlines() if "ModuleNotFoundError" in line or "ImportError" in line]
+        return f"a node cannot import what it needs: {told(lines[-1].strip(), 200)}; install the same on every node"
+    names = {
+        "node": "its node has gone",
+        "OutOfMemory": "Ray ended it, for lack of memory on its node",
+    }
+    for name, said in names.items():
+        if name in type(error).__name__ or f"The {name} " in text or "node died" in text.lower():
+            return said
+    return f"its process has ended ({type(error).__name__})"
+
+
+def _check(address: str) -> None:
+    """See that a cluster answers, within seconds.
+
+    Raises:
+        UserError: none does.
+    """
+    hint = "give HOST:PORT of a cluster's head (`ray start --head` prints it), or auto on one of its nodes"
+    if "://" in address:
+        raise UserError(f"--ray {address}: the search runs on a node of the cluster, or as `ray job submit`; {hint}")
+    host, _, port = address.rpartition(":")
+    if address != "auto":
+        if not host or not port.isdecimal():
+            raise UserError(f"--ray {address}: this is no address; {hint}")
+        try:
+            socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+        except (OSError, OverflowError) as error:
+            raise UserError(f"--ray {address}: nothing answers there ({told(error, 100)}); {hint}") from None
+    # In a process of its own: Ray's attempts take minutes, print, and end the process that makes them.
+    command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "health-check"]
+    command += [] if address == "auto" else ["--address", address]
+    try:
+        alive = subprocess.run(command, timeout=_HEALTH_S, check=False, capture_output=True).returncode == 0
+    except subprocess.TimeoutExpired:
+        alive = False
+    if not alive:
+        raise UserError(f"--ray {address}: no Ray cluster answers there; {hint}")

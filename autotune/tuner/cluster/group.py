@@ -1,0 +1,129 @@
+"""The search of one kind of device in a cluster: lanes that come and go, and what waits for them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from autotune.tuner.cluster.engine import Node, Remote
+from autotune.tuner.context import Context
+from autotune.tuner.devices.dealing import Dealing, Lane, log
+from autotune.tuner.devices.turns import Turns
+from autotune.tuner.result import Result
+
+_LOSSES = 3
+"""Lanes that a workload may cost: then it is the workload."""
+
+
+class NodeLane(Lane):
+    """A lane on a node."""
+
+    def __init__(self, node: Node, turns: Turns, remote: Remote) -> None:
+        super().__init__(node.host, turns, remote)
+        self.node, self.remote = node, remote
+
+
+class Group(Dealing):
+    """The search of one kind of device.
+
+    A lane that is lost costs the candidates that it had in hand. Its workload goes on elsewhere, with what is stored.
+
+    Args:
+        label: of the device.
+        first: the lane that told of it; ``todo`` are numbers of workloads, in order.
+        lost: called with each lane that is lost.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        context: Context,
+        turns: Turns,
+        first: NodeLane,
+        todo: Sequence[int],
+        lost: Callable[[Lane], None],
+    ) -> None:
+        super().__init__(context, turns, [first], todo)
+        first.clock = self._clock
+        self.label, self.nodes = label, {first.node.id: first.node}
+        self._lost = lost
+        self._losses: Counter[int] = Counter()
+        self._measured: Counter[int] = Counter()
+        """Candidates of a workload that lost lanes have measured."""
+
+    @property
+    def device(self) -> str:
+        """Fingerprint of the device."""
+        return next(iter(self._context.told.values()))[0]
+
+    @property
+    def busy(self) -> bool:
+        return any(lane.turn is not None for lane in self._lanes)
+
+    @property
+    def alive(self) -> bool:
+        return bool(self._alive())
+
+    @property
+    def wanted(self) -> int:
+        """Lanes that more could use: workloads that wait and will be begun."""
+        return 0 if self._late or self._stopped else len(self._left())
+
+    def join(self, lane: NodeLane) -> Iterator[Result]:
+        """A lane of this kind has begun."""
+        if lane not in self._lanes:
+            lane.clock = self._clock.beside()
+            self._lanes.append(lane)
+            self.nodes[lane.node.id] = lane.node
+        yield from self._told(self._next(lane))
+
+    def hear(self, lane: Lane) -> Iterator[Result]:
+        """Heed what a lane has said."""
+        yield from self._told(self._hear(lane))
+
+    def give_up(self, lane: Lane, why: Exception) -> Iterator[Result]:
+        """A lane is silent for too long."""
+        yield from self._told(self._lose(lane, why))
+
+    def rest(self) -> Iterator[Result]:
+        """What was not begun, as the time is up or no lane is left."""
+        for i in self._left():
+            yield from self._told(
+                self._turns.known(self._context, self._clock, i) if self._late else iter([self._failed(i)])
+            )
+
+    def _told(self, results: Iterator[Result]) -> Iterator[Result]:
+        return (replace(result, device=self.label) for result in results)
+
+    def _trials(self, turn: int) -> int | None:
+        trials = self._turns.trials
+        return None if trials is None else max(1, trials - self._measured[turn])
+
+    def _again(self, lane: Lane, turn: int | None) -> bool:
+        """As on one host; where no other device is free of faults, this one tries again."""
+        if super()._again(lane, turn):
+            return True
+        if turn is None or turn in self._tried or self._stopped:
+            return False
+        self._tried.add(turn)
+        lane.queue.append(turn)
+        return True
+
+    def _lose(self, lane: Lane, why: Exception) -> Iterator[Result]:
+        self._why = f"the search on {lane.device} ended early: {str(why) or 'it did not answer'}"
+        turn, lane.turn = lane.turn, None
+        self._lost(lane)
+        self._end(lane)
+        if turn is None:
+            log.warning("%s", self._why)
+            return
+        self._losses[turn] += 1
+        self._measured[turn] += lane.last.measured if lane.last else 0
+        if self._losses[turn] >= _LOSSES or self._stopped:
+            log.warning("%s", self._why)
+            yield self._failed(turn, lane)
+            return
+        lane.queue.insert(0, turn)
+        label = self._turns.workloads[turn].label
+        log.warning("%s; %s goes on elsewhere, all that was measured is kept", self._why, label)
