@@ -274,7 +274,8 @@ class Domain(Protocol):
 
     - ``open_measurer(workload, device, policy)``: what measures in the place of ``autotune.measure.worker.Worker``;
     - ``place(workload, device)``: the ``DeviceIdentity`` that its measurements hold for;
-    - ``policy(device)``: how it measures by default.
+    - ``policy(device)``: how it measures by default;
+    - ``devices(workload)``: how many devices of one host a workload takes, for who has none of them at hand.
 
     For the search:
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli import domains
+from autotune.cli.cluster import add_ray, at, joined, nodes_told, warn
 from autotune.cli.decided import add_step
 from autotune.cli.options import (
     add_db,
@@ -32,6 +33,7 @@ from autotune.tuner.proposals.samplers import DEFAULT, SAMPLERS
 
 if TYPE_CHECKING:
     from autotune.store import Store
+    from autotune.tuner.cluster.cluster import Cluster
     from autotune.tuner.result import Result
     from autotune.workload import Workload
 
@@ -48,6 +50,7 @@ def add_parser(subparsers: Any) -> None:
     domains.add_arguments("search", parser)
     more = "; fusion: several equal GPUs side by side too, as cuda:0,cuda:1 or cuda:all, each workload on one of them"
     add_device(parser, more)
+    add_ray(parser)
     add_db(parser)
     about = "candidates to measure for each workload (default: while there is gain, 256 at most)"
     parser.add_argument("--trials", type=positive_int, metavar="N", help=about)
@@ -116,32 +119,60 @@ def search(args: argparse.Namespace, program: Program | None = None) -> int:
     if not args.missed and not args.target:
         raise UserError("name what to search: autotune search DOMAIN TARGET (`autotune workloads` lists built-in ones)")
     domain = args.domain or _only_domain(args)
-    with machine_output(args.json) as emit:
+    with machine_output(args.json) as emit, joined(args) as cluster:
         from autotune.device import resolve_devices
         from autotune.store import Store
 
-        devices = resolve_devices(args.device)
+        devices = [cluster.device] if cluster else resolve_devices(args.device)
         if program:
             program.check(args, devices)
         if domain is None and any(module.serves() for module in domains.searching_missed().values()):
             return 0
         with Store.open(args.db) as store:
             if args.missed:
-                done = _search_missed(args, devices, store, domain)
+                done = _search_missed(args, devices, store, domain, cluster)
             else:
-                notes: Mapping[str, Any] = {}
+                counted, notes, args.space = at(cluster, _captured, args, devices[0], store, program)
+                done = _search(args, devices, store, args.target, counted, args.timeout, notes, cluster)
                 if program:
-                    counted, notes = program.capture(args, devices[0], store)
-                else:
-                    counted = domains.workloads_of(args)
-                one = _search(args, devices, store, args.target, counted, args.timeout, notes)
-                if program:
-                    one = program.finish(args, devices[0], store, one, _command(args))
-                done = {args.domain: one}
-        # One object: what further domains came to goes under their names.
+                    done = _finished(args, devices[0], store, done, program, cluster)
+        # One object: what further domains, or kinds of devices, came to goes under their names.
         first, *others = done
         emit({**done[first].answer, **{name: done[name].answer for name in others}})
     return conclude(list(done.values()), args.json)
+
+
+def _captured(
+    args: argparse.Namespace, device: str, store: Store, program: Program | None
+) -> tuple[Sequence[tuple[Workload, int]], Mapping[str, Any], str | None]:
+    """The target's workloads, notes for the run, and the space that is searched."""
+    notes: Mapping[str, Any] = {}
+    if program:
+        counted, notes = program.capture(args, device, store)
+    else:
+        counted = domains.workloads_of(args)
+    return counted, notes, args.space
+
+
+def _finished(
+    args: argparse.Namespace,
+    device: str,
+    store: Store,
+    done: Mapping[str, Searched],
+    program: Program,
+    cluster: Cluster | None,
+) -> dict[str, Searched]:
+    """What each kind of device came to, after the program's last part was done on such a device."""
+    finished = dict(done)
+    for i, (name, one) in enumerate(done.items()):
+        kind = cluster.kinds[i] if cluster else None
+        try:
+            finished[name] = at(cluster, program.finish, args, device, store, one, _command(args), kind=kind)
+        except UserError as error:
+            if cluster is None:
+                raise
+            warn(f"the search is done and stored; what follows it was not: {error}")
+    return finished
 
 
 def _only_domain(args: argparse.Namespace) -> str | None:
@@ -151,12 +182,12 @@ def _only_domain(args: argparse.Namespace) -> str | None:
 
 
 def _search_missed(
-    args: argparse.Namespace, devices: Sequence[str], store: Store, domain: str | None
+    args: argparse.Namespace, devices: Sequence[str], store: Store, domain: str | None, cluster: Cluster | None
 ) -> dict[str, Searched]:
     """Search what deployments missed: of ``domain``, or all of it; what domains search by themselves comes last."""
     begin, device = time.monotonic(), devices[0]
-    counted = _missed(store, device, args.domain)
-    own = domains.searching_missed() if domain is None else {}
+    counted = at(cluster, _missed, args, device, store)
+    own = domains.searching_missed() if domain is None and cluster is None else {}
     others = {name: found for name, module in own.items() if (found := module.missed(store, device))}
     if not counted and not others:
         how = "backend='autotune'" if domain else "backend='autotune' or autotune.overlap"
@@ -173,7 +204,7 @@ def _search_missed(
 
     if counted:
         timeout = granted(len(counted))
-        done[domain or domains.DEFAULT] = _search(args, devices, store, "missed workloads", counted, timeout)
+        done = _search(args, devices, store, "missed workloads", counted, timeout, None, cluster)
         left -= len(counted)
     for name, found in others.items():
         if not any(searched.interrupted for searched in done.values()):
@@ -190,7 +221,8 @@ def _search(
     counted: Sequence[tuple[Workload, int]],
     timeout: float | None,
     notes: Mapping[str, Any] | None = None,
-) -> Searched:
+    cluster: Cluster | None = None,
+) -> dict[str, Searched]:
     """Search workloads of which each is measured on one device, with the options of the command.
 
     Args:
@@ -199,18 +231,25 @@ def _search(
         counted: workloads and how often each occurs.
         timeout: seconds for all of them.
         notes: of the run.
+        cluster: whose devices are searched on in the place of ``devices``.
+
+    Returns:
+        By domain; of a cluster with several kinds of devices, by kind too.
     """
     from autotune.api import time_weights
     from autotune.device import identify
 
     devices = devices[: len(counted)]
-    where = identify(devices[0])
     many = f"{len(counted)} workloads" if len(counted) > 1 else "1 workload"
-    print(f"{name}: {many} on {replace(where, count=len(devices)).label}, stored in {store.name}", file=sys.stderr)
     kind = args.domain or domains.DEFAULT
-    if "calibrate" in domains.commands(kind) and store.get_calibration(where.fingerprint, kind) is None:
-        hint = f"`autotune calibrate {kind}` measures this device's, in about a minute"
-        print(f"cost models: built-in figures; {hint}", file=sys.stderr)
+    if cluster:
+        print(f"{name}: {many} on {nodes_told(cluster)}, stored in {store.name}", file=sys.stderr)
+    else:
+        where = identify(devices[0])
+        print(f"{name}: {many} on {replace(where, count=len(devices)).label}, stored in {store.name}", file=sys.stderr)
+        if "calibrate" in domains.commands(kind) and store.get_calibration(where.fingerprint, kind) is None:
+            hint = f"`autotune calibrate {kind}` measures this device's, in about a minute"
+            print(f"cost models: built-in figures; {hint}", file=sys.stderr)
     results = tune(
         args,
         devices,
@@ -223,18 +262,38 @@ def _search(
         ablation=args.ablation,
         policy=default_policy(devices[0], args.caches) if args.caches != "cold" else None,
         notes=notes,
+        cluster=cluster,
     )
+    if cluster is None:
+        return {kind: _searched(args, store, name, ",".join(devices), where.fingerprint, counted, results)}
+    done = {}
+    for met in cluster.kinds:
+        own = [result for result in results if result.device == met.label]
+        done[f"{kind} on {met.label}"] = _searched(args, store, name, met.label, met.device, counted, own)
+    return done
+
+
+def _searched(
+    args: argparse.Namespace,
+    store: Store,
+    name: str,
+    device: str,
+    fingerprint: str,
+    counted: Sequence[tuple[Workload, int]],
+    results: Sequence[Result],
+) -> Searched:
+    """What a search came to on one kind of device, of that name and fingerprint."""
     reasons = {result.workload: reason(store, result) for result in results if not result.ok}
     if args.missed:
         for result in results:
             if result.winner and result.begun:
-                store.clear_miss(result.workload, where.fingerprint)
-    answer = {**_answer(name, ",".join(devices), counted, results), "not_begun": not_begun(len(counted), results)}
+                store.clear_miss(result.workload, fingerprint)
+    answer = {**_answer(name, device, counted, results), "not_begun": not_begun(len(counted), results)}
     return Searched(answer, results, reasons, print_table)
 
 
-def _missed(store: Store, device: str, domain: str | None) -> list[tuple[Workload, int]]:
-    """The workloads of ``domain``, or of every one that does not search them by itself, that deployments on this device
+def _missed(args: argparse.Namespace, device: str, store: Store) -> list[tuple[Workload, int]]:
+    """The workloads of the domain, or of every one that does not search them by itself, that deployments on this device
     missed.
 
     Others may have written them: one without a graph, or whose program is not what it was made of, is told and left
@@ -248,7 +307,7 @@ def _missed(store: Store, device: str, domain: str | None) -> list[tuple[Workloa
         workload = store.get_workload(miss.workload)
         if workload is None or workload.kind not in known:
             continue
-        if domain in (None, workload.kind) and _is_intact(workload):
+        if args.domain in (None, workload.kind) and _is_intact(workload):
             found.append((workload, miss.count))
     return found
 
@@ -272,6 +331,7 @@ def _command(args: argparse.Namespace) -> str:
         value = getattr(args, name)
         if value is not None:
             words += [f"--{name}", str(value)]
+    words += ["--ray", args.ray] if args.ray else []
     words += ["--train"] if args.train else []
     words += ["--precision", args.precision] if args.precision else []
     words += ["--plans", args.plans] if args.plans != "measured" else []

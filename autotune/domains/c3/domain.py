@@ -20,6 +20,10 @@ def __getattr__(name: str) -> Any:
     return getattr(task, name)
 
 
+def devices(workload: Workload) -> int:
+    return int(workload.spec["ranks"])
+
+
 def damage(workload: Workload) -> str | None:
     from autotune.domains.c3.cli.search import check_program
     from autotune.domains.c3.scenario import Scenario

@@ -103,8 +103,8 @@ class ClusterLane(Lane):
         """Answers the places of the workloads too, which say what kind of device this is.
 
         Args:
-            message: as for any lane, and the ``version`` of the driver's autotune, and the text of the user's ``space``,
-                whose file is on the driver's host.
+            message: as for any lane, and the ``version`` of the driver's autotune, and the text of the user's
+                ``space``, whose file is on the driver's host.
         """
         version, space = message.pop("version"), message.pop("space")
         if version != __version__:
@@ -114,6 +114,7 @@ class ClusterLane(Lane):
             file = folder / Path(message["space_file"]).name
             file.write_text(space)
             message["space_file"] = str(file)
+        os.environ.update(AUTOTUNE_DB=message["url"], AUTOTUNE_DB_READ="")  # what is measured may deploy from it
         from autotune.device import environment
 
         answer = super().begin(link, message)

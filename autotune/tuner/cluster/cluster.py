@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import time
 from collections import Counter, defaultdict
@@ -77,6 +78,15 @@ class Cluster:
         if not any(self._slots(node, 1) for node in nodes):
             raise UserError(f"no node of the cluster at {engine.address} gives Ray a processor: --num-cpus is 0")
         self.kinds: list[Kind] = []
+        """Those that the last search met."""
+
+    @property
+    def address(self) -> str:
+        return self._engine.address
+
+    def nodes(self) -> list[Node]:
+        """The nodes that have the device."""
+        return [node for node in self._engine.nodes() if self._slots(node, 1)]
 
     def _slots(self, node: Node, devices: int) -> int:
         """Lanes of so many devices that a node has room for; one of its processors."""
@@ -123,11 +133,12 @@ class Cluster:
                 timeout=turns.timeout and turns.timeout * sum(turns.shares[i] for i in chosen) / sum(turns.shares),
             )
             with contextlib.closing(Run(self, self._engine, context, part, count)) as run:
-                for result in run.results():
-                    yield result
-                    if result.interrupted:
-                        return
-                self.kinds += run.kinds()
+                try:
+                    yield from run.results()
+                finally:
+                    self.kinds += run.kinds()
+            if context.interrupt.requested:
+                return
 
 
 def check_reachable(store: Store, nodes: Sequence[Node], host: str) -> None:
@@ -270,8 +281,8 @@ class Run:
         slots = max(1, self._cluster._slots(node, self._devices))
         cpus = 1.0 if not gpus or node.cpus >= 2 * slots else 0.0  # the rest is for those that compile
         lane = NodeLane(node, self._turns, self._engine.start(node, gpus, cpus))
-        taken = [other.device for other in self._lanes[node.id] if not other.over]
-        lane.device = next(name for n in range(1000) if (name := f"{node.host}/{n}") not in taken)
+        taken = [other.device for other in self._alive()]
+        lane.device = next(name for n in itertools.count() if (name := f"{node.host}/{n}") not in taken)
         every = sum(other.cpus for other in nodes) / max(1, sum(self._cluster._slots(o, self._devices) for o in nodes))
         processes = max(_LEAST, min(_MOST, int(every)))
         message = shared(self._context, self._turns, self._turns.clock(), self._cluster.device, processes)

@@ -117,9 +117,8 @@ class Engine:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         where = NodeAffinitySchedulingStrategy(nodes[0].id, soft=False) if nodes else "DEFAULT"
-        remote = ray.remote(actor.call).options(
-            num_cpus=1, num_gpus=gpus, max_calls=1, max_retries=_RETRIES, scheduling_strategy=where
-        )
+        once = ray.remote(max_calls=1)(actor.call)  # its process ends with it, and leaves the GPU's memory
+        remote = once.options(num_cpus=1, num_gpus=gpus, max_retries=_RETRIES, scheduling_strategy=where)
         ref = remote.remote(function, args, device, url, more)
         try:
             while not ray.wait([ref], timeout=0.5)[0]:

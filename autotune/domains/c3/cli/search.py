@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from autotune.cli.cluster import at, joined, nodes_told
 from autotune.cli.output import machine_output
 from autotune.cli.searched import Searched, conclude, not_begun, reason, tune
 from autotune.domains.c3.cli.arguments import SCENARIO
@@ -19,6 +20,7 @@ from autotune.runtime.database import deploying_from
 if TYPE_CHECKING:
     from autotune.domains.c3.scenario import Scenario
     from autotune.store import Store
+    from autotune.tuner.cluster.cluster import Cluster
     from autotune.tuner.result import Result
 
 
@@ -31,27 +33,51 @@ MOST_RANKS = 256
 def run(args: argparse.Namespace) -> int:
     """Search; returns 0, 1 if nothing could be measured, or 130 if it was interrupted."""
     _check(args)
-    with machine_output(args.json) as emit:
+    with machine_output(args.json) as emit, joined(args) as cluster:
         from autotune.device import resolve_device
         from autotune.space import load_space
         from autotune.store import Store
 
-        device = resolve_device(args.device)
+        device = cluster.device if cluster else resolve_device(args.device)
         if args.space:
             load_space("c3", device.partition(":")[0], args.space)
-        described = None if args.missed else scenario_of(args, device)
-        if serves():
+        described = None if args.missed or cluster else scenario_of(args, device)
+        if cluster is None and serves():
             return 0
         with Store.open(args.db) as store:
-            scenarios = missed(store, device) if described is None else [described[0]]
+            if cluster:
+                gpus = _gpus(args, cluster)
+                scenarios, name = at(cluster, _described, args, device, store, gpus=gpus)
+            else:
+                scenarios = missed(store, device) if described is None else [described[0]]
+                name = "missed scenarios" if described is None else described[1]
             if not scenarios:
                 raise UserError(
                     f"{store.name} has no missed c3 scenario of these devices: run a model with autotune.overlap"
                 )
-            name = "missed scenarios" if described is None else described[1]
-            searched = search_scenarios(args, device, store, name, scenarios, args.timeout)
+            searched = search_scenarios(args, device, store, name, scenarios, args.timeout, cluster)
         emit(searched.answer)
     return conclude([searched], args.json)
+
+
+def _gpus(args: argparse.Namespace, cluster: Cluster) -> int:
+    """How many GPUs of one node are searched on: ``--ranks``, or all of the node that has most.
+
+    Raises:
+        UserError: no node has so many.
+    """
+    most = cluster.most_devices()
+    if cluster.device != "cpu" and (args.ranks or 2) > most:
+        raise UserError(f"--ranks {args.ranks or 2}: no node of the cluster has more than {most} GPUs")
+    return args.ranks or most
+
+
+def _described(args: argparse.Namespace, device: str, store: Store) -> tuple[list[Scenario], str]:
+    """The scenarios of the command and what to call them, on a node that has the devices."""
+    if args.missed:
+        return missed(store, device), "missed scenarios"
+    scenario, name = scenario_of(args, device)
+    return [scenario], name
 
 
 def search_missed(
@@ -68,36 +94,41 @@ def search_scenarios(
     name: str,
     scenarios: Sequence[Scenario],
     timeout: float | None,
+    cluster: Cluster | None = None,
 ) -> Searched:
     """Search scenarios one after the other, with the options of the command.
 
     Args:
         name: what to call them together.
         timeout: seconds for all of them.
+        cluster: on whose nodes they are searched, side by side.
     """
     from autotune.task import place
 
     workloads = [scenario.workload() for scenario in scenarios]
-    where = place(workloads[0], device)
     many = f"{name}: {len(scenarios)} scenarios" if len(scenarios) > 1 else scenarios[0].label
-    print(f"{many} on {where.label}, stored in {store.name}", file=sys.stderr)
-    if store.get_calibration(where.fingerprint, "c3") is None:
+    if cluster:
+        label = nodes_told(cluster)
+    else:
+        label = place(workloads[0], device).label
+    print(f"{many} on {label}, stored in {store.name}", file=sys.stderr)
+    if not cluster and store.get_calibration(place(workloads[0], device).fingerprint, "c3") is None:
         hint = "`autotune calibrate c3` measures these devices', in a minute or two"
         print(f"heuristics: by rule; {hint}", file=sys.stderr)
     with deploying_from(args.db):
-        results = tune(args, device, store, workloads, timeout, _command(args))
-    searched = {result.workload: result for result in results}
-    begun = [
-        (searched[w.fingerprint], w, s) for w, s in zip(workloads, scenarios, strict=True) if w.fingerprint in searched
-    ]
-    answers = [_one(store, result, scenario, device) for result, _, scenario in begun]
+        results = tune(args, device, store, workloads, timeout, _command(args), cluster=cluster)
+    described = {w.fingerprint: (w, s) for w, s in zip(workloads, scenarios, strict=True)}
+    answers = [_one(store, result, described[result.workload][1], device) for result in results]
     if args.missed:
-        for result, workload, _ in begun:
+        for result in results:
             if result.winner and result.begun:
-                store.clear_miss(result.workload, place(workload, device).fingerprint)
+                kinds = cluster.kinds if cluster else []
+                of = [kind.device for kind in kinds if kind.label == result.device]
+                where = of[0] if of else place(described[result.workload][0], device).fingerprint
+                store.clear_miss(result.workload, where)
     left = not_begun(len(scenarios), results)
     reasons = {str(answer["fingerprint"]): str(answer["error"]) for answer in answers}
-    return Searched({**_answer(name, where.label, answers), "not_begun": left}, results, reasons, _show)
+    return Searched({**_answer(name, label, answers), "not_begun": left}, results, reasons, _show)
 
 
 def _show(answer: Mapping[str, Any]) -> None:
