@@ -101,14 +101,17 @@ class Runs(Workloads):
             return self.changed(c, gone)
 
     def captured(self, signature: str, newest: int = 50) -> list[tuple[Workload, int]] | None:
-        """What a run among the ``newest`` noted under ``summary["capture"]`` for this signature.
+        """What a run among the ``newest`` noted under ``summary["capture"]``, or in the list ``summary["captures"]``
+        of a run of several targets, for this signature.
 
         Returns:
             Workloads and how often each occurs; None where no run did, or a workload is not stored.
         """
         for run in self.runs(limit=newest):
-            noted = run.summary.get("capture")
-            if not isinstance(noted, dict) or noted.get("signature") != signature:
+            several = run.summary.get("captures")
+            every = [run.summary.get("capture"), *(several if isinstance(several, list) else [])]
+            noted = next((n for n in every if isinstance(n, dict) and n.get("signature") == signature), None)
+            if noted is None:
                 continue
             try:
                 found = [(self.get_workload(str(fingerprint)), int(count)) for fingerprint, count in noted["workloads"]]

@@ -71,6 +71,12 @@ class PostgresServer:
             self._process = subprocess.Popen(self._run, stdout=log, stderr=log, cwd=self.folder, **self._who)  # type: ignore[call-overload]
         _wait_until_ready(self.folder, self._process)
 
+    @property
+    def pid(self) -> int:
+        """Of the server, whose children serve the connections."""
+        assert self._process is not None
+        return self._process.pid
+
     def stop(self) -> None:
         if self._process is None:
             return

@@ -26,6 +26,7 @@ DOORS = {
     "alembic": ["autotune/store/connection/migrate.py", "db/"],
     "optuna": ["autotune/tuner/"],
     "jinja2": ["autotune/report/"],
+    "ray": ["autotune/tuner/cluster/engine.py"],
     "vl_convert": ["autotune/charts.py"],
     "cryptography": ["autotune/store/snapshots/sign.py"],
     "pickle": [],

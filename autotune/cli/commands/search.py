@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -33,7 +35,7 @@ from autotune.tuner.proposals.samplers import DEFAULT, SAMPLERS
 
 if TYPE_CHECKING:
     from autotune.store import Store
-    from autotune.tuner.cluster.cluster import Cluster
+    from autotune.tuner.cluster.cluster import Cluster, Kind
     from autotune.tuner.result import Result
     from autotune.workload import Workload
 
@@ -63,6 +65,11 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--seed", type=natural_int, default=0, metavar="N", help="of the sampler (default: 0)")
     about = "a narrowed copy of search_spaces/DOMAIN.toml"
     parser.add_argument("--space", metavar="FILE", help=about)
+    about = (
+        "search another target in the same run, with its own --inputs: what both compute is searched once; may be given"
+        " several times"
+    )
+    parser.add_argument("--also", nargs="+", action="append", default=[], metavar=("TARGET", "INPUTS"), help=about)
     about = (
         "search what deployments missed, as the database has recorded it, instead of a target: of every domain, or of"
         " DOMAIN alone"
@@ -113,6 +120,8 @@ class Program:
 
 def search(args: argparse.Namespace, program: Program | None = None) -> int:
     """Search a target's workloads, or what deployments missed; returns the exit code."""
+    if args.also and not args.target:
+        raise UserError("--also is beside a TARGET: name the first one there")
     if args.missed and (args.target or args.inputs or args.train or args.precision):
         left_out = "TARGET, --inputs, --train and --precision"
         raise UserError(f"--missed takes its workloads from the database: leave out {left_out}")
@@ -132,14 +141,72 @@ def search(args: argparse.Namespace, program: Program | None = None) -> int:
             if args.missed:
                 done = _search_missed(args, devices, store, domain, cluster)
             else:
-                counted, notes, args.space = at(cluster, _captured, args, devices[0], store, program)
-                done = _search(args, devices, store, args.target, counted, args.timeout, notes, cluster)
-                if program:
-                    done = _finished(args, devices[0], store, done, program, cluster)
+                done = _search_targets(args, devices, store, program, cluster)
         # One object: what further domains, or kinds of devices, came to goes under their names.
         first, *others = done
         emit({**done[first].answer, **{name: done[name].answer for name in others}})
     return conclude(list(done.values()), args.json)
+
+
+def _search_targets(
+    args: argparse.Namespace,
+    devices: Sequence[str],
+    store: Store,
+    program: Program | None,
+    cluster: Cluster | None,
+) -> dict[str, Searched]:
+    """Search TARGET, and others that are given beside it: what several of them compute is searched once."""
+    each = {of.target: of for of in _each_target(args)}
+    captured: dict[str, Sequence[tuple[Workload, int]]] = {}
+    notes: list[Mapping[str, Any]] = []
+    for name, of in each.items():
+        captured[name], noted, args.space = at(cluster, _captured, of, devices[0], store, program)
+        notes.append(noted)
+    counts: Counter[str] = Counter()
+    workloads: dict[str, Workload] = {}
+    for counted in captured.values():
+        for workload, count in counted:
+            workloads.setdefault(workload.fingerprint, workload)
+            counts[workload.fingerprint] += count
+    every = [(workload, counts[fingerprint]) for fingerprint, workload in workloads.items()]
+    one = len(each) == 1
+    about = notes[0] if one else {"captures": [noted["capture"] for noted in notes if "capture" in noted]}
+    done = _search(args, devices, store, ", ".join(each), every, args.timeout, about, cluster)
+    finished: dict[str, Searched] = {}
+    for i, (name, searched) in enumerate(done.items()):
+        for target, of in each.items():
+            own = searched if one else _part(searched, target, captured[target])
+            if program:
+                kind = cluster.kinds[i] if cluster else None
+                own = _finished(of, devices[0], store, own, program, cluster, kind)
+            finished[name if one else name.replace(str(args.domain), f"{args.domain} {target}", 1)] = own
+    return finished
+
+
+def _each_target(args: argparse.Namespace) -> list[argparse.Namespace]:
+    """The command's arguments for each target by itself.
+
+    Raises:
+        UserError: a target is given twice, or with more than its inputs.
+    """
+    found = [args]
+    for words in args.also:
+        if len(words) > 2:
+            raise UserError(f"--also {shlex.join(words)}: give a target, and its inputs where it takes some")
+        own = copy.copy(args)
+        own.target, own.inputs = words[0], words[1] if len(words) == 2 else None
+        if any(own.target == other.target for other in found):
+            raise UserError(f"--also {own.target}: it is given twice")
+        found.append(own)
+    return found
+
+
+def _part(searched: Searched, target: str, counted: Sequence[tuple[Workload, int]]) -> Searched:
+    """What of a search was for one target."""
+    own = {workload.fingerprint for workload, _ in counted}
+    results = [result for result in searched.results if result.workload in own]
+    answer = _answer(target, searched.answer["device"], counted, results)
+    return replace(searched, answer={**answer, "not_begun": not_begun(len(own), results)}, results=results)
 
 
 def _captured(
@@ -158,21 +225,20 @@ def _finished(
     args: argparse.Namespace,
     device: str,
     store: Store,
-    done: Mapping[str, Searched],
+    searched: Searched,
     program: Program,
     cluster: Cluster | None,
-) -> dict[str, Searched]:
-    """What each kind of device came to, after the program's last part was done on such a device."""
-    finished = dict(done)
-    for i, (name, one) in enumerate(done.items()):
-        kind = cluster.kinds[i] if cluster else None
-        try:
-            finished[name] = at(cluster, program.finish, args, device, store, one, _command(args), kind=kind)
-        except UserError as error:
-            if cluster is None:
-                raise
-            warn(f"the search is done and stored; what follows it was not: {error}")
-    return finished
+    kind: Kind | None,
+) -> Searched:
+    """What a target came to on a kind of device, after the program's last part was done on such a device."""
+    try:
+        found: Searched = at(cluster, program.finish, args, device, store, searched, _command(args), kind=kind)
+    except UserError as error:
+        if cluster is None:
+            raise
+        warn(f"the search is done and stored; what follows it was not: {error}")
+        return searched
+    return found
 
 
 def _only_domain(args: argparse.Namespace) -> str | None:
@@ -332,6 +398,7 @@ def _command(args: argparse.Namespace) -> str:
         if value is not None:
             words += [f"--{name}", str(value)]
     words += ["--ray", args.ray] if args.ray else []
+    words += [word for also in args.also for word in ("--also", *also)]
     words += ["--train"] if args.train else []
     words += ["--precision", args.precision] if args.precision else []
     words += ["--plans", args.plans] if args.plans != "measured" else []

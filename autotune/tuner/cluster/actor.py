@@ -156,8 +156,13 @@ def free_threads() -> None:
         os.environ.pop("OMP_NUM_THREADS", None)
 
 
-def call(function: Any, args: Any, device: str, url: str, more: tuple[Any, ...]) -> dict[str, Any]:
+def call(
+    function: Any, args: Any, device: str, url: str, more: tuple[Any, ...], domains: Mapping[str, str]
+) -> dict[str, Any]:
     """Call ``function(args, device, store, *more)`` on a node: a part of a command that needs the device.
+
+    Args:
+        domains: those the driver knows, and their modules.
 
     Returns:
         ``value``, or ``mistake`` of the user; what it printed on stderr is ``said``.
@@ -168,6 +173,7 @@ def call(function: Any, args: Any, device: str, url: str, more: tuple[Any, ...])
     from autotune.store.store import Store
 
     free_threads()
+    tasks.DOMAINS.update(domains)
     said = io.StringIO()
     answer: dict[str, Any] = {}
     with contextlib.redirect_stderr(said):

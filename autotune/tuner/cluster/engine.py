@@ -29,8 +29,11 @@ _RECEIVE_S = 10.0
 _ASK_S = 1.0  # between questions after the resources of a lane that waits for them
 _QUEUE_S = 120.0
 """Seconds that a build may wait for a processor beyond what it may take itself: then its lane builds it."""
+_TELL_S = 60.0
 _RETRIES = 2
 """Of a build or a call whose node died."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class Engine:
             _check(address)
             try:
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-            except (ConnectionError, RuntimeError, ValueError) as error:
+            except Exception as error:  # a wrong token, another version of Ray or Python
                 raise UserError(f"--ray {address}: {told(first_line(error), 300)}") from None
         self.address = address
 
@@ -119,10 +122,15 @@ class Engine:
         where = NodeAffinitySchedulingStrategy(nodes[0].id, soft=False) if nodes else "DEFAULT"
         once = ray.remote(max_calls=1)(actor.call)  # its process ends with it, and leaves the GPU's memory
         remote = once.options(num_cpus=1, num_gpus=gpus, max_retries=_RETRIES, scheduling_strategy=where)
-        ref = remote.remote(function, args, device, url, more)
+        ref = remote.remote(function, args, device, url, more, tasks.domains())
+        begin, told_so = time.monotonic(), False
         try:
             while not ray.wait([ref], timeout=0.5)[0]:
-                continue
+                if not told_so and time.monotonic() - begin > _TELL_S:
+                    told_so = True
+                    log.warning(
+                        "a part that needs the device, such as capturing the target, runs or waits on the cluster"
+                    )
             answer = ray.get(ref)
         except KeyboardInterrupt:
             with contextlib.suppress(Exception):
@@ -245,6 +253,8 @@ def why(error: BaseException) -> str:
     if "ModuleNotFoundError" in text or "ImportError" in text:
         lines = [line for line in text.splitlines() if "ModuleNotFoundError" in line or "ImportError" in line]
         return f"a node cannot import what it needs: {told(lines[-1].strip(), 200)}; install the same on every node"
+    if isinstance(cause := getattr(error, "cause", None), Exception):
+        return f"on a node: {told(first_line(cause), 300)}"
     names = {
         "node": "its node has gone",
         "OutOfMemory": "Ray ended it, for lack of memory on its node",
@@ -261,7 +271,10 @@ def _check(address: str) -> None:
     Raises:
         UserError: none does.
     """
-    hint = "give HOST:PORT of a cluster's head (`ray start --head` prints it), or auto on one of its nodes"
+    hint = (
+        "give HOST:PORT of a cluster's head (`ray start --head` prints it), or auto on one of its nodes; where"
+        " Ray wants a token, this host needs it too"
+    )
     if "://" in address:
         raise UserError(f"--ray {address}: the search runs on a node of the cluster, or as `ray job submit`; {hint}")
     host, _, port = address.rpartition(":")

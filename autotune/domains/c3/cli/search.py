@@ -139,6 +139,8 @@ def _show(answer: Mapping[str, Any]) -> None:
 
 
 def _check(args: argparse.Namespace) -> None:
+    if args.also:
+        raise UserError("--also is of other domains: a c3 search takes one scenario, or --missed")
     if args.missed:
         given = [f"--{name}" for name in (*SCENARIO, "ranks", "inputs") if getattr(args, name) is not None]
         if args.target or given:
