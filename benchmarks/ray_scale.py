@@ -22,6 +22,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import sqlalchemy as sa
+
 from autotune.device import DeviceIdentity, Environment
 from autotune.store.claims import owner_name
 from autotune.store.records import Key, Measurement
@@ -181,6 +183,9 @@ def _writing(
     before = _spent(server)
     found = ray.get(done)
     served, busy = _spent(server) - before, psutil.cpu_percent()
+    with Store.open(url, readonly=True) as store, store.reading() as c:
+        open_now = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        connections = int(c.scalar(sa.text(open_now))) - 1
     claims, rows, trials = ([ms for one in found for ms in one[k]] for k in (1, 2, 3))
     count = sum(one[0] for one in found)
     what = "claims, measurements and trials" if with_study else "claims and measurements"
@@ -191,6 +196,7 @@ def _writing(
         "candidates_per_s": round(count / seconds, 1),
         "server_cpu_per_candidate_ms": round(1e3 * served / count, 3),
         "actor_cpu_per_candidate_ms": round(1e3 * sum(one[4] for one in found) / count, 3),
+        "connections": connections,
         "processors_busy": round(busy / 100 * (os.cpu_count() or 1), 2),
         **{f"claim_{k}": round(v, 3) for k, v in quantiles(claims).items()},
         **{f"row_{k}": round(v, 3) for k, v in quantiles(rows).items()},

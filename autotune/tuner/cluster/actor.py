@@ -24,6 +24,7 @@ from autotune.tuner.cluster.building import ClusterPool, Remote
 from autotune.tuner.devices.lane import Lane, Sender
 
 _MANY = 200  # frames that are handed out at once
+_GATHER_S = 0.3  # one driver reads a thousand lanes
 
 
 class Actor:
@@ -40,9 +41,13 @@ class Actor:
         self._lane = ClusterLane(remote)
         threading.Thread(target=self._run, name="autotune-lane", daemon=True).start()
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Hand the lane a frame."""
-        self._in.put(message)
+    def send(self, message: dict[str, Any], common: Mapping[str, Any] | None = None) -> None:
+        """Hand the lane a frame.
+
+        Args:
+            common: more of it, which other lanes get too.
+        """
+        self._in.put({**(common or {}), **message})
 
     def receive(self, wait_s: float) -> list[dict[str, Any]]:
         """The lane's frames since; waits for one, so many seconds at most."""
@@ -63,7 +68,7 @@ class Actor:
 
 
 class Outbox:
-    """Frames that wait for the driver. Of progress only the latest is kept, and told where the lane is."""
+    """Frames that wait for the driver; of progress in a row the latest is handed out alone."""
 
     def __init__(self) -> None:
         self._frames: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -72,18 +77,22 @@ class Outbox:
         self._frames.put(dict(message))
 
     def take(self, wait_s: float) -> list[dict[str, Any]]:
-        """All that wait; the first is waited for."""
+        """All that wait; the first is waited for. Where it is progress, more is waited for, a moment."""
         found: list[dict[str, Any]] = []
         end = time.monotonic() + wait_s
         while len(found) < _MANY:
             try:
-                frame = self._frames.get(timeout=0 if found else max(0.0, end - time.monotonic()))
+                frame = self._frames.get(timeout=max(0.0, end - time.monotonic()))
             except queue.Empty:
                 break
+            if not found:
+                end = time.monotonic() + _GATHER_S
             if found and "progress" in frame and "progress" in found[-1]:
                 found[-1] = frame
             else:
                 found.append(frame)
+            if "progress" not in frame:
+                end = 0.0
         return found
 
 
@@ -137,6 +146,14 @@ class ClusterLane(Lane):
         arch, units = describe_cuda(device)
         remote: Remote = self._make_remote(timeout_s, {"AUTOTUNE_CUDA_TARGET": f"{arch}:{units}"})
         return ClusterPool(remote, processes, timeout_s)
+
+
+class Caller:
+    """An actor that is called once: a task may wait forever for a node that dies as it is handed there."""
+
+    def call(self, *given: Any) -> dict[str, Any]:
+        """See :func:`call`."""
+        return call(*given)
 
 
 def free_threads() -> None:

@@ -179,6 +179,7 @@ class Run:
         self._faults: Counter[str] = Counter()
         self._stopped = False
         self._why = ""
+        self._common: Any = None
         self._looked = self._quiet = -1e9
         self._heard_of_any = time.monotonic()
         self._said = False
@@ -240,10 +241,10 @@ class Run:
             if self._why and not self._alive() and not self._open_nodes():
                 raise UserError(self._why)
             return False
-        if not any(group.wanted for group in self._groups.values()):
-            return True
-        waits = bool(self._alive()) or bool(self._open_nodes())
-        return not waits and time.monotonic() - self._heard_of_any > _AWAIT_S
+        wanting = {kind for kind, group in self._groups.items() if group.wanted}
+        if any(self._kind_of.get(node.id, kind) == kind for node in self._open_nodes() for kind in wanting):
+            self._heard_of_any = time.monotonic()
+        return not wanting or time.monotonic() - self._heard_of_any > _AWAIT_S
 
     def _open_nodes(self) -> list[Node]:
         """Nodes that have the device and have not failed too often."""
@@ -283,13 +284,23 @@ class Run:
         lane = NodeLane(node, self._turns, self._engine.start(node, gpus, cpus))
         taken = [other.device for other in self._alive()]
         lane.device = next(name for n in itertools.count() if (name := f"{node.host}/{n}") not in taken)
-        every = sum(other.cpus for other in nodes) / max(1, sum(self._cluster._slots(o, self._devices) for o in nodes))
-        processes = max(_LEAST, min(_MOST, int(every)))
-        message = shared(self._context, self._turns, self._turns.clock(), self._cluster.device, processes)
+        lane.remote.begin(*self._first(nodes))
+        self._lanes[node.id].append(lane)
+
+    def _first(self, nodes: Sequence[Node]) -> tuple[dict[str, Any], Any]:
+        """A lane's first frame: what is its own, with all that is secret, and what all lanes get."""
+        message = shared(self._context, self._turns, self._turns.clock(), self._cluster.device, self._processes(nodes))
         kinds = {workload.kind for workload in self._turns.workloads}
         message["domains"] = {**message["domains"], **{kind: tasks.module_of(kind) for kind in kinds}}
-        lane.child.send({**message, "version": __version__, "space": self._space})
-        self._lanes[node.id].append(lane)
+        large = {name: message.pop(name) for name in ("workloads", "granted", "seeds")}
+        if self._common is None:
+            self._common = self._engine.share(large)
+        return {**message, "version": __version__, "space": self._space}, self._common
+
+    def _processes(self, nodes: Sequence[Node]) -> int:
+        """Builds that a lane asks for at once: its share of the processors."""
+        slots = sum(self._cluster._slots(node, self._devices) for node in nodes)
+        return max(_LEAST, min(_MOST, int(sum(node.cpus for node in nodes) / max(1, slots))))
 
     def _hear(self, lane: NodeLane) -> Iterator[Result]:
         if lane.owner:

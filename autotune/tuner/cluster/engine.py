@@ -89,6 +89,10 @@ class Engine:
                 found.append(Node(node["NodeID"], host, address, has.get("CPU", 0.0), int(has.get("GPU", 0))))
         return found
 
+    def share(self, value: Mapping[str, Any]) -> Any:
+        """Put once into the cluster what many lanes get; for :meth:`Remote.begin`. Ray may write it to a disk."""
+        return self._ray.put(dict(value))
+
     def start(self, node: Node, gpus: int, cpus: float) -> Remote:
         """Start a lane's actor on a node, once so many GPUs and processors are free there together."""
         return Remote(self._ray, node, gpus, cpus)
@@ -120,28 +124,30 @@ class Engine:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         where = NodeAffinitySchedulingStrategy(nodes[0].id, soft=False) if nodes else "DEFAULT"
-        once = ray.remote(max_calls=1)(actor.call)  # its process ends with it, and leaves the GPU's memory
-        remote = once.options(num_cpus=1, num_gpus=gpus, max_retries=_RETRIES, scheduling_strategy=where)
-        ref = remote.remote(function, args, device, url, more, tasks.domains())
-        begin, told_so = time.monotonic(), False
-        try:
-            while not ray.wait([ref], timeout=0.5)[0]:
-                if not told_so and time.monotonic() - begin > _TELL_S:
-                    told_so = True
-                    log.warning(
-                        "a part that needs the device, such as capturing the target, runs or waits on the cluster"
-                    )
-            answer = ray.get(ref)
-        except KeyboardInterrupt:
-            with contextlib.suppress(Exception):
-                ray.cancel(ref, force=True)
-            raise
-        except ray.exceptions.RayError as error:
-            raise UserError(f"--ray {self.address}: {why(error)}") from None
+        for left in reversed(range(1 + _RETRIES)):
+            once = ray.remote(actor.Caller).options(num_cpus=1, num_gpus=gpus, scheduling_strategy=where).remote()
+            try:
+                answer = self._answer(once.call.remote(function, args, device, url, more, tasks.domains()))
+                break
+            except ray.exceptions.RayError as error:
+                if not (left and isinstance(error, ray.exceptions.RayActorError)):
+                    raise UserError(f"--ray {self.address}: {why(error)}") from None
+            finally:  # it leaves the GPU's memory
+                ray.kill(once)
         sys.stderr.write(answer["said"])
         if "mistake" in answer:
             raise UserError(answer["mistake"])
         return answer["value"]
+
+    def _answer(self, ref: Any) -> dict[str, Any]:
+        """What a call comes to; says once if that takes long."""
+        begin, said = time.monotonic(), False
+        while not self._ray.wait([ref], timeout=0.5)[0]:
+            if not said and time.monotonic() - begin > _TELL_S:
+                said = True
+                log.warning("what needs a device, such as capturing, runs on the cluster or waits for one")
+        answer: dict[str, Any] = self._ray.get(ref)
+        return answer
 
 
 class Remote:
@@ -192,6 +198,10 @@ class Remote:
             self._dead, self.pending = why(error), None
         else:
             self.pending = self._actor.receive.remote(_RECEIVE_S)
+
+    def begin(self, message: Mapping[str, Any], common: Any) -> None:
+        """Hand over the first frame, of which ``common`` is what :meth:`Engine.share` answered."""
+        self._actor.send.remote(dict(message), common)
 
     def send(self, message: Mapping[str, Any], blob: bytes = b"", timeout: float = 60.0) -> None:
         self._actor.send.remote(dict(message))
