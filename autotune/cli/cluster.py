@@ -37,11 +37,12 @@ def joined(args: argparse.Namespace) -> Iterator[Cluster | None]:
     from autotune.tuner.cluster.cluster import Cluster
     from autotune.tuner.cluster.engine import Engine
 
-    engine = Engine(args.ray)
-    try:
-        yield Cluster(engine, args.device)
-    finally:
-        engine.close()
+    with contextlib.redirect_stdout(sys.stderr):  # Ray tells there which nodes have gone
+        engine = Engine(args.ray)
+        try:
+            yield Cluster(engine, args.device)
+        finally:
+            engine.close()
 
 
 def at(

@@ -6,7 +6,8 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -55,3 +56,11 @@ def local_cluster(nodes: int) -> Iterator[LocalCluster]:
         cluster = LocalCluster(nodes)
         with contextlib.closing(cluster):
             yield cluster
+
+
+def until(true: Callable[[], object]) -> bool:
+    """Whether something becomes true within a minute."""
+    end = time.monotonic() + 60
+    while not true() and time.monotonic() < end:
+        time.sleep(0.1)
+    return bool(true())

@@ -148,14 +148,6 @@ class ClusterLane(Lane):
         return ClusterPool(remote, processes, timeout_s)
 
 
-class Caller:
-    """An actor that is called once: a task may wait forever for a node that dies as it is handed there."""
-
-    def call(self, *given: Any) -> dict[str, Any]:
-        """See :func:`call`."""
-        return call(*given)
-
-
 def free_threads() -> None:
     """Give OpenMP back the threads that Ray takes from its workers: what is measured uses what it would without Ray.
 

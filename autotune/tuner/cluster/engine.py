@@ -124,25 +124,32 @@ class Engine:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         where = NodeAffinitySchedulingStrategy(nodes[0].id, soft=False) if nodes else "DEFAULT"
-        for left in reversed(range(1 + _RETRIES)):
-            once = ray.remote(actor.Caller).options(num_cpus=1, num_gpus=gpus, scheduling_strategy=where).remote()
-            try:
-                answer = self._answer(once.call.remote(function, args, device, url, more, tasks.domains()))
-                break
-            except ray.exceptions.RayError as error:
-                if not (left and isinstance(error, ray.exceptions.RayActorError)):
-                    raise UserError(f"--ray {self.address}: {why(error)}") from None
-            finally:  # it leaves the GPU's memory
-                ray.kill(once)
+        once = ray.remote(max_calls=1)(actor.call)  # its process ends with it, and leaves the GPU's memory
+        remote = once.options(num_cpus=1, num_gpus=gpus, max_retries=_RETRIES, scheduling_strategy=where)
+        ref = remote.remote(function, args, device, url, more, tasks.domains())
+        try:
+            answer = self._answer(ref, gpus)
+        except ray.exceptions.RayError as error:
+            raise UserError(f"--ray {self.address}: {why(error)}") from None
+        except BaseException:
+            with contextlib.suppress(Exception):
+                ray.cancel(ref, force=True)
+            raise
         sys.stderr.write(answer["said"])
         if "mistake" in answer:
             raise UserError(answer["mistake"])
         return answer["value"]
 
-    def _answer(self, ref: Any) -> dict[str, Any]:
-        """What a call comes to; says once if that takes long."""
+    def _answer(self, ref: Any, gpus: int) -> dict[str, Any]:
+        """What a call comes to that needs so many GPUs; says once if that takes long.
+
+        Raises:
+            UserError: no node has them any more, so that it would wait for ever.
+        """
         begin, said = time.monotonic(), False
-        while not self._ray.wait([ref], timeout=0.5)[0]:
+        while not self._ray.wait([ref], timeout=1.0)[0]:
+            if not any(node.gpus >= gpus for node in self.nodes()):
+                raise UserError(f"no node of the cluster at {self.address} has {gpus} GPUs any more: it has gone")
             if not said and time.monotonic() - begin > _TELL_S:
                 said = True
                 log.warning("what needs a device, such as capturing, runs on the cluster or waits for one")
@@ -267,6 +274,7 @@ def why(error: BaseException) -> str:
         return f"on a node: {told(first_line(cause), 300)}"
     names = {
         "node": "its node has gone",
+        "Unavailable": "its node does not answer",
         "OutOfMemory": "Ray ended it, for lack of memory on its node",
     }
     for name, said in names.items():

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ from autotune.tuner.cluster.cluster import Cluster
 from autotune.tuner.cluster.engine import Engine
 from autotune.tuner.result import Progress
 from autotune.workload import Workload
-from tests.support.ray_cluster import LocalCluster
+from tests.support.ray_cluster import LocalCluster, until
 from tests.support.toy.policy import QUICK
 from tests.support.toy.toy_domain import workload as toy
 
@@ -46,7 +44,7 @@ def test_a_node_is_lost_and_another_joins(
     ray_cluster: LocalCluster, cluster: Cluster, store: Store, log: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing measured is lost, nothing is measured twice but what the lost node had in hand."""
-    works = [toy(rows=r, log=str(log), pause_s=0.2) for r in range(16, 24)]
+    works = [toy(rows=r, log=str(log), pause_s=0.3) for r in range(16, 34)]  # enough for the new node to start
     events: list[str] = []
     before: dict[str, Any] = {}
 
@@ -60,7 +58,7 @@ def test_a_node_is_lost_and_another_joins(
             ray_cluster.nodes.append(ray_cluster.add())
             events.append("joined")
 
-    found = api.tune_workloads(works, "cpu", store, trials=8, cluster=cluster, progress=progress, **ALL)
+    found = api.tune_workloads(works, "cpu", store, trials=6, cluster=cluster, progress=progress, **ALL)
     assert events == ["lost", "joined"]
     assert [r.workload for r in found] == [w.fingerprint for w in works]
     assert all(r.ok and r.winner == "autotune" and not r.error for r in found)
@@ -72,7 +70,7 @@ def test_a_node_is_lost_and_another_joins(
     assert len(again) <= 1  # what was measured when the node went, and not yet stored
     assert len({pid for pid, _, _ in measured(log)}) >= 5  # the new node's too
     counts = Counter(m.key.workload for m in store.measurements(stage="screen") if m.status == "ok")
-    assert min(counts.values()) >= 8
+    assert min(counts.values()) >= 6
     assert "goes on elsewhere" in caplog.text
     (run,) = store.runs()
     assert (run.state, {m.run for m in store.measurements()}) == ("done", {run.id})
@@ -153,13 +151,6 @@ def test_several_devices_of_a_lane_are_on_one_node_or_waited_for(ray_cluster: Lo
         second.kill()
     finally:
         ray_cluster.kill(node)
-
-
-def until(true: Callable[[], object]) -> bool:
-    end = time.monotonic() + 60
-    while not true() and time.monotonic() < end:
-        time.sleep(0.1)
-    return bool(true())
 
 
 def test_candidates_are_compiled_on_any_node(engine: Engine) -> None:

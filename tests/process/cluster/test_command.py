@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import sys
@@ -17,7 +18,7 @@ from autotune.store import Store
 from autotune.tuner.cluster import engine as engines
 from autotune.tuner.cluster.cluster import Cluster, check_reachable
 from autotune.tuner.cluster.engine import Engine, Node
-from tests.support.ray_cluster import LocalCluster
+from tests.support.ray_cluster import LocalCluster, until
 from tests.support.toy.policy import QUICK
 from tests.support.toy.toy_domain import workload as toy
 
@@ -75,6 +76,11 @@ def test_mistakes_that_the_cluster_tells(
     ray_cluster: LocalCluster, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
+    with contextlib.closing(Engine(ray_cluster.address)) as engine:
+        assert until(
+            lambda: not any(node.gpus for node in engine.nodes())
+        )  # the cluster knows that an earlier test's died
+    capsys.readouterr()  # Ray said so
     ray = [*TARGET, ray_cluster.address]
     assert "no node of the cluster" in refused(capsys, *ray, "--device", "cuda")
     assert "on a cluster it is auto, cpu or cuda" in refused(capsys, *ray, "--device", "cuda:1")
