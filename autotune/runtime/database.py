@@ -255,17 +255,18 @@ def record_misses(
         with _lock:
             if _silent:
                 return 0
-            new = [(w, why) for w, why in missed if (where, w.fingerprint, identity.fingerprint) not in _recorded]
+            of = identity.fingerprint
+            new = {w.fingerprint: (w, why) for w, why in missed if (where, w.fingerprint, of) not in _recorded}
             if not new:
                 return 0
             store = cast("Store | None", deploy_store(url) or _create(url))
             if store is None or store.readonly:
                 return 0
-            _recorded.update((where, w.fingerprint, identity.fingerprint) for w, _ in new)
+            _recorded.update((where, fingerprint, of) for fingerprint in new)
         store.put_device(identity)
         store.put_environment(environment(device))
-        for workload, reason in new:
-            if not store.add_miss(workload, identity.fingerprint, reason):
+        for workload, reason in new.values():
+            if not store.add_miss(workload, of, reason):
                 break  # the others would wait as long for a database that is locked or gone
             written += 1
         if written:

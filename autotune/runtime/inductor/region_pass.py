@@ -66,7 +66,7 @@ def replace_regions(graph: fx.Graph, mode: str = "default", trial: Trial | None 
     count("left", len(every) - len(regions))
     if trial is None and not ranks_agree(numbers.graph):
         return
-    matches = [_match(region) for region in regions]
+    matches = _matches(regions)
     _tell(regions, matches)
     # All calls are made before the graph is changed: they tell what it says.
     calls = [_call_of(region, found, origin, verify) for region, found in zip(regions, matches, strict=True)]
@@ -90,11 +90,20 @@ def device_of(region: Region) -> str | None:
     return "cpu" if value.device.type == "cpu" else f"cuda:{value.device.index or 0}"
 
 
-def _match(region: Region) -> Match:
-    device = device_of(region)
-    if region.workload is None or device is None:
-        return Match(Level.NONE, reason=region.reason or "not on a device autotune knows")
-    return look_up(region.workload, device)
+def _matches(regions: Sequence[Region]) -> list[Match]:
+    """What is stored for each region; equal ones, such as those of a model's layers, are looked up once."""
+    known: dict[tuple[str, str], Match] = {}
+    found = []
+    for region in regions:
+        device = device_of(region)
+        if region.workload is None or device is None:
+            found.append(Match(Level.NONE, reason=region.reason or "not on a device autotune knows"))
+            continue
+        key = region.workload.fingerprint, device
+        if key not in known:
+            known[key] = look_up(region.workload, device)
+        found.append(known[key])
+    return found
 
 
 def _tell(regions: Sequence[Region], matches: Sequence[Match]) -> None:
