@@ -75,7 +75,8 @@ def nodes_told(cluster: Cluster) -> str:
     """The cluster, in words."""
     nodes = cluster.nodes()
     gpus = f", {sum(node.gpus for node in nodes)} GPUs" if cluster.device != "cpu" else ""
-    return f"{len(nodes)} nodes of the Ray cluster at {cluster.address}{gpus}"
+    many = f"{len(nodes)} nodes" if len(nodes) > 1 else "1 node"
+    return f"{many} of the Ray cluster at {cluster.address}{gpus}"
 
 
 def warn(text: object) -> None:
