@@ -45,6 +45,7 @@ if how == "destroyed":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["destroyed", "left"])
 @pytest.mark.usefixtures("new_interpreters")
 def test_no_thread_of_ours_is_there_when_the_interpreter_goes(how: str, tmp_path: Path) -> None:

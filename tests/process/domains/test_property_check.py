@@ -10,6 +10,8 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import pytest
+
 from tests.gpu.property_check import Child
 from tests.support import ROOT
 
@@ -27,6 +29,7 @@ def serve(pipe: Connection) -> None:
         pipe.send(("right", str(os.getpid())))
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_or_hangs_is_replaced() -> None:
     child = Child(serve, (), patience=1.0)
     try:

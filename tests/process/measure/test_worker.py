@@ -144,6 +144,7 @@ def test_children_do_not_outlive_a_parent_that_is_killed() -> None:
     child = psutil.Process(int(parent.stdout.readline()))
     deadline = time.monotonic() + 60
     time.sleep(0.5)  # past the point where it asks to die with its parent
+    child.suspend()  # or it would end with its pipe
     parent.kill()
     parent.communicate()
     while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:

@@ -16,6 +16,7 @@ from typing import Any
 
 import optuna
 import psutil
+import pytest
 from optuna.trial import TrialState
 
 from autotune.store import Store
@@ -56,6 +57,7 @@ def screened(store: Store) -> list[Measurement]:
     return found
 
 
+@pytest.mark.slow
 def test_two_searches_one_killed_and_started_again(search: Start, store: Store, tmp_path: Path) -> None:
     given = spec(tmp_path / "loads", slow_us=5000)  # too slow for one to measure all before the other has begun
     first, second = search(given, **ALL), search(given, **ALL, seed=1)

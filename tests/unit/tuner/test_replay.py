@@ -101,6 +101,7 @@ def test_a_search_measures_each_candidate_once_and_remembers_the_best(sampler: s
     assert search(r, sampler, candidates=60, seed=1, without=NOTHING).best_us == trace.best_us
 
 
+@pytest.mark.slow
 def test_a_search_ends_when_every_candidate_is_measured() -> None:
     r = recording()
     trace = search(r, "brute", candidates=10_000, without=NOTHING)
