@@ -399,6 +399,7 @@ def _command(args: argparse.Namespace) -> str:
             words += [f"--{name}", str(value)]
     words += ["--ray", args.ray] if args.ray else []
     words += [word for also in args.also for word in ("--also", *also)]
+    words += ["--rows", ",".join(map(str, args.rows))] if args.rows else []
     words += ["--train"] if args.train else []
     words += ["--precision", args.precision] if args.precision else []
     words += ["--plans", args.plans] if args.plans != "measured" else []

@@ -48,13 +48,34 @@ def targets() -> Mapping[str, str]:
     return {name: target.about for name, target in BUILTIN.items()}
 
 
+def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
+    if command == "search":
+        about = (
+            "fusion: search the target at these numbers of rows too, such as 1,64,4096: the inputs' first axis. Other"
+            " numbers are deployed by the nearest of them"
+        )
+        parser.add_argument("--rows", type=_rows, metavar="N,N,...", help=about)
+
+
+def _rows(text: str) -> list[int]:
+    """argparse type: different numbers of rows, by comma."""
+    from autotune.cli.options import positive_int
+
+    return list(dict.fromkeys(positive_int(part.strip()) for part in text.split(",")))
+
+
 def refuse(command: str, args: argparse.Namespace) -> None:
     from autotune.cli.options import only_of
 
     if command == "bench":
         only_of("fusion", args, ("size", "peers", "ablation", "jobs"))
     own = command == "search" and (
-        args.train or args.precision or args.plans != "measured" or args.ablation != "full" or args.caches != "cold"
+        args.train
+        or args.rows
+        or args.precision
+        or args.plans != "measured"
+        or args.ablation != "full"
+        or args.caches != "cold"
     )
     if own:
-        raise UserError("--train, --plans, --precision, --ablation and --caches are of fusion: leave them out")
+        raise UserError("--train, --rows, --plans, --precision, --ablation and --caches are of fusion: leave them out")

@@ -107,18 +107,21 @@ def captured(
     device: str,
     *,
     train: bool = False,
+    rows: int | None = None,
     known: Callable[[str], list[tuple[Workload, int]] | None] | None = None,
 ) -> Captured:
     """As :func:`fusion_workloads`; a module whose signature is ``known`` is not captured again.
 
     Args:
+        rows: see :func:`with_rows`.
         known: from a signature (:mod:`autotune.compiler.capture.signature`) to what an earlier capture found; None
         where there
             was none.
     """
     if ":" not in target:
-        return Captured(fusion_workloads(target, inputs, device, train=train))
-    fn, (args, kwargs), label = resolve(target, inputs, device)
+        return Captured(fusion_workloads(target, inputs, device, train=train, rows=rows))
+    fn, call, label = resolve(target, inputs, device)
+    args, kwargs = call if rows is None else with_rows(call, rows)
     signed = signature(fn, args, kwargs, train=train, device=device)
     found = known(signed) if known is not None and signed is not None else None
     if found:
@@ -127,7 +130,7 @@ def captured(
 
 
 def fusion_workloads(
-    target: str, inputs: str | None, device: str, *, train: bool = False
+    target: str, inputs: str | None, device: str, *, train: bool = False, rows: int | None = None
 ) -> list[tuple[Workload, int]]:
     """The distinct workloads of a target, in order of appearance, with how often each occurs.
 
@@ -137,16 +140,41 @@ def fusion_workloads(
     Args:
         train: only the way with autograd, forward and backward, whatever the target says requires grad; see
             :func:`training`.
+        rows: see :func:`with_rows`; None for the inputs as they are.
 
     Raises:
         UserError: as :func:`resolve`, or where the callable fails on the inputs.
     """
-    fn, (args, kwargs), label = resolve(target, inputs, device)
+    fn, call, label = resolve(target, inputs, device)
+    args, kwargs = call if rows is None else with_rows(call, rows)
     found = workloads_of(fn, args, kwargs, label, train=train)
     if target in BUILTIN and len(found) == 1:  # its own name says more than its operators'
         workload, count = found[0]
         return [(replace(workload, label=f"{target} {workload.label.partition(' ')[2]}"), count)]
     return found
+
+
+def with_rows(call: Call, rows: int) -> Call:
+    """Inputs for another number of rows: each tensor as long along axis 0 as the first one of two axes or more gets
+    ``rows`` there, by repeating or leaving out; the others stay.
+
+    Raises:
+        UserError: no input has two axes, so that none tells what rows are.
+    """
+    tensors = [t for t in pytree.tree_leaves(call) if isinstance(t, torch.Tensor)]
+    first = next((t for t in tensors if t.dim() > 1 and len(t)), None)
+    if first is None:
+        raise UserError("--rows needs an input of two axes or more, whose first axis counts the rows")
+    own = len(first)
+
+    def leaf(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not value.dim() or len(value) != own:
+            return value
+        wide = value.detach()[torch.arange(rows, device=value.device) % own]
+        return wide.requires_grad_(value.requires_grad)
+
+    made: Call = pytree.tree_map(leaf, call)
+    return made
 
 
 def workloads_of(

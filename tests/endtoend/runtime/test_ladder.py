@@ -293,3 +293,25 @@ def test_a_stored_workload_is_looked_up_by_its_id_without_torch(tune: Tune, tmp_
         assert last == "False 0"
         assert json.loads(answer)["workloads"][0]["workload"] == workload.fingerprint
         assert json.loads(answer)["match"] == "exact"
+
+
+@pytest.mark.slow
+def test_rows_that_were_searched_are_the_buckets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the command to the look-up: each size finds the nearest that was measured, by ratio."""
+    (tmp_path / "rows_module.py").write_text(
+        "import torch\ndef fn(x): return torch.softmax(x * 3, -1)\ndef inputs(): return torch.randn(32, 48)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = ["search", "fusion", "rows_module:fn", "--inputs", "rows_module:inputs", "--device", "cpu", "--trials", "1"]
+    assert app.main([*words, "--rows", "4,512,32", "--no-step"]) == 0
+    asked = {4: 4, 32: 32, 512: 512, 9: 4, 13: 32, 100: 32, 200: 512}
+    for rows, nearest in asked.items():
+        (found,) = autotune.lookup(softmax, (torch.randn(rows, 48),))
+        assert found.tuned is not None
+        assert found.tuned.extent == nearest, rows
+        assert found.level == ("exact" if rows == nearest else "other_rows")
+    for bad in ("0", "4,x", ""):
+        with pytest.raises(SystemExit):
+            app.main([*words, "--rows", bad])
+    assert app.main(["search", "--missed", "--rows", "4", "--device", "cpu"]) == 2

@@ -28,6 +28,8 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace, devices: Sequence[str]) -> None:
     from autotune.space import load_space
 
+    if args.rows and args.missed:
+        raise UserError("--rows goes with a target: what was missed has its own numbers of rows")
     if args.mode != ["default"]:
         check_modes(args.mode)
     if args.space:  # a mistake in the file is told before the target is captured, which takes seconds
@@ -38,7 +40,11 @@ def _capture(
     args: argparse.Namespace, device: str, store: Store
 ) -> tuple[Sequence[tuple[Workload, int]], Mapping[str, Any]]:
     found = captured_target(args, device, store)
-    return found.workloads, {"capture": found.to_json()}
+    counts = dict(found.workloads)
+    for rows in args.rows or ():
+        for workload, count in captured_target(args, device, store, rows).workloads:
+            counts.setdefault(workload, count)
+    return list(counts.items()), {"capture": found.to_json()}
 
 
 def _finish(args: argparse.Namespace, device: str, store: Store, searched: Searched, command: str) -> Searched:
@@ -48,8 +54,12 @@ def _finish(args: argparse.Namespace, device: str, store: Store, searched: Searc
     return replace(searched, answer={**searched.answer, "steps": steps})
 
 
-def captured_target(args: argparse.Namespace, device: str, store: Store) -> Captured:
-    """The regions of the command's target, captured or as an earlier run has stored them."""
+def captured_target(args: argparse.Namespace, device: str, store: Store, rows: int | None = None) -> Captured:
+    """The regions of the command's target, captured or as an earlier run has stored them.
+
+    Args:
+        rows: another number of rows of its inputs.
+    """
     from autotune.domains.fusion.program_spec import captured
     from autotune.domains.fusion.rederive import check_graph, check_source
     from autotune.ir.precision import asking
@@ -61,7 +71,7 @@ def captured_target(args: argparse.Namespace, device: str, store: Store) -> Capt
         return stored if intact else None
 
     with asking(args.precision):
-        found = captured(args.target, args.inputs, device, train=args.train, known=known)
+        found = captured(args.target, args.inputs, device, train=args.train, rows=rows, known=known)
     if not found.workloads:
         raise UserError(f"{args.target} has no memory-intensive region that this version can tune: {TUNABLE}")
     return found

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from autotune.domains.fusion.builtin import BUILTIN, Size
-from autotune.domains.fusion.program_spec import fusion_workloads, resolve
+from autotune.domains.fusion.program_spec import fusion_workloads, resolve, with_rows
 from autotune.errors import UserError
 from tests.support.capture_helpers import check, regions_of
 
@@ -119,6 +119,31 @@ def test_a_class_of_ones_own(user: str, inputs: str) -> None:
 def test_inference_only_where_nothing_requires_grad(user: str) -> None:
     found = fusion_workloads(f"{user}:frozen", f"{user}:tensor", "cpu")
     assert [(w.label, count) for w, count in found] == [("silu+layer_norm f32 4x16", 3)]
+
+
+def test_other_numbers_of_rows_are_other_workloads_of_the_family(user: str) -> None:
+    ((own, _),) = fusion_workloads(f"{user}:frozen", f"{user}:tensor", "cpu")
+    ((same, _),) = fusion_workloads(f"{user}:frozen", f"{user}:tensor", "cpu", rows=4)
+    assert same == own
+    for rows in (6, 64):
+        ((other, count),) = fusion_workloads(f"{user}:frozen", f"{user}:tensor", "cpu", rows=rows)
+        assert (other.extent, other.family, count) == (rows, own.family, 3)
+        assert other != own
+
+
+def test_which_inputs_have_rows() -> None:
+    table, index = torch.randn(8, 4, requires_grad=True), torch.tensor([5, 2, 7])
+    bias, mask, scalar = torch.randn(4), torch.tensor([True, False, True]), torch.tensor(2.0)
+    (wide, moved, kept, masked, number), more = with_rows(((torch.randn(3, 4), index, bias, mask, scalar),
+                                                           {"table": table, "n": 3}), 5)  # fmt: skip
+    assert (wide.shape, moved.tolist(), masked.tolist()) == ((5, 4), [5, 2, 7, 5, 2], [True, False, True, True, False])
+    assert kept is bias
+    assert number is scalar
+    assert more == {"table": table, "n": 3}
+    ((grown,), _) = with_rows(((table,), {}), 2)
+    assert (grown.requires_grad, grown.is_leaf) == (True, True)
+    with pytest.raises(UserError, match="--rows needs an input of two axes"):
+        with_rows(((bias, 3), {}), 5)
 
 
 def test_functions_and_keyword_inputs(user: str) -> None:
