@@ -62,7 +62,8 @@ class Workloads(Database):
 
     def _each(self, query: Any, column: Any, values: Iterable[str]) -> Iterator[Any]:
         """The rows of ``query`` where ``column`` is one of ``values``, asked for by and by."""
-        for part in batches(sorted(set(values)), 500):
+        names = {value for value in values if isinstance(value, str)}  # a damaged row may name anything
+        for part in batches(sorted(names), 500):
             with self.reading() as c:
                 rows = c.execute(query.where(column.in_(part))).all()
             yield from rows

@@ -208,6 +208,21 @@ def test_a_damaged_row_is_named_once(filled: tuple[Path, Key], caplog: pytest.Lo
     assert "its latency is 'fast'" in told[0]
 
 
+def test_a_name_that_is_no_text_stops_nothing(filled: tuple[Path, Key]) -> None:
+    """SQLite keeps bytes in a column of texts; names are sorted before they are asked for."""
+    file, key = filled
+    with contextlib.closing(sqlite3.connect(file)) as c, c:
+        c.execute("PRAGMA foreign_keys = OFF")
+        c.execute(
+            "UPDATE autotune_schedules SET device = ? WHERE rowid = (SELECT max(rowid) FROM autotune_schedules)",
+            (b"\xff\x00",),
+        )
+    with Store.open(file) as store:
+        assert set(store.get_devices([key.device, b"\xff\x00"])) == {key.device}  # type: ignore[list-item]
+        assert store.overview()
+        assert any(line.startswith("schedule") for line in damage(store))
+
+
 def test_the_command(filled: tuple[Path, Key], capsys: pytest.CaptureFixture[str]) -> None:
     file, key = filled
     assert app.main(["db", "verify", "--db", str(file)]) == 0
