@@ -111,7 +111,7 @@ class Overviews(Workloads):
         return out
 
     def _overview(self, pairs: Sequence[Pair], when: dict[Pair, float]) -> Iterator[Overview]:
-        workloads = sorted({workload for workload, _ in pairs})
+        workloads = sorted({workload for workload, _ in pairs}, key=str)
         # A candidate is ok if it is so at every stage; the largest of "" and the names of its failures tells.
         failure = sa.func.max(sa.case((_M.status != str(Status.OK), _M.status), else_="")).label("failure")
         own = _M.workload.in_(workloads)
@@ -137,10 +137,10 @@ class Overviews(Workloads):
             schedule = deployed.get(pair)
             label, kind = names.get(pair[0], ("", ""))
             yield Overview(
-                workload=pair[0],
+                workload=printable(str(pair[0])),  # a damaged row may name anything
                 label=label,
                 kind=kind,
-                device=pair[1],
+                device=printable(str(pair[1])),
                 device_name=devices.get(pair[1], ""),
                 measured=measured[pair],
                 failed=dict(sorted(failed[pair].items())),

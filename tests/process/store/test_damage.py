@@ -221,6 +221,8 @@ def test_a_name_that_is_no_text_stops_nothing(filled: tuple[Path, Key]) -> None:
         assert set(store.get_devices([key.device, b"\xff\x00"])) == {key.device}  # type: ignore[list-item]
         assert store.overview()
         assert any(line.startswith("schedule") for line in damage(store))
+    for form in ([], ["--json"]):
+        assert app.main(["show", *form, "--db", str(file)]) in (0, 2)
 
 
 def test_the_command(filled: tuple[Path, Key], capsys: pytest.CaptureFixture[str]) -> None:
