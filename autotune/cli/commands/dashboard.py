@@ -6,12 +6,13 @@ import argparse
 import contextlib
 import errno
 from collections.abc import Callable, Iterable
-from socketserver import ThreadingMixIn
-from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from typing import TYPE_CHECKING, Any
 
 from autotune.cli.options import add_db
 from autotune.errors import UserError
+
+if TYPE_CHECKING:
+    from wsgiref.simple_server import WSGIServer
 
 HOST = "127.0.0.1"
 PORT = 8080
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
     application = local_only(wsgi(open_storage(url)))
     try:
-        server = make_server(HOST, args.port, application, server_class=_Server, handler_class=_Quiet)
+        server = _server(args.port, application)
     except OSError as error:
         why = "another program listens there" if error.errno == errno.EADDRINUSE else error.strerror
         raise UserError(f"--port {args.port}: {why}: give another, or 0 for a free one") from None
@@ -78,10 +79,20 @@ def local_only(application: Application) -> Application:
     return guarded
 
 
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
+def _server(port: int, application: Application) -> WSGIServer:
+    """A server with a thread for each request, which tells nobody of them. Its modules are loaded by this command only.
 
+    Raises:
+        OSError: it cannot listen there.
+    """
+    from socketserver import ThreadingMixIn
+    from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-class _Quiet(WSGIRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:
-        """Requests are nobody's news."""
+    class Server(ThreadingMixIn, WSGIServer):
+        daemon_threads = True
+
+    class Quiet(WSGIRequestHandler):
+        def log_message(self, format: str, *args: Any) -> None:
+            """Requests are nobody's news."""
+
+    return make_server(HOST, port, application, server_class=Server, handler_class=Quiet)
