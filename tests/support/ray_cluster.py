@@ -25,6 +25,7 @@ class LocalCluster:
         from ray.cluster_utils import Cluster
 
         self.folder = tempfile.mkdtemp(prefix="ray-")  # not pytest's: too long a name for a socket
+        os.makedirs(os.path.join(tempfile.gettempdir(), "ray"), exist_ok=True)  # Ray notes the address there
         head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": self.folder}
         self._cluster = Cluster(initialize_head=True, head_node_args={**head, "object_store_memory": _STORE_BYTES})
         self.nodes = [self.add() for _ in range(nodes)]

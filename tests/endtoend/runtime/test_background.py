@@ -74,6 +74,7 @@ def missed(db: Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("new_interpreters")
 def test_a_program_misses_and_takes_up_what_was_found_meanwhile(tmp_path: Path) -> None:
     options = "--always --timeout 10 --interval 1"
     env = environ(tmp_path, AUTOTUNE_BACKGROUND="1", AUTOTUNE_BACKGROUND_OPTIONS=options)

@@ -151,6 +151,7 @@ def test_torch_compile(run: Any) -> None:
     assert run("compiled") == [3, 3], "before the call, within it, and after it"
 
 
+@pytest.mark.usefixtures("new_interpreters")
 def test_the_example(db: str) -> None:
     put(db, replace(MM, compute=Gemm(64, 48, 32, "f32", "nt"), nbytes=4096), COPY)
     example = ROOT / "examples" / "overlap.py"

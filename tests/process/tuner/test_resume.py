@@ -84,6 +84,7 @@ def test_two_searches_one_killed_and_started_again(search: Start, store: Store, 
         assert not study.get_trials(states=(TrialState.RUNNING,))
 
 
+@pytest.mark.usefixtures("new_interpreters")
 def test_ctrl_c_ends_in_good_order_and_the_next_search_goes_on(search: Start, store: Store, tmp_path: Path) -> None:
     log = tmp_path / "loads"
     process = search(spec(log, slow_us=10_000, eager_us=100_000), **ALL)
