@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import forks
+
 
 def _python(code: str, *args: str, **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(  # type: ignore[call-overload, no-any-return]
@@ -47,8 +49,10 @@ def test_it_starts_others_and_they_are_its_children() -> None:
 
 def test_what_looks_at_imports_or_sets_libraries_is_a_new_interpreter(request: pytest.FixtureRequest) -> None:
     imported = "import sys; print('torch' in getattr(sys, 'mod' + 'ules'))"
-    assert _python(imported).stdout == "True\n"
-    assert _python(imported, env={**os.environ, "NUMBA_OPT": "1"}).stdout == "False\n"
+    assert forks._server is not None
+    own = forks._server._environment  # a library that a test has imported since may have set variables of its own
+    assert _python(imported, env=own).stdout == "True\n"
+    assert _python(imported, env={**own, "NUMBA_OPT": "1"}).stdout == "False\n"
     assert _python("import sys; print('torch' in sys.modules)").stdout == "False\n"
     request.getfixturevalue("new_interpreters")
     assert _python(imported).stdout == "False\n"
