@@ -14,8 +14,10 @@ _PROMISING = 1.15
 
 def is_at_floor(s: Session) -> bool:
     """Whether the best candidate of a session is as fast as any could be, as far as that is known."""
-    least, best = _least_us(s), s.best_us
-    return least is not None and best is not None and best <= _NEAR * least
+    if (least := _least_us(s)) is None:  # asked before every candidate: nothing is ranked for it then
+        return False
+    best = s.best_us
+    return best is not None and best <= _NEAR * least
 
 
 def may_be_at_floor(s: Session) -> bool:
