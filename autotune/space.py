@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from autotune.errors import UserError
 from autotune.resources import resource_dir
@@ -131,7 +131,7 @@ class Space:
             if here is None:
                 continue
             for i, choice in enumerate(p.choices):
-                if i != here and (abs(i - here) == 1 or not _is_number(choice)):
+                if i != here and (abs(i - here) == 1 or not is_number(choice)):
                     out.append({**config, p.name: choice})
         return out
 
@@ -147,8 +147,8 @@ class Space:
             value = config[p.name]
             index = p.index(value)
             if index is None:
-                numbers = [c for c in p.choices if _is_number(c)]
-                if not _is_number(value) or not numbers:
+                numbers = [c for c in p.choices if is_number(c)]
+                if not is_number(value) or not numbers:
                     return None
                 out[p.name] = min(numbers, key=lambda c: _distance(c, value))
             else:
@@ -269,7 +269,8 @@ def _same(a: object, b: object) -> bool:
     return isinstance(a, bool) == isinstance(b, bool) and isinstance(a, str) == isinstance(b, str) and a == b
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether a value that may come from anywhere is a number; truth values are none."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 

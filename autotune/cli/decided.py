@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.cli.options import modes, seconds
 from autotune.cli.output import microseconds, ratio
 from autotune.errors import UserError, printable
+from autotune.space import is_number
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -126,7 +127,9 @@ def lines(verdict: Verdict, most: int = 8) -> list[str]:
     shown = sorted(every, key=lambda f: bool(f.get("kept")))[:most]
     for f in shown:
         gain = f.get("gain_us")
-        brings = f"{gain:+.1f} us {'in the step' if f.get('gain_of') == 'step' else 'alone'}" if _is_time(gain) else "–"
+        brings = (
+            f"{gain:+.1f} us {'in the step' if f.get('gain_of') == 'step' else 'alone'}" if is_number(gain) else "–"
+        )
         fate = "kept" if f.get("kept") else "left"
         found.append(f"  {fate}  {brings}  {printable(str(f.get('count', '')))} x {printable(str(f.get('label', '')))}")
     if len(every) > len(shown):
@@ -148,7 +151,7 @@ def table(verdicts: Sequence[Verdict]) -> Table:
         record, every = v.record, families(v.record)
         kept = sum(bool(f.get("kept")) for f in every)
         theirs, ours = record.get("compile_us"), record.get("autotune_us")
-        speedup = ratio(theirs / ours) if _is_time(theirs) and _is_time(ours) and ours else "–"
+        speedup = ratio(theirs / ours) if is_number(theirs) and is_number(ours) and ours else "–"
         target = str(record.get("target", "")) + (" (training)" if record.get("train") else "")
         cells = (_us(theirs), _us(ours), speedup, str(kept), str(len(every) - kept))
         made.add_row(escape(printable(target)), escape(printable(v.mode)), *cells)
@@ -156,8 +159,4 @@ def table(verdicts: Sequence[Verdict]) -> Table:
 
 
 def _us(value: Any) -> str:
-    return microseconds(value if _is_time(value) else None)
-
-
-def _is_time(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return microseconds(value if is_number(value) else None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,9 @@ from autotune.report.page import (
     ratio_cell,
     time_cell,
 )
+from autotune.space import is_number
 from autotune.store.records import Key, Measurement, Schedule
-from autotune.task import Status, domain_hook, domains, figure_of
+from autotune.task import Figure, Status, domain_hook, domains, figure_of
 from autotune.words import figure_text, size
 
 if TYPE_CHECKING:
@@ -74,16 +75,17 @@ def _workload(
     measured = _of_one_key(store.measurements(row.workload, row.device), schedule)
     moved = _bytes(workload)
     winner = schedule.winner if schedule else ""
-    point = Point(moved, row.best_us) if moved and row.best_us else None
+    figure = figure_of(workload)
+    point = Point(moved, row.best_us) if moved and row.best_us and not figure else None
     share = moved / bandwidth / 1e3 / row.best_us if point and bandwidth and row.best_us and moved else None
     levels = {**row.baselines, **({"autotune": row.best_us} if row.best_us and winner in ("", "autotune") else {})}
     exhibits = list(_own(workload, _config(schedule, measured), schedule, device))
-    exhibits += _times(levels)
-    exhibits += _search(measured, levels)
-    if moved:
+    exhibits += _times(levels, figure)
+    exhibits += _search(measured, levels, figure)
+    if moved and not figure:
         reached = {name: (moved, us) for name, us in levels.items()}
         exhibits.append(_roofline(reached, moved, bandwidth, [us for _, us in reached.values()]))
-    tuned = figure_text(figure_of(workload), row.best_us, "µs")
+    tuned = figure_text(figure, row.best_us, "µs")
     facts = [
         ("tuned", tuned + (f", by {winner}" if winner else "")),
         ("speedup", f"{ratio(row.speedup)} over the fastest baseline" if row.speedup else "–"),
@@ -155,14 +157,20 @@ def _of_one_key(measured: Sequence[Measurement], schedule: Schedule | None) -> l
     return [m for m in measured if m.key == key]
 
 
-def _times(levels: Mapping[str, float]) -> list[Exhibit]:
+def _axis(figure: Figure | None) -> tuple[Callable[[float], float], str]:
+    """What a chart shows of what is stored as microseconds, and its unit."""
+    return (float, plots.MICROSECONDS) if figure is None else (lambda cost: figure(cost)[0], figure(1.0)[1])
+
+
+def _times(levels: Mapping[str, float], figure: Figure | None) -> list[Exhibit]:
     if len(levels) < 2:
         return []
-    values = dict(sorted(levels.items(), key=lambda item: item[1]))
-    return [Exhibit("Final comparison", "Medians, taken in turn.", chart=plots.bars(values, "microseconds"))]
+    shown, unit = _axis(figure)
+    values = {name: shown(us) for name, us in sorted(levels.items(), key=lambda item: item[1])}
+    return [Exhibit("Final comparison", "Medians, taken in turn.", chart=plots.bars(values, unit))]
 
 
-def _search(measured: Sequence[Measurement], levels: Mapping[str, float]) -> Iterator[Exhibit]:
+def _search(measured: Sequence[Measurement], levels: Mapping[str, float], figure: Figure | None) -> Iterator[Exhibit]:
     """How the search went: candidates as they came, why some failed, which parameters mattered."""
     from autotune.tuner.importance import importances
 
@@ -180,7 +188,8 @@ def _search(measured: Sequence[Measurement], levels: Mapping[str, float]) -> Ite
         for n, m in enumerate(first, 1)
     ]
     about = "Each candidate's first timing, in order. Lines across are the final comparison's."
-    yield Exhibit("Search", about, chart=plots.history(candidates, levels))
+    shown, unit = _axis(figure)
+    yield Exhibit("Search", about, chart=plots.history(candidates, levels, shown=shown, unit=unit))
     fates = Counter(str(m.status) for m in first)
     if len(fates) > 1:
         shares = {name: float(n) for name, n in fates.most_common()}
@@ -244,13 +253,13 @@ def _step(store: Store, verdict: Verdict, device: DeviceIdentity, known: Mapping
     kept = sum(bool(f.get("kept")) for f in every)
     about = "As measured by the search. All regions: with every stored kernel; autotune: with those that are kept."
     step = {n: us for n, us in took.items() if us}
-    exhibits = [Exhibit("The whole step", about, chart=plots.bars(step, "microseconds"))]
+    exhibits = [Exhibit("The whole step", about, chart=plots.bars(step, plots.MICROSECONDS))]
     gains = {
         f"{f.get('count')} × {f.get('label')}": gain for f in every if (gain := _number(f.get("gain_us"))) is not None
     }
     if gains:
         about = "What each region's kernels bring the step; below zero they cost."
-        exhibits.append(Exhibit("Gains by region", about, chart=plots.bars(gains, "microseconds")))
+        exhibits.append(Exhibit("Gains by region", about, chart=plots.bars(gains, plots.MICROSECONDS)))
     rows = [
         (str(f.get("label")), int(_number(f.get("count")) or 0), _number(f.get("gain_us")), str(f.get("gain_of")),
          "kept" if f.get("kept") else "left to Inductor") for f in every
@@ -293,4 +302,4 @@ def _step(store: Store, verdict: Verdict, device: DeviceIdentity, known: Mapping
 
 def _number(value: Any) -> float | None:
     """A number of a record that may have come from elsewhere, or None."""
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    return float(value) if is_number(value) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from autotune.charts import scale
@@ -11,6 +11,8 @@ from autotune.charts import scale
 Chart = dict[str, Any]
 OTHERS = "others"
 """The data set that a page's script fills with the points of all workloads of a device."""
+
+MICROSECONDS = "microseconds"
 
 _BAR = 22  # pixels of a bar with its gap
 _LABELS = 200  # the widest a bar's name may be
@@ -48,19 +50,26 @@ def bars(values: Mapping[str, float], title: str, *, mark: tuple[str, float] | N
     return {"layer": [plot, line], **height}
 
 
-def history(candidates: Sequence[Mapping[str, Any]], levels: Mapping[str, float]) -> Chart:
-    """Latency against candidates in the order of their measurement.
+def history(
+    candidates: Sequence[Mapping[str, Any]],
+    levels: Mapping[str, float],
+    *,
+    shown: Callable[[float], float] = float,
+    unit: str = MICROSECONDS,
+) -> Chart:
+    """Latency, or what stands in its place, against candidates in the order of their measurement.
 
     Args:
         candidates: with ``n``, ``us`` (None where it failed), ``status``, ``configuration``.
         levels: name to microseconds: baselines, and what is deployed.
+        shown: a figure in ``unit`` for what is stored as microseconds, of which less is better.
     """
     best, so_far = math.inf, []
     for c in candidates:
         if c["us"] is not None:
             best = min(best, c["us"])
         if math.isfinite(best):
-            so_far.append({"n": c["n"], "us": _short(best), "series": "best so far"})
+            so_far.append({"n": c["n"], "us": _short(shown(best)), "series": "best so far"})
     failed = any(c["us"] is None for c in candidates)
     names = ["candidate", "best so far", *(["failed"] if failed else []), *levels]
     own = ["#0891b2", "#d97706", *(["#dc2626"] if failed else [])]
@@ -75,13 +84,13 @@ def history(candidates: Sequence[Mapping[str, Any]], levels: Mapping[str, float]
     y = {
         "field": "us",
         "type": "quantitative",
-        "title": "microseconds (log)",
+        "title": f"{unit} (log)",
         "scale": {"type": "log", "nice": False, "padding": 12},
     }
-    told = [{"field": "n", "title": "candidate"}, {"field": "status"}, {"field": "us", "format": ".4~g"}]
+    told = [{"field": "n", "title": "candidate"}, {"field": "status"}, {"field": "us", "format": ".4~g", "title": unit}]
     told.append({"field": "configuration"})
     rows = [
-        {**c, "us": None if c["us"] is None else _short(c["us"]), "series": "candidate" if c["us"] else "failed"}
+        {**c, "us": None if c["us"] is None else _short(shown(c["us"])), "series": "candidate" if c["us"] else "failed"}
         for c in candidates
     ]
     layers: list[Chart] = [
@@ -101,9 +110,9 @@ def history(candidates: Sequence[Mapping[str, Any]], levels: Mapping[str, float]
             "encoding": {"x": x, "y": y, "color": colour},
         },
         {
-            "data": {"values": [{"us": _short(us), "series": name} for name, us in levels.items()]},
+            "data": {"values": [{"us": _short(shown(us)), "series": name} for name, us in levels.items()]},
             "mark": {"type": "rule", "strokeDash": [5, 3]},
-            "encoding": {"y": y, "color": colour, "tooltip": [{"field": "series"}, {"field": "us"}]},
+            "encoding": {"y": y, "color": colour, "tooltip": [{"field": "series"}, {"field": "us", "title": unit}]},
         },
     ]
     return {"height": 260, "layer": [layer for layer in layers if layer["data"]["values"]]}

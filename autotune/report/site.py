@@ -18,6 +18,7 @@ from autotune.errors import UserError
 from autotune.exhibit import Exhibit
 from autotune.report import plots
 from autotune.report.page import KINDS, Cell, Page, ratio
+from autotune.space import is_number
 from autotune.workload import digest
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"anchor": anchor, "cell": cell, "is_number": _is_number}
+    made.filters.update(anchor=anchor, cell=cell, is_number=is_number)
     made.globals |= {"kinds": KINDS, "version": __version__}
     return made
 
@@ -103,10 +104,6 @@ def cell(value: str | float | None) -> str:
     if isinstance(value, int) or not isinstance(value, float):
         return str(value)
     return f"{value:.4g}" if abs(value) < 1e6 else f"{value:.0f}"
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _write(pages: Sequence[Page], out: Path, title: str, environment: Environment, script: str) -> None:

@@ -165,9 +165,23 @@ class Fuzz:
 
     def case(self, seed: int, tally: Tally) -> None:
         """Try one case and note what became of it."""
-        chance = random.Random(seed)
         names = sorted(self._kinds)
         name = names[seed % len(names)]
+        outcome, fault, took = self._tried(name, seed)
+        if took > LIMIT_S and not fault:  # once more: on a busy machine anything is slow now and then
+            outcome, fault, again = self._tried(name, seed)
+            took = min(took, again)
+        tally.slowest_s = max(tally.slowest_s, took)
+        tally.outcomes[f"{name}: {outcome or 'fault'}"] += 1
+        fault = fault or (f"took {took:.1f} s" if took > LIMIT_S else "") or "; ".join(self.guard.seen)
+        stray = {p.name for p in self.folder.iterdir()} - self._known
+        if fault or stray or Path("/tmp/escaped").exists():
+            tally.faults.append(f"seed {seed}, {name}: {fault or f'wrote {sorted(stray)}'}")
+        self.guard.seen.clear()
+
+    def _tried(self, name: str, seed: int) -> tuple[str, str, float]:
+        """Outcome, fault ("" where all is well) and processor seconds of a case."""
+        chance = random.Random(seed)
         shutil.rmtree(self.inner, ignore_errors=True)
         self.inner.mkdir()
         begin = time.process_time()
@@ -186,14 +200,7 @@ class Fuzz:
             if isinstance(e, KeyboardInterrupt):
                 raise
             fault = f"{type(e).__name__}: {e!s:.300}"
-        took = time.process_time() - begin
-        tally.slowest_s = max(tally.slowest_s, took)
-        tally.outcomes[f"{name}: {outcome or 'fault'}"] += 1
-        fault = fault or (f"took {took:.1f} s" if took > LIMIT_S else "") or "; ".join(self.guard.seen)
-        stray = {p.name for p in self.folder.iterdir()} - self._known
-        if fault or stray or Path("/tmp/escaped").exists():
-            tally.faults.append(f"seed {seed}, {name}: {fault or f'wrote {sorted(stray)}'}")
-        self.guard.seen.clear()
+        return outcome, fault, time.process_time() - begin
 
     @property
     def _known(self) -> set[str]:
@@ -273,9 +280,10 @@ class Fuzz:
 
     @staticmethod
     def _launch(artifact: Any) -> str:
-        """What a launch depends on, without code and what is told of an artifact only."""
+        """What a launch depends on: no code, and nothing that is only told, such as what it was made for (``of``)."""
         data = artifact_json(artifact)
-        return json.dumps([[k["launch"] for k in data["kernels"]], data["scratch"]], sort_keys=True)
+        launches = [{k: v for k, v in kernel["launch"].items() if k != "of"} for kernel in data["kernels"]]
+        return json.dumps([launches, data["scratch"]], sort_keys=True)
 
     def using(self, db: Path, chance: random.Random) -> str:
         """Do with a database what searches, deployments and commands do."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from autotune import task
 from autotune.measure.policy import Policy
 from tests.support.postgres import PostgresServer
-from tests.support.toy import toy_domain
+from tests.support.toy import lane_domain, toy_domain
 from tests.support.toy.policy import QUICK
 
 
@@ -19,6 +20,19 @@ from tests.support.toy.policy import QUICK
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Register the toy domain; children are told by whoever spawns them."""
     monkeypatch.setitem(task.DOMAINS, toy_domain.KIND, toy_domain.__name__)
+
+
+@pytest.fixture
+def formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The toy domain, and workloads made of its workloads, measured by a formula (:mod:`lane_domain`)."""
+    for kind, module in lane_domain.KINDS.items():
+        monkeypatch.setitem(task.DOMAINS, kind, module)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """The file that a workload with ``log`` in its spec tells its measurements to."""
+    return tmp_path / "measured"
 
 
 @pytest.fixture

@@ -139,7 +139,7 @@ def _is_new(text: str) -> bool:
 
 
 def _search(args: argparse.Namespace, device: str, alone: Callable[[], bool]) -> int:
-    """One search of what is missed; its exit code, 130 where it was interrupted since others compute."""
+    """One search of what is missed; its exit code, 130 where it was interrupted."""
     from autotune.measure.idle import Others
 
     # By the environment: what stands in a command line is read by everybody.
@@ -151,8 +151,11 @@ def _search(args: argparse.Namespace, device: str, alone: Callable[[], bool]) ->
             while child.poll() is None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.wait(2 * _LOOK_S)
-                if alone() or (device == "cpu" and not args.always and others.busy() > args.busy + 0.25):
-                    print("autotune: others compute: the search is interrupted", file=sys.stderr, flush=True)
+                why = "the program has ended" if alone() else ""
+                if not why and device == "cpu" and not args.always and others.busy() > args.busy + 0.25:
+                    why = "others compute"
+                if why:
+                    print(f"autotune: {why}: the search is interrupted", file=sys.stderr, flush=True)
                     _stop(child)
                     return 130
         finally:

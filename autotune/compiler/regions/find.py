@@ -19,6 +19,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import fx
@@ -351,19 +352,25 @@ class Finder:
         starts = [int(meta(n).storage_offset()) for n in module.graph.nodes if n.op == "placeholder"]
         key = json.dumps([program, starts])
         if key not in self._known:
-            self._known[key] = workload_of(module)
+            self._known[key] = workload_of(module, program=program)
         return self._known[key]
 
 
-def workload_of(module: fx.GraphModule, precision: str | None = None) -> tuple[Workload, Binding]:
+def workload_of(
+    module: fx.GraphModule, precision: str | None = None, program: dict[str, Any] | None = None
+) -> tuple[Workload, Binding]:
     """What the submodule of a region is tuned as. As :func:`autotune.compiler.lower.translate.translate`, whose
-    errors it has too."""
+    errors it has too.
+
+    Args:
+        program: the submodule as ``aten.to_json`` makes it, where that is known already.
+    """
     translation = translate(module, precision)
-    source = aten.to_json(module)
+    program = program or aten.to_json(module)
     graph, slots, order = canonicalize(translation.graph)
     binding = Binding(tuple(translation.slots[s] for s in slots), order)
-    source["slots"] = list(binding.inputs)  # which of the program's inputs each slot of the graph reads
-    return to_workload(graph, describe(module, graph), source), binding
+    # Which of the program's inputs each slot of the graph reads.
+    return to_workload(graph, describe(module, graph), {**program, "slots": list(binding.inputs)}), binding
 
 
 def find_regions(gm: fx.GraphModule, side: str | None = None) -> list[Region]:

@@ -172,7 +172,9 @@ def test_it_searches_what_is_missed_and_ends_where_that_was_asked(tmp_path: Path
 
 
 @pytest.mark.parametrize("how", ["others compute", "the program has ended"])
-def test_a_search_gives_way(how: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_search_gives_way(
+    how: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It is interrupted as by Ctrl-C, which keeps what it measured, and taken down where that does not end it."""
     mark = tmp_path / "interrupted"
     code = (
@@ -184,6 +186,7 @@ def test_a_search_gives_way(how: str, monkeypatch: pytest.MonkeyPatch, tmp_path:
     args = argparse.Namespace(always=False, busy=0.25, db=None, timeout=60.0)
     assert command._search(args, "cpu", lambda: how != "others compute") == 130
     assert mark.exists()
+    assert capsys.readouterr().err == f"autotune: {how}: the search is interrupted\n"
 
 
 def test_what_cannot_be_searched_is_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from autotune import task
 from autotune.store import Store
 from autotune.tuner.cluster.cluster import Cluster
 from autotune.tuner.cluster.engine import Engine
 from tests.support.ray_cluster import LocalCluster, local_cluster
-from tests.support.toy import lane_domain
 
 
 @pytest.fixture(scope="session")
@@ -37,14 +34,3 @@ def cluster(engine: Engine) -> Cluster:
 def store(postgres_url: str) -> Iterator[Store]:
     with Store.open(postgres_url) as opened:
         yield opened
-
-
-@pytest.fixture(autouse=True)
-def formula(monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind, module in lane_domain.KINDS.items():
-        monkeypatch.setitem(task.DOMAINS, kind, module)
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Path:
-    return tmp_path / "measured"

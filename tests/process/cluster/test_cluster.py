@@ -26,7 +26,7 @@ from tests.support.ray_cluster import LocalCluster, until
 from tests.support.toy.policy import QUICK
 from tests.support.toy.toy_domain import workload as toy
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("formula")]
 ALL: dict[str, Any] = {"patience": 0, "sampler": "random", "policy": QUICK}
 
 

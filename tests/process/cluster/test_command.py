@@ -22,6 +22,8 @@ from tests.support.ray_cluster import LocalCluster, until
 from tests.support.toy.policy import QUICK
 from tests.support.toy.toy_domain import workload as toy
 
+pytestmark = pytest.mark.usefixtures("formula")
+
 TARGET = ["search", "fusion", "layer_norm", "--ray"]
 
 

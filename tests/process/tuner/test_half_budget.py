@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune import api, task
+from autotune import api
 from autotune.measure.policy import Policy
 from autotune.measure.pool import Built, CompilePool
 from autotune.store import Store
@@ -15,6 +15,8 @@ from autotune.task import Config, open_task
 from autotune.tuner.result import Result
 from autotune.workload import Workload
 from tests.support.toy import lane_domain, pair_domain, toy_domain
+
+pytestmark = pytest.mark.usefixtures("formula")
 
 
 class Compiled(CompilePool):
@@ -24,12 +26,6 @@ class Compiled(CompilePool):
         future: Future[Built] = Future()
         future.set_result(Built(open_task(workload, device).build(config)))
         return future
-
-
-@pytest.fixture(autouse=True)
-def formula(monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind, module in lane_domain.KINDS.items():
-        monkeypatch.setitem(task.DOMAINS, kind, module)
 
 
 def search(folder: Path, policy: Policy, workload: Workload, trials: int) -> tuple[Result, list[Config]]:

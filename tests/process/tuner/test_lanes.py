@@ -39,16 +39,7 @@ from tests.support.toy.toy_domain import workload as toy
 TWO = ["cpu", "cpu"]
 ALL: dict[str, Any] = {"patience": 0, "sampler": "random", "policy": QUICK}
 
-
-@pytest.fixture(autouse=True)
-def formula(monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind, module in lane_domain.KINDS.items():
-        monkeypatch.setitem(task.DOMAINS, kind, module)
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Path:
-    return tmp_path / "measured"
+pytestmark = pytest.mark.usefixtures("formula")
 
 
 def lines(log: Path) -> list[list[str]]:

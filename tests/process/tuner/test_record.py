@@ -6,20 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from autotune import task as tasks
 from autotune.cli import app
 from autotune.store import Store
 from autotune.task import Status
 from autotune.tuner.replay.recording import SUFFIX, Recording
 from autotune.tuner.replay.replay import search
 from autotune.workload import Workload
-from tests.support.toy import lane_domain, toy_domain
+from tests.support.toy import toy_domain
 
-
-@pytest.fixture(autouse=True)
-def formula(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The toy domain, measured by a formula."""
-    monkeypatch.setitem(tasks.DOMAINS, toy_domain.KIND, lane_domain.KINDS[toy_domain.KIND])
+pytestmark = pytest.mark.usefixtures("formula")
 
 
 def _record(store: Store, folder: Path, *more: str) -> int:

@@ -21,6 +21,7 @@ from autotune.store import Store
 from autotune.store.records import Key, Measurement
 from autotune.task import Status
 from autotune.tuner.importance import importances
+from autotune.workload import Workload
 from tests.support import ROOT
 from tests.support import searched as stored
 
@@ -93,6 +94,26 @@ def test_a_workload_shows_its_search(site: Path) -> None:
         row["us"] for layer in history["layer"] for row in layer["data"]["values"] if row["series"] == "best so far"
     ]
     assert best == sorted(best, reverse=True)
+
+
+def test_what_is_tuned_for_another_figure_shows_that_in_its_unit(tmp_path: Path) -> None:
+    objective = {"name": "rate", "unit": "rows/s", "direction": "max"}
+    workload = Workload("kernel", {"kernel": "m:k", "source": "0" * 64, "key": {}, "objective": objective})
+    with Store.open(tmp_path / "k.db") as store:
+        stored.searched(store, workload)
+        (page,) = database_pages(store)
+        rates = [1 / m.latency_us for m in store.measurements() if m.latency_us]
+    every = json.dumps([e.chart for e in page.exhibits])
+    assert ("microseconds" in every, page.point, "µs" in str(page.facts)) == (False, None, False)
+    (final,) = [e.chart for e in page.exhibits if e.title == "Final comparison"]
+    assert final["encoding"]["x"]["title"] == "rows/s"
+    shown = [row["value"] for row in final["data"]["values"]]
+    assert shown == sorted(shown, reverse=True)
+    assert shown[0] == pytest.approx(max(rates), rel=1e-4)
+    (history,) = [e.chart for e in page.exhibits if e.title == "Search"]
+    rows = [row for layer in history["layer"] for row in layer["data"]["values"]]
+    best = [row["us"] for row in rows if row["series"] == "best so far"]
+    assert (best, best[-1]) == (sorted(best), pytest.approx(max(rates), rel=1e-4))
 
 
 def test_a_step_and_a_scenario_show_what_was_stored(site: Path) -> None:

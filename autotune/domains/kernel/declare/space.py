@@ -10,7 +10,7 @@ from typing import Any
 
 from autotune.domains.kernel.declare.expressions import Constraint, constraint
 from autotune.errors import UserError
-from autotune.space import Choice, Config, Parameter, Space
+from autotune.space import Choice, Config, Parameter, Space, is_number
 from autotune.task import config_key
 
 _LOOKED_AT = 200_000
@@ -195,7 +195,7 @@ def _distinct(values: Iterable[Choice]) -> tuple[Choice, ...]:
     for value in values:
         if Parameter("", tuple(found)).index(value) is None:
             found.append(value)
-    if all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in found):
+    if all(map(is_number, found)):
         found.sort(key=float)
     return tuple(found)
 

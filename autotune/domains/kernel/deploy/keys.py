@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from autotune.errors import UserError, first_line
+from autotune.space import is_number
 
 Key = Mapping[str, Any]
 Raw = tuple[Any, ...]
@@ -167,7 +168,7 @@ def _log_distance(x: Any, y: Any) -> float:
         return max(map(_log_distance, x, y), default=0.0) if len(x) == len(y) else math.inf
     if x == y and type(x) is type(y):
         return 0.0
-    numbers = all(isinstance(v, (int, float)) and not isinstance(v, bool) and v > 0 for v in (x, y))
+    numbers = all(is_number(v) and v > 0 for v in (x, y))
     return abs(math.log2(x) - math.log2(y)) if numbers else math.inf
 
 

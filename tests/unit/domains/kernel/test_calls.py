@@ -165,6 +165,9 @@ def test_the_default_that_won_stays_what_it_was(db: Path) -> None:
     put(declare(db), {"n": 64}, None, winner="default", default={"block": 16})
     later = declare(db, default={"block": 32})
     assert [later([], 64), later([], 2)] == [16, 32]
+    for n, (then, runs) in enumerate((({}, 32), ({"default": [16]}, 32), ({"default": {"block": [16]}}, 32)), 70):
+        put(declare(db), {"n": n}, None, winner="default", **then)
+        assert declare(db, default={"block": 32}, within=0.0)([], n) == runs
     put(declare(db), {"n": 65}, None, winner="eager")
     assert "winner 'eager' is not known" in declare(db, within=0.0).lookup([], 65).reason
 
