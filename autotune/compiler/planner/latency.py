@@ -102,7 +102,7 @@ def _shape(program: Program, config: Schedule, accumulators: float) -> Shape | N
     from autotune.compiler.schedules.cuda.rows import kept_words
 
     t, per_block = int(config["threads_per_row"]), int(config["rows_per_block"])
-    cluster = 1 if accumulators else int(config.get("cluster", 1))  # blocks that share a row
+    cluster = int(config.get("cluster", 1))  # blocks that share a row
     vec = vector_length(program, int(config["vector_bytes"]))
     if not vec:
         return None

@@ -1,4 +1,4 @@
-"""Sums over all rows on CUDA: two sums of a row joined at once, partials joined in clusters, and their finish."""
+"""Sums over all rows on CUDA: two sums of a row joined at once, partials of blocks, and their finish."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.targets.cuda.compile import build, compile_ptx
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.domains.fusion.task import FusionTask
-from autotune.errors import Unsupported
 from tests.support.fake_cuda import check_group
 
 PLAIN = {"keep": "registers", "unroll": 1, "online": False, "blocks_per_sm": 0, "vector_bytes": 4}
@@ -65,82 +64,59 @@ def extremes(x: Tensor) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("fn", [layer_norm_backward, statistics, extremes])
-@pytest.mark.parametrize(("cluster", "threads", "rows"), [(2, 64, 1), (4, 16, 4), (2, 32, 2), (4, 64, 1)])
-def test_partials_joined_in_clusters(fn: object, cluster: int, threads: int, rows: int) -> None:
+@pytest.mark.parametrize(("threads", "rows"), [(64, 1), (16, 4), (32, 2)])
+def test_partials_of_blocks(fn: object, threads: int, rows: int) -> None:
     shapes = {layer_norm_backward: [(70, 96), (70, 96), (96,)], statistics: [(70, 96)], extremes: [(70, 200)]}
     task = task_of(fn, *(torch.randn(s) for s in shapes[fn]))  # type: ignore[index]
     (group,) = task.plan.groups
     scheme = scheme_of(group.graph)
     assert scheme.name == "columns"
-    config = {"cluster": cluster, "threads_per_row": threads, "rows_per_block": rows, "blocks_per_sm": 12, "unroll": 1}
+    config = {"threads_per_row": threads, "rows_per_block": rows, "blocks_per_sm": 12, "unroll": 1}
     config = scheme.normalize(group.graph, scheme.default(group.graph) | config)
-    assert config["cluster"] == cluster
     assert scheme.reject(group.graph, config) is None
     made = scheme.emit(group.graph, config, 3)
     main = made.sources[0]
-    tiles = int(main.launch["tiles"])
-    blocks = int(main.launch["grid"]) // tiles
-    assert main.cluster == main.launch["cluster"] == cluster
-    assert blocks % cluster == 0
-    assert blocks > cluster
+    blocks = int(main.launch["grid"]) // int(main.launch["tiles"])
+    assert blocks > 1
     width = group.graph.size([a for a in range(2) if group.graph.extents[a] in (96, 200)])
-    assert max(p.numel for p in made.private) == blocks // cluster * width  # a row of partials a cluster
-    check_group(group.graph, made, seed=cluster, special=rows == 1)
+    assert max(p.numel for p in made.private) == blocks * width  # a row of partials a block
+    check_group(group.graph, made, seed=threads, special=rows == 1)
 
 
-def test_partials_that_do_not_fit_go_in_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.compiler.targets.cuda.rows.cluster_partials.MOST_SHARED", 64 * 4 * 5)
-    task = task_of(layer_norm_backward, torch.randn(64, 256), torch.randn(64, 256), torch.randn(256))
-    (group,) = task.plan.groups
-    scheme = scheme_of(group.graph)
-    config = {"cluster": 2, "threads_per_row": 32, "rows_per_block": 2, "blocks_per_sm": 2, "vector_bytes": 16}
-    config = scheme.normalize(group.graph, scheme.default(group.graph) | config)
-    made = scheme.emit(group.graph, config, 3)
-    assert made.sources[0].text.count("cluster_sync()") > 2
-    check_group(group.graph, made, special=True)
-    monkeypatch.setattr("autotune.compiler.targets.cuda.rows.cluster_partials.MOST_SHARED", 768)
-    assert "bytes of partials" in (scheme.reject(group.graph, config) or "")
-
-
-def test_a_cluster_has_its_own_rows() -> None:
+def test_clusters_that_join_partials_are_refused() -> None:
+    """Configurations stored by 0.2 may have them."""
     task = task_of(layer_norm_backward, torch.randn(64, 96), torch.randn(64, 96), torch.randn(96))
     (group,) = task.plan.groups
     scheme = scheme_of(group.graph)
-    config = scheme.default(group.graph) | {"cluster": 8, "vector_bytes": 4}
-    few = scheme.normalize(group.graph, config | {"threads_per_row": 8, "rows_per_block": 16})
-    assert few["cluster"] == 2  # four sets of rows
-    assert "no use for clusters" in (scheme.reject(group.graph, few | {"cluster": 8}) or "")
-    uneven = config | {"threads_per_row": 96, "rows_per_block": 1, "cluster": 64, "vector_bytes": 4}
-    with pytest.raises(Unsupported, match="96 threads among 64 blocks"):
-        scheme.emit(group.graph, uneven, 3)
+    config = scheme.default(group.graph) | {"cluster": 2}
+    assert "clusters that join sums over the rows, which this autotune lacks" in (
+        scheme.reject(group.graph, config) or ""
+    )
+    assert scheme.normalize(group.graph, config)["cluster"] == 1  # where a search begins with it
 
 
 @pytest.mark.parametrize("rows", [1, 2])
-def test_sums_of_everything_are_joined_in_clusters(rows: int) -> None:
+def test_sums_of_everything(rows: int) -> None:
     """One number a block, not one a column."""
     task = task_of(lambda x: ((x * x).sum(), x.mean()), torch.randn(64, 1024))
     (group,) = task.plan.groups
     scheme = scheme_of(group.graph)
-    config = {"cluster": 4, "blocks_per_sm": 4, "threads_per_row": 64, "rows_per_block": rows}
+    config = {"blocks_per_sm": 4, "threads_per_row": 64, "rows_per_block": rows}
     config = scheme.normalize(group.graph, scheme.default(group.graph) | config)
     made = scheme.emit(group.graph, config, 3)
-    assert made.sources[0].cluster == 4
-    assert {p.numel for p in made.private} == {3}
+    assert {p.numel for p in made.private} == {12}
     check_group(group.graph, made, seed=rows, special=True)
 
 
-@pytest.mark.parametrize("cluster", [1, 8])
-def test_clusters_compile_and_reductions_share_their_shuffles(cluster: int) -> None:
+def test_reductions_share_their_shuffles() -> None:
     task = task_of(layer_norm_backward, torch.randn(256, 1024), torch.randn(256, 1024), torch.randn(1024))
     (group,) = task.plan.groups
     scheme = scheme_of(group.graph)
-    config = scheme.default(group.graph) | {"cluster": cluster, "threads_per_row": 256, "rows_per_block": 1}
+    config = scheme.default(group.graph) | {"threads_per_row": 256, "rows_per_block": 1}
     made = scheme.emit(group.graph, config, 132)
     ptx, _ = compile_ptx(made.sources[0], "sm_90")
     # Five levels in a warp and three of eight warps, and one to share both sums, which would be 16 apart.
     assert ptx.count("shfl.sync") == 9
-    assert ("mapa.shared::cluster" in ptx) == (cluster > 1)
-    assert (".reqnctapercluster 8" in ptx) == (cluster > 1)
     for source in made.sources:
         kernel = build(source)
         assert kernel.resources["stack"] == 0

@@ -118,7 +118,7 @@ class ColumnsScheme:
         usable = row_wise.vectors(program)[:3]
         space = narrow(having(space, CudaSchedule), "vector_bytes", usable)
         space = narrow(space, "keep", ["registers", "reload"] if program.kept else ["registers"])
-        space = narrow(space, "cluster", [c for c in (1, 2, 4, 8) if c == 1 or c * 8 <= program.n_rows])
+        space = narrow(space, "cluster", [1])
         space = narrow(space, "blocks_per_sm", [1, 2, 3, 4, 6, 8, 12, 16])
         if not row_wise.one_pass(program):
             space = narrow(space, "online", [False])
@@ -146,16 +146,14 @@ class ColumnsScheme:
 
     def normalize(self, graph: Graph, config: Config) -> Config:
         program = main_program(_split(graph))
-        missing: Config = {"cluster": 1, "prefetch": False}
-        c = missing | dict(config)
+        missing: Config = {"prefetch": False}
+        c = missing | dict(config) | {"cluster": 1}
         t, r = int(c["threads_per_row"]), int(c["rows_per_block"])
         while r * t > 1024:
             r //= 2
         while r * t < 64:
             r *= 2
         c["rows_per_block"] = max(1, r)
-        while _idle_cluster(program, c):
-            c["cluster"] = int(c["cluster"]) // 2
         if c["keep"] == "shared":
             c["keep"] = "registers"
         if c["prefetch"] and not row_wise.may_load_ahead(program, c):
@@ -197,14 +195,9 @@ class ColumnsScheme:
         t = int(d["threads_per_row"])
         over = _overlapped(program, vector_length(program, int(d["vector_bytes"])))
         out: list[Config] = [d | c for c in over]
-        # Of each width the schedule with the most blocks an SM leaves the most partials; clusters leave fewer.
-        by_blocks = sorted(over, key=lambda c: int(c["blocks_per_sm"]))
-        widest = {c["threads_per_row"]: c for c in by_blocks if not program.pointwise or c["unroll"] == 1}
-        out += [d | c | {"cluster": 2} for c in widest.values()]
         if not program.pointwise and t <= 512:  # as few partials as can be: a large block an SM, whose rows meet in it
             large = {"rows_per_block": 1024 // t, "blocks_per_sm": 1, "prefetch": True, "max_registers": 64}
-            out += [d | large, d | large | {"cluster": 2}]
-        out.append(d | {"cluster": 2})
+            out.append(d | large)
         for factor in (2, 0.5, 4, 0.25):
             n = int(power_of_two(t) * factor)
             if 8 <= n <= 1024:
@@ -226,8 +219,6 @@ class ColumnsScheme:
             source, program = emit_main(split, config)
         except Unsupported as error:
             return str(error)
-        if _idle_cluster(program, config):
-            return f"no use for clusters of {config['cluster']} blocks"
         vec = vector_length(program, int(config["vector_bytes"]))
         words = accumulators(program, vec, _packs(program, config, vec))
         if words > ACCUMULATORS_KEPT:
@@ -253,16 +244,15 @@ class ColumnsScheme:
         source, program = emit_main(split, config)
         tiles = int(source.launch["tiles"])
         blocks = grid_rows(program, config, tiles, sms)
-        parts = blocks // source.cluster
         launch = dict(source.launch) | {"grid": blocks * tiles}
         main = replace(source, launch=launch)
-        private = [Private("float32", parts)] if split.counts else []
+        private = [Private("float32", blocks)] if split.counts else []
         for c in split.columns:
-            private += [Private(c.storage, parts * (split.width if split.spans(c) else 1))] * c.planes
+            private += [Private(c.storage, blocks * (split.width if split.spans(c) else 1))] * c.planes
         args: list[Ref] = [("input", k) for k in range(len(graph.inputs))]
         args += [("output", k) for k in split.outputs]
         args += [("private", k) for k in range(len(private))]
-        finish, slots, outputs = finish_graph(split, parts)
+        finish, slots, outputs = finish_graph(split, blocks)
         scheme = finish_scheme(finish)
         made = scheme.emit(finish, scheme.default(finish), sms, fixed=True)
         refs: list[Ref] = [("private" if kind == "partial" else kind, n) for kind, n in slots]
@@ -278,21 +268,10 @@ class ColumnsScheme:
         return GroupKernels((main, *made.sources), (tuple(args), *after), (*private, *made.private))
 
 
-def _idle_cluster(program: Program, config: Config) -> bool:
-    """Whether a schedule has clusters, and no two of them to join anything for."""
-    cluster = int(config.get("cluster", 1))
-    sets = -(-program.n_rows // int(config["rows_per_block"]))
-    return cluster > 1 and sets < 2 * cluster
-
-
 def grid_rows(program: Program, config: Config, tiles: int, sms: int) -> int:
-    """Blocks that share the rows of one tile: whole clusters, at most one for each set of rows."""
-    cluster = int(config.get("cluster", 1))
+    """Blocks that share the rows of one tile, at most one for each set of rows."""
     sets = -(-program.n_rows // int(config["rows_per_block"]))
-    if cluster > 2 and sms >= 16:  # processors come in groups of 16 or so, and a cluster is within one
-        sms -= sms % 16
-    parts = max(1, min(int(config["blocks_per_sm"]) * sms // tiles, sets))
-    return max(1, parts // cluster) * cluster
+    return max(1, min(int(config["blocks_per_sm"]) * sms // tiles, sets))
 
 
 def emit_main(split: Split, config: Config) -> tuple[CudaSource, Program]:

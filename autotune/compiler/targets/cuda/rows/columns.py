@@ -2,7 +2,7 @@
 
 Each thread holds, for every pack of columns it owns, one accumulator a lane (two for running moments) over all the rows
 its block walks; they travel through the pass functions as a tuple ``g<pass>``. The parts of a block's row groups meet
-in shared memory at the end, and one row of partials a block, or a cluster of them, goes to scratch.
+in shared memory at the end, and one row of partials a block goes to scratch.
 """
 
 from __future__ import annotations
@@ -184,30 +184,22 @@ class Accumulators:
     def _array(self, dtype: str) -> Var:
         return Var(f"h{dtype}", dtype)
 
-    def leave_counts(self) -> list[Stmt]:
-        """Each row group leaves the number of its rows in shared memory."""
-        if self.shape.rows_per_block == 1 or not self.moments:
-            return []
-        return [when(BLOCK_THREAD.equals(0), [Assign(COUNTS[ROW_GROUP], SEEN)])]
-
     def end(self) -> list[Stmt]:
-        out = self.leave_counts()
+        """After the row loop."""
+        groups = self.shape.rows_per_block
+        out: list[Stmt] = []
+        if self.moments and groups > 1:  # each row group leaves the number of its rows in shared memory
+            out.append(when(BLOCK_THREAD.equals(0), [Assign(COUNTS[ROW_GROUP], SEEN)]))
         for unit in self.units():
-            out += self.gather(unit) + self._store(unit)
+            out += self._gather(unit) + self._store(unit)
         if self.moments:
+            out += [Barrier()] if groups > 1 else []
+            out.append(Assign(TOTAL, reduce(add, [COUNTS[group] for group in range(groups)]) if groups > 1 else SEEN))
             first = both(THREAD.equals(0), self.shape.first_tile)
-            store = Store("float32", "default", Pointer(self.first), Cast("int64", CHUNK), (TOTAL,))
-            out += [*self.total_count(), when(first, [store])]
+            out.append(when(first, [Store("float32", "default", Pointer(self.first), Cast("int64", CHUNK), (TOTAL,))]))
         return out
 
-    def total_count(self) -> list[Stmt]:
-        """Rows of this block, as ``TOTAL``."""
-        if self.shape.rows_per_block == 1:
-            return [Assign(TOTAL, SEEN)]
-        counts: list[Expr] = [COUNTS[group] for group in range(self.shape.rows_per_block)]
-        return [Barrier(), Assign(TOTAL, reduce(add, counts))]
-
-    def gather(self, unit: Unit) -> list[Stmt]:
+    def _gather(self, unit: Unit) -> list[Stmt]:
         """Brings a unit of the block to the threads of row group 0."""
         out: list[Stmt] = []
         if unit.pack is not None:
@@ -238,17 +230,16 @@ class Accumulators:
     def _store(self, unit: Unit) -> list[Stmt]:
         """Stores a unit in this block's row of partials."""
         if unit.pack is None:
-            at: Expr = Cast("int64", CHUNK)
-            return [when(both(THREAD.equals(0), self.shape.first_tile), self.stores(unit, at))]
+            return [when(both(THREAD.equals(0), self.shape.first_tile), self._stores(unit, Cast("int64", CHUNK)))]
         shape = self.shape
         here: Expr = PACK_COLUMN < shape.columns
         if shape.rows_per_block > 1:
             here = both(ROW_GROUP.equals(0), here)
         at = Cast("int64", CHUNK) * shape.columns + PACK_COLUMN
         column = shape.number(shape.own_column(unit.pack) + FIRST_COLUMN)
-        return [Assign(PACK_COLUMN, column), when(here, self.stores(unit, at))]
+        return [Assign(PACK_COLUMN, column), when(here, self._stores(unit, at))]
 
-    def stores(self, unit: Unit, at: Expr) -> list[Stmt]:
+    def _stores(self, unit: Unit, at: Expr) -> list[Stmt]:
         storage, first = self.columns[unit.column].storage, self.planes[unit.column]
         return [
             Store(storage, "default", Pointer(first + plane), at, tuple(lanes))

@@ -18,7 +18,6 @@ from autotune.compiler.targets.cuda.device import (
     ThreadIndex,
     shared_bytes,
 )
-from autotune.compiler.targets.cuda.rows.cluster_partials import Joint
 from autotune.compiler.targets.cuda.rows.columns import Accumulators
 from autotune.compiler.targets.cuda.rows.early import Early
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
@@ -32,7 +31,6 @@ from autotune.compiler.targets.cuda.rows.shape import (
     FIRST_OWN,
     GROUP,
     LANE,
-    LEAD,
     MINE,
     PART,
     RANK,
@@ -97,6 +95,8 @@ class Rows:
             raise Unsupported("threads_per_row must be a power of two up to 32 or a multiple of 32")
         if schedule.block > 1024:
             raise Unsupported("more than 1024 threads a block")
+        if shape.cluster > 1 and accumulates:
+            raise Unsupported("clusters that join sums over the rows, which this autotune lacks")
         if shape.cluster > 1 and (shape.rows_per_block > 1 or schedule.blocks_per_sm):
             raise Unsupported("a cluster works on one row, and not on row after row")
         if shape.cluster > 1 and shape.packs == 1 and threads * shape.vec >= shape.columns:
@@ -199,7 +199,7 @@ class Rows:
             Assign(ROW_GROUP, Counts().quotient(THREAD, threads) if several else Const(0, "int32")),
             Assign(BLOCK_THREAD, Cast("int32", THREAD - ROW_GROUP * threads) if several else THREAD),
         ]
-        if max(shape.cluster, shape.joined) > 1:
+        if shape.cluster > 1:
             out += [ClusterArrive(), Assign(RANK, ClusterRank())]
         own = Cast("int32", RANK * threads + BLOCK_THREAD) if shape.cluster > 1 else BLOCK_THREAD
         out.append(Assign(ROW_THREAD, own))
@@ -228,10 +228,9 @@ class Rows:
         row = self.row()
         body = [*self.indices(), *self.arrays()]
         if self.accumulators:
-            joint = Joint(self.accumulators) if shape.joined > 1 else self.accumulators
-            body += [*joint.arrays(), *self.own_rows(), *self.accumulators.begin()]
+            body += [*self.accumulators.arrays(), *self.own_rows(), *self.accumulators.begin()]
             body += self.ahead.begin(CHUNK) if self.ahead else []
-            body += [loop(GROUP, SETS, row, start=CHUNK, step=self.step), *joint.end()]
+            body += [loop(GROUP, SETS, row, start=CHUNK, step=self.step), *self.accumulators.end()]
         elif self.persistent:
             body += self.ahead.begin(BLOCK) if self.ahead else []
             body.append(loop(GROUP, SETS, row, start=BLOCK, step=BLOCKS))
@@ -247,7 +246,7 @@ class Rows:
             schedule,
             shape.count,
             self.emitter.graph.extents[0],
-            max(shape.cluster, shape.joined),
+            shape.cluster,
             dynamic=self.program.dynamic == 0,
             inner=self.emitter.inner_rows(),
             per_block=shape.rows_per_block,
@@ -257,19 +256,11 @@ class Rows:
         )
 
     def own_rows(self) -> list[Stmt]:
-        """Which tile of columns a block has, and which row sets of it: the blocks of a cluster have different ones of
-        the same tile."""
-        shape, place = self.shape, BLOCK
-        out: list[Stmt] = []
-        if shape.joined > 1:
-            place = Var("team", "int32")
-            out.append(Assign(place, Counts().quotient(BLOCK, shape.joined)))
-        several = shape.tiles > 1
+        """Which tile of columns a block has, and which row sets of it."""
+        shape, several = self.shape, self.shape.tiles > 1
         return [
-            *out,
-            Assign(LEAD, Counts().quotient(place, shape.tiles) if several else place),
-            Assign(TILE, Cast("int32", place - LEAD * shape.tiles)),
-            Assign(CHUNK, Cast("int32", LEAD * shape.joined + RANK) if shape.joined > 1 else LEAD),
+            Assign(CHUNK, Counts().quotient(BLOCK, shape.tiles) if several else BLOCK),
+            Assign(TILE, Cast("int32", BLOCK - CHUNK * shape.tiles)),
             Assign(FIRST_COLUMN, shape.number(TILE * (shape.row_threads * shape.vec * shape.packs))),
             Assign(Var("step"), Counts().quotient(BLOCKS, shape.tiles) if several else BLOCKS),
         ]

@@ -26,8 +26,8 @@ FIRST_COLUMN, FIRST_OWN = Var("c0"), Var("tv", "int64")
 """The first column of the block's tile, and of the thread."""
 GROUP, ROWS, SETS = Var("group"), Var("rows"), Var("sets")
 """The set of rows at hand, how many rows there are, and how many sets."""
-TILE, CHUNK, LEAD = _int("tile"), _int("chunk"), _int("lead")
-"""The tile of columns, the block's number among those of its tile, and the number of its cluster there."""
+TILE, CHUNK = _int("tile"), _int("chunk")
+"""The tile of columns, and the block's number among those of its tile."""
 CLAMPED = Var("cl")
 """A column that every row has, in place of the first one of a pack outside the row."""
 
@@ -42,7 +42,6 @@ class Shape:
         threads_per_row: of one block.
         rows_per_block: rows that a block works on at a time.
         cluster: blocks that share a row.
-        joined: blocks that join their partials over the rows.
         packs: that a thread has, the last of which may lie outside the row.
         full: packs that every thread has.
         tiles: blocks side by side along a row.
@@ -57,7 +56,6 @@ class Shape:
     threads_per_row: int
     rows_per_block: int
     cluster: int
-    joined: int
     packs: int
     full: int
     tiles: int
@@ -67,8 +65,7 @@ class Shape:
     @classmethod
     def of(cls, program: Program, schedule: CudaSchedule, vec: int, count: Counts) -> Shape:
         accumulates = bool(program.columns)
-        cluster = 1 if accumulates else schedule.cluster
-        columns, per_step = program.n_cols, schedule.threads_per_row * cluster * vec
+        columns, per_step = program.n_cols, schedule.threads_per_row * schedule.cluster * vec
         packs, full, tiles = -(-columns // per_step), columns // per_step, 1
         if accumulates and program.pointwise:
             # Nothing is reduced along the row, so that a block need not have all of it: unroll packs a thread.
@@ -80,8 +77,7 @@ class Shape:
             vec,
             schedule.threads_per_row,
             schedule.rows_per_block,
-            cluster,
-            schedule.cluster if accumulates else 1,
+            schedule.cluster,
             packs,
             full,
             tiles,
