@@ -2,9 +2,9 @@
 
     python -m benchmarks.ray_scale --out benchmarks/results/cpu/ray_scale.json
 
-Actors on a Ray cluster of this machine do what a lane does with the database for each candidate (a claim, the
-measurement, the study's trial), and nothing else; none imports torch. They begin together and write for a while, which
-tells candidates a second by the number of actors. Beside that: how long actors take to be ready, tasks a second as
+Actors on a Ray cluster of this machine do what a lane does with the database for each candidate (a claim and the
+measurement), and nothing else; none imports torch. They begin together and write for a while, which tells candidates a
+second by the number of actors. Beside that: how long actors take to be ready, tasks a second as
 compiling takes them, and frames a second through one driver. ``docs/ray.md`` works out 1000 GPUs by these figures.
 """
 
@@ -33,13 +33,6 @@ from autotune.workload import Workload
 
 GPU = DeviceIdentity("cuda", "Scale", 132, 143360, "9.0")
 ENVIRONMENT = Environment("cuda", torch="2.11.0", numba="0.68.1", numba_cuda="0.30.4", cuda="13.0", driver="580.1")
-CHOICES = {
-    "threads": [64, 128, 256, 512],
-    "pack": [1, 2, 4, 8],
-    "rows": [1, 2, 4],
-    "keep": [0, 1],
-    "place": list(range(64)),
-}
 
 
 def workload(n: int) -> Workload:
@@ -55,43 +48,23 @@ class Writer:
         self._owner = owner_name()
         fingerprint = self._store.put_workload(workload(number))
         self._key = Key(fingerprint, GPU.fingerprint, ENVIRONMENT.strict, "p" * 64)
-        self._study: Any = None
         self._at = 0
 
-    def ready(self, with_study: bool, url: str) -> int:
-        """Open the study too, which takes Optuna; returns the process."""
-        if with_study and self._study is None:
-            from autotune.space import Parameter, Space
-            from autotune.tuner.proposals.history import History, open_storage
-
-            space = Space(tuple(Parameter(name, tuple(values)) for name, values in CHOICES.items()), "scale.toml")
-            name = f"scale {self._number}"
-            about = {"label": name}
-            self._study = History(
-                open_storage(url),
-                name,
-                sampler="random",
-                seed=self._number,
-                space=space,
-                owner=self._owner,
-                about=about,
-            )
+    def ready(self) -> int:
         return os.getpid()
 
-    def write(
-        self, begin: float, seconds: float, with_study: bool
-    ) -> tuple[int, list[float], list[float], list[float]]:
-        """From ``begin`` (of ``time.time``) on, for so long: how many, and milliseconds of claims, rows and trials."""
+    def write(self, begin: float, seconds: float) -> tuple[int, list[float], list[float], float]:
+        """From ``begin`` (of ``time.time``) on, for so long.
+
+        Returns:
+            How many candidates, milliseconds of each claim and of each row, seconds of processor time.
+        """
         time.sleep(max(0.0, begin - time.time()))
-        took: tuple[list[float], list[float], list[float]] = ([], [], [])
+        took: tuple[list[float], list[float]] = ([], [])
         count, spent = 0, time.process_time()
         while time.time() < begin + seconds:
             self._at += 1
-            trial = None
             config: dict[str, Any] = {"writer": self._number, "i": self._at}
-            if with_study:
-                trial, config = self._study.ask()
-                config = {**config, "i": self._at}
             us = 10.0 + (self._at * 7919 + self._number) % 1000
             t0 = time.perf_counter()
             self._store.claim(self._key, config, "screen", self._owner, 30.0)
@@ -102,10 +75,7 @@ class Writer:
             )
             self._store.add_measurement(m)
             t2 = time.perf_counter()
-            if trial is not None:
-                self._study.tell(trial, m)
-            t3 = time.perf_counter()
-            for into, ms in zip(took, (t1 - t0, t2 - t1, t3 - t2), strict=True):
+            for into, ms in zip(took, (t1 - t0, t2 - t1), strict=True):
                 into.append(1e3 * ms)
             count += 1
         return count, *took, time.process_time() - spent
@@ -168,16 +138,13 @@ def _spent(server: int) -> float:
     return float(sum(t.user + t.system for t in times))
 
 
-def _writing(
-    ray: Any, url: str, server: int, actors: Sequence[Any], seconds: float, with_study: bool
-) -> dict[str, Any]:
+def _writing(ray: Any, url: str, server: int, actors: Sequence[Any], seconds: float) -> dict[str, Any]:
     """Candidates a second of so many actors together."""
     import psutil
 
-    ray.get([a.ready.remote(with_study, url) for a in actors])
     begin = time.time() + 1.0
     psutil.cpu_percent()
-    done = [a.write.remote(begin, seconds, with_study) for a in actors]
+    done = [a.write.remote(begin, seconds) for a in actors]
     time.sleep(1.0)
     psutil.cpu_percent()
     before = _spent(server)
@@ -186,24 +153,20 @@ def _writing(
     with Store.open(url, readonly=True) as store, store.reading() as c:
         open_now = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
         connections = int(c.scalar(sa.text(open_now))) - 1
-    claims, rows, trials = ([ms for one in found for ms in one[k]] for k in (1, 2, 3))
+    claims, rows = ([ms for one in found for ms in one[k]] for k in (1, 2))
     count = sum(one[0] for one in found)
-    what = "claims, measurements and trials" if with_study else "claims and measurements"
-    case: dict[str, Any] = {
-        "name": f"{len(actors)} actors, {what}",
+    return {
+        "name": f"{len(actors)} actors, claims and measurements",
         "actors": len(actors),
         "seconds": seconds,
         "candidates_per_s": round(count / seconds, 1),
         "server_cpu_per_candidate_ms": round(1e3 * served / count, 3),
-        "actor_cpu_per_candidate_ms": round(1e3 * sum(one[4] for one in found) / count, 3),
+        "actor_cpu_per_candidate_ms": round(1e3 * sum(one[3] for one in found) / count, 3),
         "connections": connections,
         "processors_busy": round(busy / 100 * (os.cpu_count() or 1), 2),
         **{f"claim_{k}": round(v, 3) for k, v in quantiles(claims).items()},
         **{f"row_{k}": round(v, 3) for k, v in quantiles(rows).items()},
     }
-    if with_study:
-        case |= {f"trial_{k}": round(v, 3) for k, v in quantiles(trials).items()}
-    return case
 
 
 def measure(seconds: float, counts: Sequence[int], tasks: int) -> list[dict[str, Any]]:
@@ -213,22 +176,18 @@ def measure(seconds: float, counts: Sequence[int], tasks: int) -> list[dict[str,
         with Store.open(url) as store:
             store.put_device(GPU)
             store.put_environment(ENVIRONMENT)
-            from autotune.tuner.proposals.history import open_storage
-
-            open_storage(store.optuna_url).engine.dispose()
             url = store.url
         begin = time.perf_counter()
         writers = [ray.remote(num_cpus=1)(Writer).remote(n, url) for n in range(max(counts))]
         asked = time.perf_counter() - begin
-        ray.get([w.ready.remote(False, url) for w in writers])
+        ray.get([w.ready.remote() for w in writers])
         up = time.perf_counter() - begin
         cases.append({"name": f"{len(writers)} actors are ready", "actors": len(writers), "asked_s": round(asked, 3),
                       "ready_s": round(up, 2), "each_s": round(up / len(writers), 3)})  # fmt: skip
         print(json.dumps(cases[-1]), flush=True)
-        for with_study in (False, True):
-            for count in counts:
-                cases.append(_writing(ray, url, server, writers[:count], seconds, with_study))
-                print(json.dumps(cases[-1]), flush=True)
+        for count in counts:
+            cases.append(_writing(ray, url, server, writers[:count], seconds))
+            print(json.dumps(cases[-1]), flush=True)
         for writer in writers:
             ray.kill(writer)
         cases += [_groups(ray), _tasks(ray, tasks), _frames(ray)]
@@ -292,7 +251,7 @@ def _frames(ray: Any, actors: int = 8, rounds: int = 50, frames: int = 20) -> di
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=6.0, help="of writing, each time (default: %(default)s)")
-    parser.add_argument("--actors", default="1,4,16,32", help="how many, by comma (default: %(default)s)")
+    parser.add_argument("--actors", default="1,8,32", help="how many, by comma (default: %(default)s)")
     parser.add_argument("--tasks", type=int, default=400, help="that compile nothing (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args(argv)

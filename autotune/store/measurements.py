@@ -90,6 +90,13 @@ class Measurements(Claims):
     def _made(self, rows: Iterable[Any]) -> Iterator[Measurement]:
         return self.sound(rows, measurement_from, _name)
 
+    def measured_keys(self) -> list[Key]:
+        """The keys under which candidates were measured, in the order of their first."""
+        columns = (_M.workload, _M.device, _M.environment, _M.policy)
+        query = sa.select(*columns).where(_M.stage == "screen").group_by(*columns).order_by(sa.func.min(_M.id))
+        with self.reading() as c:
+            return [Key(*row) for row in c.execute(query)]
+
     def best(self, key: Key, stage: str | None = None, n: int = 1) -> list[Measurement]:
         """The ``n`` fastest ok candidates, fastest first, each once. One that failed at any stage does not count.
 

@@ -176,11 +176,6 @@ class Store(Measurements, Schedules, Runs, Efforts, Verdicts, Overviews, Activit
         with self.reading() as c:
             return bool(c.scalar(sa.text(f"SELECT NOT pg_is_in_recovery() AND {rights}")))
 
-    @property
-    def optuna_url(self) -> str:
-        """The same database as ``optuna.storages.RDBStorage`` takes it; the tables' names do not collide."""
-        return self.url
-
     def __enter__(self) -> Store:
         return self
 

@@ -11,8 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from optuna.storages import RDBStorage
-
 from autotune import __version__
 from autotune import device as devices
 from autotune.device import DeviceIdentity
@@ -22,12 +20,12 @@ from autotune.measure.worker import Measurer, Worker
 from autotune.resources import resource_dir
 from autotune.space import Space
 from autotune.store.claims import owner_name
-from autotune.store.records import Effort, Key
+from autotune.store.records import Effort, Key, Measurement
 from autotune.store.store import Store
 from autotune.task import CalibratedTask, ComposedTask, Composition, Config, Task, domain_hook, open_task, place
 from autotune.tuner.budget import Budget, Pace
 from autotune.tuner.devices.interrupt import Interrupt
-from autotune.tuner.proposals.history import History, open_storage
+from autotune.tuner.proposals.history import History
 from autotune.tuner.proposals.samplers import DEFAULT, NONE
 from autotune.tuner.result import Progress
 from autotune.tuner.session import Session
@@ -86,8 +84,6 @@ class Context:
             for own in (self._worker, self._pool):
                 if own is not None and not any(own is other for other in self.lent):
                     stack.callback(own.close)
-            if "_studies" in self.__dict__:
-                stack.callback(self._studies.engine.dispose)
 
     def worker(self, workload: Workload) -> Measurer:
         """The measuring worker, turned to ``workload``."""
@@ -197,25 +193,11 @@ class Context:
             whole=whole,
         )
 
-    def history(self, s: Session, space: Space) -> History | None:
-        """The study of a session's search in ``space``; None where the sampler proposes nothing."""
+    def history(self, space: Space, known: Sequence[Measurement]) -> History | None:
+        """What a search in ``space`` proposes by, with what was measured before; None where no sampler proposes."""
         if self.sampler == NONE:
             return None
-        key = s.key
-        return History(
-            self._studies,
-            study_name(s.task, key, space),
-            sampler=self.sampler,
-            seed=self.seed,
-            space=space,
-            owner=self.owner,
-            about={"label": s.task.workload.label, "workload": key.workload, "device": key.device,
-                   "policy": key.policy, "environment": key.environment, "space": space.fingerprint},
-        )  # fmt: skip
-
-    @cached_property
-    def _studies(self) -> RDBStorage:
-        return open_storage(self.store.optuna_url)
+        return History(sampler=self.sampler, seed=self.seed, space=space, known=known)
 
     def scope(self, key: Key) -> str:
         """Digest of what this run's searches of ``key`` are confined to: under it, efforts can be told from each other.
@@ -256,13 +238,3 @@ class Context:
         """Remember how a session's search ended, unless it was cut short."""
         if not self.interrupt.requested:
             self.store.add_effort(Effort(s.key, self.scope(s.key), s.elapsed, granted or 0.0, settled, stop))
-
-
-def study_name(task: Task, key: Key, space: Space) -> str:
-    """The Optuna study of a search: what fixes its choices, and what its numbers depend on, is in the name."""
-    return f"{task.workload.kind} {task.workload.label} [{key_words(key)}.{space.fingerprint[:10]}]"[-500:]
-
-
-def key_words(key: Key) -> str:
-    """What the names of all studies under a key have in them."""
-    return ".".join(part[:10] for part in (key.workload, key.device, key.environment, key.policy))

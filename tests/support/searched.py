@@ -10,8 +10,10 @@ from autotune.domains.c3.scenario import Gemm, Scenario
 from autotune.ir.canonical import canonicalize, to_workload
 from autotune.ir.graph import Graph, Output, Value
 from autotune.store import Key, Measurement, Schedule, Store
+from autotune.store.codec import measurement_values
+from autotune.store.models import ConfigRow, MeasurementRow
 from autotune.store.records import Calibration, Verdict
-from autotune.task import Config, Status
+from autotune.task import Config, Status, config_key
 from autotune.workload import Workload
 
 CPU = DeviceIdentity("cpu", "Test CPU", 2, 24576, "x86_64", threads=2)
@@ -42,6 +44,7 @@ def searched(store: Store, workload: Workload, *, candidates: int = 40, failing:
     chance = random.Random(seed)
     key = Key(store.put_workload(workload), store.put_device(CPU), store.put_environment(ENVIRONMENT), POLICY)
     best: tuple[float, Config] | None = None
+    found: list[Measurement] = []
     for n in range(candidates):
         config: Config = {
             "plan": "",
@@ -52,14 +55,18 @@ def searched(store: Store, workload: Workload, *, candidates: int = 40, failing:
         }
         if n and chance.random() < failing:
             status, reason = chance.choice(FAILURES)
-            store.add_measurement(Measurement(key, config, status, reason=reason, run="r"))
+            found.append(Measurement(key, config, status, reason=reason, run="r"))
             continue
         us = 200.0 / int(config["threads"]) + 4 * abs(int(config["row_block"]) - 8) + 10 * chance.random()
-        store.add_measurement(
-            Measurement(key, config, Status.OK, latency_us=us, samples=(us,) * 5, noise=0.01, run="r")
-        )
+        found.append(Measurement(key, config, Status.OK, latency_us=us, samples=(us,) * 5, noise=0.01, run="r"))
         best = min(best or (us, config), (us, config), key=lambda b: b[0])
     assert best is not None
+    configs = [{"fingerprint": config_key(m.config), "params": m.config} for m in found]
+    with store.writing() as c:  # all at once: a transaction for each takes milliseconds
+        c.execute(store.insert(ConfigRow).on_conflict_do_nothing(), configs)
+        c.execute(
+            store.insert(MeasurementRow), [measurement_values(m, config_key(m.config), time.time()) for m in found]
+        )
     baselines = {"eager": 2.5 * best[0], "inductor": 1.4 * best[0]}
     store.put_schedule(
         Schedule(key, {**best[1]}, best[0], baselines, family=workload.family, extent=workload.extent, others=0.0)

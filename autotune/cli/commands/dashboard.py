@@ -1,4 +1,4 @@
-"""``autotune dashboard``: Optuna's own view of the stored studies, on this machine only."""
+"""``autotune dashboard``: Optuna's own view of stored searches, on this machine only."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def add_parser(subparsers: Any) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
         "dashboard",
-        help="open optuna-dashboard on the stored studies",
-        description=f"Serve optuna-dashboard on {HOST}, until Ctrl-C. A study is a search of one workload in one space."
-        " What is deleted there is Optuna's: measurements and schedules stay.",
+        help="open optuna-dashboard on the stored searches",
+        description=f"Serve optuna-dashboard on {HOST}, until Ctrl-C. A study is what was measured of one workload on"
+        " one device, and grows while a search goes on. What is changed or deleted there is not stored.",
     )
     about = f"port to listen on; 0 takes a free one (default: {PORT})"
     parser.add_argument("--port", type=_port, default=PORT, metavar="N", help=about)
@@ -43,23 +43,22 @@ def run(args: argparse.Namespace) -> int:
     from autotune.store import Store
 
     with Store.open(args.db, migrate=False, readonly=True) as store:
-        name, url = store.name, store.optuna_url
-    try:
-        from optuna_dashboard import wsgi
-    except ImportError:
-        raise UserError("the dashboard needs optuna-dashboard: pip install 'autotune[dashboard]'") from None
-    from autotune.tuner.proposals.history import open_storage
+        try:
+            from optuna_dashboard import wsgi
+        except ImportError:
+            raise UserError("the dashboard needs optuna-dashboard: pip install 'autotune[dashboard]'") from None
+        from autotune.tuner.studies import Studies
 
-    application = local_only(wsgi(open_storage(url)))
-    try:
-        server = _server(args.port, application)
-    except OSError as error:
-        why = "another program listens there" if error.errno == errno.EADDRINUSE else error.strerror
-        raise UserError(f"--port {args.port}: {why}: give another, or 0 for a free one") from None
-    with server:
-        print(f"{name} at http://{HOST}:{server.server_port}/ (end with Ctrl-C)", flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            server.serve_forever()
+        application = local_only(wsgi(Studies(store)))
+        try:
+            server = _server(args.port, application)
+        except OSError as error:
+            why = "another program listens there" if error.errno == errno.EADDRINUSE else error.strerror
+            raise UserError(f"--port {args.port}: {why}: give another, or 0 for a free one") from None
+        with server:
+            print(f"{store.name} at http://{HOST}:{server.server_port}/ (end with Ctrl-C)", flush=True)
+            with contextlib.suppress(KeyboardInterrupt):
+                server.serve_forever()
     return 0
 
 

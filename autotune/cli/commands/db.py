@@ -16,7 +16,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("db", help="create, inspect and move the database", description=__doc__)
     commands = parser.add_subparsers(dest="db_command", metavar="COMMAND", required=True)
     for name, run, text in (
-        ("upgrade", upgrade, "create the tables or bring them to this version (on a server Optuna's, too)"),
+        ("upgrade", upgrade, "create the tables or bring them to this version"),
         ("current", current, "print the revision of the tables"),
         ("stats", stats, "print sizes, counts and speedups"),
         ("verify", verify, "look for damaged rows: print a line for each; exit code 1 where there are any"),
@@ -42,12 +42,7 @@ def upgrade(args: argparse.Namespace) -> int:
 
     before = migrate.current(args.db)
     after = migrate.upgrade(args.db)
-    url = parse_url(args.db)
-    name = show_url(url)
-    if url.get_backend_name() == "postgresql":  # those who search need no right to make tables then
-        from autotune.tuner.proposals.history import open_storage
-
-        open_storage(url.render_as_string(hide_password=False)).engine.dispose()
+    name = show_url(parse_url(args.db))
     _print(
         args,
         {"database": name, "before": before, "revision": after},

@@ -34,11 +34,12 @@ def add_parser(commands: Any) -> None:
 def forget(args: argparse.Namespace) -> int:
     """Forget; returns 0."""
     from autotune.store import Store
-    from autotune.tuner.forget import forget
+    from autotune.store.health.forget import forget_failures
 
     statuses = [Status(status) for status in args.status or _STATUSES]
     with Store.open(args.db, migrate=False) as store:
-        count, workloads = forget(store, statuses, workload=args.workload, reason=args.reason)
+        found = forget_failures(store, statuses, workload=args.workload, reason=args.reason)
+        count, workloads = sum(found.values()), len({key.workload for key in found})
         name = store.name
     data = {"database": name, "forgotten": count, "workloads": workloads}
     text = f"{name}: {count} failures of {workloads} workloads forgotten: the next search tries them again"

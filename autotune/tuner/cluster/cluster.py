@@ -24,7 +24,6 @@ from autotune.tuner.context import Context
 from autotune.tuner.devices.dealing import Lane, shared
 from autotune.tuner.devices.order import order
 from autotune.tuner.devices.turns import Turns
-from autotune.tuner.proposals.history import open_storage
 from autotune.tuner.result import Result
 from autotune.workload import Workload, digest
 
@@ -121,7 +120,6 @@ class Cluster:
             KeyboardInterrupt: the user interrupted before any workload was begun.
         """
         check_reachable(context.store, self._engine.nodes(), self._engine.host)
-        open_storage(context.store.optuna_url).engine.dispose()  # its tables are made once, not by all lanes at once
         counts = [devices_of(workload) for workload in turns.workloads]
         self.kinds = []
         for count in sorted(set(counts)):

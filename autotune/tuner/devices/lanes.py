@@ -12,7 +12,6 @@ from autotune.tuner.context import Context
 from autotune.tuner.devices.dealing import Dealing, Lane, shared
 from autotune.tuner.devices.turns import Turns
 from autotune.tuner.outcome import recalled
-from autotune.tuner.proposals.history import open_storage
 from autotune.tuner.result import Result
 
 MODULE = "autotune.tuner.devices.lane"
@@ -56,7 +55,6 @@ class Lanes(Dealing):
     """
 
     def __init__(self, context: Context, devices: Sequence[str], turns: Turns, todo: Sequence[int]) -> None:
-        open_storage(context.store.optuna_url).engine.dispose()  # its tables are made once, not by all lanes at once
         environment = compile_threads(len(devices))
         self._children = [Child(MODULE, environment) for _ in devices]
         lanes = [Lane(device, turns, child) for device, child in zip(devices, self._children, strict=True)]

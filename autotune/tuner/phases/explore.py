@@ -322,7 +322,7 @@ class Explorer:
             return
         spared = config_key(m.config) in self.s.spared
         if not candidate.trials and not spared:
-            self.history.add([m])
+            self.history.add(m)
         for trial in candidate.trials:
             if spared:
                 self.history.drop(trial)

@@ -26,13 +26,12 @@ def explore(context: Context, s: Session, budget: Budget, *, until_s: float | No
     space = s.task.space(context.space_file)
     stored = learn_stored(s)
     near = s.store.neighbours(s.task.workload.family, s.key.device, s.key.workload, extent=s.task.workload.extent)
-    history = context.history(s, space)
+    history = context.history(space, stored)
     guided = is_guided(context.sampler)
     if history is None:
         chosen = seeds.picks(s.task, space, context.seed, 1) or [s.task.default()]
         begin = [seeds.Seed(s.task.normalize(c), "model") for c in chosen]
     else:
-        history.add(stored)
         asked = context.seeds.get(s.task.workload.fingerprint, ())
         before = winners(s.store, s.key)
         begin = seeds.plan(s.task, space, [m.config for _, m in near], context.seed, asked=asked, elsewhere=before)

@@ -9,8 +9,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import cast
 
-from optuna.storages import InMemoryStorage
-
 from autotune.errors import UserError
 from autotune.measure.outcome import Outcome
 from autotune.measure.policy import Policy
@@ -210,7 +208,7 @@ def search(
     begin = seeds.plan(task, space, (), seed, asked=asked)
     if "model" in without:
         begin = [found for found in begin if found.origin != "model"]
-    history = History(InMemoryStorage(), "replay", sampler=sampler, seed=seed, space=space, owner=s.owner, about={})
+    history = History(sampler=sampler, seed=seed, space=space)
     polish, prune = guided and "neighbours" not in without, guided and "pruning" not in without
     Explorer(s, space, history, begin, until_s=None, patience=0, polish=polish, prune=prune).run()
     return _trace(recording, measurer.rows, began)

@@ -85,16 +85,22 @@ def test_watch_once_prints_a_table(database: Path, capsys: pytest.CaptureFixture
 
 def test_the_dashboard_serves_this_machine_only(database: Path) -> None:
     pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installed")
-    from autotune.tuner.proposals.history import open_storage
-
     with Store.open(database) as store:
-        open_storage(store.optuna_url).create_new_study([], "my study")
+        key = put_key(store, workload())
+        store.add_measurement(Measurement(key, {"threads": 1}, Status.OK, latency_us=40.0))
     with started("dashboard", "--port", "0", "--db", str(database)) as process:
         assert process.stdout is not None
         found = re.search(r"http://127\.0\.0\.1:(\d+)/", process.stdout.readline())
         assert found
         with urllib.request.urlopen(f"{found[0]}api/studies", timeout=60) as answer:
-            assert [s["study_name"] for s in json.load(answer)["study_summaries"]] == ["my study"]
+            (study,) = json.load(answer)["study_summaries"]
+        assert study["study_name"].startswith(f"{workload().label} on ")
+        with Store.open(database) as store:  # a search goes on
+            store.add_measurement(Measurement(key, {"threads": 2}, Status.OK, latency_us=20.0))
+        with urllib.request.urlopen(f"{found[0]}api/studies/{study['study_id']}", timeout=60) as answer:
+            detail = json.load(answer)
+        assert [t["values"] for t in detail["trials"]] == [[40.0], [20.0]]
+        assert [t["number"] for t in detail["best_trials"]] == [1]
         request = urllib.request.Request(f"{found[0]}api/studies", headers={"Host": "evil.example"})
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(request, timeout=60)

@@ -66,11 +66,8 @@ def test_paths_and_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("name", ["with space.db", "per%20cent.db", "quest?ion.db", "ha#sh.db", "ünï.db"])
 def test_odd_file_names(tmp_path: Path, name: str) -> None:
-    import optuna
-
     with Store.open(tmp_path / name) as store:
         key = put_key(store)
-        optuna.storages.RDBStorage(store.optuna_url).engine.dispose()
         with Store.open(store.url) as again:
             assert again.get_workload(key.workload) == workload()
     assert {p.name for p in tmp_path.iterdir()} <= {name, name + "-wal", name + "-shm"}

@@ -109,19 +109,12 @@ def test_a_deployer_notes_misses_and_nothing_else(served: tuple[str, Key], roles
 
 
 def test_a_searcher_makes_no_tables(served: tuple[str, Key], roles: Callable[[str, str], str]) -> None:
-    import optuna
-
-    from autotune.tuner.proposals.history import open_storage
-
     url = roles(served[0], "searcher")
     with Store.open(url) as store:
         run = store.start_run("search")
         assert store.add_measurement(Measurement(served[1], {"b": 1}, Status.OK, latency_us=2.0))
         assert store.put_schedule(schedule(served[1], 0.5))
         store.finish_run(run.id)
-        storage = open_storage(store.optuna_url)
-        optuna.create_study(storage=storage, study_name="s").add_trial(optuna.trial.create_trial(value=1.0))
-        storage.engine.dispose()
         with pytest.raises(UserError, match="does not let its user do this"), store.writing() as c:
             c.execute(sa.text("CREATE TABLE autotune_x (i int)"))
 

@@ -12,8 +12,8 @@ from autotune.cli.app import main
 from autotune.errors import UserError
 from autotune.measure.policy import Policy
 from autotune.store import Store
+from autotune.store.health.forget import forget_failures
 from autotune.task import Status
-from autotune.tuner.forget import forget
 from autotune.tuner.result import Result
 from tests.support.toy.toy_domain import workload
 
@@ -34,33 +34,33 @@ def test_what_is_forgotten_is_tried_again(store: Store, policy: Policy) -> None:
     search(store, policy)
     before = store.schedules()
     assert counted(store) == {"ok": 1, "launch_error": 1, "compile_error": 1}
-    assert forget(store, [Status.COMPILE_ERROR]) == (1, 1)
+    assert sum(forget_failures(store, [Status.COMPILE_ERROR]).values()) == 1
     assert counted(store) == {"ok": 1, "launch_error": 1}
     again = search(store, policy, trials=1)
     assert (again.measured, again.failed) == (1, {"compile_error": 1})  # it was the next thing to try
     assert store.schedules() == before
-    assert forget(store) == (2, 1)
+    assert list(forget_failures(store).values()) == [2]
     assert counted(store) == {"ok": 1}
-    assert forget(store) == (0, 0)
+    assert forget_failures(store) == {}
 
 
 def test_a_workload_or_a_reason_is_picked(store: Store, policy: Policy) -> None:
     search(store, policy)
     search(store, policy, rows=32)
-    assert forget(store, workload="32x256", reason="512 KiB") == (1, 1)
+    assert list(forget_failures(store, workload="32x256", reason="512 KiB").values()) == [1]
     assert counted(store) == {"ok": 2, "launch_error": 2, "compile_error": 1}
-    assert forget(store, reason="100%") == (0, 0)
+    assert forget_failures(store, reason="100%") == {}
     with pytest.raises(UserError, match=r"no workload of .* is called 'bert'"):
-        forget(store, workload="bert")
+        forget_failures(store, workload="bert")
     with pytest.raises(UserError, match="'ok' is no failure"):
-        forget(store, [Status.OK])
+        forget_failures(store, [Status.OK])
 
 
 def test_what_had_nothing_left_to_do_is_begun_again(store: Store, policy: Policy) -> None:
     search(store, policy)  # meets the failures, however busy the machine
     search(store, policy, trials=None)
     assert search(store, policy, trials=None).stop.startswith("nothing left to do")
-    forget(store)
+    forget_failures(store)
     assert not search(store, policy, trials=None).stop.startswith("nothing left to do")
 
 

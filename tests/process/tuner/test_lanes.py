@@ -386,8 +386,8 @@ def test_a_second_ctrl_c_ends_at_once(store: Store, monkeypatch: pytest.MonkeyPa
 
 
 def test_ctrl_c_before_anything_is_begun(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = lanes.open_storage
-    monkeypatch.setattr(lanes, "open_storage", lambda url: (signal.raise_signal(signal.SIGINT), real(url))[1])
+    real = lanes.compile_threads
+    monkeypatch.setattr(lanes, "compile_threads", lambda count: (signal.raise_signal(signal.SIGINT), real(count))[1])
     with pytest.raises(KeyboardInterrupt):
         api.tune_workloads([toy(rows=r) for r in (4, 5)], TWO, store, **ALL)
     assert store.runs()[0].state == "interrupted"
@@ -397,8 +397,8 @@ def test_ctrl_c_before_anything_is_begun(store: Store, monkeypatch: pytest.Monke
 def test_ctrl_c_before_anything_is_begun_keeps_what_is_known(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     works = [toy(rows=r) for r in (4, 5, 6)]
     api.tune_workloads(works[:1], "cpu", store, **{**ALL, "patience": 2, "timeout": 60.0})
-    real = lanes.open_storage
-    monkeypatch.setattr(lanes, "open_storage", lambda url: (signal.raise_signal(signal.SIGINT), real(url))[1])
+    real = lanes.compile_threads
+    monkeypatch.setattr(lanes, "compile_threads", lambda count: (signal.raise_signal(signal.SIGINT), real(count))[1])
     (known,) = api.tune_workloads(works, TWO, store, **{**ALL, "patience": 2, "timeout": 60.0})
     assert (known.workload, known.ok, known.interrupted) == (works[0].fingerprint, True, True)
     assert store.runs()[0].state == "interrupted"

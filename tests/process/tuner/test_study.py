@@ -10,6 +10,7 @@ from typing import Any
 
 import optuna
 import pytest
+import sqlalchemy as sa
 from optuna.trial import TrialState
 
 from autotune import api
@@ -17,10 +18,12 @@ from autotune.errors import UserError
 from autotune.measure.policy import Policy
 from autotune.measure.worker import Worker, WorkerFault
 from autotune.store import Store
+from autotune.store.models import TABLE_PREFIX
 from autotune.task import Status, config_key, open_task
 from autotune.tuner.budget import Clock
 from autotune.tuner.proposals import seeds
 from autotune.tuner.result import BusyMachine, Progress, Result
+from autotune.tuner.studies import Studies
 from tests.support.toy.policy import Busy
 from tests.support.toy.toy_domain import BAD, BLOCKS, GOOD, ToyTask, workload
 
@@ -217,30 +220,21 @@ def test_neighbours_come_right_after_the_default(tune: Search, store: Store) -> 
     assert [m.config["block"] for m in measured] == [4, 8]
 
 
-def test_study_knows_failures_as_violated_constraints(tune: Search, store: Store) -> None:
-    tune({"bad": True, "seeds": [{"how": "raise", "block": 1}, {"how": "vector", "block": 8}]}, trials=6)
-    (summary,) = optuna.get_all_study_summaries(store.optuna_url)
-    study = optuna.load_study(study_name=summary.study_name, storage=store.optuna_url)
-    assert (
-        study.user_attrs["workload"]
-        == workload(bad=True, seeds=[{"how": "raise", "block": 1}, {"how": "vector", "block": 8}]).fingerprint
-    )
-    told = {t.params["how"]: t for t in study.get_trials(states=(TrialState.COMPLETE,))}
-    assert told["raise"].constraints == {"failed": 1.0}
-    assert told["raise"].value is not None
-    assert told["vector"].constraints == {"failed": 0.0}
+def test_a_search_is_seen_as_a_study_and_writes_none(tune: Search, store: Store) -> None:
+    spec = {"bad": True, "seeds": [{"how": "raise", "block": 1}, {"how": "vector", "block": 8}]}
+    tune(spec, trials=6)
+    studies = Studies(store)
+    (summary,) = optuna.get_all_study_summaries(studies)
+    study = optuna.load_study(study_name=summary.study_name, storage=studies)
+    assert study.user_attrs["workload"] == workload(**spec).fingerprint
+    told = {t.params["how"]: t for t in study.get_trials()}
+    assert (told["raise"].state, told["raise"].user_attrs["status"]) == (TrialState.FAIL, "launch_error")
+    assert told["vector"].state is TrialState.COMPLETE
     assert study.best_trial.params["how"] in GOOD
-    assert not study.get_trials(states=(TrialState.RUNNING, TrialState.WAITING))
-
-
-def test_measurements_teach_a_fresh_study(tune: Search, store: Store) -> None:
-    tune(trials=5)
-    for summary in optuna.get_all_study_summaries(store.optuna_url):
-        optuna.delete_study(study_name=summary.study_name, storage=store.optuna_url)
-    assert tune(trials=1).measured == 1
-    (summary,) = optuna.get_all_study_summaries(store.optuna_url)
-    study = optuna.load_study(study_name=summary.study_name, storage=store.optuna_url)
-    assert len(study.get_trials(states=(TrialState.COMPLETE,))) >= 6
+    assert len(study.trials) == len(store.measurements(stage="screen")) == 6
+    with store.reading() as c:
+        tables = sa.inspect(c).get_table_names()
+    assert all(table.startswith(TABLE_PREFIX) for table in tables)
 
 
 def test_other_policy_is_another_key(tune: Search, policy: Policy) -> None:

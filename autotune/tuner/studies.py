@@ -1,0 +1,113 @@
+"""The searches of a database as Optuna's studies, made of the measurements whenever somebody looks."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import optuna
+from optuna.distributions import CategoricalDistribution
+from optuna.storages import InMemoryStorage
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from autotune.store.records import Key, Measurement
+from autotune.store.store import Store
+from autotune.task import Status, config_key, figure_of
+from autotune.workload import Workload
+
+_AGAIN_S = 2.0
+"""Seconds before it is seen again which searches there are."""
+
+
+class Studies(InMemoryStorage):
+    """What ``optuna.storages.RDBStorage`` would be, without tables of its own. What is written to it is forgotten.
+
+    A study has the first timings of one workload, taken in one way on one device; candidates that failed are failed
+    trials. A parameter's choices are those that were tried.
+
+    Args:
+        store: read only, for as long as this is used, by any thread.
+    """
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._store, self._looking, self._looked = store, threading.Lock(), 0.0
+        self._keys: dict[Key, int] = {}
+        self._told: dict[int, set[str]] = {}
+        self._choices: dict[int, dict[str, dict[Any, None]]] = {}
+
+    def get_all_studies(self) -> Any:
+        """See Optuna; those that began meanwhile included."""
+        with self._looking:
+            if time.monotonic() - self._looked > _AGAIN_S:
+                self._find()
+                self._looked = time.monotonic()
+        return super().get_all_studies()
+
+    def get_all_trials(self, study_id: int, deepcopy: bool = True, states: Any = None) -> list[FrozenTrial]:
+        """See Optuna; those that were measured meanwhile included."""
+        with self._looking:
+            key = next((key for key, number in self._keys.items() if number == study_id), None)
+            if key is not None:
+                self._learn(study_id, key)
+        return super().get_all_trials(study_id, deepcopy, states)
+
+    def _find(self) -> None:
+        new = [key for key in self._store.measured_keys() if key not in self._keys]
+        workloads = self._store.get_workloads({key.workload for key in new})
+        devices = self._store.get_devices({key.device for key in new})
+        for key in new:
+            workload, device = workloads.get(key.workload), devices.get(key.device)
+            if workload is None or device is None:
+                continue
+            # Ways to measure, and versions of software, are told apart by the beginnings of their digests.
+            name = f"{workload.label or workload.fingerprint[:12]} on {device.label} [{key_words(key)}]"
+            number = self._keys[key] = self.create_new_study([_direction(workload)], name)
+            for what in ("workload", "device", "environment", "policy"):
+                self.set_study_user_attr(number, what, getattr(key, what))
+
+    def _learn(self, number: int, key: Key) -> None:
+        told, choices = self._told.setdefault(number, set()), self._choices.setdefault(number, {})
+        found = self._store.measurements(key.workload, key.device, key.environment, key.policy, "screen")
+        new = [m for m in found if config_key(m.config) not in told]
+        for m in new:
+            for name, choice in m.config.items():
+                choices.setdefault(name, {})[choice] = None
+        distributions = {name: CategoricalDistribution(list(values)) for name, values in choices.items()}
+        workload = self._store.get_workload(key.workload) if new else None
+        figure = figure_of(workload) if workload is not None else None
+        for m in new:
+            told.add(config_key(m.config))
+            us = m.latency_us if m.status is Status.OK else None
+            value = us if us is None or figure is None else figure(us)[0]
+            self.create_new_trial(number, _trial(m, value, distributions))
+
+
+def key_words(key: Key) -> str:
+    """The beginnings of a key's parts."""
+    return ".".join(part[:10] for part in (key.workload, key.device, key.environment, key.policy))
+
+
+def _direction(workload: Workload) -> StudyDirection:
+    figure = figure_of(workload)
+    return StudyDirection.MAXIMIZE if figure and figure(2.0)[0] < figure(1.0)[0] else StudyDirection.MINIMIZE
+
+
+def _trial(m: Measurement, value: float | None, distributions: Mapping[str, CategoricalDistribution]) -> FrozenTrial:
+    trial = create_trial(
+        state=TrialState.COMPLETE if value is not None else TrialState.FAIL,
+        value=value,
+        params=dict(m.config),
+        distributions={name: distributions[name] for name in m.config},
+        user_attrs={"status": str(m.status), **({"reason": m.reason} if m.reason else {}), **m.metrics},
+    )
+    with contextlib.suppress(OverflowError, ValueError, OSError):  # a damaged row's time may be any number
+        end = datetime.datetime.fromtimestamp(m.when)
+        trial.datetime_start, trial.datetime_complete = end - datetime.timedelta(seconds=m.measure_s), end
+    return trial
