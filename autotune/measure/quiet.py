@@ -8,7 +8,8 @@ import time
 import psutil
 
 _WINDOW_S = 0.05
-_BUSY = 0.25  # processors that others may keep busy in a moment that counts as quiet
+BUSY = 0.25
+"""Processors that others may keep busy in a moment that counts as quiet."""
 
 
 class Meter:
@@ -33,7 +34,7 @@ def wait_for_quiet(limit_s: float) -> None:
     while True:
         meter = Meter()
         time.sleep(_WINDOW_S)
-        if meter.others() <= _BUSY or time.monotonic() >= end:
+        if meter.others() <= BUSY or time.monotonic() >= end:
             return
 
 

@@ -21,7 +21,7 @@ from autotune.tuner.composed.parts import LEAST_S, Means, Parts
 from autotune.tuner.context import Context
 from autotune.tuner.phases import finals
 from autotune.tuner.phases.explore import NO_GAIN, TIME_UP, TRIALS_UP, Explorer
-from autotune.tuner.phases.floor import AT_FLOOR, is_at_floor, may_be_at_floor
+from autotune.tuner.phases.floor import AT_FLOOR, is_at_floor, is_baseline_at_floor, may_be_at_floor
 from autotune.tuner.phases.screen import explore, learn_stored, settled
 from autotune.tuner.proposals.samplers import NONE, is_guided
 from autotune.tuner.proposals.seeds import Seed
@@ -53,7 +53,7 @@ def search(
     if may_be_at_floor(s):
         begin = [Seed(s.task.normalize(s.task.default()), "default")]
         Explorer(s, s.task.space(context.space_file), None, begin, until_s=None, patience=0).run()
-        if is_at_floor(s):
+        if is_at_floor(s) or is_baseline_at_floor(s):
             return AT_FLOOR
     parts = Parts()
     begun: list[Composition] = []

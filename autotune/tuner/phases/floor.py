@@ -1,8 +1,9 @@
-"""Where nothing is left to win: a candidate takes no longer than the device needs to move the bytes."""
+"""Where nothing is left to win: a candidate, or what the user has, takes no longer than moving the bytes."""
 
 from __future__ import annotations
 
 from autotune.task import BoundedTask, ComposedTask
+from autotune.tuner.phases import finals
 from autotune.tuner.session import Session
 
 AT_FLOOR = "nothing is faster than moving the bytes"
@@ -18,6 +19,20 @@ def is_at_floor(s: Session) -> bool:
         return False
     best = s.best_us
     return best is not None and best <= _NEAR * least
+
+
+def is_baseline_at_floor(s: Session) -> bool:
+    """Whether a baseline is as fast as anything could be, by a final comparison with the best candidate so far.
+
+    The comparison is stored. It is the last one of a search that ends here.
+
+    Raises:
+        WorkerFault: the machine failed.
+    """
+    if (least := _least_us(s)) is None or s.interrupt.requested:
+        return False
+    known = finals.compare(s, s.task.normalize(s.task.default())).baselines.values()
+    return any(us is not None and us <= _NEAR * least for us in known)
 
 
 def may_be_at_floor(s: Session) -> bool:

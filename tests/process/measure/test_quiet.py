@@ -6,6 +6,9 @@ import subprocess
 import sys
 import time
 
+import pytest
+
+from autotune.measure import quiet
 from autotune.measure.quiet import Meter, wait_for_quiet
 
 
@@ -15,7 +18,10 @@ def busy(seconds: float) -> None:
         pass
 
 
-def test_a_busy_neighbour_is_seen_and_our_own_work_is_not() -> None:
+def test_a_busy_neighbour_is_seen_and_our_own_work_is_not(
+    no_waiting_for_quiet: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quiet, "BUSY", no_waiting_for_quiet)
     meter = Meter()
     busy(0.5)
     before = meter.others()

@@ -50,6 +50,20 @@ def test_parts_are_not_searched_where_the_default_is_expected_at_the_floor_and_i
         assert (found.stop, found.measured) == (AT_FLOOR, 1)
 
 
+@pytest.mark.parametrize(("eager_us", "at_floor"), [(0, True), (100_000, False)])
+def test_a_baseline_at_the_floor_ends_it_before_parts_are_searched(
+    store: Store, policy: Policy, eager_us: int, at_floor: bool
+) -> None:
+    floor = {"least_us": 1500, "predicted": 1.0}  # the default takes 2800
+    whole = pair_domain.workload({"rows": 64, "slow_us": 900}, {"rows": 32, "slow_us": 500}, eager_us=eager_us, **floor)
+    (found,) = api.tune_workloads([whole], "cpu", store, policy=policy)
+    assert (found.stop == AT_FLOOR) is at_floor
+    assert (found.measured == 1) is at_floor
+    assert found.winner == ("eager" if at_floor else "autotune")
+    (again,) = api.tune_workloads([whole], "cpu", store, policy=policy)
+    assert (again.measured, again.winner) == (0, found.winner)
+
+
 def test_who_asks_for_all_candidates_gets_them(store: Store, policy: Policy) -> None:
     (found,) = api.tune_workloads([toy(least_us=1e6)], "cpu", store, policy=policy, patience=0, sampler="brute")
     assert found.measured == 12
