@@ -54,7 +54,9 @@ def main(descriptor: int) -> None:
 def _preload() -> None:
     for name in _PRELOADED:
         importlib.import_module(name)
-    importlib.import_module("autotune.measure.quiet").BUSY = math.inf  # as tests/conftest.py does
+    from autotune.measure import quiet
+
+    quiet.BUSY = math.inf  # as tests/conftest.py has it
     gc.collect()
     gc.freeze()
 
