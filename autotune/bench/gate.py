@@ -141,6 +141,8 @@ def read(file: Path) -> dict[str, dict[str, Any]]:
         UserError: there is no such file, or it is no file of records.
     """
     try:
+        if file.exists() and not file.is_dir() and not file.is_file():
+            raise UserError(f"{file}: is a device or a pipe, not a file")
         data = json.loads(file.read_text())
         if data["form"] != _FORM:
             raise ValueError(data["form"])
@@ -154,7 +156,7 @@ def read(file: Path) -> dict[str, dict[str, Any]]:
         raise UserError(f"{file}: there is no such file: write one with --save {file}") from None
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UserError(f"{file}: is no file that `autotune compare --save` wrote") from None
 
 

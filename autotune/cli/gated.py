@@ -63,6 +63,8 @@ def check(args: argparse.Namespace) -> None:
 
     if args.against is None and (args.gate != "auto" or args.tolerance is not None):
         raise UserError("--gate and --tolerance are of --against: name the record, too")
+    if "" in (args.save, args.against):  # a variable of a script that is not set: no gate would be there
+        raise UserError("--against and --save name a file: what was given is empty")
     if args.save:
         check_output(Path(args.save), f"--save {args.save}", make=True)
         if Path(args.save).exists():

@@ -29,7 +29,7 @@ def attach(
     Raises:
         UserError: there is one, but it cannot be used; a key is given and it is a database, which has no signature.
     """
-    key = key or os.environ.get("AUTOTUNE_KEY") or None
+    key = key if key is not None else os.environ.get("AUTOTUNE_KEY") or None
     if (frozen := named_snapshot(url)) is not None:
         from autotune.store.snapshots.reader import Snapshot
 

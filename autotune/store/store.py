@@ -18,7 +18,6 @@ from autotune.store.models import SCHEMA_REVISION
 from autotune.store.overviews import Overviews
 from autotune.store.runs import Runs
 from autotune.store.schedules import Schedules
-from autotune.store.snapshots.form import is_snapshot
 from autotune.store.verdicts import Verdicts
 
 DEPLOY_S = 2.0
@@ -67,11 +66,6 @@ class Store(Measurements, Schedules, Runs, Efforts, Verdicts, Overviews, Activit
                 of another version.
         """
         parsed = parse_url(url)
-        if parsed.get_backend_name() == "sqlite" and is_snapshot(str(parsed.database)):
-            raise UserError(
-                f"{parsed.database} is a snapshot, which is looked up in and nothing else: give a database with --db"
-                " (`autotune import` adds a snapshot to one)"
-            )
         engine = create_engine(parsed, readonly=readonly, timeout_s=timeout_s, limit_s=limit_s)
         patience_s = 0.0 if readonly else patience_s
         store = cls(parsed, engine, readonly=readonly, limit_s=limit_s, patience_s=patience_s)

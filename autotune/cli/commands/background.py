@@ -96,7 +96,7 @@ def _watch(args: argparse.Namespace, device: str, where: DeviceIdentity, alone: 
 
     given_up: frozenset[tuple[str, int]] = frozenset()
     while not alone():
-        found = _missed(args.db, where.fingerprint)
+        found = _missed(args.db, where.fingerprint, wait=not args.once)
         if not found and args.once:
             return 0
         if found and found != given_up and (args.always or idle(device, args.busy)):
@@ -114,8 +114,12 @@ def _watch(args: argparse.Namespace, device: str, where: DeviceIdentity, alone: 
     return 0
 
 
-def _missed(db: str | None, device: str) -> frozenset[tuple[str, int]]:
-    """The regions that are missed on a device, and how often; none where the database is not there, or is lost."""
+def _missed(db: str | None, device: str, wait: bool = True) -> frozenset[tuple[str, int]]:
+    """The regions that are missed on a device, and how often.
+
+    Args:
+        wait: find none where the database is not there yet, or is lost. Raises UserError otherwise.
+    """
     from autotune.store import Store
 
     try:
@@ -123,6 +127,8 @@ def _missed(db: str | None, device: str) -> frozenset[tuple[str, int]]:
             found = store.misses(device)
             names = store.names(m.workload for m in found)
     except UserError as e:
+        if not wait:
+            raise
         if _is_new(str(e)):
             print(f"autotune: {told(e)}", file=sys.stderr, flush=True)
         return frozenset()

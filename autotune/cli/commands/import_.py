@@ -38,7 +38,9 @@ def run(args: argparse.Namespace) -> int:
     from autotune.store.snapshots.merge import import_file
 
     with Store.open(args.db) as store:
-        found = import_file(store, args.file, key=args.key or os.environ.get("AUTOTUNE_KEY") or None)
+        # An empty --key is a variable that is not set, and no wish to take what nobody signed.
+        key = args.key if args.key is not None else os.environ.get("AUTOTUNE_KEY") or None
+        found = import_file(store, args.file, key=key)
         name = store.name
     if args.json:
         print(json.dumps({"file": args.file, "database": name, **found.to_json()}))

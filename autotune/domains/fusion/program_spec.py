@@ -159,7 +159,7 @@ def with_rows(call: Call, rows: int) -> Call:
     ``rows`` there, by repeating or leaving out; the others stay.
 
     Raises:
-        UserError: no input has two axes, so that none tells what rows are.
+        UserError: no input has two axes, so that none tells what rows are; so many rows cannot be made.
     """
     tensors = [t for t in pytree.tree_leaves(call) if isinstance(t, torch.Tensor)]
     first = next((t for t in tensors if t.dim() > 1 and len(t)), None)
@@ -173,7 +173,10 @@ def with_rows(call: Call, rows: int) -> Call:
         wide = value.detach()[torch.arange(rows, device=value.device) % own]
         return wide.requires_grad_(value.requires_grad)
 
-    made: Call = pytree.tree_map(leaf, call)
+    try:
+        made: Call = pytree.tree_map(leaf, call)
+    except (RuntimeError, MemoryError, OverflowError) as error:
+        raise UserError(f"--rows {rows}: inputs of so many rows cannot be made: {first_line(error)}") from None
     return made
 
 

@@ -194,6 +194,8 @@ def lookup_stored(
         if workload is None or workload.kind != "fusion":
             if store is not None and store.lost:
                 raise UserError(store.lost)
+            if store is None:
+                raise UserError(f"{name}: there is no database to look it up in: name one with --db")
             why = "more than one stored workload begins so" if len(found) > 1 else "no stored region has such an id"
             raise UserError(f"{name}: {why}: `autotune show` lists them")
         return match_regions([_Stored(workload)], store, device, strict=strict, explained=explain)

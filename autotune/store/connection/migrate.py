@@ -30,8 +30,8 @@ def upgrade(url: str | os.PathLike[str] | None = None, *, timeout_s: float = 60.
         The revision it is at now.
 
     Raises:
-        UserError: the database cannot be reached or written, stays locked for ``timeout_s`` seconds, or was made by a
-            newer version of autotune.
+        UserError: it is a snapshot; the database cannot be reached or written, stays locked for ``timeout_s`` seconds,
+            or was made by a newer version of autotune.
     """
     parsed = parse_url(url)
     engine = create_engine(parsed, timeout_s=timeout_s)

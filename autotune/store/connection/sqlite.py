@@ -17,6 +17,7 @@ from autotune.errors import UserError
 from autotune.store.connection.faults import reason
 from autotune.store.connection.filesystem import shared_type
 from autotune.store.health.damage import from_json_text
+from autotune.store.snapshots.form import is_snapshot
 from autotune.workload import canonical_json
 
 log = logging.getLogger(__name__)
@@ -26,6 +27,11 @@ _warned: set[Path] = set()
 def sqlite_engine(url: sa.URL, readonly: bool, timeout_s: float) -> sa.Engine:
     """An engine for a file, which is made where it is not there, unless ``readonly``; raises UserError."""
     path = Path(str(url.database))
+    if is_snapshot(path):
+        raise UserError(
+            f"{path} is a snapshot, which is looked up in and nothing else: give a database with --db"
+            " (`autotune import` adds a snapshot to one)"
+        )
     shared = shared_type(path)
     uri = f"file:{quote(str(path))}"
     if readonly:

@@ -405,6 +405,9 @@ def test_a_planted_slowdown_is_caught_and_an_unchanged_step_passes(
         (["--against", "none.db"], "there is no database"),
         (["--gate", "relative"], "are of --against"),
         (["--against", "other.json"], "is no file that"),
+        (["--against", "deep.json"], "is no file that"),
+        (["--against", "/dev/zero"], "is a device or a pipe"),
+        (["--against", ""], "what was given is empty"),
         (["--save", "other.json"], "is no file that"),
         (["--against", "known.json"], "it has no step"),
         (["--tolerance", "2"], "is not a share"),
@@ -420,6 +423,7 @@ def test_a_record_that_cannot_be_used_is_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "other.json").write_text("[]")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
     save(tmp_path / "known.json", "another", {"device": "d", "samples": {}})
     try:
         code = main(command("work", "many", "--db", db, *more))

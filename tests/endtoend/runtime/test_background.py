@@ -189,12 +189,20 @@ def test_a_search_gives_way(
     assert capsys.readouterr().err == f"autotune: {how}: the search is interrupted\n"
 
 
+def test_one_round_needs_a_database(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match="there is no database"):
+        command._missed(str(tmp_path / "none.db"), "d", wait=False)
+    for _ in range(2):
+        assert command._missed(str(tmp_path / "none.db"), "d") == frozenset()
+    assert capsys.readouterr().err.count("there is no database") == 1
+
+
 def test_what_cannot_be_searched_is_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
     asked: list[int] = []
     sets = [frozenset({("a", 1)})] * 6 + [frozenset({("a", 2)})] * 6
 
-    def missed_now(db: str | None, device: str) -> frozenset[tuple[str, int]]:
+    def missed_now(db: str | None, device: str, wait: bool = True) -> frozenset[tuple[str, int]]:
         asked.append(1)
         return sets[min(len(asked) - 1, len(sets) - 1)]
 

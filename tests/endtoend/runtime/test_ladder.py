@@ -281,6 +281,8 @@ def test_a_stored_workload_is_looked_up_by_its_id_without_torch(tune: Tune, tmp_
     assert lookup_stored(name, device="cpu", db=str(frozen))[0].level is Level.EXACT
     with pytest.raises(UserError, match="no stored region has such an id: `autotune show`"):
         lookup_stored("0" * 12, device="cpu")
+    with pytest.raises(UserError, match="there is no database to look it up in"):
+        lookup_stored(name, device="cpu", db=str(tmp_path / "none.db"))
     code = (
         "import sys; from autotune.cli.app import main; code = main(sys.argv[1:]); print('torch' in sys.modules, code)"
     )

@@ -10,6 +10,7 @@ import pytest
 
 from autotune.errors import UserError
 from autotune.store import Snapshot, Store, attach
+from autotune.store.connection import migrate
 from autotune.store.reading import Match, Reader
 from autotune.store.snapshots.form import is_snapshot
 from autotune.store.snapshots.writer import export_snapshot
@@ -176,8 +177,11 @@ def test_a_database_is_none_and_a_snapshot_is_no_database(store: Store, file: Pa
     assert not is_snapshot(tmp_path / "tuned.db")
     assert isinstance(attach(file), Snapshot)
     assert isinstance(attach(tmp_path / "tuned.db"), Store)
-    with pytest.raises(UserError, match="is a snapshot"):
-        Store.open(file)
+    before = file.read_bytes()
+    for use in (Store.open, migrate.upgrade, migrate.current):
+        with pytest.raises(UserError, match="is a snapshot"):
+            use(file)
+    assert file.read_bytes() == before
     with pytest.raises(UserError, match="there is no snapshot"):
         attach(tmp_path / "missing.atdb")
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from autotune.cli.app import main
 from autotune.errors import UserError
-from autotune.store import Snapshot, Store
+from autotune.store import Snapshot, Store, attach
 from autotune.store.bundles.bundle import export_bundle
 from autotune.store.bundles.merge import merge
 from autotune.store.snapshots.merge import import_file
@@ -96,7 +97,7 @@ def test_calibrations_travel(store: Store, file: Path, tmp_path: Path) -> None:
         assert found.figures == {"copy_gbs": 4000.0}
 
 
-def test_a_pinned_key(store: Store, file: Path, tmp_path: Path) -> None:
+def test_a_pinned_key(store: Store, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mine, theirs = keys(tmp_path)
     bundle, signed = tmp_path / "in.zip", tmp_path / "signed.atdb"
     export_bundle(store, bundle)
@@ -107,6 +108,10 @@ def test_a_pinned_key(store: Store, file: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="alone can be signed"):
             import_file(other, bundle, key=str(theirs))
         assert import_file(other, signed, key=str(theirs)).stored == 6
+    assert main(["import", str(file), "--db", other.url, "--key", ""]) == 2  # as a variable that is not set
+    assert "cannot read the key" in capsys.readouterr().err
+    with pytest.raises(UserError, match="cannot read the key"):
+        attach(file, key="")
 
 
 def test_there_and_back(store: Store, file: Path, tmp_path: Path) -> None:

@@ -141,6 +141,9 @@ def test_which_inputs_have_rows() -> None:
     assert number is scalar
     assert more == {"table": table, "n": 3}
     ((grown,), _) = with_rows(((table,), {}), 2)
+    for many in (1 << 62, 10**30):
+        with pytest.raises(UserError, match=f"--rows {many}: inputs of so many rows cannot be made"):
+            with_rows(((table,), {}), many)
     assert (grown.requires_grad, grown.is_leaf) == (True, True)
     with pytest.raises(UserError, match="--rows needs an input of two axes"):
         with_rows(((bias, 3), {}), 5)
