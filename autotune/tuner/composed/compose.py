@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autotune.errors import Unsupported
-from autotune.space import holds
+from autotune.space import Space, holds
 from autotune.store.records import Key
 from autotune.task import ComposedTask, Composition, Config, Ranked, config_key
 from autotune.tuner.budget import Budget
@@ -23,6 +23,7 @@ from autotune.tuner.phases import finals
 from autotune.tuner.phases.explore import NO_GAIN, TIME_UP, TRIALS_UP, Explorer
 from autotune.tuner.phases.floor import AT_FLOOR, is_at_floor, is_baseline_at_floor, may_be_at_floor
 from autotune.tuner.phases.screen import explore, learn_stored, settled
+from autotune.tuner.proposals.elsewhere import winners
 from autotune.tuner.proposals.samplers import NONE, is_guided
 from autotune.tuner.proposals.seeds import Seed
 from autotune.tuner.session import Session
@@ -79,6 +80,7 @@ def search(
     seeds = [Seed(config, "composed") for config in _wholes(s, compositions, parts)]
     if context.sampler != NONE or not seeds:  # then the model alone decides
         seeds.insert(0, Seed(s.task.normalize(s.task.default()), "default"))
+        seeds += [Seed(config, "elsewhere") for config in _elsewhere(context, s)]
     space = s.task.space(context.space_file)
     Explorer(s, space, None, seeds, until_s=None, patience=0).run()
     finals.refine(s)
@@ -263,6 +265,24 @@ def _wholes(s: Session, compositions: Sequence[Composition], parts: Parts) -> li
     return list(configs.values())[:WHOLES]
 
 
+def _elsewhere(context: Context, s: Session) -> list[Config]:
+    """What was best for the whole in other places, where it was polished beyond what its parts came to."""
+    found = []
+    for config in winners(s.store, s.key):
+        space = _space_of(context, s, config)
+        if space is not None and (fitted := space.project(config)) is not None:
+            found.append(s.task.normalize(fitted))
+    return found
+
+
+def _space_of(context: Context, s: Session, config: Config) -> Space | None:
+    """The space of what is composed as ``config`` is; None where this version composes nothing so."""
+    try:
+        return s.task.space_for(config, context.space_file) if isinstance(s.task, ComposedTask) else None
+    except Unsupported:
+        return None
+
+
 def _polish(context: Context, s: Session, budget: Budget) -> None:
     """Try what is one step from the best whole: parts that follow each other share the caches, which none of them knew.
 
@@ -270,13 +290,10 @@ def _polish(context: Context, s: Session, budget: Budget) -> None:
     """
     ranking = s.ranking()
     most = _POLISH if budget.trials is None else min(_POLISH, budget.trials - s.done - s.measured)
-    if not ranking or most < 1 or s.interrupt.requested or not isinstance(s.task, ComposedTask):
+    if not ranking or most < 1 or s.interrupt.requested:
         return
-    try:
-        space = s.task.space_for(ranking[0].config, context.space_file)
-    except Unsupported:  # stored by an earlier version, which had more plans
-        return
-    if not space.contains(ranking[0].config):
+    space = _space_of(context, s, ranking[0].config)
+    if space is None or not space.contains(ranking[0].config):
         return
     trials, s.trials = s.trials, most
     polish = Explorer(s, space, None, [], until_s=budget.until_s, patience=_POLISH_PATIENCE, polish=True, prune=True)

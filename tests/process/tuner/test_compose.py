@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from autotune import api, task
+from autotune.device import DeviceIdentity
 from autotune.errors import UserError
 from autotune.measure.policy import Policy
 from autotune.measure.pool import CompilePool
@@ -217,6 +218,21 @@ def test_the_best_is_told_by_measurements_where_no_model_knows_of_plans() -> Non
     slow, quick, apart, unknown = made(A), made(B), made(A, B, B), made(C)
     assert compose._best([slow, apart, unknown, quick], Parts(found)) is quick
     assert compose._best([apart, unknown], Parts(found)) is None
+
+
+def test_what_was_best_for_the_whole_elsewhere_is_measured(tune: Tune, store: Store) -> None:
+    first = tune(A, B)
+    one = store.measurements(workload=first.workload, stage="screen")[0]
+    other = DeviceIdentity("cpu", "Another CPU", 4, 1024, "x86_64", threads=4)
+    there = replace(one.key, device=store.put_device(other))
+    odd = {"g0.how": "rows", "g0.block": 1, "g1.how": "rows", "g1.block": 2}
+    for config in (odd, {**odd, "plan": "gone"}):
+        store.add_measurement(replace(one, key=there, config=config, samples=(1.0,)))
+    second = tune(A, B, trials=40)
+    here = [m.config for m in store.measurements(workload=first.workload, device=one.key.device, stage="screen")]
+    assert second.measured == 1
+    assert odd in here
+    assert "gone" not in {config.get("plan") for config in here}
 
 
 def test_few_trials_go_to_the_most_promising(tune: Tune, store: Store) -> None:
