@@ -1,13 +1,19 @@
-"""A process that trains a step of a model with the backend and tells what it found: run by :mod:`test_warm_start`."""
+"""A process that trains a step of a model with the backend and tells what it found: run by :mod:`test_warm_start`.
+
+Inductor's caches are on. The word "no-autograd-cache" leaves AOTAutograd's out, and "stale" makes caches that do not
+notice what became of the database.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
+from collections.abc import Sequence
 
 import torch
+import torch._functorch.config
+import torch._inductor.config
 from torch import nn
 from torch._dynamo.utils import counters as dynamo_counters
 
@@ -23,7 +29,7 @@ def example() -> tuple[nn.Module, torch.Tensor]:
     return nn.Sequential(nn.Linear(48, 40, bias=False), nn.Softmax(-1)), torch.randn(32, 48)
 
 
-def main() -> int:
+def main(words: Sequence[str]) -> int:
     said: list[str] = []
 
     class Keep(logging.Handler):
@@ -31,7 +37,9 @@ def main() -> int:
             said.append(record.getMessage())
 
     logging.getLogger("autotune").addHandler(Keep(logging.WARNING))
-    if os.environ.get("STALE"):  # a cache that does not notice what became of the database
+    torch._inductor.config.fx_graph_cache = True
+    torch._functorch.config.enable_autograd_cache = "no-autograd-cache" not in words
+    if "stale" in words:
         database.state_of_store = lambda url=None: b"always the same"  # type: ignore[assignment]
     model, x = example()
     assert_same_step(torch.compile(model, backend=dynamo_backend), model, twin(model), x)
@@ -46,4 +54,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
