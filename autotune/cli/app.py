@@ -84,8 +84,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a file's name need not be text of the terminal's encoding
             stream.reconfigure(errors="backslashreplace")
-    args = build_parser().parse_args(argv)
+    args = None
     try:
+        args = build_parser().parse_args(argv)
         code: int = args.run(args)
         sys.stdout.flush()
         return code
@@ -93,10 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"autotune: {told(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(
-            "autotune: interrupted; everything measured so far is kept, the same command goes on from there",
-            file=sys.stderr,
-        )
+        kept = "everything measured so far is kept, the same command goes on from there"
+        print(f"autotune: interrupted; {kept if args else 'nothing was begun'}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         _give_up_stdout()  # the reader (`| head`) has gone
