@@ -14,7 +14,7 @@ from autotune.store.models import TABLE_PREFIX, VERSION_TABLE, Base
 
 
 def include_name(name: str | None, kind: str, parents: object) -> bool:
-    """Leave other people's tables alone: Optuna's live in the same database."""
+    """Leave other people's tables alone; Optuna's may live in the same database."""
     return kind != "table" or (name or "").startswith(TABLE_PREFIX)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from autotune.bench.gate import Change
     from autotune.bench.step import Comparison
     from autotune.device import DeviceIdentity
+    from autotune.store import Verdict
 
 SLOWER = 3
 """The exit code where a step became slower than its record: no failure, and no mistake of the user."""
@@ -77,46 +78,28 @@ def check(args: argparse.Namespace) -> None:
         Store.open(args.against, migrate=False, readonly=True).close()
 
 
-def judged(args: argparse.Namespace, label: str, where: DeviceIdentity, found: Comparison) -> list[Change]:
-    """Write the record if that is asked for, and compare with the one given.
+def recorded(args: argparse.Namespace, label: str, where: DeviceIdentity) -> Mapping[str, Any] | list[Verdict] | None:
+    """What ``--against`` has of the step on this device: a record, or a database's verdicts, the newest first.
 
     Raises:
         UserError: the record has no such step, or is of another device.
     """
     from autotune.bench import gate
-    from autotune.bench.form import commit
-    from autotune.bench.step import AUTOTUNE, EAGER
-    from autotune.device import environment
 
+    if args.against is None:
+        return None
+    if is_database(args.against):
+        return _verdicts(args, label, where)
     name = gate.name_of(label, args.inputs or "", args.train)
-    samples = {who: step.samples for who, step in found.steps.items()}
-    subjects = [who for who in found.of(AUTOTUNE) if who in found.steps]
-    changes: list[Change] = []
-    if args.against and subjects:
-        tolerance = gate.TOLERANCE if args.tolerance is None else args.tolerance
-        if is_database(args.against):
-            changes = _stored(args, label, where, found, tolerance)
-        else:
-            record = gate.read(Path(args.against)).get(name)
-            if record is None:
-                raise UserError(f"--against {args.against}: it has no step {name}: add it with --save")
-            if record["device"] != where.label:
-                raise UserError(f"--against {args.against}: its {name} is of {record['device']}, not {where.label}")
-            relative = args.gate == "relative" or (args.gate == "auto" and found.device == "cpu")
-            changes = gate.changes(record, samples, subjects, relative=relative, tolerance=tolerance)
-    if args.save:
-        kept = {who: [round(us, 3) for us in samples[who]] for who in (EAGER, *subjects) if who in samples}
-        about = {"device": where.label, "commit": commit(), "environment": environment(found.device).to_json()}
-        gate.save(Path(args.save), name, {**about, "samples": kept})
-    return changes
+    record = gate.read(Path(args.against)).get(name)
+    if record is None:
+        raise UserError(f"--against {args.against}: it has no step {name}: add it with --save")
+    if record["device"] != where.label:
+        raise UserError(f"--against {args.against}: its {name} is of {record['device']}, not {where.label}")
+    return record
 
 
-def _stored(
-    args: argparse.Namespace, label: str, where: DeviceIdentity, found: Comparison, tolerance: float
-) -> list[Change]:
-    """Against the verdicts of a database, the newest of each mode on this device."""
-    from autotune.bench import gate
-    from autotune.bench.step import AUTOTUNE, COMPILE
+def _verdicts(args: argparse.Namespace, label: str, where: DeviceIdentity) -> list[Verdict]:
     from autotune.store import Store
 
     if args.gate == "absolute":
@@ -128,18 +111,60 @@ def _stored(
             for v in store.verdicts()
             if v.device == where.fingerprint and tuple(map(v.record.get, ("target", "inputs", "train"))) == wanted
         ]
+    if not any(v.mode in args.mode for v in own):
+        raise UserError(_NONE)
+    return own
+
+
+_NONE = "--against: the database has no verdict on this step, device and mode: search it, or use --save"
+
+
+def judged(
+    args: argparse.Namespace,
+    label: str,
+    where: DeviceIdentity,
+    found: Comparison,
+    record: Mapping[str, Any] | list[Verdict] | None,
+) -> list[Change]:
+    """Write the record if that is asked for, and compare with what :func:`recorded` found."""
+    from autotune.bench import gate
+    from autotune.bench.form import commit
+    from autotune.bench.step import AUTOTUNE, EAGER
+    from autotune.device import environment
+
+    samples = {who: step.samples for who, step in found.steps.items()}
+    subjects = [who for who in found.of(AUTOTUNE) if who in found.steps]
+    changes: list[Change] = []
+    if record is not None and subjects:
+        tolerance = gate.TOLERANCE if args.tolerance is None else args.tolerance
+        if isinstance(record, list):
+            changes = _against(record, found, tolerance)
+        else:
+            relative = args.gate == "relative" or (args.gate == "auto" and found.device == "cpu")
+            changes = gate.changes(record, samples, subjects, relative=relative, tolerance=tolerance)
+    if args.save:
+        kept = {who: [round(us, 3) for us in samples[who]] for who in (EAGER, *subjects) if who in samples}
+        about = {"device": where.label, "commit": commit(), "environment": environment(found.device).to_json()}
+        name = gate.name_of(label, args.inputs or "", args.train)
+        gate.save(Path(args.save), name, {**about, "samples": kept})
+    return changes
+
+
+def _against(verdicts: list[Verdict], found: Comparison, tolerance: float) -> list[Change]:
+    """Against the newest verdict of each mode."""
+    from autotune.bench import gate
+    from autotune.bench.step import AUTOTUNE, COMPILE
+
     samples = {who: step.samples for who, step in found.steps.items()}
     changes = []
     for mode, ours, peer in zip(found.modes, found.of(AUTOTUNE), found.of(COMPILE), strict=True):
-        verdict = next((v for v in own if v.mode == mode), None)
+        verdict = next((v for v in verdicts if v.mode == mode), None)
         if verdict is None or ours not in samples or peer not in samples:
             continue
         change = gate.against_verdict(verdict.record, ours, samples, peer, tolerance)
         changes += [change] if change else []
     if not changes:
-        raise UserError(
-            "--against: the database has no verdict on this step, device and mode: search it, or use --save"
-        )
+        raise UserError(_NONE)
     return changes
 
 

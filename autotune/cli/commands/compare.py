@@ -92,6 +92,8 @@ def run(args: argparse.Namespace) -> int:
         check_modes(args.mode)
         gated.check(args)
         fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device)
+        where = identify(device)
+        record = gated.recorded(args, label, where)
         given = training(fn, inputs, kwargs, label) if args.train else contextlib.nullcontext((inputs, kwargs))
         try:
             with deploying_from(args.db, args.db_read), asking(args.precision), given as (inputs, named):
@@ -108,13 +110,12 @@ def run(args: argparse.Namespace) -> int:
         except NotCompared as error:
             print(f"autotune: {label} fails as it is, without a compiler: {error}", file=sys.stderr)
             return 1
-        where = identify(device)
         verdicts: list[Verdict] = []
         if frozen is None:  # a snapshot does not tell of which programs its verdicts are
             with Store.open(args.db, migrate=False, readonly=True) as store:
                 verdicts = decided.used(store, label, args.inputs or "", args.train, device, found.modes)
         answer = _answer(args, label, device, where.label, found)
-        judged = gated.judged(args, label, where, found)
+        judged = gated.judged(args, label, where, found, record)
         emit({**answer, "verdicts": [decided.to_json(verdict) for verdict in verdicts], **gated.to_json(judged)})
     if not args.json:
         step = "a training step" if args.train else "a forward step"

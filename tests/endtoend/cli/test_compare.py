@@ -22,8 +22,9 @@ from autotune.bench.gate import save
 from autotune.bench.step import AUTOTUNE, COMPILE, EAGER, Comparison, Step
 from autotune.cli.app import build_parser, main
 from autotune.cli.commands import compare
+from autotune.device import environment, identify
 from autotune.measure.policy import Policy, default_policy
-from autotune.store import Store
+from autotune.store import Store, Verdict
 from tests.support.deployment import Tune
 
 HERE = "tests.endtoend.cli.test_compare"
@@ -398,6 +399,22 @@ def test_a_planted_slowdown_is_caught_and_an_unchanged_step_passes(
 
 
 @pytest.mark.usefixtures("in_eager")
+def test_a_stored_verdict_is_a_record_too(
+    db: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = {"target": f"{HERE}:work", "inputs": f"{HERE}:many", "train": False}
+    record = {**names, "autotune_us": 50.0, "compile_us": 80.0, "ratio": 1.6, "noise": 0.02}
+    with Store.open(db) as store:
+        device, env = store.put_device(identify("cpu")), store.put_environment(environment("cpu"))
+        store.put_verdicts([Verdict("a" * 64, device, env, "default", (), record)])
+    given = command("work", "many", "--db", db, "--against", db)
+    for slowdown, code, said in ((0.0, 0, "ok"), (0.1, 3, "SLOWER")):
+        timed_as(slowdown, monkeypatch)
+        assert main(given) == code
+        assert re.search(rf"autotune .* {said}\n", capsys.readouterr().out)
+
+
+@pytest.mark.usefixtures("in_eager")
 @pytest.mark.parametrize(
     ("more", "said"),
     [
@@ -410,6 +427,7 @@ def test_a_planted_slowdown_is_caught_and_an_unchanged_step_passes(
         (["--against", ""], "what was given is empty"),
         (["--save", "other.json"], "is no file that"),
         (["--against", "known.json"], "it has no step"),
+        (["--against", "empty.db"], "has no verdict on this step"),
         (["--tolerance", "2"], "is not a share"),
     ],
 )
@@ -424,11 +442,14 @@ def test_a_record_that_cannot_be_used_is_one_line(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "other.json").write_text("[]")
     (tmp_path / "deep.json").write_text("[" * 100_000)
+    Store.open(tmp_path / "empty.db").close()
     save(tmp_path / "known.json", "another", {"device": "d", "samples": {}})
     try:
         code = main(command("work", "many", "--db", db, *more))
     except SystemExit as exit:  # argparse's own
         code = int(exit.code or 0)
     assert code == 2
-    assert said in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert said in err
+    assert len(err.splitlines()) == 1, "nothing was measured"
     assert (tmp_path / "other.json").read_text() == "[]"
