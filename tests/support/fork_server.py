@@ -26,9 +26,16 @@ from typing import Any, NoReturn
 _PRELOADED = (
     "numba.core.compiler",
     "optuna",
-    "torch._dynamo",
+    "torch._dynamo.backends.inductor",
+    "torch._dynamo.repro.after_dynamo",
+    "torch._inductor.bounds",
+    "torch._inductor.choices",
+    "torch._inductor.codegen.memory_planning",
     "torch._inductor.compile_fx",
     "torch._inductor.cpp_builder",
+    "torch._inductor.fx_passes.freezing_patterns",
+    "torch._inductor.fx_passes.mkldnn_fusion",
+    "torch.utils.cpp_extension",
     "autotune.cli.app",
     "autotune.compiler.assemble",
     "autotune.domains.fusion.bench",
@@ -54,8 +61,15 @@ def main(descriptor: int) -> None:
 def _preload() -> None:
     for name in _PRELOADED:
         importlib.import_module(name)
+    from torch._inductor.codegen.common import init_backend_registration
+    from torch._inductor.fx_passes import joint_graph
+    from tqdm import tqdm
+
     from autotune.measure import quiet
 
+    tqdm.monitor_interval = 0  # or it has a thread
+    joint_graph.lazy_init()  # half a second for the patterns of attention
+    init_backend_registration()
     quiet.BUSY = math.inf  # as tests/conftest.py has it
     gc.collect()
     gc.freeze()
