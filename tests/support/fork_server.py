@@ -63,11 +63,10 @@ def _preload() -> None:
         importlib.import_module(name)
     from torch._inductor.codegen.common import init_backend_registration
     from torch._inductor.fx_passes import joint_graph
-    from tqdm import tqdm
 
     from autotune.measure import quiet
 
-    tqdm.monitor_interval = 0  # or it has a thread
+    importlib.import_module("tqdm").tqdm.monitor_interval = 0  # or it has a thread; optuna has it, torch uses it
     joint_graph.lazy_init()  # half a second for the patterns of attention
     init_backend_registration()
     quiet.BUSY = math.inf  # as tests/conftest.py has it
