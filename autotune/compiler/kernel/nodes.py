@@ -11,7 +11,7 @@ of the same text stay two. What only one target has (a shuffle, shared memory) i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, overload
 
@@ -38,6 +38,14 @@ class Node:
         return found
 
 
+def _infix(op: str) -> Callable[[Expr, Operand], Binary]:
+    return lambda self, other: Binary(op, self, expr(other))
+
+
+def _swapped(op: str) -> Callable[[Expr, Operand], Binary]:
+    return lambda self, other: Binary(op, expr(other), self)
+
+
 class Expr(Node):
     """A value.
 
@@ -53,73 +61,21 @@ class Expr(Node):
     def dtype(self) -> str:
         return next((t for name in self.like if (t := getattr(self, name).dtype)), "")
 
-    def __add__(self, other: Operand) -> Binary:
-        return Binary("+", self, expr(other))
-
-    def __radd__(self, other: Operand) -> Binary:
-        return Binary("+", expr(other), self)
-
-    def __sub__(self, other: Operand) -> Binary:
-        return Binary("-", self, expr(other))
-
-    def __rsub__(self, other: Operand) -> Binary:
-        return Binary("-", expr(other), self)
-
-    def __mul__(self, other: Operand) -> Binary:
-        return Binary("*", self, expr(other))
-
-    def __rmul__(self, other: Operand) -> Binary:
-        return Binary("*", expr(other), self)
-
-    def __truediv__(self, other: Operand) -> Binary:
-        return Binary("/", self, expr(other))
-
-    def __floordiv__(self, other: Operand) -> Binary:
-        return Binary("//", self, expr(other))
-
-    def __mod__(self, other: Operand) -> Binary:
-        return Binary("%", self, expr(other))
-
-    def __and__(self, other: Operand) -> Binary:
-        return Binary("&", self, expr(other))
-
-    def __or__(self, other: Operand) -> Binary:
-        return Binary("|", self, expr(other))
-
-    def __xor__(self, other: Operand) -> Binary:
-        return Binary("^", self, expr(other))
-
-    def __rshift__(self, other: Operand) -> Binary:
-        return Binary(">>", self, expr(other))
-
-    def __lshift__(self, other: Operand) -> Binary:
-        return Binary("<<", self, expr(other))
-
-    def __lt__(self, other: Operand) -> Binary:
-        return Binary("<", self, expr(other))
-
-    def __le__(self, other: Operand) -> Binary:
-        return Binary("<=", self, expr(other))
-
-    def __gt__(self, other: Operand) -> Binary:
-        return Binary(">", self, expr(other))
-
-    def __ge__(self, other: Operand) -> Binary:
-        return Binary(">=", self, expr(other))
+    __add__, __radd__ = _infix("+"), _swapped("+")
+    __sub__, __rsub__ = _infix("-"), _swapped("-")
+    __mul__, __rmul__ = _infix("*"), _swapped("*")
+    __truediv__, __floordiv__, __mod__ = _infix("/"), _infix("//"), _infix("%")
+    __and__, __or__, __xor__ = _infix("&"), _infix("|"), _infix("^")
+    __rshift__, __lshift__ = _infix(">>"), _infix("<<")
+    __lt__, __le__, __gt__, __ge__ = _infix("<"), _infix("<="), _infix(">"), _infix(">=")
+    # ``==`` and ``!=`` themselves compare nodes; these are the kernel's.
+    equals, differs = _infix("=="), _infix("!=")
 
     def __neg__(self) -> Unary:
         return Unary("-", self)
 
     def __getitem__(self, index: Operand) -> Item:
         return Item(self, expr(index))
-
-    def equals(self, other: Operand) -> Binary:
-        """``self == other`` in the kernel; ``==`` itself compares nodes."""
-        return Binary("==", self, expr(other))
-
-    def differs(self, other: Operand) -> Binary:
-        """``self != other`` in the kernel."""
-        return Binary("!=", self, expr(other))
 
 
 Operand = Expr | int

@@ -15,7 +15,7 @@ from torch import Tensor
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.schedules.cuda.outer import SCHEME
 from autotune.compiler.targets.cuda.compile import build, compile_ptx
-from autotune.compiler.targets.cuda.device import ClusterWait
+from autotune.compiler.targets.cuda.device import CLUSTER_WAIT
 from autotune.compiler.targets.cuda.kernels import GroupKernels
 from autotune.compiler.targets.cuda.source import CudaSource
 from autotune.errors import Unsupported
@@ -166,7 +166,7 @@ def test_a_cluster_waits_until_all_its_blocks_have_begun() -> None:
     good = source(g, cluster=2, threads_per_row=8, rows_per_block=8)
     check_group(g, GroupKernels.single(good, len(g.inputs), len(g.outputs)))
     hasty = list(good.body)
-    hasty.remove(ClusterWait())
+    hasty.remove(CLUSTER_WAIT)
     broken = replace(good, body=tuple(hasty))
     with pytest.raises(KernelError, match="may not have begun"):
         check_group(g, GroupKernels.single(broken, len(g.inputs), len(g.outputs)))

@@ -19,7 +19,7 @@ from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.schedules.cuda.transpose import LEAST_BYTES, SCHEME
 from autotune.compiler.targets.cuda.compile import build, compile_ptx
 from autotune.compiler.targets.cuda.counts import Counts
-from autotune.compiler.targets.cuda.device import Barrier
+from autotune.compiler.targets.cuda.device import BARRIER
 from autotune.compiler.targets.cuda.printer import CudaPrinter
 from autotune.compiler.targets.cuda.transpose import _Kernel
 from autotune.errors import Unsupported
@@ -214,7 +214,7 @@ def test_a_missing_barrier_is_found() -> None:
     g = graph("both_outputs")
     made = SCHEME.emit(g, SCHEME.default(g), 3)
     (good,) = made.sources
-    barriers = [n for n, s in enumerate(good.body) if isinstance(s, Barrier)]
+    barriers = [n for n, s in enumerate(good.body) if s == BARRIER]
     assert len(barriers) == 2
     for n in barriers:
         bad = replace(good, body=good.body[:n] + good.body[n + 1 :])

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autotune.compiler.kernel.nodes import Expr, Stmt, Var, walk
+from autotune.compiler.kernel.nodes import Const, Do, Expr, Intrinsic, Stmt, Tuple, Var, walk
+from autotune.compiler.targets.cuda.names import HINTS, NAMES
 
 BLOCK, BLOCKS = Var("blk", "int32"), Var("nblk", "int32")
 """Number of the block, and how many there are: of the launch, or of a body's own blocks where several share one."""
@@ -19,42 +20,6 @@ EXTENT = Var("n0", "int64")
 @dataclass(frozen=True, slots=True)
 class ThreadIndex(Expr):
     """Number of the thread in its block."""
-
-    dtype: ClassVar[str] = "int32"
-
-
-@dataclass(frozen=True, slots=True)
-class Shuffle(Expr):
-    """``value`` as the lane ``self ^ distance`` has it; all lanes of the warp take part."""
-
-    like = ("value",)
-    value: Expr
-    distance: int
-
-
-@dataclass(frozen=True, slots=True)
-class ShuffleFrom(Expr):
-    """``value`` as lane ``lane`` has it."""
-
-    like = ("value",)
-    value: Expr
-    lane: Expr
-
-
-@dataclass(frozen=True, slots=True)
-class Ballot(Expr):
-    """A bit for each lane of the warp: whether ``test`` holds there."""
-
-    test: Expr
-
-    dtype: ClassVar[str] = "int32"
-
-
-@dataclass(frozen=True, slots=True)
-class Bits(Expr):
-    """How many bits of ``value`` are set."""
-
-    value: Expr
 
     dtype: ClassVar[str] = "int32"
 
@@ -76,103 +41,79 @@ class Shared(Stmt):
         return self.name
 
 
-@dataclass(frozen=True, slots=True)
-class Barrier(Stmt):
-    """All threads of the block wait for each other, and see what the others wrote."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterRank(Expr):
-    """Number of the block in its cluster."""
-
-    dtype: ClassVar[str] = "int32"
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterArrive(Stmt):
-    """Says that this thread has begun; no block writes to another's shared memory before :class:`ClusterWait`."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterWait(Stmt):
-    """Waits until all threads of the cluster have arrived."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterBarrier(Stmt):
-    """All threads of the cluster wait for each other, and see what the others wrote to their shared memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteStore(Stmt):
-    """``array[index] = value`` in the shared memory of block ``block`` of the cluster; ``index`` is an int64."""
-
-    array: Expr
-    index: Expr
-    block: Expr
-    value: Expr
-
-
-@dataclass(frozen=True, slots=True)
-class Words(Expr):
-    """A thread's place in an array of 32-bit words in shared memory: its first one, and how far on each further piece
-    of 16 bytes is."""
-
-    array: Expr
-    first: Expr
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class CopyAhead(Stmt):
-    """Begins to copy ``lanes`` elements of a tensor to shared memory, as they lie in memory. See :class:`Load`."""
-
-    storage: str
-    lanes: int
-    hint: str
-    to: Words
-    pointer: Expr
-    index: Expr
-
-
-@dataclass(frozen=True, slots=True)
-class CommitCopies(Stmt):
-    """The copies begun since the last one are a group, which may be empty."""
-
-
-@dataclass(frozen=True, slots=True)
-class AwaitCopies(Stmt):
-    """Waits until at most ``groups`` groups of the thread's copies are under way."""
-
-    groups: int
-
-
-@dataclass(frozen=True, slots=True)
-class Take(Expr):
-    """A tuple of ``lanes`` elements from shared memory, where they lie as in a tensor of type ``storage``."""
-
-    storage: str
-    lanes: int
-    words: Words
-
-
-@dataclass(frozen=True, slots=True)
-class Put(Stmt):
-    """Leaves float32 numbers in shared memory."""
-
-    words: Words
-    values: tuple[Expr, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Rounds(Expr):
-    """``count``, of which no compiler can tell what it is, so that a loop of as many rounds stays a loop."""
-
-    count: int
-
-    dtype: ClassVar[str] = "int32"
-
-
 def shared_bytes(body: Iterable[Stmt]) -> int:
     """Shared memory of fixed size that statements take."""
     return sum(s.bytes for s in walk(body) if isinstance(s, Shared))
+
+
+def _do(name: str, *args: Expr) -> Do:
+    return Do(Intrinsic(name, args))
+
+
+BARRIER = _do("cuda.syncthreads")
+"""All threads of the block wait for each other, and see what the others wrote."""
+CLUSTER_RANK = Intrinsic("cluster_rank", (), "int32")
+"""Number of the block in its cluster."""
+CLUSTER_ARRIVE, CLUSTER_WAIT = _do("cluster_arrive"), _do("cluster_wait")
+"""Says that this thread has begun, and waits until all threads of the cluster have. No block writes to another's shared
+memory before."""
+CLUSTER_BARRIER = _do("cluster_sync")
+"""All threads of the cluster wait for each other, and see what the others wrote to their shared memory."""
+COMMIT_COPIES = _do("commit_copies")
+"""The copies begun since the last one are a group, which may be empty."""
+_EVERY_LANE = Const(0xFFFFFFFF)
+
+
+def shuffle(value: Expr, distance: int) -> Expr:
+    """``value`` as the lane ``self ^ distance`` has it; all lanes of the warp take part."""
+    return Intrinsic("cuda.shfl_xor_sync", (_EVERY_LANE, value, Const(distance)), value.dtype)
+
+
+def shuffle_from(value: Expr, lane: Expr) -> Expr:
+    """``value`` as lane ``lane`` has it."""
+    return Intrinsic("cuda.shfl_sync", (_EVERY_LANE, value, lane), value.dtype)
+
+
+def ballot(test: Expr) -> Expr:
+    """A bit for each lane of the warp: whether ``test`` holds there."""
+    return Intrinsic("cuda.ballot_sync", (_EVERY_LANE, test), "int32")
+
+
+def bits_set(value: Expr) -> Expr:
+    """How many bits of ``value`` are set."""
+    return Intrinsic("cuda.popc", (value,), "int32")
+
+
+def remote_store(array: Expr, index: Expr, block: Expr, value: Expr) -> Stmt:
+    """``array[index] = value`` in the shared memory of block ``block`` of the cluster; ``index`` is an int64."""
+    return _do(f"rs_{value.dtype}", array, index, block, value)
+
+
+Words = tuple[Expr, Expr, Const]
+"""A thread's place in shared memory: an array of 32-bit words, its first one, and how far on each further piece of 16
+bytes is."""
+
+
+def copy_ahead(storage: str, lanes: int, hint: str, to: Words, pointer: Expr, index: Expr) -> Stmt:
+    """Begins to copy ``lanes`` elements of a tensor to shared memory, as they lie in memory. See ``Load``."""
+    return _do(f"copy_{NAMES[storage]}_{lanes}_{HINTS[hint]}", *to, pointer, index)
+
+
+def await_copies(groups: int) -> Stmt:
+    """Waits until at most ``groups`` groups of the thread's copies are under way."""
+    return _do(f"await_copies_{groups}")
+
+
+def take(storage: str, lanes: int, words: Words) -> Expr:
+    """A tuple of ``lanes`` elements from shared memory, where they lie as in a tensor of type ``storage``."""
+    return Intrinsic(f"take_{NAMES[storage]}_{lanes}", words)
+
+
+def put(words: Words, values: tuple[Expr, ...]) -> Stmt:
+    """Leaves float32 numbers in shared memory."""
+    return _do(f"put_f32_{len(values)}", *words, Tuple(values))
+
+
+def rounds(count: int) -> Expr:
+    """``count``, of which no compiler can tell what it is, so that a loop of as many rounds stays a loop."""
+    return Intrinsic("rounds", (Const(count, "int32"),), "int32")

@@ -11,7 +11,6 @@ from autotune.compiler.targets.cuda.names import HINTS, NAMES
 
 _LOADS = {"plain": "ld", "words": "lr", "fixed": "lk", "touch": "touch"}
 _GUARDED = {"plain": "lg", "words": "lw"}
-_EVERY_LANE = "0xffffffff"
 
 
 class CudaPrinter(Printer):
@@ -66,61 +65,5 @@ class CudaPrinter(Printer):
     def for_ThreadIndex(self, x: device.ThreadIndex) -> str:
         return "int32(cuda.threadIdx.x)"
 
-    def for_Shuffle(self, x: device.Shuffle) -> str:
-        return f"cuda.shfl_xor_sync({_EVERY_LANE}, {self.text(x.value)}, {x.distance})"
-
-    def for_ShuffleFrom(self, x: device.ShuffleFrom) -> str:
-        return f"cuda.shfl_sync({_EVERY_LANE}, {self.text(x.value)}, {self.text(x.lane)})"
-
-    def for_Ballot(self, x: device.Ballot) -> str:
-        return f"cuda.ballot_sync({_EVERY_LANE}, {self.text(x.test)})"
-
-    def for_Bits(self, x: device.Bits) -> str:
-        return f"cuda.popc({self.text(x.value)})"
-
     def put_Shared(self, s: device.Shared) -> None:
         self.put(f"{self.text(s.name)} = cuda.shared.array({s.count}, {s.type})")
-
-    def put_Barrier(self, s: device.Barrier) -> None:
-        self.put("cuda.syncthreads()")
-
-    # ---- clusters ---------------------------------------------------------------------------------------------------
-
-    def for_ClusterRank(self, x: device.ClusterRank) -> str:
-        return "cluster_rank()"
-
-    def put_ClusterArrive(self, s: device.ClusterArrive) -> None:
-        self.put("cluster_arrive()")
-
-    def put_ClusterWait(self, s: device.ClusterWait) -> None:
-        self.put("cluster_wait()")
-
-    def put_ClusterBarrier(self, s: device.ClusterBarrier) -> None:
-        self.put("cluster_sync()")
-
-    def put_RemoteStore(self, s: device.RemoteStore) -> None:
-        self.put(self.call(f"rs_{s.value.dtype}", (s.array, s.index, s.block, s.value)))
-
-    # ---- asynchronous copies ----------------------------------------------------------------------------------------
-
-    def for_Words(self, x: device.Words) -> str:
-        return f"{self.text(x.array)}, {self.text(x.first)}, {x.step}"
-
-    def put_CopyAhead(self, s: device.CopyAhead) -> None:
-        name = f"copy_{NAMES[s.storage]}_{s.lanes}_{HINTS.get(s.hint, s.hint)}"
-        self.put(self.call(name, (s.to, s.pointer, s.index)))
-
-    def put_CommitCopies(self, s: device.CommitCopies) -> None:
-        self.put("commit_copies()")
-
-    def put_AwaitCopies(self, s: device.AwaitCopies) -> None:
-        self.put(f"await_copies_{s.groups}()")
-
-    def for_Take(self, x: device.Take) -> str:
-        return self.call(f"take_{NAMES[x.storage]}_{x.lanes}", (x.words,))
-
-    def put_Put(self, s: device.Put) -> None:
-        self.put(self.call(f"put_f32_{len(s.values)}", (s.words, Tuple(s.values))))
-
-    def for_Rounds(self, x: device.Rounds) -> str:
-        return f"rounds(int32({x.count}))"

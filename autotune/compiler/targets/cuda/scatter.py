@@ -49,14 +49,14 @@ from autotune.compiler.program.vectors import narrowest
 from autotune.compiler.targets.cuda.access import COLUMN, FALSE, OK, ROW
 from autotune.compiler.targets.cuda.counts import LIMIT, Counts
 from autotune.compiler.targets.cuda.device import (
+    BARRIER,
     BLOCK,
     THREAD,
-    Ballot,
-    Barrier,
-    Bits,
     Shared,
-    ShuffleFrom,
     ThreadIndex,
+    ballot,
+    bits_set,
+    shuffle_from,
 )
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
@@ -273,9 +273,9 @@ class _Kernel:
         ones: list[Expr] = [Select(hit, Const(1, "int32"), zero) for hit, _, _ in hits]
         out += [Assign(own, _int(reduce(add, ones))), Assign(upto, own)]
         for d in (1, 2, 4, 8, 16):
-            out.append(Assign(other, ShuffleFrom(upto, _int(Select(d <= LANE, _int(LANE - d), LANE)))))
+            out.append(Assign(other, shuffle_from(upto, _int(Select(d <= LANE, _int(LANE - d), LANE)))))
             out.append(Assign(upto, _int(upto + Select(d <= LANE, other, zero))))
-        out += [when(LANE.equals(31), [Assign(_word(WARP), upto)]), Barrier()]
+        out += [when(LANE.equals(31), [Assign(_word(WARP), upto)]), BARRIER]
         before = [
             Assign(other, _word(w)),
             when(w < WARP, [Assign(AT, _int(AT + other))]),
@@ -287,7 +287,7 @@ class _Kernel:
             entry = _int(number * self.owned + (LOW - FIRST) + place)
             fits = when(AT < ROOM, [Assign(_word(Const(self.list) + AT), entry)])
             listed.append(when(hit, [fits, Assign(AT, _int(AT + 1))]))
-        return [*out, when(own > 0, listed), Barrier()]
+        return [*out, when(own > 0, listed), BARRIER]
 
     def sort(self, one: _Adder) -> list[Stmt]:
         """Sorts the list of ``total`` entries by place: a warp a place, in the order of the list."""
@@ -304,13 +304,13 @@ class _Kernel:
             Assign(here, _select(ON, place.equals(R))),
         ]
         count = [
-            Assign(start, _int(start + Bits(Ballot(_select(ON, place < R))))),
-            Assign(n, _int(n + Bits(Ballot(here)))),
+            Assign(start, _int(start + bits_set(ballot(_select(ON, place < R))))),
+            Assign(n, _int(n + bits_set(ballot(here)))),
         ]
         put = [
-            Assign(votes, Ballot(here)),
-            when(here, [Assign(_word(Const(one.sorted) + start + Bits(votes & BELOW)), token)]),
-            Assign(start, _int(start + Bits(votes))),
+            Assign(votes, ballot(here)),
+            when(here, [Assign(_word(Const(one.sorted) + start + bits_set(votes & BELOW)), token)]),
+            Assign(start, _int(start + bits_set(votes))),
         ]
         of_place = [
             Assign(start, zero),
@@ -320,7 +320,7 @@ class _Kernel:
             when(n > 0, [loop(first, TOTAL, [*entry, *put], step=32)]),
         ]
         end = Assign(_word(Const(one.begin + self.owned)), TOTAL)
-        return [loop(R, self.owned, of_place, WARP, self.warps), when(THREAD.equals(0), [end]), Barrier()]
+        return [loop(R, self.owned, of_place, WARP, self.warps), when(THREAD.equals(0), [end]), BARRIER]
 
     def join(self) -> list[Stmt]:
         """Brings the sums of all match lanes together in those of the first, two by two."""
@@ -331,10 +331,10 @@ class _Kernel:
             left = [Assign(SUMS[Cast("uint32", at[e])], ACCUMULATED[e]) for e in range(self.vec)]
             others = [SUMS[Cast("uint32", at[e] + step * self.lanes)] for e in range(self.vec)]
             sums = Tuple(tuple(ACCUMULATED[e] + x for e, x in enumerate(others)))
-            out += [when(both(step <= MATCH, 2 * step > MATCH), left), Barrier()]
+            out += [when(both(step <= MATCH, 2 * step > MATCH), left), BARRIER]
             out.append(when(step > MATCH, [Assign(ACCUMULATED, sums)]))
             step //= 2
-        return [*out, Barrier()] if out else []
+        return [*out, BARRIER] if out else []
 
     # ---- the ways through a block's places --------------------------------------------------------------------------
 
@@ -374,7 +374,7 @@ class _Kernel:
             terms = self.add(one, self.list, self.owned, FLIGHT_TOGETHER, self.match, FOUND)
             work = [Assign(FOUND, one.scan()), loop(K, FOUND, terms, MATCH, step)]
             out += [Assign(ROOM, _int(one.step)), self.nothing, loop(BASE, one.tokens, work, step=one.step)]
-            out += [Barrier(), *self.join(), Assign(total, ACCUMULATED)]
+            out += [BARRIER, *self.join(), Assign(total, ACCUMULATED)]
         store = self.store(R, sums, INSIDE if self.partial else TRUE)
         return [*out, *([when(MATCH.equals(0), store)] if self.match > 1 else store)]
 

@@ -40,7 +40,7 @@ from autotune.compiler.program.vectors import narrowest
 from autotune.compiler.targets.cuda.access import AHEAD, COLUMN, FALSE, OK
 from autotune.compiler.targets.cuda.address import taken_apart
 from autotune.compiler.targets.cuda.counts import Counts
-from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT, THREAD, Barrier, Shared, ThreadIndex
+from autotune.compiler.targets.cuda.device import BARRIER, BLOCK, BLOCKS, EXTENT, THREAD, Shared, ThreadIndex
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.prefetch import MOST_WORDS, load_function, loads_ahead
 from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
@@ -280,12 +280,12 @@ class _Kernel:
             filling = e.filling()
             given = [AT, *(e.pack(i) for i in loads)]
             out += [Do(filling({v.name: of(v, k) for v in given})) for k in packs[y]]
-            out.append(Barrier())
+            out.append(BARRIER)
         for k in packs[x]:
             values = [line for i in self.pas.row_values for line in e.row_value(i)]
             out += [*self.pack(x, k), *values, *e.bases(), Do(self.function({AHEAD.name: of(AHEAD, k)}))]
         if self.t.stores:
-            out.append(Barrier())
+            out.append(BARRIER)
         for k in packs[y] if self.t.stores else ():
             out += [*self.pack(y, k), *(line for n in self.t.stores for line in e.emptying(n))]
         return [*self.indices(), *([when(LIVE, out)] if self.t.mirrored else out)]
@@ -303,7 +303,7 @@ class _Kernel:
         body += [Shared(Var(view), 0, _TYPE[view]) for view in sorted({view for view, _ in e.places.values()})]
         if schedule.blocks_per_sm:
             total = self.count.number(EXTENT * inner if dynamic else Const(inner))
-            work = [*self.one_tile(), Barrier()]
+            work = [*self.one_tile(), BARRIER]
             body.append(loop(GROUP, total, work, self.count.number(BLOCK), BLOCKS))
         else:
             body += [Assign(GROUP, self.count.number(BLOCK)), *self.one_tile()]

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from autotune.compiler.kernel.nodes import (
     Assign,
     Cast,
+    Const,
     Do,
     Expr,
     Function,
@@ -41,13 +42,13 @@ from autotune.compiler.program.program import Pass
 from autotune.compiler.targets.cuda.device import (
     BLOCK,
     BLOCKS,
-    AwaitCopies,
-    CommitCopies,
-    CopyAhead,
-    Put,
-    Rounds,
-    Take,
+    COMMIT_COPIES,
     Words,
+    await_copies,
+    copy_ahead,
+    put,
+    rounds,
+    take,
 )
 from autotune.compiler.targets.cuda.outer.joins import INSIDE
 from autotune.compiler.targets.cuda.outer.kernel import GROUP, NUMBER, ROW, ROWS, STEP, WORDS, Outer
@@ -118,7 +119,7 @@ class CopiedOuter(Outer):
         """Where this thread's value ``i`` of place ``k`` lies."""
         wide, first = min(4, self.kept(i)), self.firsts[i] - self.held * self.most
         at = (expr(k) * self.most + first) * self.schedule.block + THREAD * wide
-        return Words(WORDS, at, 4 * self.schedule.block)
+        return WORDS, at, Const(4 * self.schedule.block)
 
     def in_registers(self, i: int, k: int) -> Var:
         """Value ``i`` of place ``k``, one of those held in registers."""
@@ -131,7 +132,7 @@ class CopiedOuter(Outer):
         lanes, out = self.lanes, self.lanes.place_indices()
         for i in lanes.ahead:
             hint = lanes.load_hint(i) if self.schedule.load_hint in ("prefetch", "evict_first") else "default"
-            out.append(CopyAhead(lanes.storage(i), lanes.vec, hint, self.spot(i, k), *self.place_in_memory(i)))
+            out.append(copy_ahead(lanes.storage(i), lanes.vec, hint, self.spot(i, k), *self.place_in_memory(i)))
         return out
 
     def place_in_memory(self, i: int) -> tuple[Pointer, Expr]:
@@ -148,7 +149,7 @@ class CopiedOuter(Outer):
                 load = Load(lanes.storage(i), lanes.vec, lanes.load_hint(i), *self.place_in_memory(i), "words")
                 out.append(Assign(self.in_registers(i, k), load))
         copies = self.each(
-            lambda k, _, masked: [*self.place(k, masked), *self.copies_of(k)], after=lambda n: [CommitCopies()]
+            lambda k, _, masked: [*self.place(k, masked), *self.copies_of(k)], after=lambda n: [COMMIT_COPIES]
         )
         return out + copies
 
@@ -166,7 +167,7 @@ class CopiedOuter(Outer):
         if self.steps > 1:
             body = [Assign(NUMBER, Cast("int32", first + STEP * unroll)), *before]
             body += [s for u in range(unroll) for s in place(NUMBER + u, u, False)]
-            out.append(loop(STEP, Rounds(self.steps), [*body, *after(unroll)]))
+            out.append(loop(STEP, rounds(self.steps), [*body, *after(unroll)]))
             first = self.rest
         for begin in range(first, self.packs, unroll):
             n = min(unroll, self.packs - begin)
@@ -223,13 +224,13 @@ class CopiedOuter(Outer):
 
         def after(n: int) -> list[Stmt]:
             online = [s for x in lanes.online(pas) for s in x.take_group([_score(x.peak, u) for u in range(n)])]
-            return [*online, CommitCopies()] if copying else online
+            return [*online, COMMIT_COPIES] if copying else online
 
         for begin in range(0, self.held, self.schedule.unroll):
             n = min(self.schedule.unroll, self.held - begin)
             out += [s for u in range(n) for s in place(begin + u, u, False)] + after(n)
         # An empty group a step: what may not be there yet then has one number for all steps.
-        awaited = [CommitCopies(), AwaitCopies(self.groups)] if number == self.first_walk else []
+        awaited = [COMMIT_COPIES, await_copies(self.groups)] if number == self.first_walk else []
         out += self.each(place, awaited, after)
         return out + [x.settle() for x in lanes.online(pas)]
 
@@ -249,7 +250,7 @@ class CopiedOuter(Outer):
             if isinstance(k, int) and k < self.held:
                 out.append(Assign(self.in_registers(i, k), Tuple(values)))
             else:
-                out.append(Put(self.spot(i, k), values))
+                out.append(put(self.spot(i, k), values))
             at += lanes.lanes(i)
         for n, x in enumerate(lanes.online(pas)):
             score = result[at + n]
@@ -262,7 +263,7 @@ class CopiedOuter(Outer):
         storage = lanes.storage(i) if ahead else "float32"
         if isinstance(k, int) and k < self.held:
             return Unpack(storage, lanes.vec, self.in_registers(i, k)) if ahead else self.in_registers(i, k)
-        return Take(storage, lanes.lanes(i), self.spot(i, k))
+        return take(storage, lanes.lanes(i), self.spot(i, k))
 
 
 def _score(peak: Var, u: int) -> Var:

@@ -12,14 +12,14 @@ from functools import partial
 from autotune.compiler.kernel.nodes import Assign, Cast, Const, Expr, Item, Select, Stmt, Var, when
 from autotune.compiler.program.program import Pass
 from autotune.compiler.targets.cuda.device import (
-    Barrier,
-    ClusterArrive,
-    ClusterBarrier,
-    ClusterRank,
-    ClusterWait,
-    RemoteStore,
+    BARRIER,
+    CLUSTER_ARRIVE,
+    CLUSTER_BARRIER,
+    CLUSTER_RANK,
+    CLUSTER_WAIT,
     Shared,
-    Shuffle,
+    remote_store,
+    shuffle,
 )
 from autotune.compiler.targets.cuda.outer.exchange import Part, exchange, joined
 from autotune.compiler.targets.cuda.outer.lanes import Lanes
@@ -68,9 +68,9 @@ class Joins:
             if self.regions > 1:
                 out += [Assign(region, Const(k, "int32")) for k, region in enumerate(_REGIONS)]
         if self.cluster > 1:
-            out.append(Assign(RANK, ClusterRank()))
+            out.append(Assign(RANK, CLUSTER_RANK))
             out += [Shared(_cluster_array(t), n, t) for t, n in self.cluster_words.items()]
-            out.append(ClusterArrive())  # no block may write to one that has not begun: see _across()
+            out.append(CLUSTER_ARRIVE)  # no block may write to one that has not begun: see _across()
         return out
 
     def next_strip(self) -> list[Stmt]:
@@ -87,7 +87,7 @@ class Joins:
     def leave(self, pas: Pass) -> list[Stmt]:
         """Each warp (or row of warps) leaves its part in shared memory."""
         writes = [Assign(self._slot(pas, f, _PART), f) for f in self.lanes.fields(pas)]
-        return [*([when(_WITHIN.equals(0), writes)] if self.within > 1 else writes), Barrier()]
+        return [*([when(_WITHIN.equals(0), writes)] if self.within > 1 else writes), BARRIER]
 
     def collect(self, pas: Pass) -> list[Stmt]:
         """Every thread joins all parts; a warp that spans several places reads a share and shuffles."""
@@ -131,10 +131,10 @@ class Joins:
             return begin + block * self.threads + (SHARED_ALONG if shared else ALONG)
 
         fields = [*self.lanes.fields(pas, shared)]
-        sends = [RemoteStore(_cluster_array(f.dtype), Cast("int64", slot(f, RANK)), to, f) for f in fields]
+        sends = [remote_store(_cluster_array(f.dtype), Cast("int64", slot(f, RANK)), to, f) for f in fields]
         parts = [Part((), {f: _cluster_array(f.dtype)[slot(f, k)] for f in fields}) for k in numbers]
-        out: list[Stmt] = [ClusterWait()] if pas is self.passes[0] else []
-        out += [when(senders, sends), ClusterBarrier(), *self._joined(pas, parts, shared)]
+        out: list[Stmt] = [CLUSTER_WAIT] if pas is self.passes[0] else []
+        out += [when(senders, sends), CLUSTER_BARRIER, *self._joined(pas, parts, shared)]
         if shared:
             out += self._shuffles(pas, distances, one=True) + self.share.spread([*self.lanes.fields(pas)], fields)
         return out
@@ -151,7 +151,7 @@ class Joins:
         return whole and fits and much and width <= WARP and width * self.cluster <= self.block
 
     def _shuffles(self, pas: Pass, distances: Iterable[int], one: bool = False) -> list[Stmt]:
-        partners = [partial(Shuffle, distance=n) for n in distances]
+        partners = [partial(shuffle, distance=n) for n in distances]
         return exchange(self.lanes.plain(pas, one), self.lanes.online(pas, one), partners)
 
     def _joined(self, pas: Pass, parts: list[Part], one: bool = False) -> list[Stmt]:

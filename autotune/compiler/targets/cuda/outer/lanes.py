@@ -39,7 +39,7 @@ from autotune.compiler.program.one_pass import Online
 from autotune.compiler.program.program import Pass, Program
 from autotune.compiler.targets.cuda.address import Tensors, fixed_index, moving_index, taken_apart
 from autotune.compiler.targets.cuda.counts import Counts
-from autotune.compiler.targets.cuda.device import Shuffle
+from autotune.compiler.targets.cuda.device import shuffle
 from autotune.compiler.targets.cuda.operators import computed
 from autotune.compiler.targets.cuda.source import OuterSchedule
 from autotune.errors import Unsupported
@@ -214,7 +214,7 @@ class Lanes(Tensors):
         out: list[Stmt] = [Assign(own.carried, lower.tree(op, v.dtype, self._terms(v)))]
         distance = self.across // 2
         while distance:
-            out += [Assign(other, Shuffle(own.carried, distance)), *own.merge([other])]
+            out += [Assign(other, shuffle(own.carried, distance)), *own.merge([other])]
             distance //= 2
         return [*out, own.finish()]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from autotune.compiler.kernel.nodes import Assign, Cast, Const, Expr, Stmt, Var
 from autotune.compiler.targets.cuda.counts import Counts
-from autotune.compiler.targets.cuda.device import ShuffleFrom
+from autotune.compiler.targets.cuda.device import shuffle_from
 
 WARP = 32
 THREAD = Var("tid", "int32")
@@ -64,7 +64,7 @@ class Share:
         of_lane = [(head, fields[fields.index(head) + e], e) for head in heads for e in range(self.vec)]
         for head, var, lane in of_lane:
             own = Cast("int32", ALONG * self.vec + lane)
-            out.append(Assign(_other(var), ShuffleFrom(head, own)))
+            out.append(Assign(_other(var), shuffle_from(head, own)))
         return out + [Assign(var, _other(var)) for _, var, _ in of_lane]
 
 

@@ -33,7 +33,7 @@ from autotune.compiler.kernel.reducers import ONE, ZERO, reciprocal
 from autotune.compiler.program.one_pass import Column
 from autotune.compiler.program.program import Pass
 from autotune.compiler.targets.cuda.access import OK
-from autotune.compiler.targets.cuda.device import THREAD, Barrier, Shared
+from autotune.compiler.targets.cuda.device import BARRIER, THREAD, Shared
 from autotune.compiler.targets.cuda.names import NAMES
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter, beginning
 from autotune.compiler.targets.cuda.rows.shape import BLOCK_THREAD, CHUNK, FIRST_COLUMN, ROW_GROUP, Shape
@@ -193,7 +193,7 @@ class Accumulators:
         for unit in self.units():
             out += self._gather(unit) + self._store(unit)
         if self.moments:
-            out += [Barrier()] if groups > 1 else []
+            out += [BARRIER] if groups > 1 else []
             out.append(Assign(TOTAL, reduce(add, [COUNTS[group] for group in range(groups)]) if groups > 1 else SEEN))
             first = both(THREAD.equals(0), self.shape.first_tile)
             out.append(when(first, [Store("float32", "default", Pointer(self.first), Cast("int64", CHUNK), (TOTAL,))]))
@@ -225,7 +225,7 @@ class Accumulators:
 
         first: list[Stmt] = [Assign(JOINED, COUNTS[0])] if c.kind == "moments" else []
         others = loop(group, self.shape.rows_per_block, merged(c, unit.parts, other, COUNTS[group]), start=1)
-        return [Barrier(), when(ROW_GROUP > 0, leave), Barrier(), when(ROW_GROUP.equals(0), [*first, others])]
+        return [BARRIER, when(ROW_GROUP > 0, leave), BARRIER, when(ROW_GROUP.equals(0), [*first, others])]
 
     def _store(self, unit: Unit) -> list[Stmt]:
         """Stores a unit in this block's row of partials."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 from autotune.compiler.kernel.lower import tree
 from autotune.compiler.kernel.nodes import Assign, Cast, Const, Expr, Stmt, Var, when
 from autotune.compiler.kernel.reducers import ZERO, PassReducers, Plain
-from autotune.compiler.targets.cuda.device import THREAD, Barrier, ClusterBarrier, ClusterWait, RemoteStore, Shuffle
+from autotune.compiler.targets.cuda.device import BARRIER, CLUSTER_BARRIER, CLUSTER_WAIT, THREAD, remote_store, shuffle
 from autotune.compiler.targets.cuda.rows.moments import COUNT, Elements
 from autotune.compiler.targets.cuda.rows.pairs import Pairs
 from autotune.compiler.targets.cuda.rows.shape import LANE, PART, RANK, WARP, Shape
@@ -65,7 +65,7 @@ class Joins:
 
         def other(name: str, x: Var) -> Var:
             read = Var(name, x.dtype)
-            out.append(Assign(read, Shuffle(x, distance)))
+            out.append(Assign(read, shuffle(x, distance)))
             return read
 
         for r in plain:
@@ -93,7 +93,7 @@ class Joins:
         out: list[Stmt] = []
         if parts:
             out.append(when(LANE.equals(0), [Assign(self.slots.at(f.dtype, n, WARP), f) for f, _, n in parts]))
-        out += [*pairs.leave(), Barrier()]
+        out += [*pairs.leave(), BARRIER]
         out += [Assign(f, self.slots.part(nothing, n, PART)) for f, nothing, n in parts]
         out += pairs.collect()
         distance = self.shape.whole_warps // 2
@@ -110,15 +110,15 @@ class Joins:
         def part(f: Var, block: int) -> Expr:
             return self.places.array(f.dtype)[first[f] + block]
 
-        out: list[Stmt] = [] if self.begun else [ClusterWait()]
+        out: list[Stmt] = [] if self.begun else [CLUSTER_WAIT]
         self.begun = True
         sends = [
-            RemoteStore(
+            remote_store(
                 self.places.array(f.dtype), Cast("int64", Const(at)) + Cast("int64", RANK), Cast("int32", THREAD), f
             )
             for f, at in first.items()
         ]
-        out += [when(THREAD < size, sends), ClusterBarrier()]
+        out += [when(THREAD < size, sends), CLUSTER_BARRIER]
         for r in reducers.plain.values():
             out.append(Assign(r.carried, tree(r.op, r.dtype, [part(r.carried, block) for block in range(size)])))
         for o in reducers.online:

@@ -11,10 +11,10 @@ from autotune.compiler.targets.cuda.counts import Counts
 from autotune.compiler.targets.cuda.device import (
     BLOCK,
     BLOCKS,
+    CLUSTER_ARRIVE,
+    CLUSTER_RANK,
     EXTENT,
     THREAD,
-    ClusterArrive,
-    ClusterRank,
     ThreadIndex,
     shared_bytes,
 )
@@ -200,7 +200,7 @@ class Rows:
             Assign(BLOCK_THREAD, Cast("int32", THREAD - ROW_GROUP * threads) if several else THREAD),
         ]
         if shape.cluster > 1:
-            out += [ClusterArrive(), Assign(RANK, ClusterRank())]
+            out += [CLUSTER_ARRIVE, Assign(RANK, CLUSTER_RANK)]
         own = Cast("int32", RANK * threads + BLOCK_THREAD) if shape.cluster > 1 else BLOCK_THREAD
         out.append(Assign(ROW_THREAD, own))
         out += [Assign(LANE, Cast("int32", THREAD & 31)), Assign(WARP, Cast("int32", BLOCK_THREAD >> 5))]

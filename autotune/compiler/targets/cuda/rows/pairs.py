@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from autotune.compiler.kernel.nodes import Assign, Cast, Const, Expr, Select, Stmt, Var, when
 from autotune.compiler.kernel.reducers import Plain
-from autotune.compiler.targets.cuda.device import Shuffle
+from autotune.compiler.targets.cuda.device import shuffle
 from autotune.compiler.targets.cuda.rows.shape import LANE, PART, WARP, Shape
 from autotune.compiler.targets.cuda.rows.slots import Slots
 
@@ -57,7 +57,7 @@ class Pairs:
         for pair in self.pairs:
             a, b = pair.first.carried, pair.second.carried
             out += [Assign(OTHER, Select(UPPER, a, b)), Assign(a, Select(UPPER, b, a))]
-            out += [Assign(OTHER, Shuffle(OTHER, 16)), *pair.first.merge([OTHER])]
+            out += [Assign(OTHER, shuffle(OTHER, 16)), *pair.first.merge([OTHER])]
         return out
 
     def leave(self) -> list[Stmt]:
@@ -85,6 +85,6 @@ class Pairs:
         across = min(16, self.shape.whole_warps)
         for pair in self.pairs:
             a, b = pair.first.carried, pair.second.carried
-            out += [Assign(OTHER, Shuffle(a, across))]
+            out += [Assign(OTHER, shuffle(a, across))]
             out += [Assign(b, Select(UPPER, a, OTHER)), Assign(a, Select(UPPER, OTHER, a))]
         return out
