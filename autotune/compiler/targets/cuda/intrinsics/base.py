@@ -15,7 +15,8 @@ Measured on an H200: 16-byte accesses reach what torch's copy reaches; ``cuda.fl
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from inspect import Parameter, Signature
 from typing import Any
 
 import llvmlite.ir as ir
@@ -23,8 +24,6 @@ from numba import cuda, types
 from numba.cuda import libdevice
 from numba.cuda.extending import intrinsic
 
-from autotune.compiler.targets.cuda.intrinsics import cluster as intrinsics_cluster
-from autotune.compiler.targets.cuda.intrinsics import comm as intrinsics_comm
 from autotune.compiler.targets.cuda.intrinsics import float8 as intrinsics_float8
 from autotune.compiler.targets.cuda.intrinsics.names import access_of
 
@@ -40,6 +39,7 @@ LOAD_HINT = {
     "c": "ld.global.L1::no_allocate",  # of what this kernel, or another device, writes
 }
 STORE_HINT = {"d": "st.global", "s": "st.global.cs", "e": "st.global.L2::cache_hint", "l": "st.global.L2::cache_hint"}
+_TEST = "{ .reg .pred q; "
 POLICY = {"e": "evict_first", "l": "evict_last"}
 """Hints that are a policy of the L2, which needs sm_80: what is read once makes way, so that what is written stays."""
 NUMBA = {
@@ -75,9 +75,52 @@ def words_of(short: str, n: int) -> int:
     return max(1, n * SIZE[short] // 4)
 
 
-def _asm(builder: Any, result: Any, operands: list[Any], text: str, constraints: str, effect: bool = False) -> Any:
+def made(arity: int, typed: Callable[..., tuple[Any, Callable[..., Any]]]) -> Any:
+    """An intrinsic of ``arity`` arguments. ``typed`` answers for their Numba types a signature, and a function of
+    (context, builder, signature, values) that writes the code; None stands for nothing."""
+
+    def op(typingctx, *args):  # type: ignore[no-untyped-def]
+        sig, write = typed(*args)
+
+        def codegen(context, builder, sig, values):  # type: ignore[no-untyped-def]
+            result = write(context, builder, sig, values)
+            return context.get_dummy_value() if result is None else result
+
+        return sig, codegen
+
+    # Numba matches arguments with parameters, and takes none that are starred.
+    names = ["typingctx", *(f"x{k}" for k in range(arity))]
+    op.__signature__ = Signature([Parameter(n, Parameter.POSITIONAL_OR_KEYWORD) for n in names])  # type: ignore[attr-defined]
+    return intrinsic(op)
+
+
+def asm(builder: Any, result: Any, operands: Sequence[Any], text: str, constraints: str, effect: bool = False) -> Any:
+    """Inline assembly; ``effect`` keeps it where it is."""
     fty = ir.FunctionType(result, [o.type for o in operands])
     return builder.call(ir.InlineAsm(fty, text, constraints, side_effect=effect), operands)
+
+
+def barred(builder: Any, operands: Sequence[Any], text: str, constraints: str = "") -> None:
+    """Inline assembly that other memory accesses are not moved across."""
+    clobber = f"{constraints},~{{memory}}" if constraints else "~{memory}"
+    asm(builder, ir.VoidType(), operands, text, clobber, True)
+
+
+_REGISTER = {types.float32: (F32, "f"), types.int32: (I32, "r"), types.int64: (I64, "l")}
+
+
+def instruction(text: str, result: Any, *operands: Any) -> Any:
+    """An intrinsic that is one instruction without side effects, on arguments of these Numba types."""
+    llvm, letter = _REGISTER[result]
+    constraints = ",".join(["=" + letter, *(_REGISTER[t][1] for t in operands)])
+    return made(
+        len(operands), lambda *_: (result(*operands), lambda c, b, sig, args: asm(b, llvm, args, text, constraints))
+    )
+
+
+def statement(text: str) -> Any:
+    """An intrinsic without arguments that other memory accesses are not moved across."""
+    return made(0, lambda: (types.void(), lambda c, b, sig, args: barred(b, [], text)))
 
 
 def _memory(hint: str, text: str) -> str:
@@ -97,39 +140,51 @@ def _at(b: Any, pointer: Any, done: int) -> Any:
     return pointer if not done else b.gep(b.bitcast(pointer, I8.as_pointer()), [_const(I64, done)])
 
 
-def _load_words(b: Any, pointer: Any, nbytes: int, hint: str, fixed: bool = False) -> list[Any]:
-    """``nbytes`` from ``pointer`` as i32 words (or one i16/i32-extended byte for less than a word); ``fixed`` keeps the
-    compiler from moving the load out of its branch."""
-    head = LOAD_HINT[hint]
-    if nbytes == 1:
-        return [_asm(b, I32, [pointer], _memory(hint, head + ".u8 $0, [$1]{p};"), "=r,l", fixed)]
-    if nbytes == 2:
-        h = _asm(b, I16, [pointer], _memory(hint, head + ".u16 $0, [$1]{p};"), "=h,l", fixed)
-        return [b.zext(h, I32)]
+_PARTS = {1: (I32, "u8", "r"), 2: (I16, "u16", "h")}
+"""What one register of a part takes: its type, the suffix of the access, and its constraint; 32 bits else."""
+
+
+def load_words(b: Any, pointer: Any, nbytes: int, hint: str, fixed: bool = False, where: Any = None) -> list[Any]:
+    """``nbytes`` from ``pointer`` as i32 words (less than a word is extended to one).
+
+    Args:
+        fixed: keeps the compiler from moving the load out of its branch.
+        where: an i32; zeros where it is 0, by a predicated instruction.
+    """
     words: list[Any] = []
-    done = 0
-    while done < nbytes:
-        step = min(16, nbytes - done)
-        at = _at(b, pointer, done)
-        n = step // 4
-        if n == 1:
-            words.append(_asm(b, I32, [at], _memory(hint, head + ".u32 $0, [$1]{p};"), "=r,l", fixed))
-        else:
-            outs = ",".join(f"${k}" for k in range(n))
-            struct = _asm(
-                b,
-                ir.LiteralStructType([I32] * n),
-                [at],
-                _memory(hint, f"{head}.v{n}.u32 {{{outs}}}, [${n}]{{p}};"),
-                ",".join(["=r"] * n) + ",l",
-                fixed,
-            )
-            words.extend(b.extract_value(struct, k) for k in range(n))
-        done += step
+    for done in range(0, nbytes, 16):
+        n = max(1, min(16, nbytes - done) // 4)
+        kind, suffix, letter = _PARTS.get(nbytes, (I32, "u32", "r"))
+        outs = [f"${k}" for k in range(n)]
+        several = f".v{n}.{suffix} {{{', '.join(outs)}}}" if n > 1 else f".{suffix} $0"
+        text, constraint, operands = f"{LOAD_HINT[hint]}{several}, [${n}]{{p}};", f"={letter}", [_at(b, pointer, done)]
+        if where is not None:
+            zero = " ".join(f"mov.{'u16' if kind is I16 else 'u32'} {x}, 0;" for x in outs)
+            text = f"{_TEST}setp.ne.u32 q, ${n + 1}, 0; {zero} @q {text} }}"
+            constraint, operands = f"=&{letter}", [*operands, where]
+        constraints = ",".join([constraint] * n + ["l", "r"][: len(operands)])
+        result = kind if n == 1 else ir.LiteralStructType([kind] * n)
+        got = asm(b, result, operands, _memory(hint, text), constraints, fixed)
+        words += [b.extract_value(got, k) for k in range(n)] if n > 1 else [b.zext(got, I32) if kind is I16 else got]
     return words
 
 
-def _decode(b: Any, words: list[Any], short: str, n: int) -> list[Any]:
+def store_words(b: Any, pointer: Any, words: list[Any], nbytes: int, hint: str, where: Any = None) -> None:
+    """The first ``nbytes`` of i32 words to ``pointer``; only where ``where`` (an i32), if given, is not 0."""
+    for done in range(0, nbytes, 16):
+        n = max(1, min(16, nbytes - done) // 4)
+        kind, suffix, letter = _PARTS.get(nbytes, (I32, "u32", "r"))
+        part = [b.trunc(words[0], I16)] if kind is I16 else words[done // 4 : done // 4 + n]
+        several = f".v{n}.{suffix} [$0], {{{', '.join(f'${k + 1}' for k in range(n))}}}"
+        text = f"{STORE_HINT[hint]}{several if n > 1 else f'.{suffix} [$0], $1'}{{p}};"
+        operands, constraints = [_at(b, pointer, done), *part], "l" + f",{letter}" * n
+        if where is not None:
+            text = f"{_TEST}setp.ne.u32 q, ${n + 1}, 0; @q {text} }}"
+            operands, constraints = [*operands, where], constraints + ",r"
+        asm(b, ir.VoidType(), operands, _memory(hint, text), constraints, True)
+
+
+def decode(b: Any, words: list[Any], short: str, n: int) -> list[Any]:
     """Words as loaded -> ``n`` arithmetic values."""
     if short in intrinsics_float8.NAMES:
         return intrinsics_float8.decode(b, words, short, n)
@@ -149,7 +204,7 @@ def _decode(b: Any, words: list[Any], short: str, n: int) -> list[Any]:
         elif short == "f16":
             w = words[k // 2]
             half = b.trunc(b.lshr(w, _const(I32, 16)) if k % 2 else w, I16)
-            out.append(_asm(b, F32, [half], "cvt.f32.f16 $0, $1;", "=f,h"))
+            out.append(asm(b, F32, [half], "cvt.f32.f16 $0, $1;", "=f,h"))
         elif short == "i16":
             w = words[k // 2]
             up = w if k % 2 else b.shl(w, _const(I32, 16))
@@ -183,10 +238,10 @@ def _encode(b: Any, vals: list[Any], short: str) -> tuple[list[Any], int]:
     if short in ("bf16", "f16"):
         ty = "bf16" if short == "bf16" else "f16"
         if n == 1:
-            half = _asm(b, I16, [vals[0]], f"cvt.rn.{ty}.f32 $0, $1;", "=h,f")
+            half = asm(b, I16, [vals[0]], f"cvt.rn.{ty}.f32 $0, $1;", "=h,f")
             return [b.zext(half, I32)], nbytes
         return [
-            _asm(b, I32, [vals[k + 1], vals[k]], f"cvt.rn.{ty}x2.f32 $0, $1, $2;", "=r,f,f") for k in range(0, n, 2)
+            asm(b, I32, [vals[k + 1], vals[k]], f"cvt.rn.{ty}x2.f32 $0, $1, $2;", "=r,f,f") for k in range(0, n, 2)
         ], nbytes
     bits = 8 * SIZE[short]
     per = 32 // bits
@@ -204,168 +259,87 @@ def _encode(b: Any, vals: list[Any], short: str) -> tuple[list[Any], int]:
     return out, nbytes
 
 
-def _store_words(b: Any, pointer: Any, words: list[Any], nbytes: int, hint: str) -> None:
-    head = STORE_HINT[hint]
-    void = ir.VoidType()
-    if nbytes < 4:
-        if nbytes == 1:
-            _asm(b, void, [pointer, words[0]], _memory(hint, head + ".u8 [$0], $1{p};"), "l,r", True)
-        else:
-            half = b.trunc(words[0], I16)
-            _asm(b, void, [pointer, half], _memory(hint, head + ".u16 [$0], $1{p};"), "l,h", True)
-        return
-    done = 0
-    while done < nbytes:
-        n = min(16, nbytes - done) // 4
-        at = _at(b, pointer, done)
-        part = words[done // 4 : done // 4 + n]
-        if n == 1:
-            _asm(b, void, [at, *part], _memory(hint, head + ".u32 [$0], $1{p};"), "l,r", True)
-        else:
-            ins = ",".join(f"${k + 1}" for k in range(n))
-            text = _memory(hint, f"{head}.v{n}.u32 [$0], {{{ins}}}{{p}};")
-            _asm(b, void, [at, *part], text, "l" + ",r" * n, True)
-        done += 4 * n
-
-
-def _pointer(b: Any, args: Any) -> Any:
+def pointer_to(b: Any, args: Any) -> Any:
     return b.gep(args[0], [args[1]])
 
 
-def _make_load(short: str, n: int, hint: str, fixed: bool = False) -> Any:
-    """``ld_<type>_<n>_<hint>(pointer, index)``: a tuple of ``n`` arithmetic values (a scalar for n = 1). ``lk``, which
-    is ``fixed``, is for a load whose address may be outside where the branch round it is not taken."""
-
-    @intrinsic
-    def load(typingctx, ptr, idx):  # type: ignore[no-untyped-def]
-        result = NUMBA[short] if n == 1 else types.UniTuple(NUMBA[short], n)
-        sig = result(ptr, idx)
-
-        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-            words = _load_words(builder, _pointer(builder, args), n * SIZE[short], hint, fixed)
-            vals = _decode(builder, words, short, n)
-            return vals[0] if n == 1 else context.make_tuple(builder, sig.return_type, vals)
-
-        return sig, codegen
-
-    return load
+def numbers(short: str, n: int) -> Any:
+    """The Numba type of ``n`` arithmetic values: a tuple, or the one itself."""
+    return NUMBA[short] if n == 1 else types.UniTuple(NUMBA[short], n)
 
 
-def _make_raw(short: str, n: int, hint: str) -> Any:
-    """``lr_<type>_<n>_<hint>(pointer, index)``: the same elements as 32-bit words, still packed."""
-    count = words_of(short, n)
+def _make_load(kind: str, short: str, n: int, hint: str) -> Any:
+    """``ld_<type>_<n>_<hint>(pointer, index)``: a tuple of ``n`` arithmetic values (a scalar for n = 1).
 
-    @intrinsic
-    def load_raw(typingctx, ptr, idx):  # type: ignore[no-untyped-def]
-        sig = types.UniTuple(types.uint32, count)(ptr, idx)
+    ``lk`` is for a load whose address may be outside where the branch round it is not taken. ``lr`` gives the same
+    elements as 32-bit words, still packed. ``lg`` and ``lw`` are ``ld`` and ``lr`` with a third argument: zeros where
+    it is false.
+    """
+    raw, guarded = kind in ("lr", "lw"), kind in ("lg", "lw")
+    result = types.UniTuple(types.uint32, words_of(short, n)) if raw else numbers(short, n)
 
-        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-            words = _load_words(builder, _pointer(builder, args), n * SIZE[short], hint)
-            return context.make_tuple(builder, sig.return_type, words)
+    def write(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        where = b.zext(args[2], I32) if guarded else None
+        words = load_words(b, pointer_to(b, args), n * SIZE[short], hint, kind == "lk", where)
+        values = words if raw else decode(b, words, short, n)
+        return values[0] if n == 1 and not raw else context.make_tuple(b, sig.return_type, values)
 
-        return sig, codegen
-
-    return load_raw
+    return made(2 + guarded, lambda ptr, idx, *where: (result(ptr, idx, *(types.boolean for _ in where)), write))
 
 
 def _make_unpack(short: str, n: int) -> Any:
     """``un_<type>_<n>(words)``: packed words -> a tuple of ``n`` arithmetic values."""
 
-    @intrinsic
-    def unpack(typingctx, words):  # type: ignore[no-untyped-def]
-        sig = types.UniTuple(NUMBA[short], n)(words)
+    def write(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        words = [b.extract_value(args[0], k) for k in range(words_of(short, n))]
+        return context.make_tuple(b, sig.return_type, decode(b, words, short, n))
 
-        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-            w = [builder.extract_value(args[0], k) for k in range(words_of(short, n))]
-            return context.make_tuple(builder, sig.return_type, _decode(builder, w, short, n))
-
-        return sig, codegen
-
-    return unpack
+    return made(1, lambda words: (types.UniTuple(NUMBA[short], n)(words), write))
 
 
-def _make_store(short: str, n: int, hint: str) -> Any:
-    """``st_<type>_<n>_<hint>(pointer, index, values)``: ``values`` a tuple of ``n`` (a scalar for n = 1)."""
+def _make_store(kind: str, short: str, n: int, hint: str) -> Any:
+    """``st_<type>_<n>_<hint>(pointer, index, values)``: ``values`` a tuple of ``n`` (a scalar for n = 1). ``sg`` has a
+    fourth argument: nothing is stored where it is false."""
 
-    @intrinsic
-    def store(typingctx, ptr, idx, vals):  # type: ignore[no-untyped-def]
-        sig = types.void(ptr, idx, vals)
+    def write(context: Any, b: Any, sig: Any, args: Any) -> None:
+        values = [args[2]] if n == 1 else [b.extract_value(args[2], k) for k in range(n)]
+        words, nbytes = _encode(b, values, short)
+        at = pointer_to(b, args)
+        store_words(b, at, words, nbytes, hint, b.zext(args[3], I32) if kind == "sg" else None)
 
-        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-            v = [args[2]] if n == 1 else [builder.extract_value(args[2], k) for k in range(n)]
-            words, nbytes = _encode(builder, v, short)
-            _store_words(builder, _pointer(builder, args), words, nbytes, hint)
-            return context.get_dummy_value()
+    def typed(ptr: Any, idx: Any, values: Any, *where: Any) -> Any:
+        return types.void(ptr, idx, values, *(types.boolean for _ in where)), write
 
-        return sig, codegen
-
-    return store
+    return made(3 + (kind == "sg"), typed)
 
 
-def _unary(text: str, constraints: str, result: Any, arg: Any, llvm: Any) -> Any:
-    @intrinsic
-    def op(typingctx, a):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-            return _asm(builder, llvm, [args[0]], text, constraints)
+def _make_touch(kind: str, short: str, n: int, hint: str) -> Any:
+    """``touch_<type>_<n>_<hint>(pointer, index)``: up to four of the bytes of ``n`` elements that are loaded later."""
 
-        return result(arg), codegen
+    def write(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        return load_words(b, pointer_to(b, args), min(4, n * SIZE[short]), hint)[0]
 
-    return op
+    return made(2, lambda ptr, idx: (types.int32(ptr, idx), write))
 
 
-def _extremum(name: str) -> Any:
-    @intrinsic
-    def op(typingctx, a, b):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-            return _asm(builder, F32, list(args), f"{name}.NaN.f32 $0, $1, $2;", "=f,f,f")
-
-        return types.float32(types.float32, types.float32), codegen
-
-    return op
+def _integers(name: str, of: Any) -> Any:
+    """An instruction of LLVM on two integers."""
+    return made(2, lambda *_: (of(of, of), lambda c, b, sig, args: getattr(b, name)(*args)))
 
 
-@intrinsic
-def _select(typingctx, cond, a, b):  # type: ignore[no-untyped-def]
-    """``a if cond else b`` without a branch; both arguments have one type."""
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        return builder.select(args[0], args[1], args[2])
-
-    return a(types.boolean, a, a), codegen
+def _tied(context: Any, b: Any, sig: Any, args: Any) -> Any:
+    one = asm(b, I32, [], _ONE, "=r")
+    none = b.and_(args[1], b.sub(one, _const(I32, 1)))
+    return b.bitcast(b.or_(b.bitcast(args[0], I32), none), F32)
 
 
-def _least(of: Any, llvm: Any) -> Any:
-    """The smaller of two integers, by an instruction that the compiler does not look into: what follows from a branch
-    on one of them leaves it as it is."""
-
-    @intrinsic
-    def op(typingctx, a, b):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-            text, r = (f"min.s{llvm.width} $0, $1, $2;", "l" if llvm.width == 64 else "r")
-            return _asm(builder, llvm, list(args), text, f"={r},{r},{r}")
-
-        return of(of, of), codegen
-
-    return op
+def _rounds(context: Any, b: Any, sig: Any, args: Any) -> Any:
+    one = asm(b, I32, [], _ONE, "=r")
+    return b.add(b.sub(args[0], _const(I32, 1)), one)
 
 
-def _divide(name: str, of: Any) -> Any:
-    @intrinsic
-    def op(typingctx, a, b):  # type: ignore[no-untyped-def]
-        def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-            return getattr(builder, name)(args[0], args[1])
-
-        return of(of, of), codegen
-
-    return op
-
-
-@intrinsic
-def _fma(typingctx, a, b, c):  # type: ignore[no-untyped-def]
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        return _asm(builder, F32, list(args), "fma.rn.ftz.f32 $0, $1, $2, $3;", "=f,f,f,f")
-
-    return types.float32(types.float32, types.float32, types.float32), codegen
+def _to_l2(context: Any, b: Any, sig: Any, args: Any) -> None:
+    asm(b, ir.VoidType(), [pointer_to(b, args)], "prefetch.global.L2 [$0];", "l", True)
 
 
 def _tanh(x):  # type: ignore[no-untyped-def]
@@ -406,12 +380,16 @@ def _sigmoid(x):  # type: ignore[no-untyped-def]
     return rcp(types.float32(1.0) + ex2(x * types.float32(-1.4426950408889634)))
 
 
-ex2 = _unary("ex2.approx.ftz.f32 $0, $1;", "=f,f", types.float32, types.float32, F32)
-rcp = _unary("rcp.approx.ftz.f32 $0, $1;", "=f,f", types.float32, types.float32, F32)
-rcp_rn = _unary("rcp.rn.f32 $0, $1;", "=f,f", types.float32, types.float32, F32)
-sqrt_rn = _unary("sqrt.rn.f32 $0, $1;", "=f,f", types.float32, types.float32, F32)
-fma = _fma
-select = _select
+_ONE = "mov.u32 $0, %nctaid.y;"
+"""The grid's second extent, which is always 1; no compiler can tell."""
+_F32 = types.float32
+ex2 = instruction("ex2.approx.ftz.f32 $0, $1;", _F32, _F32)
+rcp = instruction("rcp.approx.ftz.f32 $0, $1;", _F32, _F32)
+rcp_rn = instruction("rcp.rn.f32 $0, $1;", _F32, _F32)
+sqrt_rn = instruction("sqrt.rn.f32 $0, $1;", _F32, _F32)
+fma = instruction("fma.rn.ftz.f32 $0, $1, $2, $3;", _F32, _F32, _F32, _F32)
+# ``a if test else b`` without a branch; both have one type.
+select = made(3, lambda test, a, b: (a(types.boolean, a, a), lambda c, builder, sig, args: builder.select(*args)))
 
 PLAIN: dict[str, Any] = {
     "ex2": ex2,
@@ -420,42 +398,47 @@ PLAIN: dict[str, Any] = {
     "sqrt_rn": sqrt_rn,
     "fma": fma,
     "sel": select,
-    "fmax": _extremum("max"),
-    "fmin": _extremum("min"),
-    "rsqrt": _unary("rsqrt.approx.ftz.f32 $0, $1;", "=f,f", types.float32, types.float32, F32),
-    "sqrt": _unary("sqrt.approx.ftz.f32 $0, $1;", "=f,f", types.float32, types.float32, F32),
-    "rint": _unary("cvt.rni.f32.f32 $0, $1;", "=f,f", types.float32, types.float32, F32),
-    "least": _least(types.int32, I32),
-    "least64": _least(types.int64, I64),
-    "udiv": _divide("udiv", types.int32),
-    "urem": _divide("urem", types.int32),
-    "udiv64": _divide("udiv", types.int64),
-    "urem64": _divide("urem", types.int64),
+    "fmax": instruction("max.NaN.f32 $0, $1, $2;", _F32, _F32, _F32),
+    "fmin": instruction("min.NaN.f32 $0, $1, $2;", _F32, _F32, _F32),
+    "rsqrt": instruction("rsqrt.approx.ftz.f32 $0, $1;", _F32, _F32),
+    "sqrt": instruction("sqrt.approx.ftz.f32 $0, $1;", _F32, _F32),
+    "rint": instruction("cvt.rni.f32.f32 $0, $1;", _F32, _F32),
+    # An instruction that the compiler does not look into: what follows from a branch on a side leaves it as it is.
+    "least": instruction("min.s32 $0, $1, $2;", types.int32, types.int32, types.int32),
+    "least64": instruction("min.s64 $0, $1, $2;", types.int64, types.int64, types.int64),
+    "udiv": _integers("udiv", types.int32),
+    "urem": _integers("urem", types.int32),
+    "udiv64": _integers("udiv", types.int64),
+    "urem64": _integers("urem", types.int64),
+    # Its argument, as something the compiler does not look into: bits packed into it stay packed.
+    "pin": instruction("mov.b32 $0, $1;", types.int32, types.int32),
+    # ``tied(x, word)``: x, which has to wait for the word, with bits of it that are zero.
+    "tied": made(2, lambda *_: (_F32(_F32, types.int32), _tied)),
+    # ``rounds(n)``: n, of which no compiler can tell what it is, so that a loop of as many rounds stays a loop.
+    "rounds": made(1, lambda n: (types.int32(types.int32), _rounds)),
+    # ``to_l2(pointer, index)``: has the line of an element brought into the L2; nothing waits for it.
+    "to_l2": made(2, lambda ptr, idx: (types.void(ptr, idx), _to_l2)),
 }
 DEVICE: dict[str, Callable[..., Any]] = {"tanh_": _tanh, "sigmoid_": _sigmoid, "erf_": _erf}
 EXACT: dict[str, Callable[..., Any]] = {"sigmoid_rn": _sigmoid_rn, "rsqrt_rn": _rsqrt_rn}
 """Those of strict kernels, compiled without fast math."""
-_ACCESSES = ("ld", "lk", "lr", "st", "un")
+_MAKERS = {
+    **dict.fromkeys(("ld", "lk", "lr", "lg", "lw"), _make_load),
+    **dict.fromkeys(("st", "sg"), _make_store),
+    "touch": _make_touch,
+}
 
 
 def resolve(name: str) -> Any:
-    """The object behind a name of this module, ``cluster`` or ``comm``, or None if it is none of theirs."""
+    """The object behind a name of this module, or None if it is none."""
     if name in PLAIN:
         return PLAIN[name]
-    if name in intrinsics_cluster.PLAIN:
-        return intrinsics_cluster.PLAIN[name]
-    if name in intrinsics_comm.PLAIN:
-        return intrinsics_comm.PLAIN[name]
     if name in DEVICE:
         return cuda.jit(device=True, fastmath=True)(DEVICE[name])
     if name in EXACT:
         return cuda.jit(device=True)(EXACT[name])
-    found = access_of(name, _ACCESSES)
+    found = access_of(name, (*_MAKERS, "un"))
     if found is None:
         return None
     kind, short, n, hint = found
-    if kind in ("ld", "lk"):
-        return _make_load(short, n, hint, fixed=kind == "lk")
-    if kind == "un":
-        return _make_unpack(short, n)
-    return (_make_raw if kind == "lr" else _make_store)(short, n, hint)
+    return _make_unpack(short, n) if kind == "un" else _MAKERS[kind](kind, short, n, hint)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from autotune.compiler.targets.cuda.intrinsics import async_copy, base, guarded
+from autotune.compiler.targets.cuda.intrinsics import async_copy, base, cluster, comm
 
 
 @functools.cache
 def resolve(name: str) -> Any:
     """The object behind a name that generated code uses, or None if the name is not an intrinsic."""
-    return base.resolve(name) or guarded.resolve(name) or async_copy.resolve(name)
+    plain = cluster.PLAIN.get(name) or comm.PLAIN.get(name)
+    return plain or base.resolve(name) or async_copy.resolve(name)
