@@ -22,6 +22,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from autotune.compiler.targets import intrinsic
+from autotune.compiler.targets.cpu import intrinsics
 from autotune.compiler.targets.cpu.cache import compiled_at
 from autotune.device import usable_processors
 
@@ -63,13 +65,8 @@ def _intrinsics() -> str:
 
     Numba's cache sees only the source file, and would go on with what an older autotune compiled.
     """
-    from autotune.compiler.targets.cpu.intrinsics import float8 as cpu_float8
-    from autotune.compiler.targets.cpu.intrinsics import math as cpu_math
-    from autotune.compiler.targets.cpu.intrinsics import memory as cpu_memory
-    from autotune.compiler.targets.cpu.intrinsics import ops as cpu_ops
-    from autotune.compiler.targets.cpu.intrinsics import stream as cpu_stream
-
-    code = b"".join(Path(str(m.__file__)).read_bytes() for m in (cpu_float8, cpu_math, cpu_memory, cpu_ops, cpu_stream))
+    paths = [Path(str(intrinsic.__file__)), *Path(intrinsics.__path__[0]).glob("*.py")]
+    code = b"".join(path.read_bytes() for path in sorted(paths))
     return hashlib.sha256(code).hexdigest()
 
 

@@ -17,6 +17,7 @@ from numba.extending import intrinsic
 
 from autotune.compiler.targets.cpu.intrinsics import math as cpu_math
 from autotune.compiler.targets.cpu.intrinsics.math import F32, I32, Builder, Ir, call
+from autotune.compiler.targets.intrinsic import made
 
 _I1, _I8, _I16, _I64 = ir.IntType(1), ir.IntType(8), ir.IntType(16), ir.IntType(64)
 NUMBA_TYPES: dict[str, Any] = {
@@ -37,35 +38,12 @@ def _make(name: str, arity: int, result: str | None, emit: Callable[[Builder, An
     ``emit(builder, type, args)`` gets the Numba type of the first argument.
     """
 
-    def typed(args: tuple[Any, ...]) -> Any:
-        args = tuple(types.unliteral(a) for a in args)
-        kind = args[0]
+    def typed(*args: Any) -> Any:
+        plain = [types.unliteral(a) for a in args]
+        sig = (plain[-1] if result is None else NUMBA_TYPES[result])(*plain)
+        return sig, lambda context, b, sig, values: emit(b, plain[0], values)
 
-        def codegen(context: Any, b: Builder, sig: Any, values: Sequence[Ir]) -> Ir:
-            return emit(b, kind, values)
-
-        return (args[-1] if result is None else NUMBA_TYPES[result])(*args), codegen
-
-    if arity == 1:
-
-        def unary(typingctx: Any, a: Any) -> Any:
-            return typed((a,))
-
-        unary.__name__ = unary.__qualname__ = name
-        return intrinsic(unary)
-    if arity == 2:
-
-        def binary(typingctx: Any, a: Any, b: Any) -> Any:
-            return typed((a, b))
-
-        binary.__name__ = binary.__qualname__ = name
-        return intrinsic(binary)
-
-    def ternary(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
-        return typed((a, b, c))
-
-    ternary.__name__ = ternary.__qualname__ = name
-    return intrinsic(ternary)
+    return made(intrinsic, arity, typed, name)
 
 
 def _is_float(t: Any) -> bool:

@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from inspect import Parameter, Signature
+from functools import partial
 from typing import Any
 
 import llvmlite.ir as ir
 from numba import cuda, types
 from numba.cuda import libdevice
-from numba.cuda.extending import intrinsic
+from numba.cuda.extending import intrinsic as numba_intrinsic
 
+from autotune.compiler.targets import intrinsic
 from autotune.compiler.targets.cuda.intrinsics import float8 as intrinsics_float8
 from autotune.compiler.targets.cuda.intrinsics.names import access_of
 
@@ -75,23 +76,8 @@ def words_of(short: str, n: int) -> int:
     return max(1, n * SIZE[short] // 4)
 
 
-def made(arity: int, typed: Callable[..., tuple[Any, Callable[..., Any]]]) -> Any:
-    """An intrinsic of ``arity`` arguments. ``typed`` answers for their Numba types a signature, and a function of
-    (context, builder, signature, values) that writes the code; None stands for nothing."""
-
-    def op(typingctx, *args):  # type: ignore[no-untyped-def]
-        sig, write = typed(*args)
-
-        def codegen(context, builder, sig, values):  # type: ignore[no-untyped-def]
-            result = write(context, builder, sig, values)
-            return context.get_dummy_value() if result is None else result
-
-        return sig, codegen
-
-    # Numba matches arguments with parameters, and takes none that are starred.
-    names = ["typingctx", *(f"x{k}" for k in range(arity))]
-    op.__signature__ = Signature([Parameter(n, Parameter.POSITIONAL_OR_KEYWORD) for n in names])  # type: ignore[attr-defined]
-    return intrinsic(op)
+made = partial(intrinsic.made, numba_intrinsic)
+"""As ``intrinsic.made``, without the decorator."""
 
 
 def asm(builder: Any, result: Any, operands: Sequence[Any], text: str, constraints: str, effect: bool = False) -> Any:
