@@ -23,7 +23,7 @@ when it stores.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -93,14 +93,28 @@ class Graph:
     @cached_property
     def live(self) -> tuple[int, ...]:
         """The values that some output needs, in order."""
-        needed: set[int] = set()
-        stack = [o.value for o in self.outputs]
+        return tuple(self.making(o.value for o in self.outputs))
+
+    def making(
+        self,
+        roots: Iterable[int],
+        given: Callable[[int], bool] = lambda i: False,
+        ends: Callable[[int], bool] = lambda i: False,
+    ) -> list[int]:
+        """The values that make ``roots``, these included, in order.
+
+        Args:
+            given: values that are there already: neither they nor what makes them is among the answer.
+            ends: values that are, but not what makes them.
+        """
+        seen: set[int] = set()
+        stack = list(roots)
         while stack:
             i = stack.pop()
-            if i not in needed:
-                needed.add(i)
-                stack.extend(self.values[i].args)
-        return tuple(sorted(needed))
+            if i not in seen and not given(i):
+                seen.add(i)
+                stack.extend(() if ends(i) else self.values[i].args)
+        return sorted(seen)
 
     def input_numel(self, slot: int) -> int:
         """Elements from the slot's base pointer that the region may touch (1 + the largest reachable offset)."""

@@ -256,19 +256,9 @@ def _cuts(graph: Graph, costs: Costs, shape: Shape) -> list[Shape]:
 
 def _effort(graph: Graph, i: int, home: Iterable[int]) -> int:
     """Cost of an element of value ``i`` made from loads and reductions."""
-    stop = set(home)
-    seen: set[int] = set()
-    stack = [i]
-    total = 0
-    while stack:
-        j = stack.pop()
-        if j in seen or (j in stop and j != i):
-            continue
-        seen.add(j)
-        if graph.values[j].op in POINTWISE:
-            total += POINTWISE[graph.values[j].op].cost
-        stack.extend(graph.values[j].args)
-    return total
+    given = set(home) - {i}
+    ops = [graph.values[j].op for j in graph.making([i], given.__contains__)]
+    return sum(POINTWISE[op].cost for op in ops if op in POINTWISE)
 
 
 def _launched(graph: Graph, shape: Shape, method: Method) -> list[Shape]:

@@ -258,17 +258,7 @@ def cone(graph: Graph, roots: Iterable[str], home: Mapping[int, int], k: int) ->
 
     ``home`` is the group of each value that is a root; the walk ends at those of other groups.
     """
-    seen: set[int] = set()
-    stack = [root_value(graph, r) for r in roots]
-    while stack:
-        i = stack.pop()
-        if i in seen:
-            continue
-        seen.add(i)
-        if home.get(i, k) != k:
-            continue
-        stack.extend(graph.values[i].args)
-    return sorted(seen)
+    return graph.making((root_value(graph, r) for r in roots), ends=lambda i: home.get(i, k) != k)
 
 
 def sketch(graph: Graph, roots: Sequence[str], home: Mapping[int, int], k: int) -> Graph:
@@ -304,17 +294,9 @@ def _readers(graph: Graph) -> dict[int, set[str]]:
         out: dict[int, set[str]] = {i: set() for i in graph.live if graph.values[i].op in REDUCTIONS}
         for root in all_roots(graph):
             start = root_value(graph, root)
-            stack = list(graph.values[start].args) if root[0] == "r" else [start]
-            seen: set[int] = set()
-            while stack:
-                i = stack.pop()
-                if i in seen:
-                    continue
-                seen.add(i)
-                if i in out:
-                    out[i].add(root)
-                else:
-                    stack.extend(graph.values[i].args)
+            made = graph.making(graph.values[start].args if root[0] == "r" else [start], ends=out.__contains__)
+            for i in out.keys() & made:
+                out[i].add(root)
         _READERS.clear()
         found = _READERS[id(graph)] = (graph, out)
     return found[1]

@@ -204,15 +204,8 @@ def split_columns(graph: Graph) -> Split:
 
 
 def _main(graph: Graph, outputs: list[Output], roots: list[int]) -> tuple[Graph, dict[int, int]]:
-    seen: set[int] = set()
-    stack = [o.value for o in outputs] + roots
-    while stack:
-        i = stack.pop()
-        if i not in seen:
-            seen.add(i)
-            stack.extend(graph.values[i].args)
     # Reductions that were cut come last in number but are needed by nothing that is not a root.
-    keep = sorted(seen)
+    keep = graph.making([o.value for o in outputs] + roots)
     axes = {a: a for a in range(len(graph.extents))}
     made = remap(replace(graph, outputs=tuple(outputs)), keep, axes, graph.extents)
     return made, {old: new for new, old in enumerate(keep)}

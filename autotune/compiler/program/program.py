@@ -108,6 +108,11 @@ class Program:
     def reductions(self) -> tuple[int, ...]:
         return tuple(i for i, v in enumerate(self.graph.values) if v.op in REDUCTIONS)
 
+    def row_chain(self, i: int) -> list[int]:
+        """Row values that row value ``i`` is made from, in order, ``i`` included; reductions and constants not."""
+        values = self.graph.values
+        return self.graph.making([i], lambda j: values[j].op in REDUCTIONS or values[j].op == "const")
+
     def col_stride(self, v: Value) -> int:
         """Stride of a load along the innermost column axis."""
         return stride_of(v, self.cols[-1]) if self.cols else 0
@@ -226,7 +231,7 @@ def build_program(
     spreads = find_moments(graph, cols) if moments else ()
     by_total: dict[int, Online | Moments] = {o.total: o for o in pairs}
     by_total |= {m.square: m for m in spreads}
-    live = graph.live if not columns else _live_with(graph, [c.value for c in columns])
+    live = graph.making([*(o.value for o in graph.outputs), *(c.value for c in columns)])
 
     level = [0] * len(vals)
     for i, v in enumerate(vals):
@@ -286,20 +291,14 @@ def build_program(
     made_at: dict[int, int] = dict.fromkeys(masks, -1)
     wanted: list[set[int]] = []  # values from earlier passes that each pass takes
     for p in range(n_passes):
-        crossing: set[int] = set()
-        stack = list(roots[p])
-        seen: set[int] = set()
-        while stack:
-            i = stack.pop()
-            if i in seen or dom(i) in ("const", "row"):
-                continue
-            seen.add(i)
-            if keep and dom(i) == "full" and made_at.get(i, p) < p:
-                crossing.add(i)
-                continue
+
+        def kept_before(i: int, p: int = p) -> bool:
+            return keep and dom(i) == "full" and made_at.get(i, p) < p
+
+        made = graph.making(roots[p], lambda i: dom(i) in ("const", "row"), kept_before)
+        wanted.append(set(filter(kept_before, made)))
+        for i in made:
             made_at.setdefault(i, p)
-            stack.extend(vals[i].args)
-        wanted.append(crossing)
     wanted = _drop_light(graph, rows, cols, _prefer_packed(graph, rows, cols, wanted))
 
     kept: dict[int, int] = {}  # value -> last pass that takes it
@@ -385,31 +384,11 @@ def _covers(graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], k: int) 
     return all(a in axes or graph.extents[a] <= 1 for a in rows)
 
 
-def _live_with(graph: Graph, roots: Iterable[int]) -> tuple[int, ...]:
-    """The values that the outputs and ``roots`` need, in order."""
-    needed = set(graph.live)
-    stack = list(roots)
-    while stack:
-        i = stack.pop()
-        if i not in needed:
-            needed.add(i)
-            stack.extend(graph.values[i].args)
-    return tuple(sorted(needed))
-
-
 def _closure(
     graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], roots: Iterable[int], stop: set[int]
 ) -> list[int]:
     """Col and full values that make ``roots`` from ``stop``, loads and row values, in order."""
-    seen: set[int] = set()
-    stack = list(roots)
-    while stack:
-        i = stack.pop()
-        if i in seen or i in stop or _domain(graph, rows, cols, i) in ("const", "row"):
-            continue
-        seen.add(i)
-        stack.extend(graph.values[i].args)
-    return sorted(seen)
+    return graph.making(roots, lambda i: i in stop or _domain(graph, rows, cols, i) in ("const", "row"))
 
 
 def _row_closure(
@@ -421,16 +400,11 @@ def _row_closure(
     roots: Iterable[int],
 ) -> set[int]:
     """Row values (reductions included, constants not) that a pass reads, directly or through other row values."""
-    stack = [a for i in compute for a in graph.values[i].args] + list(stored) + list(roots)
-    seen: set[int] = set()
-    while stack:
-        i = stack.pop()
-        if i in seen or _domain(graph, rows, cols, i) != "row":
-            continue
-        seen.add(i)
-        if graph.values[i].op not in REDUCTIONS:
-            stack.extend(graph.values[i].args)
-    return {i for i in seen if graph.values[i].op not in REDUCTIONS}
+    read = [*(a for i in compute for a in graph.values[i].args), *stored, *roots]
+    row_values = graph.making(
+        read, lambda i: _domain(graph, rows, cols, i) != "row" or graph.values[i].op in REDUCTIONS
+    )
+    return set(row_values)
 
 
 def _prefer_packed(

@@ -88,14 +88,8 @@ class Scattered:
 
 def _needed(graph: Graph, roots: Iterable[int], stop: Iterable[int] = ()) -> list[int]:
     """The values that make ``roots``, those of ``stop`` taken as given, in order; constants are left out."""
-    seen: set[int] = set()
-    given, stack = set(stop), list(roots)
-    while stack:
-        i = stack.pop()
-        if i not in seen and i not in given and graph.values[i].op != "const":
-            seen.add(i)
-            stack.extend(graph.values[i].args)
-    return sorted(seen)
+    given = set(stop)
+    return graph.making(roots, lambda i: i in given or graph.values[i].op == "const")
 
 
 def _by_stride(graph: Graph, axes: Iterable[int], values: Iterable[int]) -> tuple[int, ...]:

@@ -21,16 +21,7 @@ _GATHER_COST = 2 * LIGHT + 1  # never again
 
 def _closure(program: Program, roots: tuple[int, ...], have: set[int]) -> list[int]:
     """Column and full values that make ``roots`` from ``have``, row values and constants, in order."""
-    values = program.graph.values
-    seen: set[int] = set()
-    stack = list(roots)
-    while stack:
-        i = stack.pop()
-        if i in seen or i in have or program.domain(i) in ("const", "row"):
-            continue
-        seen.add(i)
-        stack.extend(values[i].args)
-    return sorted(seen)
+    return program.graph.making(roots, lambda i: i in have or program.domain(i) in ("const", "row"))
 
 
 def shared_exponentials(graph: Graph) -> dict[int, int]:
@@ -141,18 +132,12 @@ def _with_row_values(program: Program) -> Program:
     done: set[int] = set()
     passes = []
     for p in program.passes:
-        stack = [a for i in p.compute for a in values[i].args]
-        stack += [outputs[k].value for k in p.row_stores]
-        stack += [program.columns[n].value for n in p.row_columns]
-        stack += _roots(program, p)
-        seen: set[int] = set()
-        while stack:
-            i = stack.pop()
-            if i in seen or program.domain(i) != "row" or values[i].op in REDUCTIONS:
-                continue
-            seen.add(i)
-            stack.extend(values[i].args)
-        now = tuple(i for i in sorted(seen) if i not in done)
+        roots = [a for i in p.compute for a in values[i].args]
+        roots += [outputs[k].value for k in p.row_stores]
+        roots += [program.columns[n].value for n in p.row_columns]
+        roots += _roots(program, p)
+        made = program.graph.making(roots, lambda i: program.domain(i) != "row" or values[i].op in REDUCTIONS)
+        now = tuple(i for i in made if i not in done)
         done.update(now)
         passes.append(replace(p, row_values=now))
     return replace(program, passes=tuple(passes))

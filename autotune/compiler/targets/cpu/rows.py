@@ -19,7 +19,7 @@ from autotune.compiler.targets.cpu.forms import start
 from autotune.compiler.targets.cpu.moves import STRETCH, fetched, streamed
 from autotune.compiler.targets.cpu.nodes import Accumulate, Choice, Fetch, Increase, Stream, buffer, source
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
-from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES
+from autotune.ir.graph import STORAGE_BYTES
 
 _LONG_ROW = 65536  # sums over more columns than this are made of partial sums even where the schedule has no tiles
 _PARTIAL = 16384
@@ -142,24 +142,12 @@ class RowBuilder(Builder):
     def offsets(self) -> list[Stmt]:
         """Where the row starts in each input and output."""
         live = {i for pas in self.program.passes for i in (*pas.row_values, *pas.compute)}
-        live.update(i for pas in self.program.passes for pair in pas.online for i in self._row_closure(pair.shift))
+        live.update(i for pas in self.program.passes for pair in pas.online for i in self.program.row_chain(pair.shift))
         loads = [(i, v) for i, v in ((i, self.values[i]) for i in sorted(live)) if v.op in ("load", "gather")]
         return [
             *(Assign(index(f"o{i}"), self.row_offset(v)) for i, v in loads),
             *(Assign(index(f"w{k}"), self.output_row_offset(k)) for k in range(self.n_outputs)),
         ]
-
-    def _row_closure(self, i: int) -> list[int]:
-        """Row values that make ``i`` from finished reductions, in order."""
-        seen: set[int] = set()
-        stack = [i]
-        while stack:
-            j = stack.pop()
-            if j in seen or self.values[j].op in REDUCTIONS or self.values[j].op == "const":
-                continue
-            seen.add(j)
-            stack.extend(self.values[j].args)
-        return sorted(seen)
 
     def row_values(self, values: Iterable[int]) -> list[Stmt]:
         new = [i for i in values if i not in self.rows_done and self.values[i].op != "const"]
@@ -336,6 +324,6 @@ class RowBuilder(Builder):
         """The sum as its users expect it, with what that needs of the row; the peak is whole now."""
         total, shift = self.variable(pair.total), self.variable(pair.peak, "m")
         return [
-            *self.row_values(self._row_closure(pair.shift)),
+            *self.row_values(self.program.row_chain(pair.shift)),
             Assign(total, moved(total, shift, self.value(pair.shift))),
         ]

@@ -232,7 +232,7 @@ class Outer:
                 now += self.joins.across(pas)
             now += self.lanes.reduced(pas)
             for pair in pas.online:
-                now += [*kept_axis_values(self.lanes.shift_chain(pair.shift)), *self.lanes.totals(pair)]
+                now += [*kept_axis_values(self.program.row_chain(pair.shift)), *self.lanes.totals(pair)]
         return out if alone is None else [*out, when(max(32, self.threads) > THREAD, alone)]
 
     def storing(self) -> Expr:

@@ -43,7 +43,7 @@ from autotune.compiler.targets.cuda.device import shuffle
 from autotune.compiler.targets.cuda.operators import computed
 from autotune.compiler.targets.cuda.source import OuterSchedule
 from autotune.errors import Unsupported
-from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Value
+from autotune.ir.graph import STORAGE_BYTES, Value
 from autotune.ir.ops import POINTWISE
 
 PLACE = Var("place")
@@ -335,18 +335,6 @@ class Lanes(Tensors):
             peak, shift = self.value(pair.peak, lane), self.value(pair.shift, lane)
             out += x.rescaled(self._variable(pair.total, lane), peak, shift)
         return out
-
-    def shift_chain(self, i: int) -> list[int]:
-        """Row values that value ``i`` is made from, in order, ``i`` included; reductions and constants not."""
-        seen: set[int] = set()
-        stack = [i]
-        while stack:
-            j = stack.pop()
-            v = self.graph.values[j]
-            if j not in seen and v.op not in REDUCTIONS and v.op != "const":
-                seen.add(j)
-                stack.extend(v.args)
-        return sorted(seen)
 
 
 def _items(values: Expr, count: int, first: int = 0) -> list[Expr]:

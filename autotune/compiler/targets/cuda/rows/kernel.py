@@ -151,7 +151,7 @@ class Rows:
             out += self.joins.statements(reducers)
         for o, online in zip(pas.online, reducers.online, strict=True):
             peak, total = Var(f"v{o.peak}", "float32"), Var(f"v{o.total}", "float32")
-            out += [Assign(peak, online.peak), *self._row_values(self._chain(o.shift))]
+            out += [Assign(peak, online.peak), *self._row_values(self.program.row_chain(o.shift))]
             out += online.rescaled(total, peak, emitter.name(o.shift, 0))
         return out
 
@@ -162,19 +162,6 @@ class Rows:
                 self.done.add(i)
                 out += self.emitter.row_value(i)
         return out
-
-    def _chain(self, i: int) -> list[int]:
-        """Row values that value ``i`` is made from, in order, ``i`` included."""
-        seen: set[int] = set()
-        stack = [i]
-        while stack:
-            j = stack.pop()
-            v = self.emitter.graph.values[j]
-            if j in seen or self.program.domain(j) != "row" or v.op in REDUCTIONS:
-                continue
-            seen.add(j)
-            stack.extend(v.args)
-        return sorted(seen)
 
     # ---- the kernel -------------------------------------------------------------------------------------------------
 
