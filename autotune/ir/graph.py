@@ -34,6 +34,7 @@ from autotune.ir.nodes import (
     FLOATS,
     LEAVES,
     REDUCTIONS,
+    SHORT,
     STORAGE_BYTES,
     Output,
     Value,
@@ -43,7 +44,7 @@ from autotune.ir.ops import POINTWISE
 from autotune.ir.reach import check_loads, check_numbers, check_outputs
 
 __all__ = [
-    "COMPUTE_TYPES", "EIGHT_BIT_FLOATS", "FLOATS", "LEAVES", "REDUCTIONS", "STORAGE_BYTES",
+    "COMPUTE_TYPES", "EIGHT_BIT_FLOATS", "FLOATS", "LEAVES", "REDUCTIONS", "SHORT", "STORAGE_BYTES",
     "Graph", "Output", "Value", "at_axis", "compute_type", "has_sum_at",
 ]  # fmt: skip
 

@@ -20,6 +20,20 @@ STORAGE_BYTES: Mapping[str, int] = {
     "bool": 1,
 }
 """Storage types of inputs and outputs, with their size in bytes."""
+SHORT: Mapping[str, str] = {
+    "float32": "f32",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
+    "int64": "i64",
+    "int32": "i32",
+    "int16": "i16",
+    "int8": "i8",
+    "uint8": "u8",
+    "bool": "b1",
+}
+"""Their short names, for people and in generated source."""
 
 EIGHT_BIT_FLOATS = ("float8_e4m3fn", "float8_e5m2")
 FLOATS = ("float32", "float16", "bfloat16", *EIGHT_BIT_FLOATS)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from autotune.compiler.targets.cuda.names import NAMES
+from autotune.ir.graph import SHORT
 from autotune.ir.ops import LIBRARY
 
 F = np.float32
@@ -30,7 +30,7 @@ STORAGE = {
     "u8": np.uint8,
     "b1": np.uint8,
 }
-TORCH = {NAMES[name]: getattr(torch, name) for name in NAMES}
+TORCH = {SHORT[name]: getattr(torch, name) for name in SHORT}
 
 
 def _error(text: str) -> AssertionError:
@@ -51,7 +51,7 @@ class Pointer:
 
     @classmethod
     def reading(cls, t: Tensor, storage: str) -> Pointer:
-        short = NAMES[storage]
+        short = SHORT[storage]
         flat = t.detach().contiguous().reshape(-1)
         if short == "bf16":
             flat = flat.view(torch.int16)
@@ -61,13 +61,13 @@ class Pointer:
 
     @classmethod
     def poisoned(cls, storage: str, n: int, once: bool = False) -> Pointer:
-        short = NAMES[storage]
+        short = SHORT[storage]
         size = np.dtype(STORAGE[short]).itemsize
         return cls(short, np.full(n * size, 0xC7, np.uint8).view(STORAGE[short]), once)
 
     @classmethod
     def zeros(cls, storage: str, n: int) -> Pointer:
-        return cls(NAMES[storage], np.zeros(n, STORAGE[NAMES[storage]]))
+        return cls(SHORT[storage], np.zeros(n, STORAGE[SHORT[storage]]))
 
     def check(self, short: str, align: int) -> None:
         """Against a kernel's parameter: the same type, and an alignment that any tensor of ours has."""

@@ -7,19 +7,8 @@ from torch import fx
 from autotune.compiler.lower.op_names import telling
 from autotune.compiler.lower.translate import origin_name
 from autotune.ir.components import components
-from autotune.ir.graph import Graph
+from autotune.ir.graph import SHORT, Graph
 
-_SHORT = {
-    "float32": "f32",
-    "float16": "f16",
-    "bfloat16": "bf16",
-    "float8_e4m3fn": "e4m3",
-    "float8_e5m2": "e5m2",
-    "int64": "i64",
-    "int32": "i32",
-    "int16": "i16",
-    "int8": "i8",
-}
 _MOST = 4
 
 
@@ -33,4 +22,4 @@ def describe(gm: fx.GraphModule, graph: Graph) -> str:
     extents = "x".join(str(graph.extents[a]) for a in widest) or "1"
     parts = len(components(graph))
     among = f" of {parts} parts" if parts > 1 else ""
-    return f"{shown} {_SHORT.get(largest.dtype, largest.dtype)} {extents}{among}"
+    return f"{shown} {SHORT[largest.dtype]} {extents}{among}"

@@ -19,12 +19,11 @@ from autotune.compiler.planner.plan import Group, Plan, make_plan, write_text
 from autotune.compiler.schedules.configurations import group_configs
 from autotune.errors import Unsupported
 from autotune.ir.canonical import to_workload
-from autotune.ir.graph import Graph
+from autotune.ir.graph import SHORT, Graph
 from autotune.task import Composition, Config, Ranked
 from autotune.workload import Workload
 
 _TRIES = 48  # ways to combine the groups' candidates that are looked at
-_SHORT = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}
 
 
 class Region(Protocol):
@@ -192,9 +191,7 @@ def describe_graph(graph: Graph) -> str:
     largest = max(graph.outputs, key=lambda o: graph.size(o.axes))
     widest = max([v.axes for v in graph.values] + [o.axes for o in graph.outputs], key=graph.size)
     extents = "x".join(str(graph.extents[a]) for a in widest) or "1"
-    return (
-        f"{'+'.join(names[:3])}{'+...' if len(names) > 3 else ''} {_SHORT.get(largest.dtype, largest.dtype)} {extents}"
-    )
+    return f"{'+'.join(names[:3])}{'+...' if len(names) > 3 else ''} {SHORT[largest.dtype]} {extents}"
 
 
 def _alone(group: Group, side: str) -> bool:

@@ -7,9 +7,8 @@ from collections.abc import Callable, Collection, Sequence
 from autotune.compiler.kernel.nodes import Assign, Cast, Expr, Stmt, Var, sum_of
 from autotune.compiler.program.program import Program, read_once
 from autotune.compiler.targets.cuda.counts import Counts
-from autotune.compiler.targets.cuda.names import NAMES
 from autotune.compiler.targets.cuda.source import CudaSchedule
-from autotune.ir.graph import STORAGE_BYTES, Output, Value
+from autotune.ir.graph import SHORT, STORAGE_BYTES, Output, Value
 
 
 def fixed_index(axis: int) -> Var:
@@ -103,7 +102,7 @@ class Tensors:
 
     def params(self) -> tuple[str, ...]:
         """Short type names of the kernel's pointers."""
-        return tuple(NAMES[d] for d in (*self.graph.inputs, *(o.dtype for o in self.graph.outputs)))
+        return tuple(SHORT[d] for d in (*self.graph.inputs, *(o.dtype for o in self.graph.outputs)))
 
     def alignments(self) -> list[int]:
         """Bytes every pointer must be aligned to, inputs first."""

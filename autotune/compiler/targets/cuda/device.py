@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autotune.compiler.kernel.nodes import Const, Do, Expr, Intrinsic, Stmt, Tuple, Var, walk
-from autotune.compiler.targets.cuda.names import HINTS, NAMES
+from autotune.compiler.targets.cuda.names import HINTS
+from autotune.ir.graph import SHORT
 
 BLOCK, BLOCKS = Var("blk", "int32"), Var("nblk", "int32")
 """Number of the block, and how many there are: of the launch, or of a body's own blocks where several share one."""
@@ -96,7 +97,7 @@ bytes is."""
 
 def copy_ahead(storage: str, lanes: int, hint: str, to: Words, pointer: Expr, index: Expr) -> Stmt:
     """Begins to copy ``lanes`` elements of a tensor to shared memory, as they lie in memory. See ``Load``."""
-    return _do(f"copy_{NAMES[storage]}_{lanes}_{HINTS[hint]}", *to, pointer, index)
+    return _do(f"copy_{SHORT[storage]}_{lanes}_{HINTS[hint]}", *to, pointer, index)
 
 
 def await_copies(groups: int) -> Stmt:
@@ -106,7 +107,7 @@ def await_copies(groups: int) -> Stmt:
 
 def take(storage: str, lanes: int, words: Words) -> Expr:
     """A tuple of ``lanes`` elements from shared memory, where they lie as in a tensor of type ``storage``."""
-    return Intrinsic(f"take_{NAMES[storage]}_{lanes}", words)
+    return Intrinsic(f"take_{SHORT[storage]}_{lanes}", words)
 
 
 def put(words: Words, values: tuple[Expr, ...]) -> Stmt:

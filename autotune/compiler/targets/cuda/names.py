@@ -1,22 +1,9 @@
-"""Short names in generated CUDA source: of storage types, and of cache hints."""
+"""Names in generated CUDA source, beside those of storage types (``ir.graph.SHORT``): of cache hints; and tuples."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-NAMES = {
-    "float32": "f32",
-    "float16": "f16",
-    "bfloat16": "bf16",
-    "float8_e4m3fn": "e4m3",
-    "float8_e5m2": "e5m2",
-    "int64": "i64",
-    "int32": "i32",
-    "int16": "i16",
-    "int8": "i8",
-    "uint8": "u8",
-    "bool": "b1",
-}
 HINTS = {
     "default": "d",
     "streaming": "s",

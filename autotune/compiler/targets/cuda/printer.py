@@ -7,7 +7,8 @@ import math
 from autotune.compiler.kernel.nodes import Cast, Const, Expr, Load, Op, Store, Tuple, Unpack
 from autotune.compiler.kernel.printer import ATOM, Printer
 from autotune.compiler.targets.cuda import device, operators
-from autotune.compiler.targets.cuda.names import HINTS, NAMES
+from autotune.compiler.targets.cuda.names import HINTS
+from autotune.ir.graph import SHORT
 
 _LOADS = {"plain": "ld", "words": "lr", "fixed": "lk", "touch": "touch"}
 _GUARDED = {"plain": "lg", "words": "lw"}
@@ -47,15 +48,15 @@ class CudaPrinter(Printer):
     def for_Load(self, x: Load) -> str:
         guarded = x.guard is not None
         kind = (_GUARDED if guarded else _LOADS)[x.form]
-        name = f"{kind}_{NAMES[x.storage]}_{x.lanes}_{HINTS.get(x.hint, x.hint)}"
+        name = f"{kind}_{SHORT[x.storage]}_{x.lanes}_{HINTS.get(x.hint, x.hint)}"
         return self.call(name, (x.pointer, x.index, *([x.guard] if x.guard is not None else [])))
 
     def for_Unpack(self, x: Unpack) -> str:
-        return self.call(f"un_{NAMES[x.storage]}_{x.lanes}", (x.words,))
+        return self.call(f"un_{SHORT[x.storage]}_{x.lanes}", (x.words,))
 
     def put_Store(self, s: Store) -> None:
         lanes = len(s.values)
-        name = f"{'st' if s.guard is None else 'sg'}_{NAMES[s.storage]}_{lanes}_{HINTS.get(s.hint, s.hint)}"
+        name = f"{'st' if s.guard is None else 'sg'}_{SHORT[s.storage]}_{lanes}_{HINTS.get(s.hint, s.hint)}"
         value: Expr = s.values[0] if lanes == 1 else Tuple(s.values)
         guard = [] if s.guard is None else [s.guard]
         self.put(self.call(name, (s.pointer, s.index, value, *guard)))

@@ -19,7 +19,7 @@ from autotune.compiler.schedules.cuda import scheme_of, schemes
 from autotune.compiler.targets.cpu.columns import column_split, parts_of, planes_of
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.errors import Unsupported
-from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph
+from autotune.ir.graph import REDUCTIONS, SHORT, STORAGE_BYTES, Graph
 from autotune.ir.ops import POINTWISE
 from autotune.task import Config
 
@@ -27,11 +27,6 @@ HOMES = ("thread", "warp", "block", "cluster", "grid", "again", "output")
 """Where a value lives until it is used: registers of one thread, the shuffles of a warp, shared memory of a block, that
 of a cluster of blocks, global memory (scratch between groups, partial results of blocks), nowhere (made again from the
 inputs), and global memory as a result of the region."""
-
-SHORT = {
-    "float32": "f32", "float16": "f16", "bfloat16": "bf16", "int64": "i64", "int32": "i32", "int16": "i16",
-    "int8": "i8", "uint8": "u8", "bool": "b1", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)

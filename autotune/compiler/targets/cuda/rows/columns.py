@@ -34,9 +34,9 @@ from autotune.compiler.program.one_pass import Column
 from autotune.compiler.program.program import Pass
 from autotune.compiler.targets.cuda.access import OK
 from autotune.compiler.targets.cuda.device import BARRIER, THREAD, Shared
-from autotune.compiler.targets.cuda.names import NAMES
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter, beginning
 from autotune.compiler.targets.cuda.rows.shape import BLOCK_THREAD, CHUNK, FIRST_COLUMN, ROW_GROUP, Shape
+from autotune.ir.graph import SHORT
 
 SEEN, SHARE, TOTAL = Var("cnt", "float32"), Var("rn", "float32"), Var("total", "float32")
 """Rows that the thread has added, one over them, and those of its block."""
@@ -106,8 +106,8 @@ class Accumulators:
 
     def params(self) -> tuple[str, ...]:
         """Short types of the planes, the counts of rows first where there are moments."""
-        counts = [NAMES["float32"]] if self.moments else []
-        return (*counts, *(NAMES[c.storage] for c in self.columns for _ in range(c.planes)))
+        counts = [SHORT["float32"]] if self.moments else []
+        return (*counts, *(SHORT[c.storage] for c in self.columns for _ in range(c.planes)))
 
     def begin(self) -> list[Stmt]:
         """Before the row loop."""
