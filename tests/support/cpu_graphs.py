@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from autotune.compiler.program.program import build_program
-from autotune.compiler.targets.cpu.kernel import load
+from autotune.compiler.targets.cpu.loading.kernel import load
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.ir.graph import Graph, Output, Value, compute_type
 from autotune.ir.interpret import interpret

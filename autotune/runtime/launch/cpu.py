@@ -14,7 +14,7 @@ from autotune.compiler.schedules.configurations import group_configs
 from autotune.task import Config
 
 if TYPE_CHECKING:
-    from autotune.compiler.targets.cpu.launcher import Entry, Kernel
+    from autotune.compiler.targets.cpu.loading.launcher import Entry, Kernel
 
 
 def make_launches(plan: Plan, config: Config) -> list[tuple[range, Callable[[int, Sequence[int]], None]]]:
@@ -26,7 +26,7 @@ def make_launches(plan: Plan, config: Config) -> list[tuple[range, Callable[[int
     Raises:
         Unsupported, BuildError: a group that cannot be emitted for the CPU.
     """
-    from autotune.compiler.targets.cpu.kernel import load_group
+    from autotune.compiler.targets.cpu.loading.kernel import load_group
     from autotune.compiler.targets.cpu.schedule import CpuSchedule
 
     kernels = [
@@ -59,7 +59,7 @@ def _launch(
     extents = [group.graph.extents[0] if group.graph.extents else 1 for group in groups]
     if len(together) == 1:
         return _bind(kernels[together[0]], extents[0], len(groups[0].inputs) + len(groups[0].outputs))
-    from autotune.compiler.targets.cpu.batch import batch
+    from autotune.compiler.targets.cpu.loading.batch import batch
 
     parts = []
     for k, group, extent0 in zip(together, groups, extents, strict=True):

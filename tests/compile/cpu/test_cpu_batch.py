@@ -10,10 +10,10 @@ import torch
 
 from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.program.program import build_program
-from autotune.compiler.targets.cpu import batch as cpu_batch
-from autotune.compiler.targets.cpu import launcher as cpu_load
-from autotune.compiler.targets.cpu.batch import batch
-from autotune.compiler.targets.cpu.kernel import load
+from autotune.compiler.targets.cpu.loading import batch as cpu_batch
+from autotune.compiler.targets.cpu.loading import launcher as cpu_load
+from autotune.compiler.targets.cpu.loading.batch import batch
+from autotune.compiler.targets.cpu.loading.kernel import load
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.runtime.launch.cpu import make_launches
 from tests.support.cpu_graphs import Build, softmax

@@ -10,7 +10,7 @@ from autotune.compiler.program.full_reduction import cut_everything
 from autotune.compiler.schedules import cpu as target_cpu
 from autotune.compiler.schedules.cuda import legal
 from autotune.compiler.targets.cpu.columns import column_split, parts_of
-from autotune.compiler.targets.cpu.kernel import load_group
+from autotune.compiler.targets.cpu.loading.kernel import load_group
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.device import usable_processors
 from autotune.errors import Unsupported

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from autotune.compiler.program.program import build_program
-from autotune.compiler.targets.cpu.kernel import load_group
+from autotune.compiler.targets.cpu.loading.kernel import load_group
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.ir.graph import Graph, compute_type
 from autotune.ir.interpret import interpret

@@ -19,9 +19,9 @@ import torch
 from numba.core import caching
 
 from autotune.compiler.program.program import build_program
-from autotune.compiler.targets.cpu import launcher as cpu_load
 from autotune.compiler.targets.cpu.emit import emit_source, generator
-from autotune.compiler.targets.cpu.kernel import load
+from autotune.compiler.targets.cpu.loading import launcher as cpu_load
+from autotune.compiler.targets.cpu.loading.kernel import load
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.errors import UserError
 from autotune.ir.graph import Graph
@@ -139,7 +139,7 @@ def test_one_thread_never_enters_a_parallel_region(monkeypatch: pytest.MonkeyPat
 _CHILD = """
 import json, sys, time
 import torch
-from autotune.compiler.targets.cpu.kernel import load
+from autotune.compiler.targets.cpu.loading.kernel import load
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.compiler.program.program import build_program
 from autotune.ir.graph import Graph

@@ -16,7 +16,7 @@ from autotune.compiler.program.program import build_program
 from autotune.compiler.schedules import cpu as target_cpu
 from autotune.compiler.targets.cpu.columns import group_program
 from autotune.compiler.targets.cpu.emit import emit_source
-from autotune.compiler.targets.cpu.kernel import load, load_group
+from autotune.compiler.targets.cpu.loading.kernel import load, load_group
 from autotune.compiler.targets.cpu.moves import LINE, STRETCH, fetched, fetched_bytes, streamed, streamed_bytes
 from autotune.compiler.targets.cpu.passes import flatten
 from autotune.compiler.targets.cpu.schedule import CpuSchedule

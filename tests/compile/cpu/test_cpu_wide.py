@@ -11,7 +11,7 @@ from torch import Tensor
 from autotune.compiler.program.program import build_program
 from autotune.compiler.schedules import cpu as target_cpu
 from autotune.compiler.targets.cpu.emit import emit_source
-from autotune.compiler.targets.cpu.kernel import load, load_group
+from autotune.compiler.targets.cpu.loading.kernel import load, load_group
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.device import cpu_isa
 from autotune.ir.graph import Graph

@@ -1,4 +1,4 @@
-"""Compiled CPU kernels, kept on disk by :mod:`autotune.compiler.targets.cpu.cache`, and the launch over OpenMP threads.
+"""Compiled CPU kernels, kept on disk by ``cache``, and the launch over OpenMP threads.
 
 Threads are those of the OpenMP runtime that PyTorch has loaded already (``GOMP_parallel``, which GNU's, LLVM's and
 Intel's runtimes all export): its workers are warm after any torch operator, nothing is oversubscribed, and any number
@@ -24,7 +24,7 @@ from typing import Any
 
 from autotune.compiler.targets import intrinsic
 from autotune.compiler.targets.cpu import intrinsics
-from autotune.compiler.targets.cpu.cache import compiled_at
+from autotune.compiler.targets.cpu.loading.cache import compiled_at
 from autotune.device import usable_processors
 
 Kernel = Callable[[Sequence[int], int], None]

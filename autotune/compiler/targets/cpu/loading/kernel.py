@@ -30,7 +30,7 @@ def load(program: Program, schedule: CpuSchedule) -> Callable[[Sequence[int], in
     of axis 0, which is read where ``program.dynamic >= 0``. Outputs must not overlap inputs or one another. The call
     returns when the work is done, holds no GIL meanwhile, and may be made from any number of threads at once.
     """
-    from autotune.compiler.targets.cpu.launcher import launcher
+    from autotune.compiler.targets.cpu.loading.launcher import launcher
 
     return launcher(emit_source(program, schedule), schedule.threads, _serial_below(program), _rows(program))
 
@@ -51,7 +51,7 @@ def load_group(graph: Graph, schedule: CpuSchedule) -> Callable[[Sequence[int], 
 
 
 def _load_columns(graph: Graph, split: Split, schedule: CpuSchedule) -> Callable[[Sequence[int], int], None]:
-    from autotune.compiler.targets.cpu.launcher import launcher
+    from autotune.compiler.targets.cpu.loading.launcher import launcher
 
     source, pieces = emit_columns(split, schedule)
     program = main_program(split, unit_rows=True)
