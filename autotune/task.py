@@ -215,7 +215,7 @@ class CopiedBench(Protocol):
     """What a bench may offer beside :class:`Bench`: several copies of its inputs.
 
     Its candidates and baselines, called with one of them, take that in the place of the bench's own, so that each call
-    of a timing can have data that no cache holds, while its code is in the caches; see ``autotune.measure.rotate``.
+    of a timing can have data that no cache holds, while its code is in the caches; see ``measure.timing.rotate``.
     """
 
     def input_sets(self, count: int) -> Sequence[Any]:

@@ -94,7 +94,7 @@ def contenders(fn: Callable[..., Any], args: Any) -> dict[str, Callable[[], obje
 def times(fn: Callable[..., Any], args: Any, policy: Any, device: str) -> tuple[dict[str, float], Mapping[str, int]]:
     """Medians in microseconds by contender, and what the deploy path counted."""
     import autotune
-    from autotune.measure.timer import interleave
+    from autotune.measure.timing.timer import interleave
     from autotune.runtime.counters import reset_counters
 
     reset_counters()

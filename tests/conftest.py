@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.measure import quiet
+from autotune.measure.timing import quiet
 from tests.support import ROOT, forks
 from tests.support.cpu_times import CpuTimes
 

@@ -398,8 +398,8 @@ def timed(steps: Mapping[str, Call], policy: Policy, device: str, plain: frozens
     Raises:
         NotCompared: eager fails.
     """
-    from autotune.measure.quiet import Meter, wait_for_quiet
-    from autotune.measure.timer import interleave
+    from autotune.measure.timing.quiet import Meter, wait_for_quiet
+    from autotune.measure.timing.timer import interleave
 
     left, failed = dict(steps), dict[str, str]()
     while True:
@@ -456,7 +456,7 @@ def kernels_of(steps: Mapping[str, Call]) -> dict[str, dict[str, Any]]:
 def _traced(step: Call) -> list[tuple[float, float, bool, str]] | None:
     """What the profiler sees of a step's replay, whose graph is gone afterwards: two of a large model do not fit."""
     from autotune.bench.kernels import record
-    from autotune.measure.timer import capture
+    from autotune.measure.timing.timer import capture
 
     run = capture(step)
 

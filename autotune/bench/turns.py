@@ -2,7 +2,7 @@
 
 Compiling peers takes most of a benchmark, and most of that is one processor's work. Side by side it takes a fraction,
 provided that nobody's timing meets another's kernels: what is measured here, and what Inductor measures to choose among
-its own kernels, is done under the lock that searches hold as well (:mod:`autotune.measure.lock`).
+its own kernels, is done under the lock that searches hold as well (:mod:`autotune.measure.timing.lock`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from autotune.measure.lock import device_lock
+from autotune.measure.timing.lock import device_lock
 
 _METHODS = ("benchmark", "benchmark_gpu", "benchmark_gpu_with_cuda_graph")
 
@@ -24,8 +24,8 @@ class Turns:
 
     Args:
         device: "cuda:N" or "cpu".
-        timeout_s: as of :func:`autotune.measure.lock.device_lock`; as long, too, a thread waits for another one, which
-            may itself be waiting for it (autograd compiles a backward pass in a thread of its own).
+        timeout_s: as of ``measure.timing.lock.device_lock``; as long, too, a thread waits for another one, which may
+            itself be waiting for it (autograd compiles a backward pass in a thread of its own).
 
     Attributes:
         waited_s: seconds spent waiting for other processes so far.

@@ -16,10 +16,10 @@ from typing import Any
 from autotune import task as tasks
 from autotune.errors import BuildError, UserError
 from autotune.measure.blame import Blame, blame
-from autotune.measure.lock import device_lock
 from autotune.measure.outcome import Outcome, one_line
 from autotune.measure.policy import COPIES, Policy
 from autotune.measure.serve import Link, serve
+from autotune.measure.timing.lock import device_lock
 from autotune.measure.wire import artifact_from_wire
 from autotune.task import Bench, CopiedBench, FigureBench, MetricBench, Runnable, Status
 from autotune.workload import Workload
@@ -89,7 +89,7 @@ class Server:
 
             torch.cuda.set_device(self.device)
         else:
-            from autotune.measure.timer import pin_cpu
+            from autotune.measure.timing.timer import pin_cpu
 
             pin_cpu()
         try:
@@ -134,7 +134,7 @@ class Server:
 
     def _quiet(self, share: float) -> None:
         if self.device == "cpu":
-            from autotune.measure.quiet import wait_for_quiet
+            from autotune.measure.timing.quiet import wait_for_quiet
 
             wait_for_quiet(share * self.policy.quiet_s)
 
@@ -143,12 +143,12 @@ class Server:
         bench: object = self.bench
         timed = self.policy.method == COPIES and self._figure is None
         if self.sets is None and timed and isinstance(bench, CopiedBench):
-            from autotune.measure.rotate import set_count
+            from autotune.measure.timing.rotate import set_count
 
             self.sets = bench.input_sets(set_count(self.moved, self.policy))
 
     def _interleave(self, runs: Mapping[str, Any], before: Callable[[str], None]) -> dict[str, list[float]]:
-        from autotune.measure import rotate, timer
+        from autotune.measure.timing import rotate, timer
 
         if self._figure is not None:
             return timer.take_turns(self._figure, runs, self.policy, before)
@@ -157,7 +157,7 @@ class Server:
         return timer.interleave(runs, self.policy, self.device, before)
 
     def _time(self, run: Runnable, stage: str, limit_us: float | None) -> list[float]:
-        from autotune.measure import rotate, timer
+        from autotune.measure.timing import rotate, timer
 
         p = self.policy
         if self._figure is not None:
@@ -193,7 +193,7 @@ class Server:
 
     def _compare(self, message: Mapping[str, Any], blob: bytes, phase: Callable[..., None]) -> dict[str, Any]:
         """Candidates and baselines, interleaved. Answers one outcome for each name."""
-        from autotune.measure.quiet import Meter
+        from autotune.measure.timing.quiet import Meter
 
         assert self.bench is not None
         runs: dict[str, Runnable] = {}

@@ -64,7 +64,7 @@ def _preload() -> None:
     from torch._inductor.codegen.common import init_backend_registration
     from torch._inductor.fx_passes import joint_graph
 
-    from autotune.measure import quiet
+    from autotune.measure.timing import quiet
 
     importlib.import_module("tqdm").tqdm.monitor_interval = 0  # or it has a thread; optuna has it, torch uses it
     joint_graph.lazy_init()  # half a second for the patterns of attention

@@ -18,9 +18,9 @@ from autotune.bench.fusion.cases.case import Case, bytes_moved
 from autotune.bench.turns import Turns
 from autotune.errors import first_line
 from autotune.measure.policy import Policy
-from autotune.measure.quiet import Meter, wait_for_quiet
-from autotune.measure.rotate import input_sets, rotate
-from autotune.measure.timer import interleave
+from autotune.measure.timing.quiet import Meter, wait_for_quiet
+from autotune.measure.timing.rotate import input_sets, rotate
+from autotune.measure.timing.timer import interleave
 from autotune.runtime.database import deploying_from
 
 AUTOTUNE = "autotune"
@@ -67,7 +67,7 @@ def measure(
     turns: Turns,
 ) -> Figures:
     """Time a case's contenders, interleaved in this process: on a GPU by graph replay with a cold L2, on a CPU with
-    cold data and warm code (:mod:`autotune.measure.rotate`).
+    cold data and warm code (:mod:`autotune.measure.timing.rotate`).
 
     Args:
         groups, sets: peers, as of :func:`autotune.bench.fusion.peers.wanted`.

@@ -54,7 +54,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Search misses until interrupted; returns 0, or 130 after Ctrl-C."""
     from autotune.device import identify, resolve_device
-    from autotune.measure.idle import be_nice, idle
+    from autotune.measure.timing.idle import be_nice, idle
 
     parent = os.getppid()
     signal.signal(signal.SIGTERM, _end)
@@ -81,7 +81,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 @contextlib.contextmanager
 def _only_one(device: str, alone: Callable[[], bool]) -> Any:
     """Hold the lock of this user's background searches on a device; False where ``alone`` came first."""
-    from autotune.measure.lock import device_lock
+    from autotune.measure.timing.lock import device_lock
 
     while not alone():
         with device_lock(f"background-{device}", _LOOK_S) as held:
@@ -92,7 +92,7 @@ def _only_one(device: str, alone: Callable[[], bool]) -> Any:
 
 
 def _watch(args: argparse.Namespace, device: str, where: DeviceIdentity, alone: Callable[[], bool]) -> int:
-    from autotune.measure.idle import idle
+    from autotune.measure.timing.idle import idle
 
     given_up: frozenset[tuple[str, int]] = frozenset()
     while not alone():
@@ -146,7 +146,7 @@ def _is_new(text: str) -> bool:
 
 def _search(args: argparse.Namespace, device: str, alone: Callable[[], bool]) -> int:
     """One search of what is missed; its exit code, 130 where it was interrupted."""
-    from autotune.measure.idle import Others
+    from autotune.measure.timing.idle import Others
 
     # By the environment: what stands in a command line is read by everybody.
     env = {**os.environ, "AUTOTUNE_BACKGROUND": "0", **({"AUTOTUNE_DB": args.db} if args.db else {})}

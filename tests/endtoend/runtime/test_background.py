@@ -19,7 +19,7 @@ import autotune
 from autotune.cli.commands import background as command
 from autotune.device import identify
 from autotune.errors import UserError
-from autotune.measure import idle
+from autotune.measure.timing import idle
 from autotune.runtime import background
 from autotune.runtime.matching.lookup import lookup_stored
 from autotune.runtime.matching.match import Level

@@ -23,14 +23,14 @@ from autotune.bench.fusion.run import Settings
 from autotune.bench.turns import Turns, inductor_takes_turns
 from autotune.cli.app import main
 from autotune.device import identify
-from autotune.measure.lock import device_lock
 from autotune.measure.policy import default_policy
+from autotune.measure.timing.lock import device_lock
 from tests.support import odd_lane
 
 QUICK = replace(default_policy("cpu"), quiet_s=0.0, cold_bytes=1 << 16, warmup=1, final_s=0.05)
 HOLD = """
 import sys, time
-from autotune.measure.lock import device_lock
+from autotune.measure.timing.lock import device_lock
 with device_lock("cpu", 10) as held:
     print(held, flush=True)
     time.sleep(0.4)

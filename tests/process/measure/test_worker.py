@@ -17,10 +17,10 @@ import pytest
 
 from autotune import task
 from autotune.errors import BuildError
-from autotune.measure.lock import device_lock
 from autotune.measure.policy import Policy
 from autotune.measure.pool import CompilePool, default_processes
 from autotune.measure.server import classify
+from autotune.measure.timing.lock import device_lock
 from autotune.measure.wire import Reader, artifact_from_wire, artifact_to_wire, pack
 from autotune.measure.worker import Contender, Worker, WorkerFault
 from autotune.task import Artifact, Config, Kernel, Status

@@ -20,9 +20,9 @@ from autotune.bench.agree import difference, largest
 from autotune.bench.contender import Watched
 from autotune.bench.step import AUTOTUNE, COMPILE, EAGER, NotCompared, Peer, compare, step_of, summed, trainable
 from autotune.errors import UserError
-from autotune.measure import timer
-from autotune.measure.lock import device_lock
 from autotune.measure.policy import Policy, default_policy
+from autotune.measure.timing import timer
+from autotune.measure.timing.lock import device_lock
 from autotune.runtime.database import deploying_from, forget_stores
 from autotune.store import Store
 
@@ -346,7 +346,7 @@ class Capturing:
         self.now, self.refuses = False, refuses
 
     def capture(self, fn: Callable[[], object]) -> Callable[[], object]:
-        """As ``autotune.measure.timer.capture``; the capture of a contender that is called so ends badly."""
+        """As ``autotune.measure.timing.timer.capture``; the capture of a contender that is called so ends badly."""
         self.now = True
         try:
             fn()

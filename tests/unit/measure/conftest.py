@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.measure import rotate, timer
 from autotune.measure.policy import Policy
+from autotune.measure.timing import rotate, timer
 from tests.support.clock import Clock
 from tests.support.toy.policy import QUICK
 

@@ -12,10 +12,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from autotune.measure import timer
 from autotune.measure.outcome import Outcome, one_line, spread
 from autotune.measure.policy import Policy, default_policy
-from autotune.measure.timer import ColdCache, interleave, time_cpu
+from autotune.measure.timing import timer
+from autotune.measure.timing.timer import ColdCache, interleave, time_cpu
 from autotune.task import Status
 from tests.support.clock import Clock
 
@@ -121,7 +121,7 @@ def test_graphs_may_share_one_memory(policy: Policy, monkeypatch: pytest.MonkeyP
 def test_pinning_keeps_to_the_processors_allowed() -> None:
     code = (
         "import os, torch; before = os.sched_getaffinity(0)\n"
-        "from autotune.measure.timer import pin_cpu\n"
+        "from autotune.measure.timing.timer import pin_cpu\n"
         "n = pin_cpu(); after = os.sched_getaffinity(0)\n"
         "print(n == len(after) == torch.get_num_threads(), after <= before, len(after) > 1 or len(before) == 1)"
     )

@@ -21,7 +21,7 @@ def take_share(rank: int, ranks: int) -> int:
     Returns:
         the threads of torch's pool from now on: one a core of the share.
     """
-    from autotune.measure.timer import pin_cpu
+    from autotune.measure.timing.timer import pin_cpu
 
     cores = pin_cpu()
     share = max(1, cores // ranks)

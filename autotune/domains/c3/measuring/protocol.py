@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from autotune.domains.c3.group import Group
 from autotune.measure.blame import blame
 from autotune.measure.outcome import Outcome
-from autotune.measure.quiet import Meter
 from autotune.measure.serve import Link
 from autotune.measure.server import classify, explain
+from autotune.measure.timing.quiet import Meter
 from autotune.task import Status
 
 T = TypeVar("T")

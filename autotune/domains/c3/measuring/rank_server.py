@@ -18,10 +18,10 @@ from typing import Any, Protocol
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.measuring.protocol import FINE, Load, Talk, attempt, failed, ok
 from autotune.domains.c3.scenario import Scenario
-from autotune.measure.lock import device_lock
 from autotune.measure.outcome import Outcome, one_line
 from autotune.measure.policy import Policy
 from autotune.measure.serve import Link, serve
+from autotune.measure.timing.lock import device_lock
 from autotune.measure.wire import artifact_from_wire
 from autotune.task import REFERENCE, Bench, Runnable, Status
 from autotune.workload import Workload
@@ -243,7 +243,7 @@ class RankServer:
                 if rank == group.rank:
                     stack.enter_context(device_lock(self._device, self._policy.lock_s))
                     if cpu:
-                        from autotune.measure.quiet import wait_for_quiet
+                        from autotune.measure.timing.quiet import wait_for_quiet
 
                         wait_for_quiet(share * self._policy.quiet_s)
                 group.barrier()

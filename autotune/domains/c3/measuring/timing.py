@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Mapping
 
 from autotune.domains.c3.group import Group
-from autotune.measure.orders import balanced
 from autotune.measure.policy import Policy
-from autotune.measure.timer import ColdCache
+from autotune.measure.timing.orders import balanced
+from autotune.measure.timing.timer import ColdCache
 from autotune.task import Runnable
 
 Samples = list[float]

@@ -14,7 +14,7 @@ from autotune.domains.c3.collectives.streams import new_event, new_stream
 from autotune.domains.c3.collectives.symmetric import DeviceBarrier
 from autotune.domains.c3.group import Group
 from autotune.measure.policy import Policy
-from autotune.measure.timer import ColdCache
+from autotune.measure.timing.timer import ColdCache
 
 _AHEAD_CYCLES = 800_000
 """What the device waits before a sample: a strategy enqueued call by call takes the host up to a few 100 us."""

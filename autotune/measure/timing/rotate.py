@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from autotune.measure.policy import Policy
-from autotune.measure.timer import MIN_SAMPLES, rounds
+from autotune.measure.timing.timer import MIN_SAMPLES, rounds
 
 Samples = list[float]
 Inputs = TypeVar("Inputs")
@@ -110,7 +110,7 @@ def time_rotating(
 ) -> Samples:
     """Time one contender alone, as :func:`rotate` times several.
 
-    Args and returns: as for :func:`autotune.measure.timer.time_cpu`.
+    Args and returns: as for :func:`autotune.measure.timing.timer.time_cpu`.
     """
     turn = _Turn(sets)
     if turn.warm(call, policy) > limit_us:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import psutil
 
 from autotune.errors import UserError
-from autotune.measure.quiet import processor_time
+from autotune.measure.timing.quiet import processor_time
 
 
 class Others:

@@ -1,6 +1,6 @@
 """Timing: CUDA events round graph replays with a cold L2, ``perf_counter`` with swept caches on a CPU. Microseconds.
 
-On a CPU :mod:`autotune.measure.rotate` has the other way, for benches that have several copies of their inputs.
+On a CPU :mod:`autotune.measure.timing.rotate` has the other way, for benches that have several copies of their inputs.
 
 All functions here run in the measuring worker and import torch.
 """
@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from autotune.measure.orders import balanced
 from autotune.measure.policy import Policy
+from autotune.measure.timing.orders import balanced
 from autotune.task import Runnable
 
 Samples = list[float]
@@ -274,7 +274,7 @@ def _graph_pool() -> Any:
 
 
 def rounds(names: list[str], policy: Policy) -> Iterator[list[str]]:
-    """The order of each round of a comparison, until the policy ends it; see :mod:`autotune.measure.orders`."""
+    """The order of each round of a comparison, until the policy ends it; see :mod:`autotune.measure.timing.orders`."""
     end = time.perf_counter() + policy.final_s
     for done, order in zip(range(policy.final_rounds), balanced(names), strict=False):
         if done >= _MIN_ROUNDS and time.perf_counter() > end:

@@ -1,0 +1,1 @@
+"""When and how a device is timed: alone, with cold caches, contenders in turn."""
