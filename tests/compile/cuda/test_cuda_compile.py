@@ -14,9 +14,9 @@ from dataclasses import replace
 import pytest
 
 from autotune.compiler.program.program import build_program
+from autotune.compiler.schedules.cuda.rows import emit
 from autotune.compiler.targets.cuda.compile import build, capability, compile_ptx
 from autotune.compiler.targets.cuda.cubin import resources
-from autotune.compiler.targets.cuda.rows.dispatch import emit
 from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
 from autotune.domains.fusion.task import FusionTask
 from autotune.errors import BuildError, Unsupported

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 
@@ -78,17 +79,25 @@ def scheme_of(graph: Graph) -> Scheme:
     Raises:
         Unsupported: no scheme fits; the message is that of the last one tried.
     """
-    why = Unsupported("no scheme")
     if has_sum_at(graph):
-        schemes()["scatter"].check(graph)
-        return schemes()["scatter"]
-    for scheme in schemes().values():
+        return first_fit(graph, ("scatter",))
+    return first_fit(graph, schemes())
+
+
+def first_fit(graph: Graph, names: Iterable[str]) -> Scheme:
+    """The first of these schemes that fits a group.
+
+    Raises:
+        Unsupported: none does; the message is that of the last one.
+    """
+    why = Unsupported("no scheme")
+    for name in names:
         try:
-            scheme.check(graph)
+            schemes()[name].check(graph)
         except Unsupported as error:
             why = error
             continue
-        return scheme
+        return schemes()[name]
     raise why
 
 

@@ -287,20 +287,9 @@ def finish_scheme(graph: Graph) -> Scheme:
     Raises:
         Unsupported: neither fits.
     """
-    from autotune.compiler.schedules.cuda import schemes
+    from autotune.compiler.schedules.cuda import first_fit
 
-    why = Unsupported("no scheme")
-    for name in ("outer", "rows"):
-        scheme = schemes().get(name)
-        if scheme is None:
-            continue
-        try:
-            scheme.check(graph)
-        except Unsupported as error:
-            why = error
-            continue
-        return scheme
-    raise why
+    return first_fit(graph, ("outer", "rows"))
 
 
 SCHEME = ColumnsScheme()

@@ -35,7 +35,8 @@ from autotune.compiler.schedules.cuda.rows import REGISTERS_KEPT
 from autotune.compiler.targets.cuda.cubin import SmLimits
 from autotune.compiler.targets.cuda.device import shared_bytes
 from autotune.compiler.targets.cuda.kernels import GroupKernels
-from autotune.compiler.targets.cuda.outer.emit import emit_outer
+from autotune.compiler.targets.cuda.outer.copied import CopiedOuter
+from autotune.compiler.targets.cuda.outer.kernel import Outer
 from autotune.compiler.targets.cuda.source import CudaSource, OuterSchedule
 from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS, Graph
@@ -263,7 +264,9 @@ class OuterScheme:
         program = self.program(graph, schedule.keep != "reload", schedule.online)
         if fixed:
             program = replace(program, dynamic=-1)
-        return program, emit_outer(program, schedule)
+        if 0 in program.graph.extents:
+            raise Unsupported("an empty axis")
+        return program, (CopiedOuter if schedule.prefetch else Outer)(program, schedule).kernel()
 
     def threads(self, config: Config) -> str:
         t, r = int(config["threads_per_row"]), int(config.get("rows_per_block", 1))

@@ -14,11 +14,12 @@ from autotune.compiler.program.vectors import narrowest, vector_length
 from autotune.compiler.schedules.configurations import PLAIN_CUDA, has_online, having, narrow
 from autotune.compiler.targets.cuda.cubin import too_large
 from autotune.compiler.targets.cuda.kernels import GroupKernels
-from autotune.compiler.targets.cuda.rows.dispatch import emit
 from autotune.compiler.targets.cuda.rows.early import has_early_work
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
+from autotune.compiler.targets.cuda.rows.flat import emit_flat
+from autotune.compiler.targets.cuda.rows.kernel import emit_rows
 from autotune.compiler.targets.cuda.rows.prefetch import loads_ahead
-from autotune.compiler.targets.cuda.source import CudaSchedule
+from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
 from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph
 from autotune.task import Config
@@ -305,6 +306,19 @@ def _warps(program: Program, d: Config) -> list[Config]:
         return []
     one: Config = d | {"threads_per_row": 32, "rows_per_block": 4, "keep": "registers"}
     return [one | {"max_registers": next((c for c in CAPS if c >= words + more), 0)} for more in (56, 40)]
+
+
+def emit(program: Program, schedule: CudaSchedule) -> CudaSource:
+    """The kernel of ``program`` under ``schedule``.
+
+    Raises:
+        Unsupported: the schedule does not fit the program.
+    """
+    if not program.cols:
+        raise Unsupported("a group with a single element a row")
+    if 0 in program.graph.extents:
+        raise Unsupported("an empty axis")
+    return (emit_flat if program.pointwise else emit_rows)(CudaEmitter(program, schedule))
 
 
 def reject(graph: Graph, config: Config) -> str | None:

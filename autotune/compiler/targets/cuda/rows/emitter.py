@@ -68,7 +68,7 @@ def accumulators_of(pas: Pass) -> int:
 
 
 class CudaEmitter(Accesses):
-    """Builds one program for one schedule; see ``dispatch``."""
+    """Builds one program for one schedule."""
 
     def __init__(self, program: Program, schedule: CudaSchedule, apart: Collection[int] = ()) -> None:
         super().__init__(program, schedule, apart)
