@@ -34,6 +34,7 @@ from autotune.compiler.regions import aten
 from autotune.compiler.regions.contraction import bundle_groups, levels, merge_groups
 from autotune.compiler.regions.delay import delays
 from autotune.compiler.regions.label import describe
+from autotune.compiler.regions.narrow import copied_nodes
 from autotune.compiler.regions.remote import Candidate, candidate, may_join
 from autotune.compiler.regions.tensors import (
     bytes_of,
@@ -88,8 +89,9 @@ class Region:
 
 
 class Finder:
-    """Regions of one graph. ``hard`` holds the nodes that turned out not to be translatable, and ``kept`` the products
-    whose results are to be stored before they are read.
+    """Regions of one graph. ``hard`` holds the nodes that turned out not to be translatable, ``kept`` the products
+    whose results are to be stored before they are read, ``copied`` what every region that reads it computes, and
+    ``once`` what none but its own may.
     """
 
     def __init__(self, gm: fx.GraphModule, side: str | None = None) -> None:
@@ -98,6 +100,8 @@ class Finder:
         self.place = {n: k for k, n in enumerate(self.nodes)}
         self.hard: set[fx.Node] = set()
         self.kept: set[fx.Node] = set()
+        self.copied: set[fx.Node] = set()
+        self.once: set[fx.Node] = set()
         self.refused: dict[fx.Node, str] = {}
         self._known: dict[str, tuple[Workload, Binding]] = {}
         self._passing = passing(self.nodes)
@@ -177,13 +181,16 @@ class Finder:
 
     def groups(self) -> list[list[fx.Node]]:
         """The sets of nodes to become regions, in graph order. Products alone, but a vector's, are a library's."""
+        self.copied = set()
         order, before, members = self.condensed()
         stored = self.stored(members)
         movable = {n for n in members - set(stored) if self._may_wait(n, members)}
         size = {n: bytes_of(meta(n)) for n in order}
         late = delays(order, before, levels(order, before, members, stored=stored), movable, size, stored)
         groups = merge_groups(order, before, members, late, stored)
-        return [g for g in groups if not all(map(self._is_the_library_s, g))]
+        groups = [g for g in groups if not all(map(self._is_the_library_s, g))]
+        self.copied = copied_nodes(groups, self._readers, self.producers, stored, self.once)
+        return [g for g in groups if not self.copied.issuperset(g)]
 
     def _is_the_library_s(self, node: fx.Node) -> bool:
         """Whether nothing is won by a node alone: a product but a vector's."""
@@ -251,7 +258,7 @@ class Finder:
         stack = list(nodes)
         while stack:
             for n in stack.pop().all_input_nodes:
-                if self.free(n) and n not in needed:
+                if (self.free(n) or n in self.copied) and n not in inside and n not in needed:
                     needed.add(n)
                     stack.append(n)
         needed = self._without_windows(inside, needed)
@@ -273,6 +280,11 @@ class Finder:
         graph.output(tuple(env[n] for n in outputs))
         return list(inputs), outputs, fx.GraphModule(torch.nn.Module(), graph)
 
+    def borrowed(self, nodes: Sequence[fx.Node]) -> set[fx.Node]:
+        """What a group computes of other groups' nodes."""
+        body = (n.meta.get("origin") for n in self.submodule(nodes)[2].graph.nodes)
+        return self.copied.intersection(body).difference(nodes)
+
     def _without_windows(self, inside: set[fx.Node], needed: set[fx.Node]) -> set[fx.Node]:
         """``needed`` less the views that cut a window out of a tensor which the region reads in no other way.
 
@@ -289,6 +301,8 @@ class Finder:
             while True:
                 users = [u for u in node.users if u in body]
                 if len(users) != 1 or users[0] not in needed or users[0].all_input_nodes != [node]:
+                    break
+                if users[0] in self.copied:  # nobody else makes it
                     break
                 node = users[0]
                 chain.append(node)
@@ -309,15 +323,15 @@ class Finder:
 
     def _used_outside(self, node: fx.Node, inside: set[fx.Node]) -> bool:
         """Whether a node that is not in the region reads it, as it is or through views."""
-        if not isinstance(meta(node), torch.Tensor):
+        if not isinstance(meta(node), torch.Tensor) or node in self.copied:
             return False  # a tuple: its getitems are nodes of the region themselves
         stack, seen = list(node.users), set()
         while stack:
             user = stack.pop()
-            if user in seen or user in inside:
+            if user in seen or (user in inside and user not in self.copied):
                 continue
             seen.add(user)
-            if not self.free(user):
+            if not self.free(user) and user not in self.copied:
                 return True
             stack.extend(user.users)
         return False
@@ -384,12 +398,12 @@ def find_regions(gm: fx.GraphModule, side: str | None = None) -> list[Region]:
         side: "cpu" or "cuda", where the graph was captured on another device than it is meant for.
     """
     finder = Finder(gm, side)
-    done: dict[tuple[fx.Node, ...], Region] = {}
+    done: dict[tuple[frozenset[fx.Node], frozenset[fx.Node]], Region] = {}
     while True:
         regions: list[Region] = []
         failed = False
         for nodes in finder.groups():
-            key = tuple(nodes)
+            key = frozenset(nodes), frozenset(finder.copied)
             if key not in done:
                 try:
                     done[key] = finder.region(nodes)
@@ -397,7 +411,9 @@ def find_regions(gm: fx.GraphModule, side: str | None = None) -> list[Region]:
                     _keep(finder, [n.meta["origin"] for n in error.nodes])
                 except Unsupported as error:
                     culprit: fx.Node = error.node  # type: ignore[attr-defined]
-                    if op_name(culprit) in SCATTERS and culprit not in finder.kept:
+                    if borrowed := finder.borrowed(nodes):
+                        finder.once |= borrowed  # they may be what it cannot do in its place
+                    elif op_name(culprit) in SCATTERS and culprit not in finder.kept:
                         finder.kept.add(culprit)  # it may do where those that read it in other shapes read it stored
                     else:
                         _harden(finder, culprit, str(error))
@@ -455,3 +471,4 @@ def _harden(finder: Finder, culprit: fx.Node, reason: str) -> None:
     for n in (owner, *[u for u in owner.users if u.target is operator.getitem]):
         finder.hard.add(n)
         finder.refused[n] = reason
+    finder.once.clear()  # groups are others now
