@@ -33,8 +33,8 @@ from autotune.cli.options import positive_int, seconds
 from autotune.errors import UserError, first_line
 from benchmarks import form
 from benchmarks.real import table
+from benchmarks.real.families import DEFAULT, FAMILIES, NAMES
 from benchmarks.real.measure import COMPARED, MODES, Options, measure
-from benchmarks.real.models import DEFAULT, FAMILIES, NAMES
 
 SUITE = "real_models"
 

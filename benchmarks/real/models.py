@@ -22,185 +22,22 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-KINDS = ("train", "infer", "decode")
+from benchmarks.real.families import FAMILIES, NAMES, Family, Shape
+from benchmarks.real.further import FURTHER, FURTHER_NAMES
+
 IGNORED = -100
 """The label that the losses of transformers leave out."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What a step is given: sequences (or images) and tokens of each; ``target``: tokens of a decoder's."""
-
-    batch: int
-    length: int = 0
-    target: int = 0
-
-    def __str__(self) -> str:
-        length = f" x {self.length}" if self.length else ""
-        return f"{self.batch}{length}{f', {self.target} out' if self.target else ''}"
-
-
-@dataclass(frozen=True)
-class Family:
-    """A model.
-
-    Attributes:
-        about: what it is, in a few words.
-        task: what its inputs are: "mlm", "causal", "seq2seq", "clip" or "image".
-        layers: as published; of an encoder and a decoder, of each.
-        depth: fields of the configuration that are the number of layers ("part.field" for one within a part); of a timm
-            model, its argument that is the layers of each stage, or its module that holds all of them.
-        config: name of the configuration's class in transformers (``auto``: of the class that makes the model); of a
-            timm model, its name there.
-        fields: the configuration's, where not its defaults; ``tiny``: those of a version for tests, and of its input.
-        shapes: of a step, by kind.
-        attention: implementation of it in transformers, where not its default.
-        cut: layers that fit, where fewer than published; ``why``: what does not fit.
-    """
-
-    about: str
-    task: str
-    layers: int
-    depth: tuple[str, ...]
-    config: str
-    auto: str
-    shapes: Mapping[str, Shape]
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    tiny: Mapping[str, Any] = field(default_factory=dict)
-    attention: str | None = None
-    cut: int | None = None
-    why: str = ""
-
-    @property
-    def library(self) -> str:
-        return "transformers" if self.auto else "timm"
-
-
-_ROPE = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 32.0, "high_freq_factor": 4.0,
-         "low_freq_factor": 1.0, "original_max_position_embeddings": 8192}  # fmt: skip
-_SMALL = {"vocab_size": 211, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
-_DECODER = {**_SMALL, "num_key_value_heads": 2, "head_dim": 16}
-_TEXT = ("num_hidden_layers",)
-_CAUSAL, _MASKED, _SEQ2SEQ = "AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM"
-
-FAMILIES: dict[str, Family] = {
-    "bert_large": Family(
-        "BERT-large, masked language modelling", "mlm", 24, _TEXT, "BertConfig", _MASKED,
-        {"train": Shape(32, 512), "infer": Shape(64, 512)},
-        {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096},
-        _SMALL,
-    ),
-    "roberta_base": Family(
-        "RoBERTa-base, masked language modelling", "mlm", 12, _TEXT, "RobertaConfig", _MASKED,
-        {"train": Shape(64, 512), "infer": Shape(128, 512)},
-        {"max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5},
-        _SMALL,
-    ),
-    "gpt2_medium": Family(
-        "GPT-2 medium", "causal", 24, ("n_layer",), "GPT2Config", _CAUSAL,
-        {"train": Shape(16, 1024), "infer": Shape(32, 1024), "decode": Shape(64, 1024)},
-        {"n_embd": 1024, "n_head": 16},
-        {"vocab_size": 211, "n_embd": 64, "n_head": 4, "n_positions": 64},
-    ),
-    "llama32_1b": Family(
-        "Llama 3.2 1B", "causal", 16, _TEXT, "LlamaConfig", _CAUSAL,
-        {"train": Shape(4, 2048), "infer": Shape(8, 2048), "decode": Shape(32, 2048)},
-        {"vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32,
-         "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5,
-         "tie_word_embeddings": True, "rope_parameters": _ROPE, "bos_token_id": 128000, "eos_token_id": 128001},
-        _DECODER,
-    ),
-    "qwen3_17b": Family(
-        "Qwen3 1.7B", "causal", 28, _TEXT, "Qwen3Config", _CAUSAL,
-        {"train": Shape(4, 2048), "infer": Shape(8, 2048), "decode": Shape(32, 2048)},
-        {"hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 16, "num_key_value_heads": 8,
-         "head_dim": 128, "max_position_embeddings": 40960, "tie_word_embeddings": True,
-         "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}},
-        _DECODER,
-    ),
-    "mistral_7b": Family(
-        "Mistral-7B-shaped", "causal", 32, _TEXT, "MistralConfig", _CAUSAL,
-        {"train": Shape(2, 2048), "infer": Shape(4, 2048), "decode": Shape(16, 2048)},
-        {"sliding_window": None, "max_position_embeddings": 32768,
-         "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}},
-        _DECODER,
-    ),
-    "gemma2_2b": Family(
-        "Gemma-2-2B-shaped", "causal", 26, _TEXT, "Gemma2Config", _CAUSAL,
-        {"train": Shape(2, 2048), "infer": Shape(4, 2048)},  # its sliding cache counts in Python: no two steps alike
-        {},
-        {**_DECODER, "query_pre_attn_scalar": 16},
-        attention="eager",  # as transformers asks for: the others leave out the cap of the scores
-    ),
-    "t5_base": Family(
-        "T5-base", "seq2seq", 12, ("num_layers", "num_decoder_layers"), "T5Config", _SEQ2SEQ,
-        {"train": Shape(32, 512, 128), "infer": Shape(64, 512, 128)},
-        {"d_model": 768, "d_ff": 3072, "num_heads": 12, "decoder_start_token_id": 0},
-        {"vocab_size": 211, "d_model": 64, "d_ff": 96, "d_kv": 16, "num_heads": 4},
-    ),
-    "bart_large": Family(
-        "BART-large", "seq2seq", 12, ("encoder_layers", "decoder_layers"), "BartConfig", _SEQ2SEQ,
-        {"train": Shape(32, 512, 128), "infer": Shape(64, 512, 128)},
-        {},
-        {"vocab_size": 211, "d_model": 64, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "encoder_attention_heads": 4,
-         "decoder_attention_heads": 4, "max_position_embeddings": 64},
-    ),
-    "mixtral_8x7b": Family(
-        "Mixtral-8x7B-shaped mixture of experts", "causal", 32, _TEXT, "MixtralConfig", _CAUSAL,
-        {"train": Shape(2, 2048), "infer": Shape(4, 2048), "decode": Shape(16, 2048)},
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}},
-        {**_DECODER, "num_local_experts": 4},
-        cut=8, why="weights take 2.9 GB a layer, their gradients as much",
-    ),
-    "clip_vit_b32": Family(
-        "CLIP ViT-B/32, contrastive", "clip", 12, ("text_config.num_hidden_layers", "vision_config.num_hidden_layers"),
-        "CLIPConfig", "AutoModel",
-        {"train": Shape(512, 77), "infer": Shape(512, 77)},
-        {},
-        {"projection_dim": 32,
-         "text_config": {**_SMALL, "max_position_embeddings": 16, "projection_dim": 32, "eos_token_id": 2},
-         "vision_config": {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "image_size": 32,
-                           "patch_size": 16, "projection_dim": 32}},
-    ),
-    "vit_base": Family(
-        "ViT-B/16", "image", 12, ("blocks",), "vit_base_patch16_224", "",
-        {"train": Shape(256), "infer": Shape(512)},
-        {}, {"img_size": 32, "embed_dim": 64, "num_heads": 4},
-    ),
-    "convnext_base": Family(
-        "ConvNeXt-B", "image", 36, ("depths",), "convnext_base", "",
-        {"train": Shape(128), "infer": Shape(256)},
-        {}, {"dims": (8, 16, 32, 64)},
-    ),
-    "mixer_base": Family(
-        "MLP-Mixer-B/16", "image", 12, ("blocks",), "mixer_b16_224", "",
-        {"train": Shape(256), "infer": Shape(512)},
-        {}, {"img_size": 32},
-    ),
-    "resnet50": Family(
-        "ResNet-50", "image", 16, ("layers",), "resnet50", "",
-        {"train": Shape(256), "infer": Shape(512)},
-    ),
-}  # fmt: skip
 _STAGES = {"depths": (3, 3, 27, 3), "layers": (3, 4, 6, 3)}
 _TINY_LAYERS, _IMAGE = 2, 224
-
-DEFAULT = (
-    "bert_large_train", "roberta_base_train", "gpt2_medium_train", "llama32_1b_train", "qwen3_17b_train",
-    "mistral_7b_train", "gemma2_2b_train", "t5_base_train", "bart_large_train", "mixtral_8x7b_train", "vit_base_train",
-    "convnext_base_train", "resnet50_train", "clip_vit_b32_infer", "mixer_base_infer", "bert_large_infer",
-    "llama32_1b_decode", "qwen3_17b_decode",
-)  # fmt: skip
-"""What is measured where no model is named; every family is in it."""
-
-NAMES = tuple(f"{family}_{kind}" for family, f in FAMILIES.items() for kind in KINDS if kind in f.shapes)
+_WITHOUT_LOSS = ("audio", "speech", "pixels")
+"""Tasks whose own losses want targets that random ones do not stand for."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +71,7 @@ def make(
     """Build a model and its inputs; weights and inputs are random and always the same.
 
     Args:
-        name: one of :data:`NAMES`.
+        name: one of :data:`NAMES`, or of :data:`FURTHER_NAMES`, which are always small.
         device: "cpu" or "cuda:N".
         tiny: a small version for tests, two layers deep and with small widths.
         layers: at most so many; of a model in stages, of each stage.
@@ -244,10 +81,11 @@ def make(
         ValueError: an unknown name.
         ImportError: the model's library is not installed.
     """
-    if name not in NAMES:
-        raise ValueError(f"unknown model {name!r}; there are {', '.join(NAMES)}")
+    if name not in NAMES and name not in FURTHER_NAMES:
+        raise ValueError(f"unknown model {name!r}; there are {', '.join((*NAMES, *FURTHER_NAMES))}")
     known, _, kind = name.rpartition("_")
-    family = FAMILIES[known]
+    family = FAMILIES[known] if name in NAMES else FURTHER[known]
+    tiny = tiny or name in FURTHER_NAMES
     depth = min(x for x in (family.layers, family.cut, layers, _TINY_LAYERS if tiny else None) if x is not None)
     shape = family.shapes[kind]
     if tiny:
@@ -313,15 +151,15 @@ def _timm(family: Family, device: str, dtype: torch.dtype, depth: int, tiny: boo
     import timm
 
     fields = dict(family.tiny) if tiny else {}
-    (name,) = family.depth
+    name = next(iter(family.depth), "")
     stages = _STAGES.get(name)
     if stages:
         fields[name] = stages = tuple(min(depth, n) for n in stages)
     with torch.device(device):
         model = timm.create_model(family.config, pretrained=False, **fields).to(dtype)
     _no_zeros(model)
-    if stages:
-        return model, sum(stages)
+    if not name or stages:
+        return model, sum(stages or (depth,))
     setattr(model, name, getattr(model, name)[:depth])
     return model, depth
 
@@ -375,6 +213,22 @@ class Decode(nn.Module):
         return first
 
 
+class Outputs(nn.Module):
+    """What a model makes first (logits, or hidden states), and for training its mean squared distance from a ramp."""
+
+    def __init__(self, model: nn.Module, *, train: bool) -> None:
+        super().__init__()
+        self.model, self.train_it = model, train
+
+    def forward(self, **inputs: Tensor) -> Tensor:
+        found = self.model(**inputs)
+        made: Tensor = found.logits if "logits" in found else found[0]
+        if not self.train_it:
+            return made
+        ramp = torch.linspace(-1.0, 1.0, made.shape[-1], device=made.device, dtype=made.dtype)
+        return (made - ramp).square().mean()
+
+
 class Classification(nn.Module):
     """The cross-entropy of a classifier's logits, in fp32 as is usual."""
 
@@ -390,6 +244,8 @@ class Classification(nn.Module):
 def _step(model: nn.Module, family: Family, kind: str, shape: Shape, device: str, dtype: torch.dtype) -> nn.Module:
     if not family.auto:
         return Classification(model) if kind == "train" else model
+    if family.task in _WITHOUT_LOSS:
+        return Outputs(model, train=kind == "train")
     if kind == "train":
         return Loss(model, return_loss=True) if family.task == "clip" else Loss(model)
     if kind == "infer":
@@ -432,6 +288,14 @@ def _inputs(
     if family.task == "image":
         x = pixels()
         return {"x": x, "labels": torch.randint(0, 1000, (shape.batch,), device=device)} if train else {"x": x}
+    if family.task == "pixels":
+        return {"pixel_values": pixels()}
+    if family.task == "audio":
+        return {"input_values": torch.randn(shape.batch, 100 * shape.length, device=device).to(dtype)}
+    if family.task == "speech":
+        config: Any = model.config
+        sound = torch.randn(shape.batch, config.num_mel_bins, 2 * config.max_source_positions, device=device)
+        return {"input_features": sound.to(dtype), "decoder_input_ids": tokens(shape.batch, shape.target)}
     if family.task == "clip":
         text: Any = model.config.text_config
         ids = tokens(shape.batch, text.max_position_embeddings, config=text)

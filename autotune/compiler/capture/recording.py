@@ -61,10 +61,10 @@ def recording_backend(record: Callable[[CapturedGraph], None]) -> Callable[..., 
         eager = _copy(gm)
         whole[:] = [gm]
         kept.clear()
-        _post_grad(gm, inputs, is_inference=kind == "inference")
+        post_grad(gm, inputs, is_inference=kind == "inference")
         for module in kept:
             record(CapturedGraph(kind, module))
-        return _boxed(eager)
+        return boxed(eager)
 
     def backend(gm: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Compiled:
         patches = hooked(Hook(keep, b"autotune capture", config.post_grad_custom_post_pass))
@@ -77,7 +77,7 @@ def recording_backend(record: Callable[[CapturedGraph], None]) -> Callable[..., 
     return backend
 
 
-def _post_grad(gm: fx.GraphModule, inputs: Sequence[Any], *, is_inference: bool) -> None:
+def post_grad(gm: fx.GraphModule, inputs: Sequence[Any], *, is_inference: bool) -> None:
     """What Inductor does to a graph between AOTAutograd and its own code generation, up to the pass that records."""
     from torch._inductor import compile_fx
     from torch._inductor.fx_passes.post_grad import view_to_reshape
@@ -105,7 +105,7 @@ def _copied(graph: fx.Graph) -> fx.Graph:
     return copy
 
 
-def _boxed(gm: fx.GraphModule) -> Compiled:
+def boxed(gm: fx.GraphModule) -> Compiled:
     """The graph as what Inductor would have made of it: it takes its inputs in a list, which it empties."""
     from torch.fx.graph import _BoxedCodeGen
 

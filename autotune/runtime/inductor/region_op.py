@@ -25,18 +25,25 @@ outlive an upgrade: a change of either changes this, so that no older code is lo
 
 
 @dataclass(frozen=True)
-class _Pending:
+class Pending:
+    """A region whose node is in a graph: its call's text, a word for names, and its results."""
+
     text: str
     label: str
     outputs: Sequence[torch.Tensor]  # fake, with symbolic extents where the graph has them
 
 
-_pending: dict[str, _Pending] = {}
+_pending: dict[str, Pending] = {}
 _lock = threading.Lock()
 
 
+def pending(name: str) -> Pending:
+    """The region that a node names."""
+    return _pending[name]
+
+
 def _fake(name: str, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in _pending[name].outputs]
+    return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in pending(name).outputs]
 
 
 torch.library.register_fake("autotune::region", _fake, lib=_library)
@@ -56,7 +63,7 @@ def region_node(
     values = [n.meta["val"] for n in outputs]
     with _lock:
         name = f"{label}_{len(_pending)}"
-        _pending[name] = _Pending(text, label, values)
+        _pending[name] = Pending(text, label, values)
     node = graph.call_function(torch.ops.autotune.region.default, (name, list(inputs)))
     node.meta["val"] = values
     register_lowering()
@@ -102,7 +109,7 @@ def register_lowering() -> None:
 
     @lowering.register_lowering(torch.ops.autotune.region.default, type_promotion_kind=None)
     def lower(name: str, inputs: Sequence[Any]) -> list[Any]:
-        pending = _pending[name]
+        region = pending(name)
         reads: Any = V.graph.current_node.args[1]
         given = [n.meta["val"] for n in reads]
         read = [
@@ -114,9 +121,9 @@ def register_lowering() -> None:
                 convert_shape_to_inductor(t.shape), convert_shape_to_inductor(t.stride()),
                 dtype=t.dtype, device=t.device,
             )
-            for t in pending.outputs
+            for t in region.outputs
         ]  # fmt: skip
-        RegionKernel(pending.text, pending.label, read, made)
+        RegionKernel(region.text, region.label, read, made)
         return made
 
 
@@ -136,4 +143,4 @@ def _named(text: str, label: str, wrapper: Any) -> str:
     return calls[-1]
 
 
-__all__ = ["WRITTEN", "region_node", "register_lowering"]
+__all__ = ["WRITTEN", "Pending", "pending", "region_node", "register_lowering"]

@@ -20,8 +20,9 @@ from autotune.bench.step import Comparison, Step, step_of, trainable
 from benchmarks import form, real_models
 from benchmarks import table as documents
 from benchmarks.real import liger, table
+from benchmarks.real.families import DEFAULT, FAMILIES, NAMES
 from benchmarks.real.measure import LIGER, OVERHEAD, Options, times
-from benchmarks.real.models import DEFAULT, FAMILIES, NAMES, _no_zeros, make
+from benchmarks.real.models import _no_zeros, make
 
 HERE = {"transformers": importlib.util.find_spec("transformers"), "timm": importlib.util.find_spec("timm")}
 needs_transformers = pytest.mark.skipif(not HERE["transformers"], reason="transformers is not installed (extra bench)")

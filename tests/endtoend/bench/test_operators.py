@@ -1,0 +1,41 @@
+"""Inductor's graphs run operator by operator around our kernels."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+import torch
+
+import autotune
+from autotune.runtime.counters import reset_counters
+from benchmarks.real.operators import backend
+from tests.support.deployment import tune_in
+
+
+def chain(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x * 3, -1) @ x.T
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_our_kernels_run_between_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> None:
+    db = str(tmp_path / "t.db")
+    tune_in(db)(chain, (torch.randn(32, 48),))
+    monkeypatch.setenv("AUTOTUNE_DB", db)
+    reset_counters()
+    run = torch.compile(chain, backend=backend)
+    for rows in (32, 20) if dynamic else (32,):
+        x = torch.randn(rows, 48)
+        if dynamic:
+            torch._dynamo.mark_dynamic(x, 0)
+        torch.testing.assert_close(run(x), chain(x))
+    assert autotune.counters().hits == 1
+    assert not autotune.counters().fallbacks
+
+
+def test_without_ours_nothing_is_looked_up() -> None:
+    reset_counters()
+    x = torch.randn(32, 48)
+    torch.testing.assert_close(torch.compile(chain, backend=functools.partial(backend, ours=False))(x), chain(x))
+    assert not any(autotune.counters().values())
