@@ -119,12 +119,16 @@ def _passes(patches: Mapping[str, Any], mode: str, trial: Trial | None, verify: 
 
     from autotune.compiler.capture.hooks import Hook, hooked
     from autotune.runtime.database import state_of_store
-    from autotune.runtime.inductor.region_op import WRITTEN
-    from autotune.runtime.inductor.region_pass import replace_regions
+    from autotune.runtime.inductor.region_call import WRITTEN
+
+    def replace(graph: fx.Graph) -> None:
+        # Imported when a graph is compiled: where Inductor's caches have it, nothing looks for regions.
+        from autotune.runtime.inductor.region_pass import replace_regions
+
+        replace_regions(graph, mode=mode, trial=trial, verify=verify)
 
     with config.patch(dict(patches)):
         # Both go with the pass, not by a context: autograd compiles a backward pass later, in a thread of its own.
-        replace = functools.partial(replace_regions, mode=mode, trial=trial, verify=verify)
         identity = None if trial is not None else WRITTEN + state_of_store() + f"{mode}{verify}".encode()
         return hooked(Hook(replace, identity, config.post_grad_custom_post_pass))
 

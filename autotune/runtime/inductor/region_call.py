@@ -22,9 +22,7 @@ import torch
 from torch import fx
 
 from autotune.compiler.regions import aten
-from autotune.compiler.regions.find import workload_of
 from autotune.compiler.regions.sizes import at_sizes
-from autotune.compiler.regions.symbols import traced
 from autotune.device import environment, identify
 from autotune.errors import UserError
 from autotune.ir.graph import Graph
@@ -43,6 +41,11 @@ from autotune.task import Status
 from autotune.workload import Workload
 
 log = logging.getLogger("autotune")
+
+WRITTEN = b"region 2"
+"""Names the lines that :mod:`autotune.runtime.inductor.region_op` writes into Inductor's code, and the texts in them.
+Inductor's caches hold both, and outlive an upgrade: a change of either changes this, so that no older code
+is loaded."""
 
 Call = Callable[..., None]
 """Takes the region's inputs, then its outputs, which it writes; on a GPU the raw stream last."""
@@ -225,6 +228,9 @@ def at_these(call: RegionCall, sizes: Mapping[str, int], *, tell: bool = True) -
         sizes: by symbol.
         tell: count what was found, and record what was missed.
     """
+    from autotune.compiler.regions.find import workload_of  # a warm start of a graph of numbers needs neither
+    from autotune.compiler.regions.symbols import traced
+
     program = at_sizes(call.source, sizes)
     workload, binding = workload_of(traced(program, call.device), str(call.spec.get("precision", "")))
     # However far the tuned rows are: what runs otherwise are the operators one by one, not Inductor's code.
@@ -313,4 +319,4 @@ class _Operators:
         warn_once(f"region {self._call.tuned}", f"autotune: the stored kernel of {self._call.label} {what}")
 
 
-__all__ = ["RegionCall", "at_these", "forget_calls", "load_call", "look_up", "remember"]
+__all__ = ["WRITTEN", "RegionCall", "at_these", "forget_calls", "load_call", "look_up", "remember"]

@@ -19,11 +19,6 @@ _library: Any = torch.library.Library("autotune", "DEF")  # type: ignore[no-unty
 _library.define("region(str name, Tensor[] inputs) -> Tensor[]")
 
 
-WRITTEN = b"region 2"
-"""Names the lines that this module writes into Inductor's code, and the texts in them. Inductor's caches hold both, and
-outlive an upgrade: a change of either changes this, so that no older code is loaded."""
-
-
 @dataclass(frozen=True)
 class Pending:
     """A region whose node is in a graph: its call's text, a word for names, and its results."""
@@ -143,4 +138,4 @@ def _named(text: str, label: str, wrapper: Any) -> str:
     return calls[-1]
 
 
-__all__ = ["WRITTEN", "Pending", "pending", "region_node", "register_lowering"]
+__all__ = ["Pending", "pending", "region_node", "register_lowering"]

@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
-from autotune.compiler.regions.find import Region
 from autotune.device import environment, identify
 from autotune.runtime.database import deploy_store, warn_once
 from autotune.runtime.settings import settings
 from autotune.store.records import Schedule
 from autotune.workload import Workload, digest
+
+if TYPE_CHECKING:
+    from autotune.compiler.regions.find import Region
 
 _GRAPHLESS = {"max-autotune": "max-autotune-no-cudagraphs", "reduce-overhead": "default"}
 

@@ -77,8 +77,10 @@ def warmed(shared: Path, tune: Tune, db: str, tmp_path: Path) -> Path:
 def test_a_second_process_runs_stored_kernels_out_of_the_caches(warmed: Path) -> None:
     shutil.rmtree(warmed / "inductor")
     with forks.new_interpreters():
-        job(warmed)
+        cold = job(warmed)
         warm = job(warmed)
+    assert cold["looks_for_regions"]
+    assert not warm["looks_for_regions"], "what finds regions is not imported"
     assert warm["counters"] == {"hits": 1}, "no graph is looked up"
     assert warm["aot"]["autograd_cache_hit"] == 1
     assert warm["warnings"] == []

@@ -45,6 +45,7 @@ def main(words: Sequence[str]) -> int:
     assert_same_step(torch.compile(model, backend=dynamo_backend), model, twin(model), x)
     found = {
         "warnings": said,
+        "looks_for_regions": "autotune.compiler.regions.find" in sys.modules,
         "counters": {k: v for k, v in autotune.counters().items() if v},
         "aot": dynamo_counters["aot_autograd"],
         "inductor": {k: v for k, v in dynamo_counters["inductor"].items() if k.startswith("fxgraph_cache")},

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotune.runtime import backend, database
-from autotune.runtime.inductor import region_op
+from autotune.runtime.inductor import region_call
 
 
 def identity(mode: str = "default") -> object:
@@ -21,5 +21,5 @@ def test_code_written_by_another_version_is_not_loaded(monkeypatch: pytest.Monke
     assert now is not None
     assert identity() == now
     assert identity("max-autotune") != now
-    monkeypatch.setattr(region_op, "WRITTEN", b"region of another version")
+    monkeypatch.setattr(region_call, "WRITTEN", b"region of another version")
     assert identity() != now
