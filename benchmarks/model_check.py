@@ -45,7 +45,6 @@ COLD, WARM = 1.25, 1.1
 TIMES, LEAST = 4.0, 2e-5
 """An error is one where it is more than this many times torch.compile's, and more than rounding in fp32 may make."""
 WAYS = ("compile", "autotune")
-_PRELOADED = ["benchmarks.model_check_server"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -218,8 +217,7 @@ def apart(stage: str, arguments: Sequence[Any], limit: float) -> dict[str, Any]:
     """
     # One after the other, in this process: that is what CPU seconds can be told of.
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
+    context = multiprocessing.get_context("spawn")  # the OpenMP threads of a process that forks are gone in its child
     mine, yours = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(yours, stage, tuple(arguments)))
     process.start()
@@ -241,9 +239,10 @@ def apart(stage: str, arguments: Sequence[Any], limit: float) -> dict[str, Any]:
 
 
 def _answer(to: Connection, stage: str, arguments: tuple[Any, ...]) -> None:
-    from benchmarks.real import check
-
     try:
+        import benchmarks.model_check_imports  # noqa: F401
+        from benchmarks.real import check
+
         to.send(json.dumps(getattr(check, stage)(*arguments)))
     except Exception as error:
         to.send(json.dumps({"failed": f"{stage}: {first_line(error)}"}))
