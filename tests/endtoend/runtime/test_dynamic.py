@@ -182,7 +182,7 @@ def test_a_size_without_a_kernel_is_right_and_noted(tune: Tune, db: str, monkeyp
 def test_sizes_that_cannot_be_looked_up_run_the_operators(
     tune: Tune, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from autotune.runtime.inductor import region_call
+    from autotune.compiler.regions import symbols
 
     def fails(*_: object) -> Any:
         raise ZeroDivisionError("a fault of ours")
@@ -192,7 +192,7 @@ def test_sizes_that_cannot_be_looked_up_run_the_operators(
         tune(model, (torch.randn(4, 16, WIDTH),))
         f = compiled(model, dynamic=True)
         close(f(x := torch.randn(4, 16, WIDTH)), model(x))
-        monkeypatch.setattr(region_call, "traced", fails)
+        monkeypatch.setattr(symbols, "traced", fails)
         close(f(x := torch.randn(4, 11, WIDTH)), model(x))
         close(f(x), model(x))
     assert "ZeroDivisionError('a fault of ours')" in caplog.text

@@ -89,7 +89,7 @@ def _cut(file: str) -> str:
 
 
 def _metrics_are_kept(db: str, best: dict[str, Any]) -> None:
-    """The winner's with the run, every candidate's with its trial and its measurement; ``autotune show`` tells them."""
+    """The winner's with the run, every candidate's with its measurement; ``autotune show`` tells them."""
     import sqlite3
 
     with Store.open(db) as store:
@@ -102,12 +102,7 @@ def _metrics_are_kept(db: str, best: dict[str, Any]) -> None:
 
     with sqlite3.connect(db) as c:
         summaries = [json.loads(row[0]) for row in c.execute("SELECT summary FROM autotune_runs ORDER BY started")]
-        trials = [
-            json.loads(row[0]) for row in c.execute("SELECT value_json FROM trial_user_attributes WHERE key='MB/s'")
-        ]
     assert summaries[0]["workloads"][0]["metrics"]["MB/s"] > 0
-    assert len(trials) >= 4
-    assert min(trials) > 0
 
 
 @pytest.mark.slow
