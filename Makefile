@@ -56,20 +56,21 @@ demo: $(READY)
 # Tests of kernels with four cases or more run the half of them that is the commit's; HALF= runs all.
 HALF := --half
 
-# What is timed needs the machine for itself; the rest runs in as many processes as there are cores, file by file. The
-# layers whose files take longest go first, so that no process is left with one at the end.
+# What is timed needs the machine for itself; the rest runs file by file in three processes for two cores, since tests
+# wait for processes of their own. The layers whose files take longest go first, so that none is left at the end.
+JOBS ?= $(shell nproc | awk '{ n = int(($$1 * 3 + 1) / 2); print n < 12 ? n : 12 }')
 ALONE := tests/unit/measure tests/process/measure
 LAYERS := tests/endtoend tests/simulated tests/compile tests/process tests/unit
 
 quick: $(READY)
-	$(BIN)/python -m pytest --sample -n logical --maxprocesses 8 --dist loadfile $(filter-out tests/endtoend,$(LAYERS))
+	$(BIN)/python -m pytest --sample -n $(JOBS) --dist loadfile $(filter-out tests/endtoend,$(LAYERS))
 
 test: $(READY)
 ifdef PYTEST_ARGS
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 else
 	@failed=0; set -x; \
-	$(BIN)/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder $(HALF) \
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(HALF) \
 		$(LAYERS) $(ALONE:%=--ignore=%) || failed=1; \
 	$(BIN)/python -m pytest $(ALONE) || failed=1; \
 	exit $$failed
