@@ -24,15 +24,13 @@ import torch._inductor.config
 from torch.nn import functional as F
 
 from autotune.bench.fusion.floor import copy_bandwidth
-from autotune.compiler.capture.recording import capture
-from autotune.compiler.regions.find import find_regions
 from autotune.device import environment, identify
 from autotune.runtime.backend import dynamo_backend
 from autotune.runtime.inductor import region_call
 from autotune.store import Store
-from autotune.store.records import Key, Schedule
-from autotune.task import open_task
 from benchmarks import form
+from tests.support.capture_helpers import regions_of
+from tests.support.deployment import store_default
 
 ROWS, COLS = 64, 1024
 DEVICE = "cuda:0"
@@ -63,23 +61,13 @@ def inputs(fn: Callable[..., Any], device: str = DEVICE, dtype: torch.dtype = to
 
 def store(fn: Callable[..., Any], args: Sequence[Any], device: str = DEVICE) -> int:
     """Build and store the default schedule of every region, as if a search had found it."""
-    n = 0
+    regions = regions_of(fn, *args)
     with Store.open() as database:
-        identity, env = database.put_device(identify(device)), database.put_environment(environment(device))
-        for graph in capture(fn, args).graphs:
-            for region in find_regions(graph.module):
-                workload = region.workload
-                assert workload is not None, region.reason
-                task = open_task(workload, device)
-                config = task.default()
-                key = Key(database.put_workload(workload), identity, env, "by hand")
-                schedule = Schedule(
-                    key, config, 1.0, {"eager": 2.0}, task.build(config), "autotune", workload.family, workload.extent
-                )
-                database.put_schedule(schedule)
-                n += 1
+        for region in regions:
+            assert region.workload is not None, region.reason
+            store_default(database, region.workload, device)
     torch._dynamo.reset()
-    return n
+    return len(regions)
 
 
 def host_us(calls: dict[str, Callable[[], Any]], rounds: int = 30, n: int = 200) -> dict[str, dict[str, float]]:

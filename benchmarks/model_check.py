@@ -22,6 +22,7 @@ import functools
 import json
 import multiprocessing
 import os
+import shutil
 import statistics
 import sys
 import tempfile
@@ -35,7 +36,7 @@ from autotune.bench.form import finished
 from autotune.cli.options import positive_int, seconds
 from autotune.errors import UserError, first_line
 from benchmarks import form
-from benchmarks.real.families import NAMES
+from benchmarks.real.families import NAMES, WAYS
 from benchmarks.real.further import FURTHER_NAMES
 
 SUITE = "model_check"
@@ -44,7 +45,6 @@ COLD, WARM = 1.25, 1.1
 """What a first step may cost of torch.compile's, with empty caches and with full ones."""
 TIMES, LEAST = 4.0, 2e-5
 """An error is one where it is more than this many times torch.compile's, and more than rounding in fp32 may make."""
-WAYS = ("compile", "autotune")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,9 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    about = __doc__
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.model_check", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.model_check",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--models", type=lambda text: text.split(","), metavar="A,B", help="names, or parts of names")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
@@ -123,7 +124,7 @@ def checked(name: str, device: str, repeats: int = 1, limit: float = 600.0) -> d
             for start in ("cold", "warm"):
                 for way in WAYS:
                     if start == "cold":
-                        _empty(Path(root, way))
+                        shutil.rmtree(Path(root, way), ignore_errors=True)
                     found[f"{way} {start}"].append(apart("take_steps", (name, device, root, way), limit))
     last = {who: runs[-1] for who, runs in found.items()}
     case = {
@@ -246,12 +247,6 @@ def _answer(to: Connection, stage: str, arguments: tuple[Any, ...]) -> None:
         to.send(json.dumps(getattr(check, stage)(*arguments)))
     except Exception as error:
         to.send(json.dumps({"failed": f"{stage}: {first_line(error)}"}))
-
-
-def _empty(folder: Path) -> None:
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

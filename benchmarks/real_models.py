@@ -4,10 +4,10 @@
 
 The models are those of transformers and timm, made from the libraries' own configurations with random weights; --list
 shows them. They come with the extra ``bench``, and nothing else is downloaded. For each, in a process of its own: a
-search of --search seconds into --db, then a step of eager mode, of torch.compile and of
-torch.compile(backend="autotune") in the same --modes, and of Liger Kernel with torch.compile where it has the model;
-interleaved, medians, on a GPU each as the replay of one CUDA graph where it can be captured. Weights and arithmetic are
-bf16 on a GPU, without autocast.
+search of --search seconds into --db, and the verdict on the step, as `autotune search` ends with. Then a step of eager
+mode, of torch.compile and of torch.compile(backend="autotune") in the same --modes, and of Liger Kernel with
+torch.compile where it has the model; interleaved, medians, on a GPU each as the replay of one CUDA graph where it can
+be captured. Weights and arithmetic are bf16 on a GPU, without autocast.
 
 --out is written after every model. A model that is in it already is skipped, so that the same command goes on where an
 earlier one ended; one that failed is noted there, and tried again with --retry. Depth is the published one but where
@@ -75,6 +75,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch", type=positive_int, metavar="N", help="sequences or images (default: the model's)")
     about = "seconds to search for each model; 0 deploys what --db holds (default: 120; 5 with --tiny)"
     parser.add_argument("--search", type=float, metavar="S", help=about)
+    about = "seconds for the verdict on the step in each mode, which is obeyed (default: 120; 0, for none, with --tiny)"
+    parser.add_argument("--step-timeout", type=float, metavar="S", help=about)
     about = f"of torch.compile, by comma: {', '.join(MODES)} (default: all on a GPU, default on a CPU)"
     parser.add_argument("--modes", type=lambda text: text.split(","), metavar="M,...", help=about)
     parser.add_argument("--rounds", type=positive_int, default=40, help="of interleaved timing at most (default: 40)")
@@ -90,8 +92,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args.models = list(dict.fromkeys(name for given in args.models for name in _names(given, parser)))
     if args.search is None:
         args.search = 5.0 if args.tiny else 120.0
-    if not 0 <= args.search < float("inf"):
-        parser.error("--search is a number of seconds, or 0")
+    if args.step_timeout is None:
+        args.step_timeout = 0.0 if args.tiny else 120.0
+    for name, value in (("--search", args.search), ("--step-timeout", args.step_timeout)):
+        if not 0 <= value < float("inf"):
+            parser.error(f"{name} is a number of seconds, or 0")
     if unknown := [m for m in args.modes or () if m not in MODES]:
         parser.error(f"unknown mode {', '.join(unknown)}; there are {', '.join(MODES)}")
     if args.modes and not set(args.modes) & set(COMPARED):
@@ -138,7 +143,8 @@ def measure_all(args: argparse.Namespace, db: str) -> int:
     for name in (name for name in args.models if name in done):
         _say(f"{name}: {'failed before, --retry measures it again' if name in failed else 'is there already, skipped'}")
     modes = args.modes or (list(MODES) if device.startswith("cuda") else ["default"])
-    options = Options(device, db, args.tiny, args.layers, args.batch, args.search, modes, args.rounds, args.seconds)
+    shape = (args.tiny, args.layers, args.batch)
+    options = Options(device, db, *shape, args.search, modes, args.rounds, args.seconds, args.step_timeout)
     versions = {k: str(v) for k, v in (("cuda", env.cuda), ("driver", env.driver)) if v}
     begin, fresh = time.monotonic(), dict[str, str]()
     left = [name for name in args.models if name not in done]

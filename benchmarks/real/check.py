@@ -5,21 +5,21 @@ A folder holds what the processes of a model share: the database, the reference 
 
 from __future__ import annotations
 
-import copy
 import os
 import resource
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.real.families import AUTOTUNE, COMPILE
 from benchmarks.real.models import Made, make
 
-COMPILE, AUTOTUNE = "compile", "autotune"
 Found = dict[str, Any]
 
 
@@ -149,17 +149,11 @@ def _reference(name: str, device: str) -> tuple[str, list[Tensor]]:
             made = _made(name, device)
             made.module.double()
             inputs = {k: v.double() if v.is_floating_point() else v for k, v in made.inputs.items()}
-            return "fp64", _step(made.module, _with_inputs(made, inputs))
+            return "fp64", _step(made.module, replace(made, inputs=inputs))
         except RuntimeError:
             pass
     made = _made(name, device)
     return "fp32", _step(made.module, made)
-
-
-def _with_inputs(made: Made, inputs: dict[str, Tensor]) -> Made:
-    made = copy.copy(made)
-    object.__setattr__(made, "inputs", inputs)
-    return made
 
 
 def _apart(got: Sequence[Tensor], reference: Sequence[Tensor]) -> float:
@@ -181,25 +175,16 @@ def _apart(got: Sequence[Tensor], reference: Sequence[Tensor]) -> float:
 
 def _store_defaults(workloads: Sequence[Any], device: str, db: str) -> dict[str, str]:
     """Store the default configuration of each workload as if a search had found it; gives those that have none."""
-    from autotune.device import environment, identify
-    from autotune.store import Key, Schedule, Store
-    from autotune.task import open_task
+    from autotune.store import Store
+    from tests.support.deployment import store_default
 
     refused = {}
     with Store.open(db) as store:
-        of, env = store.put_device(identify(device)), store.put_environment(environment(device))
         for workload in workloads:
             try:
-                task = open_task(workload, device)
-                config = task.default()
-                artifact = task.build(config)
+                store_default(store, workload, device)
             except Exception as error:
                 refused[workload.label] = f"{type(error).__name__}: {error}"
-                continue
-            key = Key(store.put_workload(workload), of, env, "default")
-            times = {"eager": 20.0, "inductor": 15.0}
-            family, extent = workload.family, workload.extent
-            store.put_schedule(Schedule(key, config, 10.0, times, artifact, family=family, extent=extent))
     return refused
 
 

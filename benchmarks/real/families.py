@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 KINDS = ("train", "infer", "decode")
+WAYS = COMPILE, AUTOTUNE = "compile", "autotune"
+"""What compiles a step in :mod:`benchmarks.model_check`."""
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ class Options:
         device: "cpu" or "cuda:N"; ``db``: database to search into and deploy from.
         tiny, layers, batch: as of :func:`benchmarks.real.models.make`.
         search: seconds to search; 0 deploys what is there.
+        step: seconds for the verdict on the step in each mode, as ``autotune search`` ends with; 0 asks for none.
         modes: of :data:`MODES`.
         rounds, seconds: of interleaved timing, at most.
     """
@@ -49,6 +50,7 @@ class Options:
     modes: Sequence[str] = COMPARED
     rounds: int = 40
     seconds: float = 10.0
+    step: float = 0.0
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -74,11 +76,12 @@ def measure(name: str, options: Options, say: Say = lambda stage, seconds: None)
     made = make(name, options.device, tiny=options.tiny, layers=options.layers, batch=options.batch)
     seconds = {"make": stage("make", begin)}
     found, searched = _search(made, options, seconds, stage)
+    verdicts = _decide(made, options, seconds, stage)
     compared = _compare(made, options, say)
     case = {**described(made), **found, **times(compared, options.modes, _floor(found["bytes"], options))}
     seconds |= {f"first_call {who}": s.prepare_s for who, s in compared.steps.items()} | dict(compared.seconds)
     seconds["all"] = round(time.monotonic() - begin, 1)
-    return {**case, "searched": searched, "seconds": seconds}
+    return {**case, "searched": searched, "verdicts": verdicts, "seconds": seconds}
 
 
 def described(made: Made) -> dict[str, Any]:
@@ -138,6 +141,33 @@ def _search(
     decided = [r for r in results if r.winner]
     won = sum(r.winner == "autotune" for r in decided)
     return found, {"decided": len(decided), "autotune": won, "busy": busy}
+
+
+def _decide(
+    made: Made, options: Options, seconds: dict[str, float], stage: Callable[[str, float], float]
+) -> list[dict[str, Any]]:
+    """The verdicts on the step, a mode each, which deployment then obeys."""
+    if options.step <= 0:
+        return []
+    from autotune.bench.decide import decide_and_store
+    from autotune.store import Store
+
+    begin = time.monotonic()
+    with Store.open(options.db) as store:
+        found = decide_and_store(
+            store,
+            made.module,
+            (),
+            made.inputs,
+            train=made.train,
+            device=options.device,
+            modes=[m for m in options.modes if m in COMPARED],
+            limit_s=options.step,
+            note={"target": made.name, "inputs": "", "command": "benchmarks.real_models"},
+            say=functools.partial(print, flush=True),
+        )
+    seconds["step"] = stage("step", begin)
+    return [decision.record() for decision in found]
 
 
 def _drop_cached(device: str) -> None:
