@@ -53,12 +53,12 @@ demo: $(READY)
 	$(BIN)/autotune compare $(DEMO)
 	$(BIN)/python examples/residual_mlp.py --device cpu --db $(DEMO_DB)
 
-# Tests of kernels with four cases or more run the half of them that is the commit's; HALF= runs all.
-HALF := --half
+# Tests of kernels with four cases or more run the third of them that is the commit's; THIRD= runs all.
+THIRD := --third
 
-# What is timed needs the machine for itself; the rest runs file by file in three processes for two cores, since tests
-# wait for processes of their own. The layers whose files take longest go first, so that none is left at the end.
-JOBS ?= $(shell nproc | awk '{ n = int(($$1 * 3 + 1) / 2); print n < 12 ? n : 12 }')
+# What is timed needs the machine for itself; the rest runs file by file in two processes a core, since tests wait for
+# processes of their own. The layers whose files take longest go first, so that none is left at the end.
+JOBS ?= $(shell nproc | awk '{ n = $$1 * 2; print n < 12 ? n : 12 }')
 ALONE := tests/unit/measure tests/process/measure
 LAYERS := tests/endtoend tests/simulated tests/compile tests/process tests/unit
 
@@ -70,7 +70,7 @@ ifdef PYTEST_ARGS
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 else
 	@failed=0; set -x; \
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(HALF) \
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(THIRD) \
 		$(LAYERS) $(ALONE:%=--ignore=%) || failed=1; \
 	$(BIN)/python -m pytest $(ALONE) || failed=1; \
 	exit $$failed

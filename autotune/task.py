@@ -184,6 +184,8 @@ class Runnable(Protocol):
     def __call__(self) -> object: ...
 
 
+SHARED_BUILDS = "AUTOTUNE_SHARED_BUILDS"
+"""Environment variable of the processes that compile for one search: a folder that they share, gone when it ends."""
 REFERENCE = "="
 """What the name of a reference begins with: it is timed in a final comparison as a baseline is, but is no way to do the
 work (a part of it alone, say), and so neither wins nor is beaten."""

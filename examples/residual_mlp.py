@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-ROWS, WIDTH, DEPTH, CLASSES = 2048, 64, 6, 4096
+ROWS, WIDTH, DEPTH, CLASSES = 16384, 32, 6, 256
 
 
 STEPS, RATE = 20, 1e-3

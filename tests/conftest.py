@@ -4,7 +4,6 @@ terminal of one width. And an end for the processes that a test starts."""
 from __future__ import annotations
 
 import gc
-import getpass
 import itertools
 import math
 import os
@@ -19,6 +18,7 @@ import pytest
 from autotune.measure.timing import quiet
 from tests.support import ROOT, forks
 from tests.support.cpu_times import CpuTimes
+from tests.support.headers import share_headers
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -37,16 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.chmod(folder, 0o711)  # PostgreSQL of another user has its folder in it
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
-    _share_headers()
-
-
-def _share_headers() -> None:
-    """Let Inductor's precompiled header, which takes ten seconds, be one for all processes and runs."""
-    shared = ROOT / "build" / "inductor_headers"
-    shared.mkdir(parents=True, exist_ok=True)
-    own = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"  # Inductor's default
-    own.mkdir()
-    (own / "precompiled_headers").symlink_to(shared)
+    share_headers(Path(folder))
 
 
 @pytest.fixture(scope="session")
@@ -156,17 +147,17 @@ def pytest_collection_finish() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sample", action="store_true", help="few cases of each test, few tests of layers above unit")
-    about = "of tests of kernels with many cases, the half that is the commit's; the next commits run the other"
-    parser.addoption("--half", action="store_true", help=about)
+    about = "of tests of kernels with many cases, the third that is the commit's; the next commits run the others"
+    parser.addoption("--third", action="store_true", help=about)
     parser.addoption("--cpu-times", metavar="FILE", help="write what layers, files and tests took, in CPU seconds")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what ``--sample`` or ``--half`` does."""
+    """Leave out what ``--sample`` or ``--third`` does."""
     if config.getoption("--sample"):
         left_out = _beyond_the_sample(items)
-    elif config.getoption("--half"):
-        left_out = other_half(items, _parity())
+    elif config.getoption("--third"):
+        left_out = other_thirds(items, _own_third())
     else:
         return
     config.hook.pytest_deselected(items=left_out)
@@ -188,27 +179,28 @@ def _beyond_the_sample(items: Sequence[pytest.Item]) -> list[pytest.Item]:
 
 
 _MANY = 4
-"""Cases of a test, from which on it has halves."""
+"""Cases of a test, from which on it has thirds."""
 
 
-def other_half(items: Sequence[pytest.Item], parity: int) -> list[pytest.Item]:
-    """Every second case of the tests in tests/simulated and tests/compile that have many.
+def other_thirds(items: Sequence[pytest.Item], own: int) -> list[pytest.Item]:
+    """Two of three cases of the tests in tests/simulated and tests/compile that have many.
 
     Args:
-        parity: 0 or 1, which of the halves is left out.
+        own: 0, 1 or 2, which of the thirds is not left out.
     """
     layers = [Path(__file__).parent / layer for layer in ("simulated", "compile")]
     families: dict[object, list[pytest.Item]] = {}
     for item in items:
         if any(layer in item.path.parents for layer in layers):
             families.setdefault((item.path, getattr(item, "originalname", item.name)), []).append(item)
-    return [item for cases in families.values() if len(cases) >= _MANY for item in cases[parity::2]]
+    many = itertools.chain.from_iterable(cases for cases in families.values() if len(cases) >= _MANY)
+    return [item for number, item in enumerate(many) if number % 3 != own]
 
 
-def _parity() -> int:
-    """Which half a commit runs: 0 where there is no commit."""
+def _own_third() -> int:
+    """Which third a commit runs: 0 where there is no commit."""
     found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return int(found.stdout.strip() or "0", 16) % 2
+    return int(found.stdout.strip() or "0", 16) % 3
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

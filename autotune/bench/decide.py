@@ -7,7 +7,6 @@ step's graphs, which deployment obeys.
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import time
 from collections import Counter
@@ -146,8 +145,7 @@ def decide_and_store(
     found = []
     for mode in dict.fromkeys(map(base_mode, modes)):
         try:
-            made = training(fn, args, kwargs) if train else contextlib.nullcontext((args, kwargs))
-            with deploying_from(store.url), made as (given, named):
+            with deploying_from(store.url), training(fn, args, kwargs, train=train) as (given, named):
                 decision = decide(fn, given, named, train=train, device=device, mode=mode, limit_s=limit_s)
             if decision is None:
                 say(f"step, mode {mode}: no stored kernel is used in it, so there is nothing to decide")

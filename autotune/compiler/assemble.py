@@ -15,7 +15,7 @@ from autotune.compiler.targets.cuda.kernels import Ref
 from autotune.compiler.targets.cuda.pack import Body, Run, pack_bodies
 from autotune.compiler.targets.cuda.source import GENERATOR, CudaSource
 from autotune.errors import BuildError, Unsupported
-from autotune.ir.families import family_of, single
+from autotune.ir.forms.families import family_of, single
 from autotune.ir.graph import Graph
 from autotune.ir.precision import STRICT
 from autotune.task import Artifact, Config, Kernel

@@ -66,7 +66,7 @@ class Graph:
     arithmetic may be approximated (:mod:`autotune.ir.precision`): ``""`` as by default, or ``"strict"``.
 
     In a canonical graph axis 0 is the *row axis*: the one whose extent a family leaves open (see
-    ``autotune.ir.canonical``).
+    ``autotune.ir.forms.canonical``).
     """
 
     extents: tuple[int, ...]

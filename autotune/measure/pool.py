@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import queue
+import tempfile
 import threading
 import time
 from collections.abc import Collection
@@ -88,6 +89,7 @@ class CompilePool:
         self._children: dict[int, Child] = {}
         self._lock = threading.Lock()
         self._closed = False
+        self._shared = tempfile.TemporaryDirectory(prefix="autotune-build-", ignore_cleanup_errors=True)
 
     def __enter__(self) -> CompilePool:
         return self
@@ -161,6 +163,7 @@ class CompilePool:
         while not self._jobs.empty():
             if (future := self._jobs.get().future) is not None:
                 future.cancel()
+        self._shared.cleanup()
 
     def _run(self, number: int) -> None:
         opened: tuple[Workload, str] | None = None
@@ -215,7 +218,9 @@ class CompilePool:
                 raise ChildDied("was stopped")
             child = self._children.get(number)
             if child is None or not child.alive:
-                child = self._children[number] = Child("autotune.measure.builder")
+                child = self._children[number] = Child(
+                    "autotune.measure.builder", {tasks.SHARED_BUILDS: self._shared.name}
+                )
             return child
 
     def _drop(self, number: int) -> None:

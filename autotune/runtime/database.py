@@ -86,7 +86,7 @@ def load(path: str | os.PathLike[str], *, key: str | os.PathLike[str] | None = N
     database. Code that was compiled before stays as it is.
 
     Args:
-        path: what ``autotune export`` wrote.
+        path: what ``autotune export`` wrote, or ``package:h200``, which comes with autotune.
         key: file of the public key (PEM, Ed25519) that it must be signed with, or the key's text; None for
             $AUTOTUNE_KEY, or any snapshot.
 
@@ -94,10 +94,11 @@ def load(path: str | os.PathLike[str], *, key: str | os.PathLike[str] | None = N
         UserError: in one line: it is not there, no snapshot, of another version, damaged, or not signed so. What was
             deployed from before stays.
     """
+    from autotune.store.opening import pinned_key
+    from autotune.store.snapshots.packaged import path_of
     from autotune.store.snapshots.reader import Snapshot
 
-    pinned = os.fspath(key) if key is not None else os.environ.get("AUTOTUNE_KEY") or None
-    snapshot = Snapshot(os.path.expanduser(path), key=pinned)
+    snapshot = Snapshot(path_of(path), key=pinned_key(key))
     global _loaded
     with _lock:
         _loaded = snapshot  # an earlier one may be in use by another thread, and closes when it is not

@@ -11,25 +11,25 @@ from typing import TYPE_CHECKING, Any
 from autotune.store.records import Calibration, Effort, Key, Measurement, Miss, Run, Schedule, Verdict
 
 if TYPE_CHECKING:
-    from autotune.store.activity import Activity
-    from autotune.store.claims import owner_name
     from autotune.store.connection.outage import LostConnection
     from autotune.store.opening import attach, named_snapshot
-    from autotune.store.overviews import Overview
     from autotune.store.reading import Reader
     from autotune.store.snapshots.reader import Snapshot
     from autotune.store.store import Store
+    from autotune.store.tables.activity import Activity
+    from autotune.store.tables.claims import owner_name
+    from autotune.store.tables.overviews import Overview
 
 _LAZY = {
-    "Activity": "autotune.store.activity",
+    "Activity": "autotune.store.tables.activity",
     "LostConnection": "autotune.store.connection.outage",
-    "Overview": "autotune.store.overviews",
+    "Overview": "autotune.store.tables.overviews",
     "Reader": "autotune.store.reading",
     "Snapshot": "autotune.store.snapshots.reader",
     "Store": "autotune.store.store",
     "attach": "autotune.store.opening",
     "named_snapshot": "autotune.store.opening",
-    "owner_name": "autotune.store.claims",
+    "owner_name": "autotune.store.tables.claims",
 }
 __all__ = [
     "Activity",

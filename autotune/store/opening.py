@@ -7,6 +7,7 @@ import os
 from autotune.errors import UserError
 from autotune.store.reading import Reader
 from autotune.store.snapshots.form import is_snapshot
+from autotune.store.snapshots.packaged import path_of
 
 
 def attach(
@@ -29,7 +30,7 @@ def attach(
     Raises:
         UserError: there is one, but it cannot be used; a key is given and it is a database, which has no signature.
     """
-    key = key if key is not None else os.environ.get("AUTOTUNE_KEY") or None
+    key = pinned_key(key)
     if (frozen := named_snapshot(url)) is not None:
         from autotune.store.snapshots.reader import Snapshot
 
@@ -44,8 +45,21 @@ def attach(
     return Store.attach(url, replica, timeout_s=timeout_s)
 
 
+def pinned_key(key: str | os.PathLike[str] | None) -> str | None:
+    """The public key that a snapshot must be signed with: ``key``, or where that is None $AUTOTUNE_KEY; None for none.
+
+    An empty ``key`` stays one, which no snapshot fits: a variable of the caller's was not set, and that is no wish to
+    take what nobody signed.
+    """
+    return os.fspath(key) if key is not None else os.environ.get("AUTOTUNE_KEY") or None
+
+
 def named_snapshot(url: str | os.PathLike[str] | None = None) -> str | None:
-    """The file that ``url`` (None: $AUTOTUNE_DB) names, where that is a snapshot; else None."""
+    """The file that ``url`` (None: $AUTOTUNE_DB) names, where that is a snapshot; else None.
+
+    Raises:
+        UserError: ``package:`` of a snapshot that does not come with autotune.
+    """
     text = os.fspath(url) if url is not None else os.environ.get("AUTOTUNE_DB", "")
-    path = os.path.expanduser(text)
+    path = path_of(text)
     return path if text and "://" not in text and is_snapshot(path) else None

@@ -8,17 +8,17 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from autotune.errors import UserError
-from autotune.store.activity import Activities
 from autotune.store.connection.engine import create_engine, parse_url, patient, revision, show_url
 from autotune.store.connection.outage import OUTAGE_S, LostConnection, Patience
 from autotune.store.connection.urls import REPLICA_VARIABLE
-from autotune.store.efforts import Efforts
-from autotune.store.measurements import Measurements
 from autotune.store.models import SCHEMA_REVISION
-from autotune.store.overviews import Overviews
-from autotune.store.runs import Runs
-from autotune.store.schedules import Schedules
-from autotune.store.verdicts import Verdicts
+from autotune.store.tables.activity import Activities
+from autotune.store.tables.efforts import Efforts
+from autotune.store.tables.measurements import Measurements
+from autotune.store.tables.overviews import Overviews
+from autotune.store.tables.runs import Runs
+from autotune.store.tables.schedules import Schedules
+from autotune.store.tables.verdicts import Verdicts
 
 DEPLOY_S = 2.0
 """Seconds that a deployment waits for a server to accept a connection, and for each transaction."""

@@ -19,9 +19,9 @@ from autotune.measure.pool import CompilePool
 from autotune.measure.worker import Measurer, Worker
 from autotune.resources import resource_dir
 from autotune.space import Space
-from autotune.store.claims import owner_name
 from autotune.store.records import Effort, Key, Measurement
 from autotune.store.store import Store
+from autotune.store.tables.claims import owner_name
 from autotune.task import CalibratedTask, ComposedTask, Composition, Config, Task, domain_hook, open_task, place
 from autotune.tuner.budget import Budget, Pace
 from autotune.tuner.devices.interrupt import Interrupt

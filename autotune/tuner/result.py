@@ -54,7 +54,7 @@ class Result:
         failed: new failures by status; "invalid" ones were rejected before compiling and are not in ``measured``.
         best: the fastest candidate's configuration; None where none worked.
         best_us: its latency in the final comparison, or in its last timing where that did not come about.
-        default_us: the default's latency from the same comparison.
+        default_us: the default's latency from the same comparison; its first timing where it was hopeless.
         baselines: name to latency; None for one that failed, with the reason in ``baseline_errors``.
         references: name to latency of what was timed beside them and is no way to do the work (a part of it alone).
         metrics: figures of the domain's own for the best candidate, by name.

@@ -54,8 +54,8 @@ def test_the_wheel_holds_the_package_and_its_data(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.partition("/")[0] for name in names}
     assert tops == {"autotune", f"{wheel.name.split('-py3')[0]}.dist-info"}
-    for name in ("autotune/py.typed", "autotune/search_spaces/fusion.toml", "autotune/db/env.py"):
-        assert name in names
+    for name in ("py.typed", "search_spaces/fusion.toml", "db/env.py", "schedules/h200.atdb"):
+        assert f"autotune/{name}" in names
     assert [n for n in names if n.startswith("autotune/benchmarks/")] == ["autotune/benchmarks/c3_scenarios.toml"]
     assert any(name.startswith("autotune/db/versions/0001") for name in names)
     assert not [name for name in names if "__pycache__" in name or name.endswith((".db", ".pyc"))]

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 from autotune.errors import UserError
 from autotune.store import Schedule, Store
 from autotune.store.snapshots.form import CHUNK, SEAL_BYTES
-from autotune.store.snapshots.merge import import_file
 from autotune.store.snapshots.reader import Snapshot
 from autotune.store.snapshots.writer import export_snapshot
 from tests.fuzz.values import altered, as_text, flipped, hostile
 from tests.support.rows import ENVIRONMENT, GPU
-from tests.support.snapshots import keys, resealed
+from tests.support.snapshots import import_file, keys, resealed
 
 if TYPE_CHECKING:
     from tests.fuzz.check import Fuzz

@@ -189,6 +189,9 @@ class Child:
             what = ("timeout", f"no answer in {self.patience:.0f} s")
         except (EOFError, OSError):
             self._process.join(10)
+            if self._process.exitcode == 0:  # it had told that its device was lost, and the message came as it left
+                self.stop()
+                return self.ask(message)
             what = ("crashed", f"the process ended with {self._process.exitcode}")
         self.deaths += 1
         self.stop()

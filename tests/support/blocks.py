@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +16,8 @@ from tests.support import ROOT
 
 _FENCE = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _TITLE = re.compile(r'title="([^"]+)"')
+_SHELL = re.compile(r"[|&;<>$`(){}*?\\]")
+_PROGRAMS = {"python": [sys.executable], "autotune": [sys.executable, "-m", "autotune"]}
 
 
 @dataclass(frozen=True)
@@ -37,22 +41,17 @@ def blocks(page: Path) -> Iterator[Block]:
 def run_page(page: Path, folder: Path, timeout_s: float = 250.0) -> list[str]:
     """Write the titled blocks of a page to ``folder`` and run the others there, in order.
 
-    A block of ``text`` is for the eye. ``autotune`` and ``python`` are those of this checkout.
+    A block of ``text`` is for the eye. A block of ``bash`` is simple commands, one a line, which may begin with
+    variables; ``autotune`` and ``python`` are those of this checkout.
 
     Returns:
         What each block that ran has printed.
 
     Raises:
-        AssertionError: a block fails, or is of a language that nothing runs.
+        AssertionError: a command fails or wants a shell, or a block is of a language that nothing runs.
     """
-    programs = folder / ".programs"
-    programs.mkdir(parents=True)
-    for name, module in (("python", ""), ("autotune", " -m autotune")):
-        program = programs / name
-        program.write_text(f'#!/bin/sh\nexec "{sys.executable}"{module} "$@"\n')
-        program.chmod(0o755)
-    path = os.pathsep.join([str(programs), os.environ.get("PATH", "")])
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])}
+    folder.mkdir(parents=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])}
     printed = []
     for block in blocks(page):
         if block.language == "text":
@@ -61,10 +60,21 @@ def run_page(page: Path, folder: Path, timeout_s: float = 250.0) -> list[str]:
             (folder / block.title).write_text(block.text)
             continue
         assert block.language == "bash", f"{page.name}:{block.line}: nothing runs a block of {block.language}"
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", block.text],
-            cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout_s,
-        )  # fmt: skip
-        assert done.returncode == 0, f"{page.name}:{block.line}: exit code {done.returncode}\n{done.stderr[-3000:]}"
-        printed.append(done.stdout)
+        printed.append("")
+        for number, line in enumerate(block.text.splitlines(), block.line):
+            assert not _SHELL.search(line), f"{page.name}:{number}: only a shell could run {line}"
+            variables, words = _command(line)
+            done = subprocess.run(
+                words, cwd=folder, env=environment | variables, capture_output=True, text=True, timeout=timeout_s
+            )
+            assert done.returncode == 0, f"{page.name}:{number}: exit code {done.returncode}\n{done.stderr[-3000:]}"
+            printed[-1] += done.stdout
     return printed
+
+
+def _command(line: str) -> tuple[dict[str, str], list[str]]:
+    """The variables that a line sets, and the words of its command."""
+    words = shlex.split(line)
+    own = list(itertools.takewhile(lambda word: "=" in word, words))
+    first, *rest = words[len(own) :]
+    return dict(word.split("=", 1) for word in own), [*_PROGRAMS.get(first, [first]), *rest]

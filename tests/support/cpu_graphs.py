@@ -12,8 +12,8 @@ from autotune.compiler.program.program import build_program
 from autotune.compiler.targets.cpu.loading.kernel import load
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.ir.graph import Graph, Output, Value, compute_type
-from autotune.ir.interpret import interpret
 from autotune.ir.ops import POINTWISE
+from autotune.ir.oracle.interpret import interpret
 
 TORCH = {
     "float32": torch.float32,

@@ -7,21 +7,45 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch._inductor.config
 
-from autotune.compiler.capture.recording import capture
-from autotune.compiler.regions.find import Region, find_regions
 from autotune.device import environment, identify
 from autotune.store import Store
 from autotune.store.records import Key, Schedule
 from autotune.task import Config, open_task
 from autotune.workload import Workload
+from tests.support.capture_helpers import regions_of
 
 Tune = Callable[..., list[Workload]]
 
 
-def regions_of(fn: Callable[..., Any], args: Sequence[Any]) -> list[Region]:
-    return [r for g in capture(fn, args).graphs for r in find_regions(g.module)]
+def store_default(
+    store: Store,
+    workload: Workload,
+    device: str = "cpu",
+    *,
+    config: Callable[[Config], Config] = lambda c: c,
+    edit: Callable[[Schedule], Schedule] = lambda s: s,
+) -> Schedule:
+    """Build the default configuration of a workload and store it as if a search had found it; gives what is stored.
+
+    ``config`` may change the configuration before it is built, ``edit`` the schedule before it is stored.
+    """
+    task = open_task(workload, device)
+    chosen = config(task.default())
+    artifact = task.build(chosen)
+    place, env = store.put_device(identify(device)), store.put_environment(environment(device))
+    schedule = Schedule(
+        Key(store.put_workload(workload), place, env, "by hand"),
+        chosen,
+        10.0,
+        {"eager": 20.0, "inductor": 15.0},
+        artifact,
+        family=workload.family,
+        extent=workload.extent,
+    )
+    stored = edit(schedule)
+    store.put_schedule(stored)
+    return stored
 
 
 def tune_in(db: str) -> Tune:
@@ -40,23 +64,11 @@ def tune_in(db: str) -> Tune:
     ) -> list[Workload]:
         stored = []
         with Store.open(db) as store:
-            device, env = store.put_device(identify("cpu")), store.put_environment(environment("cpu"))
-            for region in regions_of(fn, args):
+            for region in regions_of(fn, *args):
                 workload = region.workload
                 if workload is None or not select(workload):
                     continue
-                task = open_task(workload, "cpu")
-                chosen = config(task.default())
-                schedule = Schedule(
-                    Key(store.put_workload(workload), device, env, "by hand"),
-                    chosen,
-                    10.0,
-                    {"eager": 20.0, "inductor": 15.0},
-                    task.build(chosen),
-                    family=workload.family,
-                    extent=workload.extent,
-                )
-                store.put_schedule(edit(schedule))
+                store_default(store, workload, config=config, edit=edit)
                 stored.append(workload)
         torch._dynamo.reset()
         return stored

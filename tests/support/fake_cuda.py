@@ -30,9 +30,9 @@ from torch import Tensor
 
 from autotune.compiler.targets.cuda.kernels import GroupKernels
 from autotune.compiler.targets.cuda.source import CudaSource, Listing
-from autotune.ir.conditioning import from_float
 from autotune.ir.graph import REDUCTIONS, Graph
-from autotune.ir.interpret import interpret, make_inputs
+from autotune.ir.oracle.conditioning import from_float
+from autotune.ir.oracle.interpret import interpret, make_inputs
 from autotune.measure.verify import compare
 from tests.support import fake_intrinsics as names
 from tests.support.fake_async import Copies

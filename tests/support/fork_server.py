@@ -61,6 +61,7 @@ def main(descriptor: int) -> None:
 def _preload() -> None:
     for name in _PRELOADED:
         importlib.import_module(name)
+    from torch._inductor import cpu_vec_isa
     from torch._inductor.codegen.common import init_backend_registration
     from torch._inductor.fx_passes import joint_graph
 
@@ -69,6 +70,7 @@ def _preload() -> None:
     importlib.import_module("tqdm").tqdm.monitor_interval = 0  # or it has a thread; optuna has it, torch uses it
     joint_graph.lazy_init()  # half a second for the patterns of attention
     init_backend_registration()
+    cpu_vec_isa.valid_vec_isa_list()  # compiles three programs in an empty cache
     quiet.BUSY = math.inf  # as tests/conftest.py has it
     gc.collect()
     gc.freeze()

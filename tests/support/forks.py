@@ -32,8 +32,8 @@ _AT_IMPORT = (
     "CUDA", "KMP_", "LANG", "LC_", "LD_", "MKL_", "NUMBA_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH", "TORCH", "TRITON",
 )  # fmt: skip
 _LATER = (
-    "PYTHONPATH", "TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR",
-    "NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS",
+    "PYTHONBREAKPOINT", "PYTHONPATH", "TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR",
+    "NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS", "TORCH_NCCL_",
 )  # fmt: skip
 """Variables that libraries read when they are imported, and those among them that are read again, or by a fork."""
 
@@ -99,6 +99,8 @@ _server: Server | None = None
 _SPECIAL = ("executable", "preexec_fn", "pass_fds", "shell", "gid", "gids", "uid")
 """What only a new interpreter is given."""
 
+_OURS = ("autotune", "benchmarks", "examples", "tests")
+
 
 class Popen(subprocess.Popen):  # type: ignore[type-arg]
     """Has Python programs forked, and starts all else as ever."""
@@ -107,11 +109,12 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
         asked = inspect.signature(super()._execute_child).bind(*given).arguments  # type: ignore[misc]
         env = os.environ if asked["env"] is None else asked["env"]
         special = any(asked[name] for name in _SPECIAL) or asked["umask"] != -1
-        if _server is None or special or not _is_program(asked["args"]) or not _server.serves(env):
+        program = _program(asked["args"])
+        if _server is None or special or program is None or not _server.serves(env):
             super()._execute_child(*given)  # type: ignore[misc]
             return
         request = {
-            "args": [os.fspath(a) for a in asked["args"][1:]],
+            "args": program,
             "env": dict(env),
             "cwd": os.fspath(asked["cwd"] or os.getcwd()),
             "session": asked["start_new_session"],
@@ -126,14 +129,19 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
             self._close_pipe_fds(*(asked[name] for name in names))  # type: ignore[attr-defined]
 
 
-def _is_program(args: Any) -> bool:
-    """Whether it is Python with a program of ours, and one that does not look at what has been imported."""
+def _program(args: Any) -> list[str] | None:
+    """What Python shall run, where it is a program of ours or torchrun, and one that does not look at imports."""
     if not isinstance(args, list | tuple) or len(args) < 2 or args[0] != sys.executable:
-        return False
-    how = os.fspath(args[1])
+        return None
+    program = [os.fspath(a) for a in args[1:]]
+    if program[0] == "-u":  # torchrun's: a fork writes what it has when it ends
+        del program[0]
+    how = program[0]
     if how == "-m":
-        return args[2].split(".")[0] in ("autotune", "benchmarks", "examples", "tests")
-    return "sys.modules" not in args[2] if how == "-c" else not how.startswith("-")
+        known = program[1] == "torch.distributed.run" or program[1].split(".")[0] in _OURS
+    else:
+        known = "sys.modules" not in program[1] if how == "-c" else not how.startswith("-")
+    return program if known else None
 
 
 def adopt(requests: socket.socket | None) -> None:

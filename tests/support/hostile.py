@@ -14,10 +14,11 @@ import torch
 
 from autotune.compiler.capture.recording import capture
 from autotune.compiler.regions.find import find_regions
-from autotune.device import environment, identify
-from autotune.store import Key, Schedule, Store
-from autotune.task import Config, config_key, open_task
+from autotune.device import identify
+from autotune.store import Store
+from autotune.task import Config, config_key
 from autotune.workload import Workload
+from tests.support.deployment import store_default
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
@@ -65,15 +66,9 @@ def missed(db: Path, *workloads: Workload) -> None:
 def tuned(db: Path, fn: Callable[..., Any], *args: torch.Tensor) -> tuple[Workload, Config]:
     """Store the default configuration of a function's only region as if a search had found it."""
     workload = workload_of(fn, *args)
-    task = open_task(workload, "cpu")
-    config = task.default()
     with Store.open(db) as store:
-        key = Key(store.put_workload(workload), store.put_device(identify("cpu")),
-                  store.put_environment(environment("cpu")), "by hand")  # fmt: skip
-        made = task.build(config)
-        store.put_schedule(
-            Schedule(key, config, 10.0, {"eager": 20.0}, made, family=workload.family, extent=workload.extent)
-        )
+        config = store_default(store, workload).config
+    assert config is not None
     return workload, config
 
 

@@ -11,10 +11,10 @@ from autotune.compiler.assemble import draft, packed
 from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.schedules.configurations import group_configs
 from autotune.domains.fusion.task import FusionTask
-from autotune.ir.canonical import canonicalize, to_workload
+from autotune.ir.forms.canonical import canonicalize, to_workload
+from autotune.ir.forms.simplify import remap_output, remap_value, simplify
 from autotune.ir.graph import REDUCTIONS, Graph, Output, Value
-from autotune.ir.interpret import interpret, make_inputs
-from autotune.ir.simplify import remap_output, remap_value, simplify
+from autotune.ir.oracle.interpret import interpret, make_inputs
 from autotune.measure.verify import compare
 from autotune.task import Config
 from tests.support.cpu_graphs import Build

@@ -7,7 +7,7 @@ import time
 
 from autotune.device import DeviceIdentity, Environment
 from autotune.domains.c3.scenario import Gemm, Scenario
-from autotune.ir.canonical import canonicalize, to_workload
+from autotune.ir.forms.canonical import canonicalize, to_workload
 from autotune.ir.graph import Graph, Output, Value
 from autotune.store import Key, Measurement, Schedule, Store
 from autotune.store.codec import measurement_values
@@ -61,12 +61,11 @@ def searched(store: Store, workload: Workload, *, candidates: int = 40, failing:
         found.append(Measurement(key, config, Status.OK, latency_us=us, samples=(us,) * 5, noise=0.01, run="r"))
         best = min(best or (us, config), (us, config), key=lambda b: b[0])
     assert best is not None
-    configs = [{"fingerprint": config_key(m.config), "params": m.config} for m in found]
+    named = [(config_key(m.config), m) for m in found]
+    configs = [{"fingerprint": name, "params": m.config} for name, m in named]
     with store.writing() as c:  # all at once: a transaction for each takes milliseconds
         c.execute(store.insert(ConfigRow).on_conflict_do_nothing(), configs)
-        c.execute(
-            store.insert(MeasurementRow), [measurement_values(m, config_key(m.config), time.time()) for m in found]
-        )
+        c.execute(store.insert(MeasurementRow), [measurement_values(m, name, time.time()) for name, m in named])
     baselines = {"eager": 2.5 * best[0], "inductor": 1.4 * best[0]}
     store.put_schedule(
         Schedule(key, {**best[1]}, best[0], baselines, family=workload.family, extent=workload.extent, others=0.0)

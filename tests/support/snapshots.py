@@ -12,6 +12,7 @@ from pathlib import Path
 from autotune.device import DeviceIdentity, Environment
 from autotune.store import Calibration, Key, Schedule, Store, Verdict
 from autotune.store.snapshots.form import Seal, digests_of, opened, root_of, stored_digests
+from autotune.store.snapshots.merge import Imported, checked
 from autotune.task import Artifact, Kernel
 from tests.support.rows import ENVIRONMENT, GPU, NEAR, OTHER_GPU, workload
 
@@ -103,3 +104,9 @@ def keys(folder: Path, name: str = "key") -> tuple[Path, Path]:
 def faster(s: Schedule, us: float) -> Schedule:
     """Another configuration for the same key."""
     return replace(s, config={"threads": 999}, latency_us=us, when=s.when + 1, artifact=artifact(CODE + b"other"))
+
+
+def import_file(store: Store, file: Path, *, key: str | None = None) -> Imported:
+    """What ``autotune import`` does, into a database that is open."""
+    with checked(file, key=key) as incoming:
+        return incoming.into(store)

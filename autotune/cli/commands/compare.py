@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -94,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
         fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device)
         where = identify(device)
         record = gated.recorded(args, label, where)
-        given = training(fn, inputs, kwargs, label) if args.train else contextlib.nullcontext((inputs, kwargs))
+        given = training(fn, inputs, kwargs, label, train=args.train)
         try:
             with deploying_from(args.db, args.db_read), asking(args.precision), given as (inputs, named):
                 found = compare(

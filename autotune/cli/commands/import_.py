@@ -32,16 +32,13 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Import; returns 0."""
-    import os
-
     from autotune.store import Store
-    from autotune.store.snapshots.merge import import_file
+    from autotune.store.opening import pinned_key
+    from autotune.store.snapshots.merge import checked
 
-    with Store.open(args.db) as store:
-        # An empty --key is a variable that is not set, and no wish to take what nobody signed.
-        key = args.key if args.key is not None else os.environ.get("AUTOTUNE_KEY") or None
-        found = import_file(store, args.file, key=key)
-        name = store.name
+    # The file first: one that is refused makes no database.
+    with checked(args.file, key=pinned_key(args.key)) as incoming, Store.open(args.db) as store:
+        found, name = incoming.into(store), store.name
     if args.json:
         print(json.dumps({"file": args.file, "database": name, **found.to_json()}))
         return 0

@@ -32,6 +32,8 @@ def add_parser(subparsers: Any) -> None:
     add_device(parser)
     add_db(parser)
     add_replica(parser)
+    about = "look up the backward pass too, whether or not something of TARGET requires a gradient"
+    parser.add_argument("--train", action="store_true", help=about)
     parser.add_argument("--strict", action="store_true", help="match driver and package versions exactly")
     about = "tell each rung of the ladder: what it has, and field by field what does not match"
     parser.add_argument("--explain", action="store_true", help=about)

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 
+from autotune.compiler.program.lane_axis import unit_axis
+from autotune.compiler.program.one_pass import find_moments
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph
 from autotune.ir.ops import POINTWISE
 
@@ -118,7 +120,8 @@ class GroupCost:
         bytes: moved to and from memory, scratch included; ``scratch`` of them are of scratch.
         light, heavy: operations, in units of a fused multiply-add.
         lanes: elements that its narrowest loop can work on at the same time.
-        row_words: 32-bit words of the longest row it may have to hold, times how many values.
+        row_words: 32-bit words of the longest row that an SM may have to hold, because the row is used again once it is
+            reduced; ``loaded`` are the bytes that it loads again if no SM can.
     """
 
     bytes: float
@@ -127,17 +130,18 @@ class GroupCost:
     heavy: float
     lanes: float
     row_words: float
+    loaded: float
 
     def us(self, f: Figures) -> float:
         """Microseconds without the launch."""
         cached = self.scratch if self.scratch < f.l2_mib * 2**20 / 2 else 0.0
-        memory = (self.bytes - cached) / f.copy_gbs / 1e3 + cached / f.l2_gbs / 1e3
+        again = self.loaded if self.row_words > KEPT_WORDS else 0.0
+        memory = (self.bytes + again - cached) / f.copy_gbs / 1e3 + cached / f.l2_gbs / 1e3
         compute = self.light / f.ops_gs / 1e3 + self.heavy / f.heavy_gs / 1e3
         # Too few independent rows leave units idle: the penalty of fusing into one row-wise kernel.
         busy = min(1.0, max(self.lanes, 1.0) / (f.units * 512.0))
-        crowded = 1.5 if self.row_words > KEPT_WORDS * 4 else 1.0
         idle = math.sqrt(max(busy, 1.0 / f.units))
-        return max(memory * crowded, compute) / idle + 0.15 * min(memory, compute)
+        return max(memory, compute) / idle + 0.15 * min(memory, compute)
 
 
 class Costs:
@@ -195,6 +199,50 @@ class Costs:
                 after.add(i)
         return whole
 
+    @cached_property
+    def _of_moments(self) -> set[int]:
+        """What lies between a sum and the sum of squared deviations from its mean: one walk makes both."""
+        g = self.graph
+        found = set()
+        for over in {v.over for v in g.values if v.op == "sum"}:
+            for m in find_moments(g, over):
+                square = g.values[m.square].args[0]
+                found |= {square, *(a for a in g.values[square].args)}
+        return found
+
+    @cached_property
+    def _lane_axis(self) -> int:
+        return unit_axis(self.graph)
+
+    def _walked_again(self, inside: Sequence[int]) -> set[int]:
+        """Reductions inside after which their rows are needed again, for another reduction or at full size."""
+        g = self.graph
+        waits: dict[int, set[int]] = {}
+        again: set[int] = set()
+        for i in inside:
+            v = g.values[i]
+            waits[i] = {r for a in v.args for r in waits.get(a, ())}
+            if v.op in REDUCTIONS:
+                waits[i].add(i)
+            elif i not in self._of_moments:
+                again |= {r for r in waits[i] if self.size[r] < self.size[i]}
+        return again
+
+    def _spread(self, i: int, again: bool, shared: bool) -> tuple[float, float]:
+        """Of a reduction: elements of its argument that are worked on at the same time, and words an SM has to hold.
+
+        What varies over nothing is reduced by one block, or shared by all. Otherwise up to a thousand threads share a
+        row, and up to four SMs hold it. Where rows are walked again and neighbours in memory are of different rows, 256
+        threads share a sector's 16 short elements, and a cluster of eight holds them.
+        """
+        v = self.graph.values[i]
+        row = self.size[v.args[0]] / max(self.size[i], 1.0)
+        if not again:
+            return row if shared else self.size[i] * min(row, 1024.0), 0.0
+        if self._lane_axis in v.axes:
+            return self.size[i] * min(row, 256.0) / 16, row * 16 / 8
+        return self.size[i] * min(row, 1024.0), row / 4
+
     def group(
         self, inside: Iterable[int], taken: Iterable[int], left: Iterable[int], outputs: Sequence[int]
     ) -> GroupCost:
@@ -211,7 +259,7 @@ class Costs:
         lanes, row_words = float("inf"), 0.0
         most = 1.0
         inside = tuple(inside)
-        shared = self._shared_by_all(inside)
+        shared, again = self._shared_by_all(inside), self._walked_again(inside)
         for i in inside:
             v = g.values[i]
             light += self._ops[i][0]
@@ -220,14 +268,12 @@ class Costs:
             if v.op in ("load", "gather"):
                 slots[v.slot] = max(slots.get(v.slot, 0.0), self._loads[i])
             elif v.op in REDUCTIONS and self.size[v.args[0]] > 1:
-                row = self.size[v.args[0]] / max(self.size[i], 1.0)
-                # Up to a thousand threads share a row; what varies over nothing is reduced by one block.
-                lanes = min(lanes, row if i in shared else self.size[i] * min(row, 1024.0))
-                row_words = max(row_words, row)
+                together, words = self._spread(i, i in again, i in shared)
+                lanes, row_words = min(lanes, together), max(row_words, words)
         scratch = sum(map(self.stored, taken)) + sum(map(self.stored, left))
         written = sum(g.size(g.outputs[k].axes) * STORAGE_BYTES[g.outputs[k].dtype] for k in outputs)
         total = sum(slots.values()) + scratch + written
-        return GroupCost(total, scratch, light, heavy, min(lanes, most), row_words)
+        return GroupCost(total, scratch, light, heavy, min(lanes, most), row_words, sum(slots.values()))
 
 
 def plan_us(groups: Sequence[float], launches: int, f: Figures) -> float:

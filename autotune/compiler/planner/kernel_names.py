@@ -15,10 +15,10 @@ from typing import Any
 from autotune.compiler.lower.op_names import PRODUCTS, telling
 from autotune.compiler.planner.plan import Plan
 from autotune.compiler.targets.cuda.source import PREFIX
-from autotune.ir.canonical import row_extent
+from autotune.ir.forms.canonical import row_extent
 from autotune.ir.graph import REDUCTIONS, Graph
-from autotune.ir.operands import is_product
 from autotune.ir.ops import LIGHT, POINTWISE
+from autotune.ir.oracle.operands import is_product
 from autotune.workload import Json
 
 LONGEST = 60

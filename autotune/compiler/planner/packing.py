@@ -14,7 +14,7 @@ from typing import Protocol
 from autotune.compiler.schedules import configurations
 from autotune.compiler.schedules.configurations import one_block
 from autotune.compiler.schedules.cuda import scheme_of
-from autotune.ir.families import Family, family_of
+from autotune.ir.forms.families import Family, family_of
 from autotune.ir.graph import Graph
 
 MOST_POINTERS = 500

@@ -24,7 +24,7 @@ from autotune.compiler.planner.packing import Shape as Shape
 from autotune.compiler.planner.packing import pack
 from autotune.compiler.schedules.cuda import legal
 from autotune.errors import Unsupported
-from autotune.ir.components import components
+from autotune.ir.forms.components import components
 from autotune.ir.graph import REDUCTIONS, Graph, Output, Value
 
 
@@ -62,7 +62,7 @@ class Plan:
     @cached_property
     def leaders(self) -> tuple[int, ...]:
         """For each group the one whose parameters it takes: the largest of those that one kernel can run."""
-        from autotune.ir.families import family_of
+        from autotune.ir.forms.families import family_of
 
         families = [family_of(g.graph) for g in self.groups]
         order = sorted(range(len(self.groups)), key=lambda k: (-self.groups[k].graph.bytes_moved, k))
@@ -164,7 +164,11 @@ def _planned(key: str, text: str, target: str) -> Plan:
         except ValueError as error:
             raise Unsupported(f"the plan {text!r}: {error}") from error
     shape = greedy(graph, target)
-    plan = build_plan(graph, shape, target)
+    try:
+        plan = build_plan(graph, shape, target)
+    except Unsupported:
+        shape = greedy(graph, target, exact=True)
+        plan = build_plan(graph, shape, target)
     packed = shape if target == "cpu" else pack(plan)
     return plan if packed == shape else build_plan(graph, packed, target)
 
@@ -180,15 +184,21 @@ def make_plan(graph: Graph, target: str = "cuda", text: str = "") -> Plan:
     return _planned(json.dumps(graph.to_json(), sort_keys=True), text, target)
 
 
-def greedy(graph: Graph, target: str = "cuda") -> Shape:
+def greedy(graph: Graph, target: str = "cuda", *, exact: bool = False) -> Shape:
     """The largest groups, one launch each: every root, in order, joins the latest group that it can join.
 
     Parts of the graph that have nothing to do with each other get groups of their own; their launches may be joined by
     ``autotune.compiler.planner.packing.pack``.
 
+    Args:
+        exact: judge groups in their canonical form, which takes longer. Where tensors of one size have neighbours along
+            different axes, the first one's axis decides on the scheme, and the canonical order has another first.
+
     Raises:
         Unsupported: a root has no kernel even alone.
     """
+    from autotune.ir.forms.canonical import canonicalize
+
     groups: list[list[str]] = []
     home: dict[int, int] = {}
 
@@ -206,7 +216,8 @@ def greedy(graph: Graph, target: str = "cuda") -> Shape:
         return seen
 
     def fits(roots: Sequence[str], homes: Mapping[int, int], k: int) -> bool:
-        return legal(sketch(graph, roots, homes, k), target)
+        made = sketch(graph, roots, homes, k)
+        return legal(canonicalize(made)[0] if exact else made, target)
 
     part_of = _parts(graph)
     for root in all_roots(graph):
@@ -267,7 +278,7 @@ def sketch(graph: Graph, roots: Sequence[str], home: Mapping[int, int], k: int) 
     Reductions of other groups are loads. Those of its own are outputs where a root that is not of the group needs them,
     or none does.
     """
-    from autotune.ir.simplify import simplify
+    from autotune.ir.forms.simplify import simplify
 
     values = cone(graph, roots, home, k)
     inside = set(values)
@@ -384,8 +395,8 @@ def _raw_group(
 def _build_group(
     graph: Graph, roots: Roots, values: Sequence[int], home: Mapping[int, int], k: int, crossing: Mapping[int, int]
 ) -> Group:
-    from autotune.ir.canonical import canonicalize
-    from autotune.ir.simplify import simplify
+    from autotune.ir.forms.canonical import canonicalize
+    from autotune.ir.forms.simplify import simplify
 
     raw, slots, sinks = _raw_group(graph, roots, values, home, k, crossing)
     if not raw.outputs:

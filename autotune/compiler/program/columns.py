@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from autotune.compiler.program.one_pass import Column, find_moments
 from autotune.compiler.program.program import Program, build_program
 from autotune.errors import Unsupported
-from autotune.ir.canonical import canonicalize
+from autotune.ir.forms.canonical import canonicalize
+from autotune.ir.forms.simplify import remap, simplify
 from autotune.ir.graph import REDUCTIONS, Graph, Output, Value, compute_type
-from autotune.ir.simplify import remap, simplify
 
 
 @dataclass(frozen=True)

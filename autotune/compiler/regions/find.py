@@ -49,7 +49,7 @@ from autotune.compiler.regions.tensors import (
 )
 from autotune.compiler.regions.wide import is_wide, passing
 from autotune.errors import Repeated, Unsupported
-from autotune.ir.canonical import canonicalize, to_workload
+from autotune.ir.forms.canonical import canonicalize, to_workload
 from autotune.workload import Workload
 
 

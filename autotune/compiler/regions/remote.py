@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.compiler.planner.packing import MOST_POINTERS, SMALL_BYTES
-from autotune.ir.families import Family, family_of
+from autotune.ir.forms.families import Family, family_of
 from autotune.ir.graph import REDUCTIONS, Graph
 from autotune.workload import Workload
 

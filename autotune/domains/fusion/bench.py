@@ -80,7 +80,7 @@ class _Expectation:
 
     def slack(self, graph: Graph) -> list[torch.Tensor | None]:
         if self._slack is None:
-            from autotune.ir import conditioning
+            from autotune.ir.oracle import conditioning
 
             self._slack = conditioning.slack(graph, self.inputs, self.want, self.inputs[0].device)
         return self._slack
@@ -92,7 +92,7 @@ class FusionBench:
     def __init__(self, workload: Workload, device: str) -> None:
         import torch
 
-        from autotune.ir.interpret import make_inputs
+        from autotune.ir.oracle.interpret import make_inputs
 
         self.workload, self.graph = workload, Graph.from_json(workload.spec)
         self.device = torch.device(device)
@@ -169,7 +169,7 @@ class FusionBench:
     def _verify(self, run: _Candidate, seed: int, special: bool) -> Verdict:
         import torch
 
-        from autotune.ir.conditioning import from_float
+        from autotune.ir.oracle.conditioning import from_float
         from autotune.measure.verify import compare
 
         expected = self._expectation(seed, special)
@@ -223,7 +223,7 @@ class FusionBench:
 
     def _expectation(self, seed: int, special: bool) -> _Expectation:
         """Inputs and what the oracle makes of them; those of the last seeds are kept where they are not too large."""
-        from autotune.ir.interpret import interpret, make_inputs
+        from autotune.ir.oracle.interpret import interpret, make_inputs
 
         found = self._expected.get((seed, special))
         if found is None:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from autotune.compiler.planner.plan import make_plan
 from autotune.domains.fusion.task import FusionTask
 from autotune.errors import BuildError, Unsupported
-from autotune.ir.canonical import canonicalize, to_workload
+from autotune.ir.forms.canonical import canonicalize, to_workload
+from autotune.ir.forms.simplify import simplify
 from autotune.ir.graph import Graph, Output, Value
 from autotune.ir.ops import POINTWISE
-from autotune.ir.simplify import simplify
 from autotune.task import Config
 
 if TYPE_CHECKING:

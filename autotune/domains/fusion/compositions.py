@@ -18,7 +18,7 @@ from autotune.compiler.planner.methods import Method
 from autotune.compiler.planner.plan import Group, Plan, make_plan, write_text
 from autotune.compiler.schedules.configurations import group_configs
 from autotune.errors import Unsupported
-from autotune.ir.canonical import to_workload
+from autotune.ir.forms.canonical import to_workload
 from autotune.ir.graph import SHORT, Graph
 from autotune.task import Composition, Config, Ranked
 from autotune.workload import Workload
@@ -177,7 +177,7 @@ def group_cost(group: Group, figures: Figures) -> GroupCost:
     for (kind, _), o in zip(group.outputs, graph.outputs, strict=True):
         if kind == "scratch":
             scratch += costs.stored(o.value)
-    return GroupCost(cost.bytes, scratch, cost.light, cost.heavy, cost.lanes, cost.row_words)
+    return replace(cost, scratch=scratch)
 
 
 def group_workload(graph: Graph) -> Workload:

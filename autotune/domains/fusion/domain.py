@@ -69,6 +69,8 @@ def refuse(command: str, args: argparse.Namespace) -> None:
 
     if command == "bench":
         only_of("fusion", args, ("size", "peers", "ablation", "jobs"))
+    if command == "lookup" and (args.train or args.precision):
+        raise UserError("--train and --precision are of fusion: leave them out")
     own = command == "search" and (
         args.train
         or args.rows

@@ -6,7 +6,6 @@ sizes meant for the device; operators that the CPU implements otherwise (attenti
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -121,7 +120,7 @@ def _regions(
     counts: Counter[str] = Counter()
     rest: Counter[str] = Counter()
     found: dict[str, Region] = {}
-    with training(fn, args, kwargs, label) if train else contextlib.nullcontext((args, kwargs)) as (given, named):
+    with training(fn, args, kwargs, label, train=train) as (given, named):
         modes = (True,) if train else (False, True) if _requires_grad(fn, given, named) else (False,)
         for grad in modes:
             once: Counter[str] = Counter()

@@ -192,7 +192,7 @@ def workloads_of(
     arguments = tuple(args)
     _refuse_meta(fn, (arguments, kwargs), label)
     counts: Counter[Workload] = Counter()
-    with training(fn, arguments, kwargs, label) if train else contextlib.nullcontext((arguments, kwargs)) as given:
+    with training(fn, arguments, kwargs, label, train=train) as given:
         arguments, kwargs = given
         modes = (True,) if train else (False, True) if _requires_grad(fn, arguments, kwargs) else (False,)
         for grad in modes:
@@ -207,9 +207,14 @@ def workloads_of(
 
 @contextlib.contextmanager
 def training(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None, label: str = "the target"
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None,
+    label: str = "the target",
+    *,
+    train: bool = True,
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any] | None]]:
-    """The arguments with which ``fn`` has a backward pass, while the context lasts.
+    """The arguments with which ``fn`` has a backward pass, while the context lasts; as they are without ``train``.
 
     Nothing is changed where something requires grad already. Otherwise a module's floating parameters do meanwhile, or
     the floating inputs where it has none. The backward pass starts from the gradients of all results, as that of a
@@ -218,7 +223,7 @@ def training(
     Raises:
         UserError: nothing could require grad.
     """
-    if _requires_grad(fn, args, kwargs):
+    if not train or _requires_grad(fn, args, kwargs):
         yield args, kwargs
         return
     owner = getattr(fn, "__self__", fn)

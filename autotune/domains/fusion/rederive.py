@@ -80,7 +80,7 @@ def rederived(workload: Workload, side: str) -> tuple[str, list[int], tuple[int,
 
     from autotune.compiler.lower.translate import translate
     from autotune.compiler.regions import aten
-    from autotune.ir.canonical import canonicalize, to_workload
+    from autotune.ir.forms.canonical import canonicalize, to_workload
 
     gm = aten.from_json(source, side)
     with FakeTensorMode():

@@ -140,8 +140,10 @@ class Kernel:
 
     def launch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
         """Run it once with a configuration; a Triton kernel over its declared grid."""
-        fn = self.fn if self.grid is None else self.fn[self.grid]
-        return fn(*args, **{**kwargs, **config})
+        if self.grid is None:
+            return self.fn(*args, **{**kwargs, **config})
+        self.fn[self.grid](*args, **{**kwargs, **config})
+        return None  # Triton gives the compiled kernel back, which is no result
 
 
 def parameters_of(fn: Any) -> list[inspect.Parameter] | None:

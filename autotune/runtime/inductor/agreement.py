@@ -41,9 +41,14 @@ def has_collectives(graph: fx.Graph, inputs: Sequence[Any] = ()) -> bool:
     if any(type(value).__name__ == "DTensor" for value in inputs):
         return True
     return any(
-        node.op == "call_function" and str(getattr(node.target, "namespace", "")) in ("_c10d_functional", "c10d")
-        for node in graph.nodes
+        node.op == "call_function" and _namespace(node.target) in ("_c10d_functional", "c10d") for node in graph.nodes
     )
+
+
+def _namespace(target: Any) -> str:
+    """Of an operator; Dynamo's graphs have it without its overload."""
+    name: str = getattr(target, "namespace", None) or getattr(target, "_qualified_op_name", "").partition("::")[0]
+    return name
 
 
 def ranks_agree(graph: fx.Graph, inputs: Sequence[Any] = ()) -> bool:

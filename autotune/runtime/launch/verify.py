@@ -1,7 +1,8 @@
 """Comparing a stored kernel's results with those of the region's own operators, on the tensors of a call.
 
 The operators are the user's, so they are what "right" means. They round after each step, where a kernel rounds once:
-where the two part by more than the tolerance, the fp64 oracle (:mod:`autotune.ir.interpret`) decides, as in a search.
+where the two part by more than the tolerance, the fp64 oracle (:mod:`autotune.ir.oracle.interpret`) decides, as in a
+search.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Check:
         self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
     ) -> str:
         """What is wrong with the outputs of kernels that ran on ``inputs``; "" where nothing is."""
-        from autotune.ir.conditioning import from_float
+        from autotune.ir.oracle.conditioning import from_float
         from autotune.measure.verify import compare
 
         graph = self._graph
@@ -103,7 +104,7 @@ class _Oracle:
     @property
     def want(self) -> list[torch.Tensor]:
         if self._want is None:
-            from autotune.ir.interpret import interpret
+            from autotune.ir.oracle.interpret import interpret
 
             self._want = interpret(self._graph, self._flat)
         return self._want
@@ -111,7 +112,7 @@ class _Oracle:
     @property
     def slack(self) -> list[torch.Tensor | None]:
         if self._slack is None:
-            from autotune.ir import conditioning
+            from autotune.ir.oracle import conditioning
 
             self._slack = conditioning.slack(self._graph, self._flat, self.want, self._flat[0].device)
         return self._slack

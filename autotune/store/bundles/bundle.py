@@ -47,9 +47,9 @@ from autotune.store.models import (
     WorkloadRow,
 )
 from autotune.store.records import Schedule
-from autotune.store.schedules import better
 from autotune.store.store import Store
-from autotune.store.workloads import batches
+from autotune.store.tables.schedules import better
+from autotune.store.tables.workloads import batches
 from autotune.workload import canonical_json
 
 _BATCH = 1000

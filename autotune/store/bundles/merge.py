@@ -29,9 +29,9 @@ from autotune.store.models import (
     VerdictRow,
     WorkloadRow,
 )
-from autotune.store.schedules import artifact_of, better, contest
 from autotune.store.store import Store
-from autotune.store.workloads import batches
+from autotune.store.tables.schedules import artifact_of, better, contest
+from autotune.store.tables.workloads import batches
 from autotune.task import Status
 
 _BATCH = 500

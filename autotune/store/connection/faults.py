@@ -84,13 +84,3 @@ def _lost(url: sa.URL, error: DBAPIError) -> bool:
     if not isinstance(error, OperationalError):
         return False
     return state is None or (state[:2] in ("08", "57") and state != "57014") or state == "53300"
-
-
-def lost_connection(url: sa.URL, error: BaseException) -> LostConnection | None:
-    """The lost server behind another library's error, or None where that is something else."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, DBAPIError) and _lost(url, cause):
-            return LostConnection(reason(url, cause.orig), named=True)
-        cause = cause.__cause__ or cause.__context__
-    return None

@@ -9,8 +9,8 @@ import sqlalchemy as sa
 from autotune.errors import UserError
 from autotune.store.models import EffortRow, MeasurementRow, ScheduleRow
 from autotune.store.records import Key
-from autotune.store.schedules import DEPLOYED, TOUCH
 from autotune.store.store import Store
+from autotune.store.tables.schedules import DEPLOYED, TOUCH
 from autotune.task import Status
 
 FAILURES = (Status.COMPILE_ERROR, Status.LAUNCH_ERROR, Status.WRONG_RESULT, Status.TIMEOUT, Status.CRASHED)

@@ -10,9 +10,7 @@ import sqlalchemy as sa
 
 from autotune.errors import told
 from autotune.store.codec import config_from, measurement_from, workload_from
-from autotune.store.efforts import calibration_from, effort_from
 from autotune.store.health.damage import BROKEN, Damaged, number, why
-from autotune.store.measurements import WORKLOAD_COLUMNS
 from autotune.store.models import (
     ArtifactRow,
     Base,
@@ -29,11 +27,13 @@ from autotune.store.models import (
     VerdictRow,
     WorkloadRow,
 )
-from autotune.store.runs import miss_from, run_from
-from autotune.store.schedules import PLAIN, artifact_of, schedule_from_row
 from autotune.store.store import Store
-from autotune.store.verdicts import verdict_from
-from autotune.store.workloads import device_from, environment_from
+from autotune.store.tables.efforts import calibration_from, effort_from
+from autotune.store.tables.measurements import WORKLOAD_COLUMNS
+from autotune.store.tables.runs import miss_from, run_from
+from autotune.store.tables.schedules import PLAIN, artifact_of, schedule_from_row
+from autotune.store.tables.verdicts import verdict_from
+from autotune.store.tables.workloads import device_from, environment_from
 
 
 def damage(store: Store) -> Iterator[str]:

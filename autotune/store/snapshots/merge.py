@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,17 @@ import sqlalchemy as sa
 
 from autotune.errors import UserError, printable
 from autotune.store.bundles.archive import Bundle
-from autotune.store.bundles.bundle import write_tables
+from autotune.store.bundles.bundle import Code, write_tables
 from autotune.store.bundles.rows import Tables, schedule_row, verdict_row
 from autotune.store.codec import artifact_blobs, artifact_id, artifact_json
 from autotune.store.health.damage import BROKEN, why
 from autotune.store.models import MeasurementRow
 from autotune.store.records import Calibration
-from autotune.store.schedules import contest
 from autotune.store.snapshots.form import is_snapshot
+from autotune.store.snapshots.packaged import path_of
 from autotune.store.snapshots.reader import Snapshot
 from autotune.store.store import Store
+from autotune.store.tables.schedules import contest
 
 
 @dataclass(frozen=True)
@@ -43,20 +45,52 @@ class Imported:
         return asdict(self)
 
 
-def import_file(store: Store, file: str | os.PathLike[str], *, key: str | None = None) -> Imported:
-    """Add the schedules of a snapshot or a bundle to ``store``, in one transaction, after the whole file was checked.
+@dataclass(frozen=True)
+class Incoming:
+    """A snapshot or a bundle of which everything was checked."""
 
-    Where both have a schedule for one key, the faster stays, unless it failed when it was deployed. The other's latency
-    is kept as a measurement of its configuration. Importing twice changes nothing.
+    path: Path
+    tables: Tables
+    code: Code
+    calibrations: Sequence[Calibration] = ()
+
+    def into(self, store: Store) -> Imported:
+        """Add the schedules to ``store``, in one transaction.
+
+        Where both have a schedule for one key, the faster stays, unless it failed when it was deployed. The other's
+        latency is kept as a measurement of its configuration. Importing twice changes nothing.
+
+        Raises:
+            UserError: the database does not take them. Nothing is changed then.
+        """
+        lost, conflicts = _conflicts(store, self.tables)
+        try:
+            stored = store.outlast(lambda: write_tables(store, self.tables, self.code))
+        except (sa.exc.DataError, sa.exc.IntegrityError, OverflowError, UnicodeError) as e:
+            first = " ".join(str(getattr(e, "orig", None) or e).split())
+            where = f"the database {store.name}"
+            raise UserError(f"{self.path} does not fit into {where} ({first}): nothing was changed") from e
+        with store.writing() as c:
+            for values in lost:
+                c.execute(store.insert(MeasurementRow).values(**values).on_conflict_do_nothing())
+        for calibration in self.calibrations:
+            known = store.get_calibration(calibration.device, calibration.kind)
+            if known is None or known.when < calibration.when:
+                store.put_calibration(calibration)
+        return Imported(len(self.tables.schedules), stored, tuple(conflicts))
+
+
+@contextmanager
+def checked(file: str | os.PathLike[str], *, key: str | None = None) -> Iterator[Incoming]:
+    """A snapshot or a bundle, read and checked as a whole before any database is opened for it.
 
     Args:
         key: a public key that a snapshot must be signed with.
 
     Raises:
         UserError: the file cannot be read, is neither, is of a later form, is damaged anywhere, or is not signed so.
-            Nothing is changed then.
     """
-    path = Path(file)
+    path = Path(path_of(file))
     if is_snapshot(path):
         snapshot = Snapshot(path, key=key)
         try:
@@ -65,11 +99,12 @@ def import_file(store: Store, file: str | os.PathLike[str], *, key: str | None =
             calibrations = snapshot.calibrations()
         finally:
             snapshot.close()
-        return _merge(store, path, tables, code, calibrations)
+        yield Incoming(path, tables, code, calibrations)
+        return
     if key is not None:
         raise UserError(f"{path} is no snapshot, which alone can be signed, and a key is pinned: not imported")
     with Bundle(path) as bundle:
-        return _merge(store, path, bundle.tables(), bundle, [])
+        yield Incoming(path, bundle.tables(), bundle)
 
 
 class _Code:
@@ -116,23 +151,6 @@ def _tables(snapshot: Snapshot) -> tuple[Tables, _Code]:
     except BROKEN as e:
         raise UserError(f"the snapshot {snapshot.name} is damaged ({why(e)}): export it again") from None
     return tables, _Code(blobs)
-
-
-def _merge(store: Store, path: Path, tables: Tables, code: Any, calibrations: list[Calibration]) -> Imported:
-    lost, conflicts = _conflicts(store, tables)
-    try:
-        stored = store.outlast(lambda: write_tables(store, tables, code))
-    except (sa.exc.DataError, sa.exc.IntegrityError, OverflowError, UnicodeError) as e:
-        first = " ".join(str(getattr(e, "orig", None) or e).split())
-        raise UserError(f"{path} does not fit into the database {store.name} ({first}): nothing was changed") from e
-    with store.writing() as c:
-        for values in lost:
-            c.execute(store.insert(MeasurementRow).values(**values).on_conflict_do_nothing())
-    for calibration in calibrations:
-        known = store.get_calibration(calibration.device, calibration.kind)
-        if known is None or known.when < calibration.when:
-            store.put_calibration(calibration)
-    return Imported(len(tables.schedules), stored, tuple(conflicts))
 
 
 def _conflicts(store: Store, tables: Tables) -> tuple[list[dict[str, Any]], list[str]]:

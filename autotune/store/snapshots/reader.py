@@ -237,7 +237,7 @@ class Snapshot:
         return []
 
     def get_workload(self, fingerprint: str) -> Workload | None:
-        """The workload with this fingerprint, without the program it came from."""
+        """The workload with this fingerprint; of the program it came from, the default that was compared."""
         with _Condemning(self):
             return self._workload(fingerprint)
         return None
@@ -375,7 +375,7 @@ class Snapshot:
         spec = mapping(data["spec"], "spec")
         found = Workload(
             str(data["kind"]), spec, str(data["family"]), whole(data["extent"], "number of rows"),
-            printable(str(data["label"])),
+            printable(str(data["label"])), mapping(data.get("source", {}), "source"),
         )  # fmt: skip
         if found.fingerprint != fingerprint:
             raise Damaged(f"workload {str(fingerprint)[:12]} does not match its SHA-256")

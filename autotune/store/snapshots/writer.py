@@ -25,6 +25,8 @@ from autotune.store.snapshots.sign import private_key, signed
 from autotune.store.store import Store
 from autotune.workload import Workload
 
+_SOURCE = ("default",)
+"""Of what a workload came from: the configuration that the baseline of this name was. The program stays at home."""
 _RECORD = ("mode", "compile_us", "all_us", "autotune_us", "ratio", "train", "families")
 """Of a verdict's record: figures. What command found it, and of which program, stays at home."""
 
@@ -209,7 +211,7 @@ def _write(connection: sqlite3.Connection, chosen: Contents) -> None:
     for name, n in environments.items():
         put("INSERT INTO environments VALUES (?, ?, ?)", (n, name, sealed(chosen.environments[name].to_json())[0]))
     for name, w in sorted(chosen.workloads.items()):
-        data = {key: value for key, value in w.to_json().items() if key != "source"}
+        data = {**w.to_json(), "source": {key: w.source[key] for key in _SOURCE if key in w.source}}
         put("INSERT INTO workloads VALUES (?, ?)", (name, packed(data)))
     for s in sorted(chosen.schedules, key=lambda s: tuple(vars(s.key).values())):
         artifact = None if s.artifact is None else _put_artifact(put, s)

@@ -83,13 +83,19 @@ def compare(s: Session, default: Config) -> Final:
 def _finalists(s: Session, default: Config, stored: Schedule | None) -> list[Measurement]:
     """The best few, the default, and the winner of an earlier comparison.
 
-    The latter two are compared even where the user's space leaves them out, if there is anything to compare with.
+    The latter two are compared even where the user's space leaves them out, if there is anything to compare with. What
+    the policy calls hopeless is not compared: rounds with a default of a hundred times the best took longer than the
+    search before them.
     """
-    chosen = s.ranking()[: s.policy.final_top]
+    ranking = s.ranking()
+    if not ranking:
+        return []
+    chosen, most = ranking[: s.policy.final_top], s.policy.hopeless * (ranking[0].latency_us or 0.0)
     have = {config_key(m.config) for m in chosen}
     keep = dict.fromkeys(config_key(c) for c in (default, stored.config if stored else None) if c)
     more = [s.known[key] for key in keep if key in s.known and key not in have]
-    return chosen + [m for m in more if m.status is Status.OK] if chosen else []
+    chosen += [m for m in more if m.status is Status.OK]
+    return [m for m in chosen if m.latency_us is not None and m.latency_us <= most]
 
 
 def _decided(s: Session, stored: Schedule, finalists: Sequence[Measurement]) -> bool:
@@ -186,7 +192,7 @@ def _decide(
         schedule=schedule,
         best=names[best],
         best_us=times[best],
-        default_us=times.get(config_key(default)),
+        default_us=times.get(config_key(default), _known_us(s, default)),
         noise=outcomes[best if won else fastest].noise,
         baselines=baselines,
         references=schedule.references,
@@ -197,6 +203,12 @@ def _decide(
 
 def _space(s: Session) -> str:
     return s.narrowed.fingerprint if s.narrowed else ""
+
+
+def _known_us(s: Session, config: Config) -> float | None:
+    """What a candidate took that was not compared."""
+    known = s.known.get(config_key(config))
+    return known.latency_us if known is not None else None
 
 
 def _beats(candidate: Outcome, baseline: Outcome) -> bool:
@@ -222,7 +234,7 @@ def _from_store(s: Session, stored: Schedule, default: Config) -> Final:
         schedule=stored,
         best=best.config,
         best_us=stored.latency_us if stored.config is not None else best.latency_us,
-        default_us=at_default.latency_us if at_default else None,
+        default_us=at_default.latency_us if at_default else _known_us(s, default),
         noise=best.noise,
         baselines=stored.rivals,
         references=stored.references,

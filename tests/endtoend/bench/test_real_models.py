@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from autotune.bench import step
 from autotune.bench.step import Comparison, Step, step_of, trainable
 from benchmarks import form, real_models
 from benchmarks import table as documents
-from benchmarks.real import liger, table
+from benchmarks.real import liger, measure, table
 from benchmarks.real.families import DEFAULT, FAMILIES, NAMES
 from benchmarks.real.measure import LIGER, OVERHEAD, Options, times
 from benchmarks.real.models import _no_zeros, make
@@ -319,6 +320,7 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         (["--modes", "fast"], "unknown mode fast"),
         (["--modes", "reduce-overhead"], "--modes needs one of default, max-autotune"),
         (["--search", "-1"], "--search"),
+        (["--step-timeout", "inf"], "--step-timeout is a number of seconds"),
         (["--layers", "0"], "--layers"),
     ]:
         with pytest.raises(SystemExit) as stop:
@@ -455,17 +457,36 @@ def test_what_fails_within_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert told == {"failed": "it fails as it is: OutOfMemoryError: CUDA out of memory"}
 
 
+def test_the_step_decides_as_at_the_end_of_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def decided(store: Any, fn: Any, args: Any, kwargs: Any, **how: Any) -> list[Any]:
+        asked.update(how, fn=fn)
+        return [SimpleNamespace(record=lambda: {"mode": "default"})]
+
+    monkeypatch.setattr("autotune.bench.decide.decide_and_store", decided)
+    made: Any = SimpleNamespace(module="module", inputs={}, train=True, name="x")
+    options = Options("cpu", str(tmp_path / "real.db"), step=5.0, modes=("default", "reduce-overhead"))
+    seconds: dict[str, float] = {}
+    assert measure._decide(made, options, seconds, lambda what, since: 0.5) == [{"mode": "default"}]
+    assert (asked["fn"], asked["train"], asked["modes"], asked["limit_s"]) == ("module", True, ["default"], 5.0)
+    assert seconds == {"step": 0.5}
+    assert measure._decide(made, replace(options, step=0.0), {}, lambda what, since: 0.5) == []
+
+
 @pytest.mark.slow
 @needs_transformers
 def test_end_to_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out, db = tmp_path / "real.json", tmp_path / "real.db"
     arguments = ["--tiny", "--device", "cpu", "--layers", "1", "--search", "2", "--rounds", "3", "--seconds", "1"]
-    arguments += ["--models", "llama32_1b_infer", "--db", str(db), "--out", str(out)]
+    arguments += ["--models", "llama32_1b_infer", "--db", str(db), "--out", str(out), "--step-timeout", "30"]
     assert real_models.main(arguments) == 0
     (found,) = form.read(out)["cases"]
     assert (found["layers"], found["published_layers"], found["cut"]) == (1, 16, "asked for")
     assert found["counters"]["hits"] + found["counters"]["misses"] > 0
     assert found["searched"]["decided"] > 0
+    assert {verdict["mode"] for verdict in found["verdicts"]} <= {"default"}
+    assert found["seconds"]["step"] > 0
     assert found["default"]["compile_us"] > 0
     assert found["default"]["autotune_us"] > 0
     assert found["default"]["floor_us"] > 0

@@ -64,6 +64,11 @@ def test_every_command_is_in_the_help() -> None:
         (["search", "fusion", "layer_norm", "--device", "cpu", "--space", "no/such.toml"], "no/such.toml"),
         (["search", "fusion", "layer_norm", "--device", "cpu", "--db", "mongo://x"], "mongo"),
         (["lookup", "fusion", "layer_nrom", "--device", "cpu"], "did you mean 'layer_norm'"),
+        (["lookup", "c3", "ag-equal-proj", "--train", "--device", "cpu"], "--train and --precision are of fusion"),
+        (
+            ["lookup", "fusion", "0123456789ab", "--train", "--device", "cpu"],
+            "--train: only of a target that is traced",
+        ),
         (["lookup", "fusion", "no.such.module:f", "--inputs", "os:getcwd", "--device", "cpu"], "no.such.module"),
     ],
 )

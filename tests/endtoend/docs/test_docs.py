@@ -30,6 +30,9 @@ def test_a_block_that_fails_is_named(tmp_path: Path) -> None:
     assert [b.line for b in blocks(page)] == [4, 8]
     with pytest.raises(AssertionError, match=r"page\.md:8: exit code 1"):
         run_page(page, tmp_path / "reader")
+    page.write_text("```bash\ntrue\ntrue | false\n```\n")
+    with pytest.raises(AssertionError, match=r"page\.md:3: only a shell could run true \| false"):
+        run_page(page, tmp_path / "other")
 
 
 def built(docs: Path, out: Path) -> subprocess.CompletedProcess[str]:

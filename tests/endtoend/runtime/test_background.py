@@ -25,6 +25,7 @@ from autotune.runtime.matching.lookup import lookup_stored
 from autotune.runtime.matching.match import Level
 from autotune.store import Store
 from tests.support import ROOT
+from tests.support.headers import share_headers
 from tests.support.hostile import softmax, workload_of
 
 PROGRAM = """
@@ -78,6 +79,7 @@ def missed(db: Path) -> str:
 def test_a_program_misses_and_takes_up_what_was_found_meanwhile(tmp_path: Path) -> None:
     options = "--always --timeout 10 --interval 1"
     env = environ(tmp_path, AUTOTUNE_BACKGROUND="1", AUTOTUNE_BACKGROUND_OPTIONS=options)
+    share_headers(tmp_path)
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     beside, nice, hits, misses = map(int, done.stdout.split())

@@ -250,6 +250,9 @@ def test_the_command_line(tune: Tune, db: str, tmp_path: Path, capsys: pytest.Ca
     assert "other_rows    not asked" in out
     assert app.main(["lookup", *target, "--db", file, "--explain", "--json"]) == 0
     assert '"outcome": "taken"' in capsys.readouterr().out
+    for more, found in (((), 1), (("--train",), 2)):  # the inputs require no gradient by themselves
+        assert app.main(["lookup", *target, "--db", file, "--json", *more]) == 0
+        assert len(json.loads(capsys.readouterr().out)["workloads"]) == found
     for wrong, text in (
         (["export", file, "--device", "H200"], "no such device; there are"),
         (["export", file, "--domain", "gelu"], "no domain 'gelu'"),

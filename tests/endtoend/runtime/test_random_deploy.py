@@ -9,14 +9,12 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from autotune.device import environment, identify
-from autotune.domains.fusion.task import FusionTask
 from autotune.measure.verify import compare
 from autotune.runtime.backend import dynamo_backend
 from autotune.runtime.counters import counters, reset_counters
 from autotune.runtime.database import forget_stores
 from autotune.store import Store
-from autotune.store.records import Key, Schedule
+from tests.support.deployment import store_default
 from tests.support.random_programs.checks import eager_in_double, regions_of
 from tests.support.random_programs.families import program
 from tests.support.random_programs.programs import Program
@@ -35,15 +33,8 @@ def store_defaults(p: Program, db: str) -> int:
     """Stores the default configuration of every region as if a search had found it; how many regions there are."""
     found = [r.workload for r in regions_of(p) if r.workload is not None]
     with Store.open(db) as store:
-        device, env = store.put_device(identify("cpu")), store.put_environment(environment("cpu"))
         for w in dict.fromkeys(found):
-            task = FusionTask(w, "cpu")
-            config = task.default()
-            key = Key(store.put_workload(w), device, env, "by hand")
-            schedule = Schedule(
-                key, config, 10.0, {"eager": 20.0}, task.build(config), family=w.family, extent=w.extent
-            )
-            store.put_schedule(schedule)
+            store_default(store, w)
     return len(found)
 
 

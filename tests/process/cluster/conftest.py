@@ -13,8 +13,9 @@ from autotune.tuner.cluster.engine import Engine
 from tests.support.ray_cluster import LocalCluster, local_cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def ray_cluster() -> Iterator[LocalCluster]:
+    """Ends with the last test here, since its processes take processor time while nothing is asked of them."""
     with local_cluster(4) as cluster:
         yield cluster
 

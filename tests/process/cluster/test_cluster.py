@@ -1,9 +1,16 @@
-"""A search on a real Ray cluster whose nodes come and go. Candidates are measured by a formula (:mod:`lane_domain`)."""
+"""A search on a real Ray cluster whose nodes come and go, and what ``autotune search --ray`` tells of it.
+
+Candidates are measured by a formula (:mod:`lane_domain`). All tests with a cluster are in this file, since one process
+of ``make test`` has a file: two clusters took fifty CPU seconds each.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
+import socket
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,6 +18,8 @@ from typing import Any
 import pytest
 
 from autotune import api
+from autotune.cli.app import main
+from autotune.errors import UserError
 from autotune.measure.blame import Blame
 from autotune.measure.child import ChildDied
 from autotune.measure.pool import Built
@@ -22,6 +31,7 @@ from autotune.tuner.cluster.cluster import Cluster
 from autotune.tuner.cluster.engine import Engine
 from autotune.tuner.result import Progress
 from autotune.workload import Workload
+from tests.process.cluster.test_command import TARGET, refused
 from tests.support.ray_cluster import LocalCluster, until
 from tests.support.toy.policy import QUICK
 from tests.support.toy.toy_domain import workload as toy
@@ -177,3 +187,61 @@ def test_what_no_node_compiles_is_compiled_here(monkeypatch: pytest.MonkeyPatch,
         other = pool.submit(toy(rows=32), "cpu", {"how": "rows", "block": 2}).result()
         assert other.artifact is not None
         assert other.artifact.kernels[0].launch == {"block": 2}
+
+
+def test_mistakes_that_the_cluster_tells(
+    ray_cluster: LocalCluster, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    with contextlib.closing(Engine(ray_cluster.address)) as engine:
+        assert until(
+            lambda: not any(node.gpus for node in engine.nodes())
+        )  # the cluster knows that an earlier test's died
+    capsys.readouterr()  # Ray said so
+    ray = [*TARGET, ray_cluster.address]
+    assert "no node of the cluster" in refused(capsys, *ray, "--device", "cuda")
+    assert "on a cluster it is auto, cpu or cuda" in refused(capsys, *ray, "--device", "cuda:1")
+    module = ["search", "fusion", "no.such.module:f", "--inputs", "no.such.module:g", "--ray", ray_cluster.address]
+    line = refused(capsys, *module, "--device", "cpu", "--db", postgres_url)
+    assert "no module 'no' for" in line
+    assert f"(on {socket.gethostname()})" in line
+    monkeypatch.setattr(Engine, "host", property(lambda engine: "10.9.9.9"))
+    line = refused(capsys, *ray, "--device", "cpu", "--db", str(tmp_path / "x.db"))
+    assert "needs PostgreSQL" in line
+
+
+def test_a_domain_of_ones_own_is_searched_on_the_nodes(
+    ray_cluster: LocalCluster, postgres_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AUTOTUNE_DOMAINS", "gelu=examples.blocked_gelu.domain")
+    words = ["search", "gelu", "65536", "--device", "cpu", "--ray", ray_cluster.address, "--db", postgres_url]
+    assert main([*words, "--trials", "2", "--json"]) == 0
+    out, err = capsys.readouterr()
+    answer = json.loads(out)
+    assert answer["measured"] == 2
+    assert answer["match"] == "exact"
+    assert "4 nodes of the Ray cluster" in err
+    assert "2 of 2 measured" in err
+
+
+def test_no_password_is_told_to_anyone(
+    ray_cluster: LocalCluster, cluster: Cluster, postgres_url: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Neither in what is printed nor in any file that Ray keeps of the session, also where an actor dies."""
+    secret = "hunter2xyz"
+    url = postgres_url.replace("autotune@", f"autotune:{secret}@")
+    assert secret in url
+    with Store.open(url) as store:
+        (found,) = api.tune_workloads([toy()], "cpu", store, trials=2, policy=QUICK, cluster=cluster)
+        assert found.ok
+        with pytest.raises(UserError, match="on a node: RuntimeError: no_such thing"):
+            cluster.call(_fails, None, store)
+    told = capfd.readouterr()
+    assert secret not in told.out + told.err
+    files = [path for path in Path(ray_cluster.folder).rglob("*") if path.is_file()]
+    assert len(files) > 5
+    assert [path for path in files if secret.encode() in path.read_bytes()] == []
+
+
+def _fails(args: object, device: str, store: Store) -> None:
+    raise RuntimeError("no_such thing")

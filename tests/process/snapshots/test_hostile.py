@@ -17,10 +17,9 @@ import pytest
 from autotune.errors import UserError
 from autotune.store import Schedule, Snapshot, Store
 from autotune.store.snapshots.form import SEAL_BYTES
-from autotune.store.snapshots.merge import import_file
 from autotune.store.snapshots.reader import packed
 from tests.support.rows import ENVIRONMENT, GPU, NEAR, OTHER_GPU, workload
-from tests.support.snapshots import CODE, resealed
+from tests.support.snapshots import CODE, import_file, resealed
 
 SEED = int(os.environ.get("AUTOTUNE_MUTANTS_FIRST", "0"))
 CASES = int(os.environ.get("AUTOTUNE_MUTANTS", "300"))

@@ -12,11 +12,10 @@ from autotune.errors import UserError
 from autotune.store import Snapshot, Store, attach
 from autotune.store.bundles.bundle import export_bundle
 from autotune.store.bundles.merge import merge
-from autotune.store.snapshots.merge import import_file
 from autotune.store.snapshots.writer import export_snapshot
 from autotune.task import Status
 from tests.support.rows import ENVIRONMENT, GPU, workload
-from tests.support.snapshots import faster, keys
+from tests.support.snapshots import faster, import_file, keys
 
 
 @pytest.fixture(params=["snapshot", "bundle"])
@@ -112,6 +111,19 @@ def test_a_pinned_key(store: Store, file: Path, tmp_path: Path, capsys: pytest.C
     assert "cannot read the key" in capsys.readouterr().err
     with pytest.raises(UserError, match="cannot read the key"):
         attach(file, key="")
+
+
+def test_a_refused_file_makes_no_database(incoming: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole, new = incoming.read_bytes(), tmp_path / "folder" / "new.db"
+    for wrong in (["--key", str(keys(tmp_path)[1])], []):
+        if not wrong:
+            incoming.write_bytes(whole[: len(whole) // 2])
+        assert main(["import", str(incoming), "--db", str(new), *wrong]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+        assert not new.parent.exists()
+    incoming.write_bytes(whole)
+    assert main(["import", str(incoming), "--db", str(new)]) == 0
+    assert new.exists()
 
 
 def test_there_and_back(store: Store, file: Path, tmp_path: Path) -> None:

@@ -14,10 +14,9 @@ from autotune.errors import UserError
 from autotune.store import Snapshot, Store
 from autotune.store.snapshots import pages
 from autotune.store.snapshots.form import CHUNK, Seal, digests_of, root_of
-from autotune.store.snapshots.merge import import_file
 from autotune.store.snapshots.writer import export_snapshot
 from tests.support.rows import ENVIRONMENT, GPU, OTHER_GPU, workload
-from tests.support.snapshots import CODE, filled, joined, keys, resealed, split
+from tests.support.snapshots import CODE, filled, import_file, joined, keys, resealed, split
 
 MANY = tuple(range(32, 64))
 """Rows enough for a file of several chunks."""

@@ -12,9 +12,9 @@ import pytest
 import sqlalchemy as sa
 
 from autotune.store import Key, Run, Schedule, Store
-from autotune.store import schedules as store_schedules
 from autotune.store.codec import Damaged, artifact_blobs, artifact_from, artifact_id, artifact_json
 from autotune.store.models import ArtifactRow, BlobRow, ConfigRow, ScheduleRow
+from autotune.store.tables import schedules as store_schedules
 from autotune.task import Artifact, Kernel
 from tests.support.rows import ENVIRONMENT, FAR, GPU, NEAR, OTHER_GPU, put_key, workload
 

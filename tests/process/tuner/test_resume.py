@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from autotune.store import Store
-from autotune.store.claims import owner_name
 from autotune.store.records import Key, Measurement
+from autotune.store.tables.claims import owner_name
 from autotune.task import Status, config_key
 from autotune.tuner.session import Lease
 from tests.support.toy.toy_domain import BLOCKS, GOOD, workload
@@ -142,7 +142,7 @@ def test_claims_of_others_are_left_to_them_and_their_results_used(search: Start,
 def test_lease_is_renewed_and_given_back(store: Store, monkeypatch: Any) -> None:
     """By a clock that stands still until told: how late a busy machine wakes the thread that renews does not matter."""
     from autotune.device import environment, identify
-    from autotune.store import claims
+    from autotune.store.tables import claims
     from autotune.tuner import session
 
     now, renewed = [1000.0], threading.Semaphore(0)

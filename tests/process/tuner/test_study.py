@@ -38,6 +38,19 @@ def tune(store: Store, policy: Policy) -> Search:
     return run
 
 
+def test_a_hopeless_default_is_not_compared(tune: Search, store: Store, policy: Policy) -> None:
+    """The default, block 4, takes twice what block 8 does."""
+    spec = {"slow_us": 2000}
+    found = tune(spec, trials=100, patience=0, sampler="brute", policy=replace(policy, hopeless=1.5))
+    assert found.best is not None
+    assert found.best["block"] == 8
+    assert found.default_us is not None
+    assert found.default_us > 1.5 * (found.best_us or 0.0)
+    default = config_key(ToyTask(workload(), "cpu").default())
+    assert default in {config_key(m.config) for m in store.measurements(stage="screen")}
+    assert default not in {config_key(m.config) for m in store.measurements(stage="final")}
+
+
 def test_whole_space_then_again_without_measuring(tune: Search, store: Store) -> None:
     seen: list[Progress] = []
     spec = {"slow_us": 1000}

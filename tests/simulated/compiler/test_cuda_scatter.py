@@ -17,7 +17,7 @@ from autotune.compiler.targets.cuda import scatter as cuda_scatter
 from autotune.compiler.targets.cuda.kernels import GroupKernels
 from autotune.domains.fusion.task import FusionTask
 from autotune.ir.graph import Graph
-from autotune.ir.interpret import make_inputs
+from autotune.ir.oracle.interpret import make_inputs
 from autotune.space import load_space
 from autotune.task import Config
 from tests.support import fake_intrinsics

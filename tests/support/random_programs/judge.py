@@ -1,7 +1,7 @@
 """Is a candidate wrong, or could nobody tell?
 
-Verification allows for what a program does to rounding, element by element (``autotune.ir.conditioning``). What it
-cannot allow for are jumps: an integer or a boolean made of floats near a boundary, an infinity near the end of the
+Verification allows for what a program does to rounding, element by element (``autotune.ir.oracle.conditioning``). What
+it cannot allow for are jumps: an integer or a boolean made of floats near a boundary, an infinity near the end of the
 range. Where the oracle's own results jump under rounding noise, a random program says nothing about a candidate.
 """
 
@@ -12,8 +12,8 @@ import math
 import torch
 
 from autotune.domains.fusion.bench import FusionBench
-from autotune.ir.conditioning import DRAWS, noise
-from autotune.ir.interpret import interpret, make_inputs
+from autotune.ir.oracle.conditioning import DRAWS, noise
+from autotune.ir.oracle.interpret import interpret, make_inputs
 from autotune.task import Runnable
 
 

@@ -1,28 +1,33 @@
-"""Two processes joined by gloo, which run functions of a test module together: one group serves a module's tests."""
+"""Two processes joined by gloo, which run functions of a test module together: one group serves a module's tests.
+
+``python -m tests.support.runtime.ranks ADDRESS RANK RANKS RENDEZVOUS`` is one of them.
+"""
 
 from __future__ import annotations
 
 import importlib
-import multiprocessing
 import os
+import subprocess
+import sys
 import traceback
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
+
+from tests.support import ROOT
 
 
 class Ranks:
     """Use as a context manager. Environment variables and threads of the ranks are those of the parent at the start."""
 
     def __init__(self, folder: Path, ranks: int = 2) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipes, self._processes = [], []
-        for rank in range(ranks):
-            mine, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(theirs, rank, ranks, str(folder / "rendezvous")), daemon=True)
-            process.start()
-            self._pipes.append(mine)
-            self._processes.append(process)
+        self._pipes: list[Connection] = []
+        self._processes = []
+        with Listener(str(folder / "ranks")) as listener:
+            for rank in range(ranks):
+                words = [str(listener.address), str(rank), str(ranks), str(folder / "rendezvous")]
+                self._processes.append(subprocess.Popen([sys.executable, "-m", __name__, *words], cwd=ROOT))
+                self._pipes.append(listener.accept())
 
     def run(self, module: str, function: str, *args: Any) -> list[Any]:
         """``module.function(rank, *args)`` on every rank; their answers, or a failure with a rank's traceback."""
@@ -43,15 +48,19 @@ class Ranks:
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
-            process.join(5)
-            process.kill()
+            try:
+                process.wait(5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
-def serve(pipe: Connection, rank: int, ranks: int, rendezvous: str) -> None:
+def main(address: str, rank: int, ranks: int, rendezvous: str) -> None:
     """A rank's life."""
     import torch
     import torch.distributed as dist
 
+    pipe = Client(address)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks)
@@ -64,3 +73,7 @@ def serve(pipe: Connection, rank: int, ranks: int, rendezvous: str) -> None:
             pipe.send((True, getattr(importlib.import_module(module), function)(rank, *args)))
         except BaseException:
             pipe.send((False, traceback.format_exc()))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from autotune.ir import interpret as module
 from autotune.ir.graph import Graph, Output, Value
-from autotune.ir.interpret import interpret, make_inputs
+from autotune.ir.oracle import interpret as module
+from autotune.ir.oracle.interpret import interpret, make_inputs
 
 
 def graph(extents: tuple[int, ...], values: list[Value], inputs: tuple[str, ...], *outputs: Output) -> Graph:

@@ -7,16 +7,20 @@ ordinary processes beside the measuring.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import linecache
 import math
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
 
 from autotune.compiler.targets.cuda.cubin import blocks_per_sm, capability, limits, taken
 from autotune.compiler.targets.cuda.source import CudaSource, Listing
 from autotune.errors import BuildError
-from autotune.task import Kernel
+from autotune.outputs import whole_file
+from autotune.task import SHARED_BUILDS, Kernel
 
 
 def _namespace(code: CodeType) -> dict[str, Any]:
@@ -100,6 +104,22 @@ def _numba_ptx(text: str, params: tuple[str, ...], dynamic: bool, block: int, cc
     return ptx.decode() if isinstance(ptx, bytes) else str(ptx)
 
 
+def _shared_ptx(text: str, params: tuple[str, ...], dynamic: bool, block: int, cc: tuple[int, int], fast: bool) -> str:
+    """As :func:`_numba_ptx`, or what another build of this search has made of the same: a group is compiled where it is
+    searched alone, and again in every whole that it is part of."""
+    folder = os.environ.get(SHARED_BUILDS)
+    if not folder:
+        return _numba_ptx(text, params, dynamic, block, cc, fast)
+    name = hashlib.sha256(repr((text, params, dynamic, block, cc, fast)).encode()).hexdigest()
+    path = Path(folder, name)
+    with contextlib.suppress(OSError):
+        return path.read_text()
+    ptx = _numba_ptx(text, params, dynamic, block, cc, fast)
+    with contextlib.suppress(OSError), whole_file(path) as out:  # a full disk costs time only
+        out.write(ptx.encode())
+    return ptx
+
+
 def compile_ptx(source: CudaSource | Listing, target: str) -> tuple[str, str]:
     """(PTX text, entry name).
 
@@ -107,7 +127,7 @@ def compile_ptx(source: CudaSource | Listing, target: str) -> tuple[str, str]:
         BuildError: Numba refuses the source.
     """
     cc = capability(target)
-    text = _numba_ptx(source.text, source.params, bool(source.launch["dynamic"]), source.block, cc, source.fast)
+    text = _shared_ptx(source.text, source.params, bool(source.launch["dynamic"]), source.block, cc, source.fast)
     entry = next((line.split("(")[0].split()[-1] for line in text.splitlines() if ".entry" in line), "")
     if not entry:
         raise BuildError("numba made no kernel entry")

@@ -7,6 +7,7 @@ import sys
 
 from autotune.cli.commands.lookup import answer_of, check_target, print_ladders
 from autotune.cli.output import TUNABLE, machine_output
+from autotune.errors import UserError
 
 
 def run(args: argparse.Namespace) -> int:
@@ -21,16 +22,19 @@ def run(args: argparse.Namespace) -> int:
 
         device = resolve_device(args.device)
         if ID.fullmatch(args.target) and args.inputs is None:
+            if args.train:
+                raise UserError("--train: only of a target that is traced, and a region's id stands for itself")
             label = args.target
             with deploying_from(args.db, args.db_read):
                 found = lookup_stored(args.target, device=device, strict=args.strict, explain=args.explain)
         else:
-            from autotune.domains.fusion.program_spec import resolve
+            from autotune.domains.fusion.program_spec import resolve, training
 
             fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device)
-            with asking(args.precision), deploying_from(args.db, args.db_read):
+            given = training(fn, inputs, kwargs, label, train=args.train)
+            with given as (positional, named), asking(args.precision), deploying_from(args.db, args.db_read):
                 found = lookup(
-                    fn, inputs, kwargs=kwargs, device=device, strict=args.strict, explain=args.explain, label=label
+                    fn, positional, kwargs=named, device=device, strict=args.strict, explain=args.explain, label=label
                 )
         answer = answer_of(label, device, found)
         emit(answer)

@@ -193,7 +193,10 @@ def _same(a: Any, b: Any, extent: int, tolerance: float | None) -> Verdict:
     try:
         got, want = _tensor(a), _tensor(b)
     except (TypeError, ValueError, RuntimeError):
-        equal = bool(np.array_equal(np.asarray(a), np.asarray(b)))
+        try:
+            equal = bool(np.array_equal(np.asarray(a), np.asarray(b)))
+        except (TypeError, ValueError, RuntimeError):  # a tensor on a GPU, beside what is no array
+            equal = False
         return Verdict(equal, 0.0 if equal else float("inf"), "" if equal else f"a {type(a).__name__} that differs")
     if tuple(got.shape) != tuple(want.shape):
         return Verdict(False, float("inf"), f"shape {list(got.shape)} instead of {list(want.shape)}")

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from autotune.compiler.lower.translate import translate
 from autotune.compiler.regions.find import Region
 from autotune.ir.graph import Graph
-from autotune.ir.interpret import interpret
+from autotune.ir.oracle.interpret import interpret
 from tests.support.capture_helpers import check, only_region, regions_of
 
 Case = tuple[Callable[..., Any], tuple[Any, ...]]

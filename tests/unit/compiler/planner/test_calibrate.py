@@ -15,9 +15,9 @@ from autotune.domains.fusion import calibrate as module
 from autotune.domains.fusion.calibrate import _renamed, _time, figures, probes
 from autotune.domains.fusion.correlation import report, spearman
 from autotune.domains.fusion.task import FusionTask
-from autotune.ir.canonical import canonicalize, to_workload
-from autotune.ir.interpret import interpret, make_inputs
-from autotune.ir.simplify import simplify
+from autotune.ir.forms.canonical import canonicalize, to_workload
+from autotune.ir.forms.simplify import simplify
+from autotune.ir.oracle.interpret import interpret, make_inputs
 from autotune.measure.policy import Policy
 from autotune.measure.worker import Measurer, Worker
 from autotune.store import Calibration, Key, Measurement, Store

@@ -12,9 +12,9 @@ import pytest
 from autotune.compiler.planner.cost import Figures
 from autotune.domains.fusion.compositions import compositions
 from autotune.domains.fusion.task import FusionTask
-from autotune.ir.canonical import canonicalize, to_workload
+from autotune.ir.forms.canonical import canonicalize, to_workload
+from autotune.ir.forms.simplify import simplify
 from autotune.ir.graph import Graph
-from autotune.ir.simplify import simplify
 from autotune.task import ComposedTask
 from autotune.tuner.proposals import seeds
 from autotune.workload import Workload

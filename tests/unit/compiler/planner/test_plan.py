@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
-from autotune.compiler.planner.plan import Plan, all_roots, build_plan, make_plan, read_text, root_value
+from autotune.compiler.planner.plan import Plan, all_roots, build_plan, greedy, make_plan, read_text, root_value
 from autotune.compiler.schedules.cuda import legal
+from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS, Graph
-from autotune.ir.interpret import interpret, make_inputs
+from autotune.ir.oracle.interpret import interpret, make_inputs
 from tests.support.cpu_graphs import TORCH, Build, layer_norm
 from tests.support.zoo import ZOO, workload, workloads
 
@@ -172,3 +176,15 @@ def test_unused_values_need_no_group() -> None:
 def test_one_kernel_reads_an_input_once() -> None:
     (group,) = make_plan(layer_norm(4, 8)).groups
     assert sorted(group.inputs) == [("input", 0), ("input", 1), ("input", 2)]
+
+
+@pytest.mark.parametrize("side", ["cpu", "cuda"])
+def test_a_group_that_its_canonical_form_rules_out_is_cut(side: str) -> None:
+    """Of Qwen3's norm of its keys, backward: tensors of one size have neighbours along two axes."""
+    graph = Graph.from_json(json.loads((Path(__file__).parent / "qk_norm_backward.json").read_text()))
+    with pytest.raises(Unsupported, match="no kernel for the group"):
+        build_plan(graph, greedy(graph, side), side)
+    plan = make_plan(graph, side)
+    inputs = make_inputs(graph, seed=3)
+    for got, want in zip(run_groups(graph, plan, inputs), interpret(graph, inputs), strict=True):
+        torch.testing.assert_close(got.to(want.dtype), want, rtol=1e-12, atol=1e-12)

@@ -18,12 +18,12 @@ from autotune.compiler.regions.contraction import bundle_groups
 from autotune.compiler.regions.find import find_regions
 from autotune.compiler.regions.remote import Candidate, may_join
 from autotune.domains.fusion.bench import FusionBench
-from autotune.ir.canonical import canonicalize, row_extent, to_workload
-from autotune.ir.components import components, part
-from autotune.ir.families import family_of, single
+from autotune.ir.forms.canonical import canonicalize, row_extent, to_workload
+from autotune.ir.forms.components import components, part
+from autotune.ir.forms.families import family_of, single
+from autotune.ir.forms.simplify import simplify
 from autotune.ir.graph import Graph
-from autotune.ir.interpret import interpret, make_inputs
-from autotune.ir.simplify import simplify
+from autotune.ir.oracle.interpret import interpret, make_inputs
 from autotune.task import Config
 from tests.support.capture_helpers import check, graph_of, regions_of
 from tests.support.cpu_graphs import Build, layer_norm, softmax

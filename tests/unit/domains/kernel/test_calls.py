@@ -19,9 +19,12 @@ from autotune.domains.kernel.deploy.match import find
 from autotune.domains.kernel.deploy.tunable import Tunable
 from autotune.errors import UserError
 from autotune.runtime.database import forget_stores
-from autotune.store import Store
+from autotune.store import Snapshot, Store
 from autotune.store.records import Key, Schedule
+from autotune.store.snapshots.reader import packed
+from autotune.store.snapshots.writer import export_snapshot
 from autotune.task import Config
+from tests.support.snapshots import import_file, resealed
 
 SIGNATURE = {"x": None, "y": None, "n": 3}
 
@@ -170,6 +173,41 @@ def test_the_default_that_won_stays_what_it_was(db: Path) -> None:
         assert declare(db, default={"block": 32}, within=0.0)([], n) == runs
     put(declare(db), {"n": 65}, None, winner="eager")
     assert "winner 'eager' is not known" in declare(db, within=0.0).lookup([], 65).reason
+
+
+def test_the_default_that_won_stays_what_it_was_in_a_snapshot(db: Path, tmp_path: Path) -> None:
+    put(
+        declare(db),
+        {"n": 64},
+        None,
+        winner="default",
+        default={"block": 16},
+        target="mine:fn",
+        file="/home/ada/mine.py",
+    )
+    frozen, again = tmp_path / "k.atdb", tmp_path / "again.db"
+    with Store.open(db) as store:
+        export_snapshot(store, frozen)
+    with Store.open(again) as store:
+        import_file(store, frozen)
+    for file in (frozen, again):
+        later = declare(file, default={"block": 32})
+        assert later([], 64) == 16
+        assert str(later.lookup([], 64).level) == "exact"
+    (workload,) = Snapshot(frozen).get_workloads(Snapshot(frozen).fingerprints("", 2)).values()
+    assert workload.source == {"default": {"block": 16}}, "nothing of where it lay"
+
+
+def test_a_snapshot_of_before_tells_no_default(db: Path, tmp_path: Path) -> None:
+    put(declare(db), {"n": 64}, None, winner="default", default={"block": 16})
+    file = tmp_path / "k.atdb"
+    with Store.open(db) as store:
+        export_snapshot(store, file)
+        (workload,) = store.get_workloads(store.fingerprints("", 2)).values()
+    data = {name: value for name, value in workload.to_json().items() if name != "source"}
+    resealed(file, lambda c: c.execute("UPDATE workloads SET data = ?", (packed(data),)))
+    assert declare(file, default={"block": 32})([], 64) == 32
+    Snapshot(file).check()
 
 
 def test_an_edited_kernel_is_not_served_old_answers(

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from autotune.domains.kernel.declare.space import KernelSpace
 from autotune.domains.kernel.declare.triton import converted
+from autotune.domains.kernel.kernel import Kernel
+from autotune.domains.kernel.measuring.inputs import same
 from autotune.errors import UserError
 
 
@@ -41,6 +44,37 @@ def test_a_list_of_configurations_is_a_space_of_points() -> None:
     assert (found.key, found.reset, found.restore, found.prune) == (("n",), ("y",), ("z",), None)
     clustered = converted([Config({"B": 16}, num_ctas=2), Config({"B": 16})], ["n"])
     assert [p["num_ctas"] for p in clustered.points] == [2, 1]
+
+
+class Launched:
+    """As what Triton compiles: launched as ``kernel[grid](...)``, which gives itself back."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __getitem__(self, grid: Any) -> Any:
+        def launch(*args: Any, **kwargs: Any) -> Launched:
+            self.calls.append((grid, args, kwargs))
+            return self
+
+        return launch
+
+
+def test_what_a_launch_gives_back_is_no_result() -> None:
+    compiled = Launched()
+    kernel = Kernel(compiled, KernelSpace.__new__(KernelSpace), name="k", grid=(4,))
+    assert kernel.launch((1,), {"n": 2}, {"B": 16}) is None
+    assert compiled.calls == [((4,), (1,), {"n": 2, "B": 16})]
+    assert kernel.launch((), {}, {}) is None
+
+
+def test_what_cannot_be_compared_differs_in_one_line() -> None:
+    class OnADevice:
+        def __array__(self, *_: Any, **__: Any) -> Any:
+            raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    verdict = same(OnADevice(), OnADevice(), 8, None, "result")
+    assert (verdict.ok, verdict.detail) == (False, "result: a OnADevice that differs")
 
 
 def test_early_pruning_leaves_what_it_returns() -> None:

@@ -46,9 +46,7 @@ def _pieces(b: Any, nbytes: int, step: Any) -> list[tuple[int, int, Any]]:
 
 def _make_copy(short: str, n: int, hint: str) -> Any:
     """``copy_<type>_<n>_<hint>(array, word, step, pointer, index)``: begin to copy ``n`` elements to shared memory."""
-    kind, policy = (".L2::256B", "") if hint == "p" else ("", "")
-    if hint == "e":
-        kind, policy = ".L2::cache_hint", "createpolicy.fractional.L2::evict_first.b64 pol, 1.0;"
+    kind = {"d": "", "p": ".L2::256B"}[hint]
 
     def write(context: Any, b: Any, sig: Any, args: Any) -> None:
         source = b.gep(args[3], [args[4]])
@@ -56,10 +54,7 @@ def _make_copy(short: str, n: int, hint: str) -> Any:
             to = b.ptrtoint(_at(context, b, sig.args[0], args[0], args[1], more), I32)
             start = b.add(b.ptrtoint(source, I64), ir.Constant(I64, done))
             cache = "cg" if size == 16 else "ca"
-            text = f"cp.async.{cache}.shared.global{kind} [$0], [$1], {size}{', pol' if policy else ''};"
-            if policy:
-                text = "{ .reg .b64 pol; " + policy + " " + text + " }"
-            barred(b, [to, start], text, "r,l")
+            barred(b, [to, start], f"cp.async.{cache}.shared.global{kind} [$0], [$1], {size};", "r,l")
 
     return made(
         5, lambda array, _, step, ptr, idx: (types.void(array, types.int32, types.int32, ptr, types.int64), write)

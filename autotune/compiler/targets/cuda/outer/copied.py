@@ -130,8 +130,10 @@ class CopiedOuter(Outer):
     def copies_of(self, k: Operand) -> list[Stmt]:
         """Begin to copy place ``k``, whose number is known."""
         lanes, out = self.lanes, self.lanes.place_indices()
+        # No evict_first: ptxas 13.0 gives the second of two copies with a cache policy a uniform register offset beside
+        # the policy's descriptor, which no instruction can hold ("illegal instruction").
         for i in lanes.ahead:
-            hint = lanes.load_hint(i) if self.schedule.load_hint in ("prefetch", "evict_first") else "default"
+            hint = lanes.load_hint(i) if self.schedule.load_hint == "prefetch" else "default"
             out.append(copy_ahead(lanes.storage(i), lanes.vec, hint, self.spot(i, k), *self.place_in_memory(i)))
         return out
 

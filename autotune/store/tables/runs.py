@@ -11,12 +11,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from autotune.errors import UserError, printable
-from autotune.store.claims import owner_is_dead, owner_name
 from autotune.store.codec import finite_json
 from autotune.store.health.damage import mapping, number, whole
 from autotune.store.models import ClaimRow, MissRow, RunRow
 from autotune.store.records import Miss, Run
-from autotune.store.workloads import Workloads
+from autotune.store.tables.claims import owner_is_dead, owner_name
+from autotune.store.tables.workloads import Workloads
 from autotune.workload import Workload
 
 log = logging.getLogger(__name__)

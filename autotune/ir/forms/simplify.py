@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from autotune.ir.forms.selected import guard_selected
 from autotune.ir.graph import Graph, Output, Value, at_axis
-from autotune.ir.selected import guard_selected
 
 
 def remap(graph: Graph, values: list[int], axes: dict[int, int], extents: tuple[int, ...]) -> Graph:

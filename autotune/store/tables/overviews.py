@@ -18,10 +18,10 @@ import sqlalchemy as sa
 
 from autotune.errors import printable
 from autotune.store.health.damage import Damaged, figures, latencies, number
-from autotune.store.measurements import STAGE_RANK, sound
 from autotune.store.models import SCHEMA_REVISION, Base, ClaimRow, DeviceRow, MeasurementRow, ScheduleRow
 from autotune.store.records import BUSY
-from autotune.store.workloads import Workloads, batches
+from autotune.store.tables.measurements import STAGE_RANK, sound
+from autotune.store.tables.workloads import Workloads, batches
 from autotune.task import REFERENCE, Status
 
 _M, _S = MeasurementRow, ScheduleRow

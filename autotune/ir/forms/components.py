@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from autotune.ir.forms.simplify import drop_dead
 from autotune.ir.graph import REDUCTIONS, Graph
-from autotune.ir.simplify import drop_dead
 
 
 class _Sets:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from autotune.ir.canonical import canonicalize, to_workload
+from autotune.ir.forms.canonical import canonicalize, to_workload
+from autotune.ir.forms.simplify import remap
 from autotune.ir.graph import REDUCTIONS, Graph
-from autotune.ir.simplify import remap
 from autotune.workload import canonical_json
 
 

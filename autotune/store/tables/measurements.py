@@ -11,10 +11,10 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import aliased
 
-from autotune.store.claims import Claims
 from autotune.store.codec import key_values, measurement_from, measurement_values, workload_from
 from autotune.store.models import ClaimRow, ConfigRow, MeasurementRow, WorkloadRow
 from autotune.store.records import Key, Measurement
+from autotune.store.tables.claims import Claims
 from autotune.task import Config, Status, config_key
 from autotune.workload import Workload
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from autotune.ir.graph import EIGHT_BIT_FLOATS, FLOATS, Graph, Value, at_axis
-from autotune.ir.operands import Operand, operands
 from autotune.ir.ops import LIBRARY
+from autotune.ir.oracle.operands import Operand, operands
 
 _PLAIN = Operand(scale=1.0, odd=4096)  # any other input
 _COMPUTE = {"float32": torch.float64, "int32": torch.int32, "int64": torch.int64, "bool": torch.bool}
@@ -308,7 +308,7 @@ def make_inputs(graph: Graph, seed: int, device: torch.device | str = "cpu", spe
     and the commonest words do: a schedule chosen for evenly spread terms took three times as long with a model's own.
     ``special`` makes that a half, and puts NaN, infinities, zeros of both signs and outliers (30; larger ones would
     show float32's own cancellation, not a kernel's mistake) into up to one float in 500 and always some. What matrix
-    products read is scaled, and holds fewer of these (``autotune.ir.operands``).
+    products read is scaled, and holds fewer of these (``autotune.ir.oracle.operands``).
     """
     rng = torch.Generator(device=device).manual_seed(seed)
     bounds, multiplied, crowded = index_bounds(graph), operands(graph), _places(graph)

@@ -13,8 +13,8 @@ from autotune.errors import printable
 from autotune.store.codec import workload_from
 from autotune.store.connection.engine import Database
 from autotune.store.health.damage import Damaged, mapping
-from autotune.store.measurements import WORKLOAD_COLUMNS
 from autotune.store.models import DeviceRow, EnvironmentRow, WorkloadRow
+from autotune.store.tables.measurements import WORKLOAD_COLUMNS
 from autotune.workload import Workload
 
 T = TypeVar("T")

@@ -9,8 +9,9 @@ operator commutes, or on Python's hash seed.
 The *row axis* becomes axis 0: of the axes that are never reduced over, the one with the largest stride in the largest
 output. The family of a workload is its digest with that axis's extent left open.
 
-A graph of several parts that have nothing to do with each other (``autotune.ir.components``) is the canonical forms
-of its parts one after the other, equal ones and those of one family side by side. It has no row axis: its parts have.
+A graph of several parts that have nothing to do with each other (``autotune.ir.forms.components``) is the canonical
+forms of its parts one after the other, equal ones and those of one family side by side. It has no row axis: its parts
+have.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from autotune.ir.components import components, part
+from autotune.ir.forms.components import components, part
+from autotune.ir.forms.simplify import remap_output, remap_value
 from autotune.ir.graph import Graph, Output, Value
 from autotune.ir.ops import POINTWISE
-from autotune.ir.simplify import remap_output, remap_value
 from autotune.workload import Workload, digest
 
 Colour = str

@@ -9,10 +9,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from autotune.errors import printable
-from autotune.store.claims import owner_is_dead
 from autotune.store.health.damage import number
 from autotune.store.models import DeviceRow, MeasurementRow, RunRow
-from autotune.store.workloads import Workloads
+from autotune.store.tables.claims import owner_is_dead
+from autotune.store.tables.workloads import Workloads
 from autotune.task import Status
 
 RATE_S = 60.0

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from autotune.ir.graph import Graph, Value
-from autotune.ir.interpret import Disturb, interpret
+from autotune.ir.oracle.interpret import Disturb, interpret
 
 EPS = 2.0**-23
 MARGIN = 16.0

@@ -1,0 +1,1 @@
+"""The forms of a graph: simplified, canonical, cut into unconnected parts, and that of its family."""
