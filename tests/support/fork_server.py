@@ -20,6 +20,7 @@ import socket
 import sys
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -162,7 +163,10 @@ def _finish(program: Callable[[], None]) -> NoReturn:
     if not isinstance(code, int):
         print(code, file=sys.stderr)
         code = 1
-    threading._shutdown()  # type: ignore[attr-defined]
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+    except Exception:  # an interpreter tells it too, and ends with its code: an executor's pipe may close meanwhile
+        traceback.print_exc()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(BrokenPipeError, ValueError):

@@ -1,11 +1,11 @@
 """A small real domain for tests: sum the squares of the rows of a matrix on the CPU, and ways to do it badly.
 
 ``how`` picks the program; ``block`` is the rows a step takes. Candidates really run, and the bad ones are really bad.
-The workload's spec may hold ``slow_us`` (added to good candidates, least at block 8), ``bad`` (are the bad ones in the
-space), ``broken`` (a candidate's ``how`` to what the machine does to it, see ``FAULTS``), ``once`` (a folder where that
-is noted, so that it happens to each candidate once), ``eager_us`` (added to the baseline), ``least_us`` (that no
-candidate is said to beat), ``reference`` (is one timed beside the baselines) and ``log`` (a file that gets a line for
-every candidate loaded).
+The workload's spec may hold ``slow_us`` (added to good candidates: once at block 8, twice a step beside it), ``bad``
+(are the bad ones in the space), ``broken`` (a candidate's ``how`` to what the machine does to it, see ``FAULTS``),
+``once`` (a folder where that is noted, so that it happens to each candidate once), ``eager_us`` (added to the
+baseline), ``least_us`` (that no candidate is said to beat), ``reference`` (is one timed beside the baselines) and
+``log`` (a file that gets a line for every candidate loaded).
 """
 
 from __future__ import annotations
@@ -126,12 +126,12 @@ class ToyBench:
         return run
 
     def _pause(self, block: int) -> None:
-        """A cost that is known and larger than any noise: the best block is 8.
+        """A cost that is known and larger than any noise: the best block is 8, and its neighbours take twice as long.
 
         Asleep: who spins among others that want the processor is set aside for a dozen milliseconds now and then.
         """
         if self.spec["slow_us"]:
-            time.sleep(self.spec["slow_us"] * (1 + abs(BLOCKS.index(block) - 3)) / 1e6)
+            time.sleep(self.spec["slow_us"] * 2 ** abs(BLOCKS.index(block) - 3) / 1e6)
 
     def _rows(self, block: int) -> Runnable:
         def run() -> None:
