@@ -38,7 +38,7 @@ from autotune.errors import LONGEST, UserError, told
 from autotune.ir.graph import Graph
 from autotune.runtime.matching.match import Level, match
 from autotune.store import Calibration, Effort, Key, Measurement, Schedule, Store, Verdict
-from autotune.store.bundles.bundle import export_bundle, import_bundle
+from autotune.store.bundles.bundle import export_bundle
 from autotune.store.codec import artifact_id, artifact_json
 from autotune.store.health.verify import damage
 from autotune.store.models import VERSION_TABLE
@@ -47,6 +47,7 @@ from autotune.tuner.proposals.elsewhere import winners
 from tests.fuzz.values import altered, as_text, flipped, hostile
 from tests.support.hostile import softmax, workload_of
 from tests.support.rows import ENVIRONMENT, GPU
+from tests.support.snapshots import import_file
 
 LIMIT_S = 1.0
 
@@ -226,11 +227,11 @@ class Fuzz:
 
     # What is done with a file.
 
-    def importing(self, file: Path, take: Callable[[Store, Path], object] = import_bundle) -> str:
+    def importing(self, file: Path) -> str:
         """Import ``file`` into an empty database: all or nothing, and what is stored is sound and looked up rightly."""
         store = self._kept(self.inner / "to.db", self._empty)
         try:
-            take(store, file)
+            import_file(store, file)
         except UserError:
             c = sqlite3.connect(self.inner / "to.db")
             tables = {table for table, _ in self._columns if table != VERSION_TABLE}

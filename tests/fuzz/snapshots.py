@@ -19,7 +19,7 @@ from autotune.store.snapshots.reader import Snapshot
 from autotune.store.snapshots.writer import export_snapshot
 from tests.fuzz.values import altered, as_text, flipped, hostile
 from tests.support.rows import ENVIRONMENT, GPU
-from tests.support.snapshots import import_file, keys, resealed
+from tests.support.snapshots import keys, resealed
 
 if TYPE_CHECKING:
     from tests.fuzz.check import Fuzz
@@ -64,7 +64,7 @@ class Snapshots:
             assert code in (0, 2), f"show ended with {code}"
         if chance.randrange(3) == 0:
             with suppress(UserError):
-                self._fuzz.importing(file, import_file)
+                self._fuzz.importing(file)
         return result
 
     def _bytes(self, chance: random.Random) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from autotune.cli.commands import db_forget as forget
 from autotune.cli.commands import db_prune as prune
+from autotune.cli.commands import import_
 from autotune.cli.options import add_db, add_json
 
 
@@ -21,7 +22,6 @@ def add_parser(subparsers: Any) -> None:
         ("stats", stats, "print sizes, counts and speedups"),
         ("verify", verify, "look for damaged rows: print a line for each; exit code 1 where there are any"),
         ("export", export, "write all schedules, with their code, to one file"),
-        ("import", import_, "add the schedules of such a file; their code will run here, so know who wrote it"),
         ("merge", merge, "take over what another database holds; the better of two measurements or schedules stays"),
     ):
         command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
@@ -29,9 +29,10 @@ def add_parser(subparsers: Any) -> None:
         add_json(command)
         if name == "merge":
             command.add_argument("other", metavar="URL", help="the other database: a URL or an SQLite file")
-        if name in ("export", "import"):
+        if name == "export":
             command.add_argument("file", metavar="FILE", help="the bundle, such as schedules.zip")
         command.set_defaults(run=run)
+    import_.add_parser(commands)
     forget.add_parser(commands)
     prune.add_parser(commands)
 
@@ -120,19 +121,6 @@ def export(args: argparse.Namespace) -> int:
         left_out = list(store.problems)
     text = "\n".join([f"{args.file}: {count} schedules", *(f"left out: {p}" for p in left_out)])
     _print(args, {"file": args.file, "schedules": count, "left_out": left_out}, text)
-    return 0
-
-
-def import_(args: argparse.Namespace) -> int:
-    from autotune.store import Store
-    from autotune.store.bundles.bundle import import_bundle
-
-    with Store.open(args.db) as store:
-        counts = import_bundle(store, args.file)
-    text = f"{args.file}: {counts['schedules']} schedules, {counts['stored']} stored"
-    if counts["stored"] < counts["schedules"]:
-        text += " (for the others the database has one as fast)"
-    _print(args, {"file": args.file, **counts}, text)
     return 0
 
 

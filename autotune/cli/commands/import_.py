@@ -1,4 +1,4 @@
-"""``autotune import``: add a snapshot, or a bundle, to the database."""
+"""``autotune import``, or ``autotune db import``: add a snapshot, or a bundle, to the database."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ import sqlalchemy as sa
 
 from autotune.errors import UserError
 from autotune.outputs import check_output, whole_file
-from autotune.store.bundles.archive import FORM, VERSION, Bundle, is_bundle
+from autotune.store.bundles.archive import FORM, VERSION, is_bundle
 from autotune.store.bundles.rows import (
     TABLES,
     VERDICT_KEY,
@@ -87,27 +87,6 @@ def export_bundle(store: Store, file: str | os.PathLike[str], schedules: Iterabl
     except OSError as e:
         raise UserError(f"cannot write the bundle {path}: {e.strerror}") from None
     return count
-
-
-def import_bundle(store: Store, file: str | os.PathLike[str]) -> dict[str, int]:
-    """Add a bundle's schedules to ``store``: all of them in one transaction, after the whole bundle was checked.
-
-    A schedule meets a stored one of its key by the rule of :meth:`Store.put_schedule`; importing twice changes nothing.
-
-    Returns:
-        ``schedules`` in the bundle, and how many of them were ``stored`` (new, or faster than what was there).
-
-    Raises:
-        UserError: the file cannot be read, is no bundle, is of a later form, or is damaged anywhere.
-    """
-    with Bundle(Path(file)) as bundle:
-        tables = bundle.tables()
-        try:
-            stored = store.outlast(lambda: write_tables(store, tables, bundle))
-        except (sa.exc.DataError, sa.exc.IntegrityError, OverflowError, UnicodeError) as e:
-            first = " ".join(str(getattr(e, "orig", None) or e).split())
-            raise UserError(f"{file} does not fit into the database {store.name} ({first}): nothing was changed") from e
-    return {"schedules": len(tables.schedules), "stored": stored}
 
 
 class Code(Protocol):

@@ -52,7 +52,7 @@ class Tables:
         }
         columns = adders[table](mapping(row, "row"))
         known = self._known.setdefault(table, set())
-        names = VERDICT_KEY if table == "verdicts" else _KEY
+        names = VERDICT_KEY if table == "verdicts" else SCHEDULE_KEY
         key = columns.get("fingerprint") or canonical_json([columns[n] for n in names])
         if key in known:
             raise Damaged(f"{table}: {str(key)[:12]} is there twice")
@@ -108,7 +108,7 @@ class Tables:
         return columns
 
 
-_KEY = ("workload", "device", "environment", "policy")
+SCHEDULE_KEY = ("workload", "device", "environment", "policy")
 VERDICT_KEY = ("graph", "device", "environment", "mode")
 
 
@@ -137,7 +137,7 @@ def schedule_from(row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
     config = None if row["config"] is None else config_from(row["config"], config_key(row["config"]))
     artifact, others = row["artifact"], row.get("others")
     columns = {
-        **{name: row[name] for name in _KEY},
+        **{name: row[name] for name in SCHEDULE_KEY},
         "config": None if config is None else config_key(config),
         "artifact": artifact,
         "latency_us": number(row["latency_us"], "latency", above=0.0),
@@ -149,7 +149,7 @@ def schedule_from(row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
         "space": row.get("space", ""),
         "created": number(row["when"], "time"),
     }
-    names = [columns[name] for name in (*_KEY, "family", "space")] + ([] if artifact is None else [artifact])
+    names = [columns[name] for name in (*SCHEDULE_KEY, "family", "space")] + ([] if artifact is None else [artifact])
     texts((columns["winner"], 32), *((name, 64) for name in names))
     return columns, config
 

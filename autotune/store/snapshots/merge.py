@@ -14,16 +14,17 @@ import sqlalchemy as sa
 from autotune.errors import UserError, printable
 from autotune.store.bundles.archive import Bundle
 from autotune.store.bundles.bundle import Code, write_tables
-from autotune.store.bundles.rows import Tables, schedule_row, verdict_row
+from autotune.store.bundles.rows import SCHEDULE_KEY, Tables, schedule_row, verdict_row
 from autotune.store.codec import artifact_blobs, artifact_id, artifact_json
 from autotune.store.health.damage import BROKEN, why
-from autotune.store.models import MeasurementRow
+from autotune.store.models import MeasurementRow, ScheduleRow
 from autotune.store.records import Calibration
 from autotune.store.snapshots.form import is_snapshot
 from autotune.store.snapshots.packaged import path_of
 from autotune.store.snapshots.reader import Snapshot
 from autotune.store.store import Store
 from autotune.store.tables.schedules import contest
+from autotune.store.tables.workloads import batches
 
 
 @dataclass(frozen=True)
@@ -153,12 +154,23 @@ def _tables(snapshot: Snapshot) -> tuple[Tables, _Code]:
     return tables, _Code(blobs)
 
 
+def _differing(c: sa.Connection, tables: Tables) -> list[dict[str, Any]]:
+    """The schedules of whose keys the database has another one, found by a statement for hundreds of them."""
+    own = [getattr(ScheduleRow, name) for name in (*SCHEDULE_KEY, "config", "winner")]
+    known: dict[tuple[str, ...], tuple[Any, ...]] = {}
+    for part in batches(sorted({row["workload"] for row in tables.schedules}), 500):
+        for row in c.execute(sa.select(*own).where(ScheduleRow.workload.in_(part))):
+            known[tuple(row[:4])] = tuple(row[4:])
+    keys = [(row, tuple(row[name] for name in SCHEDULE_KEY)) for row in tables.schedules]
+    return [row for row, key in keys if key in known and known[key] != (row["config"], row["winner"])]
+
+
 def _conflicts(store: Store, tables: Tables) -> tuple[list[dict[str, Any]], list[str]]:
     """What loses against another schedule of its key, as rows of measurements; and a line for each such pair."""
     labels = {w["fingerprint"]: w["label"] for w in tables.workloads}
     lost, lines = [], []
     with store.reading() as c:
-        for row in tables.schedules:
+        for row in _differing(c, tables):
             met = contest(c, row)
             if met is None:
                 continue

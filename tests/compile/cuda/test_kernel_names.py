@@ -22,10 +22,11 @@ from autotune.ir.graph import Graph, Output, Value
 from autotune.measure.wire import artifact_from_wire, artifact_to_wire
 from autotune.runtime.launch import cuda as cuda_launch
 from autotune.store import Key, Schedule, Store
-from autotune.store.bundles.bundle import export_bundle, import_bundle
+from autotune.store.bundles.bundle import export_bundle
 from autotune.store.codec import artifact_blobs, artifact_from, artifact_id, artifact_json
 from autotune.task import Artifact, Kernel
 from autotune.workload import Workload
+from tests.support.snapshots import import_file
 from tests.support.zoo import Case, T, momentum, random_configs, workload, workloads_of
 
 
@@ -175,7 +176,7 @@ def test_artifacts_of_earlier_versions_load(tmp_path: Path, monkeypatch: pytest.
         there.put_environment(place)
         there.put_schedule(Schedule(key, {"a": 1}, 5.0, {}, artifact))
         export_bundle(there, tmp_path / "bundle")
-        import_bundle(here, tmp_path / "bundle")
+        import_file(here, tmp_path / "bundle")
         found = here.get_schedule(work.fingerprint, device.fingerprint)
     assert found is not None
     assert found.artifact == artifact

@@ -113,16 +113,19 @@ def test_a_pinned_key(store: Store, file: Path, tmp_path: Path, capsys: pytest.C
         attach(file, key="")
 
 
-def test_a_refused_file_makes_no_database(incoming: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", [["import"], ["db", "import"]])
+def test_a_refused_file_makes_no_database(
+    incoming: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
     whole, new = incoming.read_bytes(), tmp_path / "folder" / "new.db"
     for wrong in (["--key", str(keys(tmp_path)[1])], []):
         if not wrong:
             incoming.write_bytes(whole[: len(whole) // 2])
-        assert main(["import", str(incoming), "--db", str(new), *wrong]) == 2
+        assert main([*command, str(incoming), "--db", str(new), *wrong]) == 2
         assert capsys.readouterr().err.count("\n") == 1
         assert not new.parent.exists()
     incoming.write_bytes(whole)
-    assert main(["import", str(incoming), "--db", str(new)]) == 0
+    assert main([*command, str(incoming), "--db", str(new)]) == 0
     assert new.exists()
 
 

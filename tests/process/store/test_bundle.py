@@ -16,10 +16,12 @@ from sqlalchemy import event
 
 from autotune.errors import UserError
 from autotune.store import Store, Verdict
-from autotune.store.bundles.bundle import export_bundle, import_bundle
+from autotune.store.bundles.bundle import export_bundle
+from autotune.store.snapshots.merge import Imported
 from autotune.task import config_key
 from tests.process.store.test_schedules import ARTIFACT, CPU_ARTIFACT, schedule
 from tests.support.rows import GPU, NEAR, put_key, workload
+from tests.support.snapshots import import_file
 
 
 @pytest.fixture
@@ -35,7 +37,7 @@ def bundle(tmp_path: Path) -> Path:
 
 
 def test_a_bundle_carries_everything_and_twice_changes_nothing(store: Store, bundle: Path) -> None:
-    assert import_bundle(store, bundle) == {"schedules": 4, "stored": 4}
+    assert import_file(store, bundle) == Imported(4, 4, ())
     with Store.open(bundle.parent / "from.db") as source:
         assert sorted(map(repr, store.schedules(artifacts=True))) == sorted(map(repr, source.schedules(artifacts=True)))
         for w in source.find_workloads():
@@ -43,7 +45,7 @@ def test_a_bundle_carries_everything_and_twice_changes_nothing(store: Store, bun
             assert found is not None
             assert (found.to_json(), found.label) == (w.to_json(), w.label)
     before = store.stats()["rows"]
-    assert import_bundle(store, bundle) == {"schedules": 4, "stored": 0}
+    assert import_file(store, bundle) == Imported(4, 0, ())
     assert store.stats()["rows"] == before
     again = bundle.with_name("again.zip")
     assert export_bundle(store, again) == 4
@@ -58,11 +60,11 @@ def test_verdicts_go_with_the_schedules_of_their_steps(store: Store, bundle: Pat
         elsewhere = dataclasses.replace(whole, graph="b" * 64, left=("x" * 64,))
         source.put_verdicts([whole, elsewhere])
         export_bundle(source, bundle)
-    assert import_bundle(store, bundle) == {"schedules": 4, "stored": 4}
+    assert import_file(store, bundle) == Imported(4, 4, ())
     assert store.verdicts() == [whole]
     newer = dataclasses.replace(whole, left=(), when=6.0)
     store.put_verdicts([newer])
-    import_bundle(store, bundle)
+    import_file(store, bundle)
     assert store.verdicts() == [newer], "what was decided later stays"
 
 
@@ -82,7 +84,7 @@ def test_a_bundle_with_a_broken_verdict_is_refused(store: Store, bundle: Path, b
 
     _rewrite(bundle, add)
     with pytest.raises(UserError, match="damaged bundle"):
-        import_bundle(store, bundle)
+        import_file(store, bundle)
     assert store.schedules() == []
     assert store.verdicts() == []
 
@@ -92,7 +94,8 @@ def test_importing_keeps_what_is_faster_here_and_the_label_given_here(store: Sto
 
     key = put_key(store, dataclasses.replace(workload(), label="mine"))
     store.put_schedule(schedule(key, 1.0, config={"mine": 1}))
-    assert import_bundle(store, bundle) == {"schedules": 4, "stored": 3}
+    found = import_file(store, bundle)
+    assert (found.schedules, found.stored, len(found.conflicts)) == (4, 3, 1)
     found = store.get_schedule(key.workload, key.device)
     assert found is not None
     assert found.config == {"mine": 1}
@@ -171,7 +174,7 @@ def test_a_damaged_bundle_changes_nothing(
     _rewrite(bundle, change)
     with Store.open(tmp_path / "to.db") as store:
         with pytest.raises(UserError, match=words) as e:
-            import_bundle(store, bundle)
+            import_file(store, bundle)
         assert "\n" not in str(e.value)
         assert sum(store.stats()["rows"].values()) == 0
 
@@ -182,9 +185,9 @@ def test_files_that_are_no_bundle(tmp_path: Path, bundle: Path) -> None:
         for data in (b"", b"text", whole[: len(whole) // 2], whole[:60] + b"\0" * 200 + whole[260:]):
             bundle.write_bytes(data)
             with pytest.raises(UserError, match=r"bundle|SHA-256"):
-                import_bundle(store, bundle)
+                import_file(store, bundle)
         with pytest.raises(UserError, match="cannot read"):
-            import_bundle(store, tmp_path / "none.zip")
+            import_file(store, tmp_path / "none.zip")
         with pytest.raises(UserError, match="no schedules to export"):
             export_bundle(store, tmp_path / "new.zip")
 
@@ -289,7 +292,7 @@ def test_a_bad_row_changes_nothing(store: Store, bundle: Path) -> None:
         bundle.write_bytes(good)
         _tables(bundle, change)
         with pytest.raises(UserError, match="damaged bundle") as e:
-            import_bundle(store, bundle)
+            import_file(store, bundle)
         assert "\n" not in str(e.value), name
         assert len(str(e.value)) < 600, name
         assert sum(store.stats()["rows"].values()) == 0, name
@@ -306,7 +309,7 @@ def test_what_the_database_refuses_in_the_end_changes_nothing(
 
     monkeypatch.setattr(module, "better", refuse)
     with pytest.raises(UserError, match="nothing was changed"):
-        import_bundle(store, bundle)
+        import_file(store, bundle)
     assert sum(store.stats()["rows"].values()) == 0
 
 
@@ -314,26 +317,26 @@ def test_files_without_an_end_are_refused(tmp_path: Path, store: Store) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in ("/dev/zero", str(tmp_path / "pipe")):
         with pytest.raises(UserError, match="no regular file"):
-            import_bundle(store, name)
+            import_file(store, name)
     with pytest.raises(UserError, match=r"Is a directory|no regular file"):
-        import_bundle(store, tmp_path)
+        import_file(store, tmp_path)
     with (tmp_path / "sparse").open("wb") as file:
         file.truncate(5 << 30)
     with pytest.raises(UserError, match="larger than 4 GiB"):
-        import_bundle(store, tmp_path / "sparse")
+        import_file(store, tmp_path / "sparse")
 
 
 def test_names_that_occur_twice(tmp_path: Path, store: Store, bundle: Path) -> None:
     with zipfile.ZipFile(bundle, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
         archive.writestr("schedules.jsonl", "")
     with pytest.raises(UserError, match="one name"):
-        import_bundle(store, bundle)
+        import_file(store, bundle)
 
 
 def test_an_import_clears_the_misses_that_asked_for_it(store: Store, bundle: Path) -> None:
     for rows in (2, 99):
         store.add_miss(workload(rows), GPU.fingerprint, "why")
-    import_bundle(store, bundle)
+    import_file(store, bundle)
     assert [m.workload for m in store.misses()] == [workload(99).fingerprint]
 
 
@@ -357,7 +360,7 @@ def test_what_is_exported_can_be_imported(tmp_path: Path, store: Store, caplog: 
     for key in keys[:6]:
         assert caplog.text.count(key.workload[:12]) >= 1
     with Store.open(tmp_path / "to.db") as other:
-        assert import_bundle(other, tmp_path / "b.zip") == {"schedules": 1, "stored": 1}
+        assert import_file(other, tmp_path / "b.zip") == Imported(1, 1, ())
 
 
 def test_many_schedules_take_seconds(tmp_path: Path, store: Store) -> None:
@@ -376,9 +379,9 @@ def test_many_schedules_take_seconds(tmp_path: Path, store: Store) -> None:
     _tables(tmp_path / "b.zip", many)
     statements: list[str] = []
     event.listen(store._engine, "before_cursor_execute", lambda *a: statements.append(a[2]))
-    assert import_bundle(store, tmp_path / "b.zip") == {"schedules": 4001, "stored": 4001}
+    assert import_file(store, tmp_path / "b.zip") == Imported(4001, 4001, ())
     assert len(statements) < 60
-    assert import_bundle(store, tmp_path / "b.zip") == {"schedules": 4001, "stored": 0}
+    assert import_file(store, tmp_path / "b.zip") == Imported(4001, 0, ())
 
 
 def test_a_table_that_is_not_the_one_written_is_refused(store: Store, bundle: Path, tmp_path: Path) -> None:
@@ -388,4 +391,4 @@ def test_a_table_that_is_not_the_one_written_is_refused(store: Store, bundle: Pa
         for name in old.namelist():
             new.writestr(name, old.read(name) + (b"\n" if name == "workloads.jsonl" else b""))
     with pytest.raises(UserError, match="fails its SHA-256"):
-        import_bundle(store, changed)
+        import_file(store, changed)

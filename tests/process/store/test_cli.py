@@ -66,9 +66,14 @@ def test_export_and_import(filled: Path, tmp_path: Path, capsys: pytest.CaptureF
     bundle, to = tmp_path / "b.zip", tmp_path / "to.db"
     assert run("db", "export", bundle, "--db", filled) == 0
     assert run("db", "import", bundle, "--db", to) == 0
-    assert capsys.readouterr().out.splitlines() == [f"{bundle}: 1 schedules", f"{bundle}: 1 schedules, 1 stored"]
+    assert capsys.readouterr().out.splitlines() == [
+        f"{bundle}: 1 schedules",
+        f"{bundle}: 1 schedules, 1 stored in {to}",
+    ]
     assert run("db", "import", bundle, "--db", to, "--json") == 0
-    assert json.loads(capsys.readouterr().out) == {"file": str(bundle), "schedules": 1, "stored": 0}
+    assert json.loads(capsys.readouterr().out) == {
+        "file": str(bundle), "database": str(to), "schedules": 1, "stored": 0, "conflicts": []
+    }  # fmt: skip
     with Store.open(to) as store:
         assert len(store.schedules()) == 1
 

@@ -15,12 +15,14 @@ import pytest
 from autotune.cli import app
 from autotune.errors import UserError
 from autotune.store import Calibration, Effort, Key, Measurement, Store, Verdict
-from autotune.store.bundles.bundle import export_bundle, import_bundle
+from autotune.store.bundles.bundle import export_bundle
 from autotune.store.health.verify import damage
+from autotune.store.snapshots.merge import Imported
 from autotune.task import Status
 from autotune.tuner.proposals.elsewhere import winners
 from tests.process.store.test_schedules import schedule
 from tests.support.rows import ENVIRONMENT, FAR, GPU, put_key, workload
+from tests.support.snapshots import import_file
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +173,7 @@ def test_one_damaged_row_stops_nothing(
         assert count or name.startswith(spoiled)
         if count:
             with Store.open(shutil.copy(empty_file, tmp_path / "to.db")) as other:
-                assert import_bundle(other, tmp_path / "b.zip") == {"schedules": count, "stored": count}
+                assert import_file(other, tmp_path / "b.zip") == Imported(count, count, ())
         found = list(damage(store))
         assert found, "verify finds it"
         assert all("\n" not in line and len(line) <= 500 for line in found)
