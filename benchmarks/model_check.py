@@ -9,8 +9,8 @@ caches, and again with those that the first ones left. --operators compiles no C
 operators run between our kernels, which takes a fifth of the time.
 
 Results and all gradients are held against eager mode in fp64; the error is that of the worst tensor. Costs are CPU
-seconds of the first step, the C++ compiler's included. Wrong is: an error of more than four times torch.compile's,
-more graphs or breaks than torch.compile makes, a region that was captured and is not found, a kernel that fails.
+seconds of the first step, the C++ compiler's included. Wrong is: an error of more than four times torch.compile's, or
+one of torch.compile's own beside which no error of ours would show; more graphs or breaks than torch.compile makes, a region that was captured and is not found, a kernel that fails.
 
 --out is written after every model, and the same command goes on where an earlier one ended.
 """
@@ -43,8 +43,9 @@ SUITE = "model_check"
 ALL = (*NAMES, *FURTHER_NAMES)
 COLD, WARM = 1.25, 1.1
 """What a first step may cost of torch.compile's, with empty caches and with full ones."""
-TIMES, LEAST = 4.0, 2e-5
-"""An error is one where it is more than this many times torch.compile's, and more than rounding in fp32 may make."""
+TIMES, LEAST, SENSELESS = 4.0, 2e-5, 1e-2
+"""An error is one where it is more than this many times torch.compile's, and more than rounding in fp32 may make. Where
+torch.compile's is above the last, the step is too sensitive to rounding to tell anything."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -149,6 +150,8 @@ def wrong(case: Mapping[str, Any]) -> list[str]:
     found = []
     if not ours <= max(TIMES * theirs, LEAST):
         found.append(f"error {ours:.1e}, torch.compile {theirs:.1e}")
+    if not theirs <= SENSELESS:
+        found.append(f"the check tells nothing: torch.compile's own error is {theirs:.1e}")
     for what in ("graphs", "breaks", "recompiled"):
         if what in case and case[what]["autotune"] > case[what]["compile"]:
             found.append(f"{what}: {case[what]['autotune']}, torch.compile {case[what]['compile']}")

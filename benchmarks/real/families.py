@@ -40,6 +40,8 @@ class Family:
         shapes: of a step, by kind.
         attention: implementation of it in transformers, where not its default.
         cut: layers that fit, where fewer than published; ``why``: what does not fit.
+        few: sequences or images of the small version: eight where a batch norm has one value of each image. Of two values
+            it leaves their signs, and gradients of nothing but rounding.
     """
 
     about: str
@@ -54,6 +56,7 @@ class Family:
     attention: str | None = None
     cut: int | None = None
     why: str = ""
+    few: int = 2
 
     @property
     def library(self) -> str:
@@ -164,6 +167,7 @@ FAMILIES: dict[str, Family] = {
     "resnet50": Family(
         "ResNet-50", "image", 16, ("layers",), "resnet50", "",
         {"train": Shape(256), "infer": Shape(512)},
+        {}, {"channels": (16, 24, 32, 48)}, few=8,
     ),
 }  # fmt: skip
 

@@ -36,8 +36,8 @@ def _other(about: str, task: str, config: str, auto: str, depth: tuple[str, ...]
     return Family(about, task, 2, depth, config, auto, _PAIR, {}, fields)
 
 
-def _timm(about: str, name: str, **fields: Any) -> Family:
-    return Family(about, "image", 2, (), name, "", _BOTH, {}, fields)
+def _timm(about: str, name: str, few: int = 2, **fields: Any) -> Family:
+    return Family(about, "image", 2, (), name, "", _BOTH, {}, fields, few=few)
 
 
 _STAGED = ("encoder_layers", "decoder_layers")
@@ -246,10 +246,10 @@ FURTHER: dict[str, Family] = {
         num_heads=(2, 4),
         window_size=4,
     ),
-    "efficientnet": _timm("EfficientNet-B0", "efficientnet_b0"),
-    "regnet": _timm("RegNetY", "regnety_002"),
-    "mobilenetv3": _timm("MobileNetV3", "mobilenetv3_small_050"),
-    "mobilevit": _timm("MobileViT", "mobilevit_xxs"),
+    "efficientnet": _timm("EfficientNet-B0", "efficientnet_b0", few=8),
+    "regnet": _timm("RegNetY", "regnety_002", few=8, depth=6, w0=16, wa=12.0, wm=1.8, stem_width=8),
+    "mobilenetv3": _timm("MobileNetV3", "mobilenetv3_small_050", few=8),
+    "mobilevit": _timm("MobileViT", "mobilevit_xxs", few=8),
     "poolformer": _timm("PoolFormer", "poolformer_s12", depths=(1, 1, 1, 1), dims=(8, 16, 32, 48)),
 }
 """By name; each is as small as its library lets it be."""

@@ -89,7 +89,7 @@ def make(
     depth = min(x for x in (family.layers, family.cut, layers, _TINY_LAYERS if tiny else None) if x is not None)
     shape = family.shapes[kind]
     if tiny:
-        shape = Shape(2, shape.length and 16, shape.target and 8)
+        shape = Shape(family.few, shape.length and 16, shape.target and 8)
     if batch is not None:
         shape = replace(shape, batch=batch)
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import model_check
+from benchmarks.form import read, write
 from benchmarks.model_check import ALL, dearer, parse, table, wrong
+from benchmarks.real import check
 
 GOOD: dict[str, Any] = {
     "name": "bert_train",
@@ -35,6 +39,7 @@ def test_a_good_case_is_right_and_not_dearer() -> None:
         ({"error": {"compile": 1e-6, "autotune": 1e-3}}, "error 1.0e-03"),
         ({"error": {"compile": 1e-6, "autotune": float("inf")}}, "error inf"),
         ({"error": {"compile": 1e-6, "autotune": float("nan")}}, "error nan"),
+        ({"error": {"compile": 1.5, "autotune": 1.4}}, "tells nothing"),
         ({"graphs": {"compile": 2, "autotune": 3}}, "graphs: 3"),
         ({"breaks": {"compile": 1, "autotune": 2}}, "breaks: 2"),
         ({"recompiled": {"compile": 0, "autotune": 1}}, "recompiled: 1"),
@@ -85,3 +90,29 @@ def test_a_failure_is_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     said = capsys.readouterr()
     assert "mamba_train: failed: RuntimeError: prepare: no such library\n" in said.err
     assert "nothing was checked" in said.out
+
+
+def test_results_of_another_form_are_an_error_that_a_file_can_hold(tmp_path: Path) -> None:
+    one, nan = torch.ones(2), torch.tensor([1.0, float("nan")])
+    found = [check._apart([got], [one]) for got in (torch.ones(3), nan, one * 3e38, one)]
+    assert found == [check.INFINITE, check.INFINITE, check.INFINITE, 0.0]
+    assert wrong({**GOOD, "error": {"compile": 1e-6, "autotune": found[0]}})
+    case = {**GOOD, "error": {"compile": 1e-6, "autotune": found[0]}}
+    write(tmp_path / "x.json", "a machine", [case], extra={"suite": "model_check"})
+    assert read(tmp_path / "x.json")["cases"] == [case]
+
+
+def test_a_gradient_that_nobody_makes_is_zero() -> None:
+    """torch.compile makes zeros for what a graph hands on without a use, eager mode none."""
+
+    class Half(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.used * x).sum()
+
+    made = check.Made("half", "train", None, Half(), {"x": torch.ones(2)}, 1, None, torch.float32, 4)  # type: ignore[arg-type]
+    loss, used, unused = check._step(made.module, made)
+    assert (loss.item(), used.tolist(), unused.tolist()) == (2.0, [1.0, 1.0], [0.0, 0.0])
