@@ -10,7 +10,8 @@ operators run between our kernels, which takes a fifth of the time.
 
 Results and all gradients are held against eager mode in fp64; the error is that of the worst tensor. Costs are CPU
 seconds of the first step, the C++ compiler's included. Wrong is: an error of more than four times torch.compile's, or
-one of torch.compile's own beside which no error of ours would show; more graphs or breaks than torch.compile makes, a region that was captured and is not found, a kernel that fails.
+one of torch.compile's own beside which no error of ours would show; more graphs or breaks than torch.compile makes; a
+region that was captured and is not found; a kernel that fails.
 
 --out is written after every model, and the same command goes on where an earlier one ended.
 """

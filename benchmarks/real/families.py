@@ -40,8 +40,8 @@ class Family:
         shapes: of a step, by kind.
         attention: implementation of it in transformers, where not its default.
         cut: layers that fit, where fewer than published; ``why``: what does not fit.
-        few: sequences or images of the small version: eight where a batch norm has one value of each image. Of two values
-            it leaves their signs, and gradients of nothing but rounding.
+        few: sequences or images of the small version: eight where a batch norm has one value of each image. Of two
+            values it leaves their signs, and gradients of nothing but rounding.
     """
 
     about: str

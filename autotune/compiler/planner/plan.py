@@ -275,21 +275,13 @@ def cone(graph: Graph, roots: Iterable[str], home: Mapping[int, int], k: int) ->
 def sketch(graph: Graph, roots: Sequence[str], home: Mapping[int, int], k: int) -> Graph:
     """The graph of a group, simplified but not canonical: to judge whether it has a kernel at all.
 
-    Reductions of other groups are loads. Those of its own are outputs where a root that is not of the group needs them,
-    or none does.
+    Reductions of other groups are loads. Those of its own are kept where a root that is not of the group needs them.
     """
     from autotune.ir.forms.simplify import simplify
 
     values = cone(graph, roots, home, k)
-    inside = set(values)
     readers = _readers(graph)
-    own = [
-        i
-        for i in values
-        if home.get(i, k) == k
-        and f"r{i}" in roots
-        and (not readers[i] <= set(roots) or not any(u in inside for u in graph.users[i]))
-    ]
+    own = [i for i in values if home.get(i, k) == k and f"r{i}" in roots and not readers[i] <= set(roots)]
     crossing = {i: n for n, i in enumerate([*own, *(i for i in values if home.get(i, k) != k)])}
     return simplify(_raw_group(graph, roots, values, home, k, crossing)[0])
 

@@ -9,9 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from autotune.compiler.planner.plan import Plan, all_roots, build_plan, greedy, make_plan, read_text, root_value
+from autotune.compiler.planner.plan import (
+    Plan,
+    all_roots,
+    build_plan,
+    greedy,
+    make_plan,
+    read_text,
+    root_value,
+    sketch,
+)
 from autotune.compiler.schedules.cuda import legal
 from autotune.errors import Unsupported
+from autotune.ir.forms.canonical import canonicalize
 from autotune.ir.graph import REDUCTIONS, Graph
 from autotune.ir.oracle.interpret import interpret, make_inputs
 from tests.support.cpu_graphs import TORCH, Build, layer_norm
@@ -188,3 +198,15 @@ def test_a_group_that_its_canonical_form_rules_out_is_cut(side: str) -> None:
     inputs = make_inputs(graph, seed=3)
     for got, want in zip(run_groups(graph, plan, inputs), interpret(graph, inputs), strict=True):
         torch.testing.assert_close(got.to(want.dtype), want, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("side", ["cpu", "cuda"])
+def test_a_group_is_judged_by_the_graph_that_is_built(side: str) -> None:
+    """Of SigLIP's layer norms, backward: a sum that is a result of the region and of its group, and is kept once."""
+    graph = Graph.from_json(json.loads((Path(__file__).parent / "layer_norm_backward_of_channels.json").read_text()))
+    graphs = [graph, *(graph_of(c.name, k) for c, k in REGIONS)]
+    for graph in graphs:
+        plan = make_plan(graph, side)
+        home = {root_value(graph, r): k for k, group in enumerate(plan.groups) for r in group.roots if r[0] == "r"}
+        for k, group in enumerate(plan.groups):
+            assert canonicalize(sketch(graph, group.roots, home, k))[0] == group.graph
