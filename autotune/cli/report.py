@@ -14,7 +14,7 @@ from autotune.cli.output import BUSY_NOTE, console, microseconds, ratio
 from autotune.store.records import BUSY
 
 Region = Mapping[str, Any]
-LEVELS = ("exact", "other_rows", "other_device", "none")
+LEVELS = ("exact", "other_rows", "other_device", "packaged", "none")
 """Match levels, best first."""
 
 

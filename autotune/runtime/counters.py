@@ -12,6 +12,7 @@ NAMES = (
     "graphs",
     "hits",
     "hits_other_rows",
+    "hits_packaged",
     "baseline_wins",
     "misses",
     "left",
@@ -33,6 +34,7 @@ class Counters(Mapping[str, int]):
     ``graphs``          aten graphs looked up (forward, backward and inference each count)
     ``hits``            regions with a stored winner, whatever its level and whoever won
     ``hits_other_rows`` those of them whose schedule was tuned for another number of rows
+    ``hits_packaged``   those of them whose schedule comes with autotune; their miss is noted all the same
     ``baseline_wins``   those of them where the stored winner is what the user had
     ``misses``          regions that could be tuned and are not
     ``left``            regions left to Inductor, since their whole step was measured to be faster so

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from autotune.device import environment, identify
@@ -42,6 +43,14 @@ _deploying: list[str] = []
 """What :func:`deploying_from` names: it stands before both."""
 _lost: dict[str, float] = {}
 """Databases whose server was lost, and when (by the monotonic clock) to try again."""
+_shut: set[str] = set()
+"""Databases that were there when this process first looked, and could not be opened when that was tried last."""
+_absent: set[str] = set()
+"""Databases that were not there. One that appears since, as another rank makes it for its misses, has decided nothing
+yet: that it cannot be opened for a moment changes no answer."""
+_packaged: dict[Path, Snapshot | None] = {}
+"""What comes with autotune, as far as it was asked for; None where it cannot be opened."""
+_digests: dict[Path, str] = {}
 _warned: set[str] = set()
 _recorded: set[tuple[str, str, str]] = set()
 _silent = 0
@@ -193,8 +202,13 @@ def deploy_store(url: str | None = None) -> Reader | None:
             if type(e).__name__ == "LostConnection":  # importing its module would load SQLAlchemy
                 _lost[where] = time.monotonic() + RETRY_S
             warn_once(f"open {where}", f"autotune: {e}; nothing is looked up and models run as without autotune")
+            if where not in _absent:
+                _shut.add(where)
             return None
-        if store is not None:  # one that is not there yet may come: a search may be running
+        _shut.discard(where)
+        if store is None:  # one that is not there yet may come: a search may be running
+            _absent.add(where)
+        else:
             _stores[where] = store
         return store
 
@@ -211,11 +225,63 @@ def _is_lost(where: str) -> bool:
     return where in _lost
 
 
+def is_shut(url: str | None = None) -> bool:
+    """Whether :func:`deploy_store` gives None for a database that is there: what it decided is not known then, and
+    nothing stands in for it."""
+    if url is None and _loaded is not None and not _deploying:
+        return bool(_loaded.lost)
+    return _where(url) in _shut or _where(url) in _lost
+
+
+def packaged_refused(store: Reader | None) -> str:
+    """Why nothing that comes with autotune is used beside the user's own database; "" where it is.
+
+    Raises:
+        UserError: a setting has a value that it does not take.
+    """
+    from autotune.store.opening import pinned_key
+
+    if settings().packaged == "refuse":
+        return "AUTOTUNE_PACKAGED is refuse"
+    if pinned_key(None) is not None or (store is not None and store.trusted):
+        return "a key is pinned, and nobody signed what comes with autotune"
+    return "" if store is None else store.lost
+
+
+def packaged_snapshot(path: Path) -> Snapshot | None:
+    """A snapshot that comes with autotune, opened when it is first asked for; None where it cannot be (told once)."""
+    with _lock:
+        if path not in _packaged:
+            from autotune.store.snapshots.reader import Snapshot
+
+            try:
+                _packaged[path] = Snapshot(path)
+            except Exception as e:
+                warn_once(f"open {path}", f"autotune: {e}; nothing that comes with autotune is used")
+                _packaged[path] = None
+        return _packaged[path]
+
+
+def _packaged_state(store: Reader | None) -> str:
+    """What identifies the schedules that come with autotune, as :func:`state_of_store` does all of them."""
+    if packaged_refused(store):
+        return ""
+    from autotune.store.snapshots.packaged import digests
+
+    if not _digests:
+        _digests.update(digests())
+    lost = [path.name for path, found in _packaged.items() if found is None or found.lost]
+    return " ".join([*_digests.values(), *lost])
+
+
 def state_of_store(url: str | None = None) -> bytes:
     """What identifies the schedules that look-ups find now: code compiled with them is right as long as it is equal."""
     store = deploy_store(url)
+    if store is None and is_shut(url):
+        return b"none"
     try:
-        return b"none" if store is None else f"{store.state()}{asked()}{settings()}".encode()
+        own = "none" if store is None else store.state()
+        return f"{own}{_packaged_state(store)}{asked()}{settings()}".encode()
     except Exception as e:
         warn_once(f"state {_where(url)}", f"autotune: the database does not tell what it holds: {e}")
         if store is not None and store.lost:
@@ -321,6 +387,10 @@ def forget_stores() -> None:
         for store in _stores.values():
             store.close()
         _stores.clear()
+        _packaged.clear()
+        _digests.clear()
+        _shut.clear()
+        _absent.clear()
         _lost.clear()
         _warned.clear()
         _recorded.clear()

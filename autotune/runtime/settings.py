@@ -15,11 +15,13 @@ from autotune.runtime.background import tune_beside
 from autotune.store.reading import Match
 
 OtherDevice = Literal["refuse", "warn"]
+Packaged = Literal["use", "refuse"]
 Verify = Literal["auto", "first", "always", "never"]
 
 _ALLOWED: dict[str, tuple[str, ...]] = {
     "environment": get_args(Match),
     "other_device": get_args(OtherDevice),
+    "packaged": get_args(Packaged),
     "verify": get_args(Verify),
 }
 
@@ -35,6 +37,9 @@ class Settings:
         other_device: what becomes of a schedule that was tuned on another device of the same architecture
             ($AUTOTUNE_OTHER_DEVICE). "refuse" uses none: the region is a miss, which a search can measure here. "warn"
             uses it, warns once, and records the miss all the same.
+        packaged: whether schedules that come with autotune for the very device at hand stand in where the database has
+            no answer ($AUTOTUNE_PACKAGED): "use" or "refuse". They were measured on another such device, as regions
+            alone, and nobody measured them in the step at hand. The miss is recorded all the same.
         rows: the largest ratio of the rows at hand to those that a schedule was tuned for, either way
             ($AUTOTUNE_ROWS).
         verify: when a stored kernel's results are compared with those of the region's own operators
@@ -44,6 +49,7 @@ class Settings:
 
     environment: Match = "loose"
     other_device: OtherDevice = "refuse"
+    packaged: Packaged = "use"
     rows: float = 16.0
     verify: Verify = "auto"
 
@@ -58,6 +64,7 @@ def configure(
     *,
     environment: Match | None = None,
     other_device: OtherDevice | None = None,
+    packaged: Packaged | None = None,
     rows: float | None = None,
     verify: Verify | None = None,
     background: bool | str | None = None,
@@ -69,7 +76,7 @@ def configure(
         autotune.configure(environment="strict", verify="first")
 
     Args:
-        environment, other_device, rows, verify: None leaves it as it is.
+        environment, other_device, packaged, rows, verify: None leaves it as it is.
         background: whether what is missed is tuned beside this process, while the device is idle
             ($AUTOTUNE_BACKGROUND); the name of an idle equal device to do that on, such as "cuda:3". None leaves it as
             it is. See :mod:`autotune.runtime.background`.
@@ -80,7 +87,9 @@ def configure(
     Raises:
         UserError: a value that is none of those that a setting has.
     """
-    new = {"environment": environment, "other_device": other_device, "rows": rows, "verify": verify}
+    new = {
+        "environment": environment, "other_device": other_device, "packaged": packaged, "rows": rows, "verify": verify
+    }  # fmt: skip
     checked = {name: _value(name, value, name) for name, value in new.items() if value is not None}
     if background is not None:
         tune_beside(background)
@@ -137,4 +146,4 @@ def _value(name: str, value: Any, what: str) -> Any:
     return value
 
 
-__all__ = ["OtherDevice", "Settings", "Verify", "changes", "configure", "reset_settings", "settings"]
+__all__ = ["OtherDevice", "Packaged", "Settings", "Verify", "changes", "configure", "reset_settings", "settings"]

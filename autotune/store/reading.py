@@ -16,7 +16,8 @@ equal minor versions."""
 
 
 class Near(NamedTuple):
-    """A workload of a family that was tuned, its rows, and when its newest schedule was decided."""
+    """A workload of a family that was tuned, its rows, and when its newest schedule was decided; in a snapshot, a
+    number that is another one in another snapshot."""
 
     workload: str
     extent: int

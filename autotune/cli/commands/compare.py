@@ -241,6 +241,8 @@ def _regions(found: Comparison, command: str) -> Iterator[str]:
         line += f", {left} of which {'leaves' if left == 1 else 'leave'} it to Inductor or eager"
     if other := count("hits_other_rows", 0):
         line += f", {other} of which {'was' if other == 1 else 'were'} tuned for another number of rows"
+    if given := count("hits_packaged", 0):
+        line += f", {given} of which {'comes' if given == 1 else 'come'} with autotune"
     yield line
     if misses:
         were, them = ("was", "it") if misses == 1 else ("were", "them")

@@ -24,25 +24,27 @@ from torch import fx
 from autotune.compiler.regions import aten
 from autotune.compiler.regions.sizes import at_sizes
 from autotune.device import environment, identify
-from autotune.errors import UserError
+from autotune.errors import Unsupported, UserError
 from autotune.ir.graph import Graph
 from autotune.runtime.counters import count
 from autotune.runtime.database import changes as source_changes
-from autotune.runtime.database import deploy_store, is_loaded, record_failure, record_misses, warn_once
+from autotune.runtime.database import deploy_store, is_loaded, is_shut, record_failure, record_misses, warn_once
 from autotune.runtime.launch.cuda import LaunchError
 from autotune.runtime.launch.executor import TensorSpec, load_executor
 from autotune.runtime.launch.given_up import disable, failures
 from autotune.runtime.launch.verify import Check, WrongResult, wanted
 from autotune.runtime.matching.conditions import tell_differences
 from autotune.runtime.matching.match import Level, Match, deployed, match
+from autotune.runtime.matching.packaged import deployed_from_package, from_package
 from autotune.runtime.settings import changes as setting_changes
 from autotune.runtime.settings import settings
+from autotune.store.snapshots.packaged import file_for
 from autotune.task import Status
 from autotune.workload import Workload
 
 log = logging.getLogger("autotune")
 
-WRITTEN = b"region 2"
+WRITTEN = b"region 3"
 """Names the lines that :mod:`autotune.runtime.inductor.region_op` writes into Inductor's code, and the texts in them.
 Inductor's caches hold both, and outlive an upgrade: a change of either changes this, so that no older code
 is loaded."""
@@ -52,7 +54,7 @@ Call = Callable[..., None]
 
 _calls: dict[str, Call] = {}
 _known: dict[tuple[str, str], Match] = {}
-_found: dict[tuple[str, str], Match] = {}
+_found: dict[tuple[str, str, bool], Match] = {}
 """What look-ups in a loaded snapshot came to, as long as :data:`_found_in` holds."""
 _found_in: tuple[int, int, int] = (0, 0, 0)
 _lock = threading.RLock()
@@ -73,6 +75,7 @@ class RegionCall:
         symbols: where sizes are symbols, the tensor (inputs, then outputs) and dimension that tell each. ``spec`` and
             what follows from it then are those of the sizes that the graph was traced with.
         verify: in the place of the setting, where it is not empty.
+        packaged: whether schedules that come with autotune may run it.
     """
 
     label: str
@@ -86,6 +89,7 @@ class RegionCall:
     source: Mapping[str, Any]
     symbols: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     verify: str = ""
+    packaged: bool = True
 
     def text(self) -> str:
         """The call as one word of ASCII."""
@@ -180,22 +184,23 @@ class _BySizes:
         return _ready(replace(call, inputs=inputs, outputs=outputs))
 
 
-def look_up(workload: Workload, device: str, *, rows: float | None = None) -> Match:
+def look_up(workload: Workload, device: str, *, rows: float | None = None, packaged: bool = True) -> Match:
     """What is stored for a workload on "cpu" or "cuda:N". Never fails: what goes wrong is told once.
 
     What was found in a snapshot that :func:`autotune.load` opened is found again without asking it.
 
     Args:
         rows: the largest ratio of rows, in the place of the setting.
+        packaged: whether what comes with autotune is asked, where the database has no answer.
     """
     global _found_in
     now = source_changes(), setting_changes(), failures()
-    key = workload.fingerprint, device
+    key = workload.fingerprint, device, packaged
     if now == _found_in and rows is None:
         known = _found.get(key)
         if known is not None:
             return known
-    found = _look_up(workload, device, rows)
+    found = _look_up(workload, device, rows, packaged)
     if rows is None and is_loaded():
         with _lock:
             if now != _found_in or len(_found) >= _MOST_FOUND:
@@ -208,10 +213,13 @@ def look_up(workload: Workload, device: str, *, rows: float | None = None) -> Ma
 _MOST_FOUND = 100_000
 
 
-def _look_up(workload: Workload, device: str, rows: float | None) -> Match:
+def _look_up(workload: Workload, device: str, rows: float | None, packaged: bool) -> Match:
     try:
         rules = settings() if rows is None else replace(settings(), rows=rows)
-        found = match(workload, deploy_store(), identify(device), environment(device), rules=rules)
+        store, place, env = deploy_store(), identify(device), environment(device)
+        found = match(workload, store, place, env, rules=rules)
+        if found.level is Level.NONE and packaged and file_for(place) and not (store is None and is_shut()):
+            found, _ = from_package(workload, found, store, place, env, rules=rules)
         tell_differences(found.differences, other_device=found.level is Level.OTHER_DEVICE)
         return found
     except UserError as e:
@@ -234,13 +242,14 @@ def at_these(call: RegionCall, sizes: Mapping[str, int], *, tell: bool = True) -
     program = at_sizes(call.source, sizes)
     workload, binding = workload_of(traced(program, call.device), str(call.spec.get("precision", "")))
     # However far the tuned rows are: what runs otherwise are the operators one by one, not Inductor's code.
-    found = look_up(workload, call.device, rows=math.inf)
+    found = look_up(workload, call.device, rows=math.inf, packaged=call.packaged)
     tuned = ""
     if found.schedule is not None and found.schedule.config is not None and found.tuned is not None:
         tuned = found.tuned.fingerprint
         remember(call.device, found)
         count("hits_other_rows", int(tell and found.level is Level.OTHER_ROWS))
-    elif found.schedule is None and tell:
+        count("hits_packaged", int(tell and found.level is Level.PACKAGED))
+    if tell and not found.level.own:
         record_misses([(workload, found.reason)], call.device)
     return replace(
         call, spec=workload.spec, tuned=tuned, slots=binding.inputs, results=binding.outputs, source=program, symbols={}
@@ -272,10 +281,17 @@ def _ready(call: RegionCall) -> Call:
 
 
 def _stored(call: RegionCall) -> Match:
-    store = deploy_store()
-    if store is None:
-        raise RuntimeError("there is no database")
-    found = deployed(call.tuned, store, identify(call.device), environment(call.device))
+    store, place, env = deploy_store(), identify(call.device), environment(call.device)
+    try:
+        if store is None:
+            raise Unsupported("there is no database")
+        found = deployed(call.tuned, store, place, env)
+    except Unsupported:
+        asked = call.packaged and not (store is None and is_shut())
+        packaged = deployed_from_package(call.tuned, store, place, env) if asked else None
+        if packaged is None:
+            raise
+        found = packaged
     tell_differences(found.differences, other_device=found.level is Level.OTHER_DEVICE)
     return found
 
@@ -308,7 +324,7 @@ class _Operators:
         schedule = found.schedule
         if schedule is not None and disable(schedule, f"it failed in this process: {error}"):
             own = wrong or (isinstance(error, LaunchError) and error.deterministic)
-            if own and found.level is not Level.OTHER_DEVICE:
+            if own and found.level.own:
                 status = Status.WRONG_RESULT if wrong else Status.LAUNCH_ERROR
                 record_failure(schedule, self._call.device, status, str(error))
         self.warn(f"{'computes something else' if wrong else 'failed'} and is given up: {error}")

@@ -61,15 +61,17 @@ def replace_regions(graph: fx.Graph, mode: str = "default", trial: Trial | None 
         log.debug("the graph that was not looked up: %s", graph, exc_info=True)
         return
     devices = [device for device in map(device_of, every) if device is not None]
-    left = stored_left(name, devices, mode) if trial is None else trial.left
+    # A step that was decided, or is being, stays what was measured: nothing that comes with autotune joins it.
+    left, decided = stored_left(name, devices, mode) if trial is None else (trial.left, True)
     regions = [region for region in every if region.workload is None or region.workload.fingerprint not in left]
     count("left", len(every) - len(regions))
     if trial is None and not ranks_agree(numbers.graph):
         return
-    matches = _matches(regions)
+    matches = _matches(regions, packaged=not decided)
     _tell(regions, matches)
     # All calls are made before the graph is changed: they tell what it says.
-    calls = [_call_of(region, found, origin, verify) for region, found in zip(regions, matches, strict=True)]
+    how = {"verify": verify, "packaged": not decided}
+    calls = [_call_of(region, found, origin, how) for region, found in zip(regions, matches, strict=True)]
     if trial is not None:
         for region, found, call in zip(regions, matches, calls, strict=True):
             if call is not None and region.workload is not None and found.schedule is not None:
@@ -90,7 +92,7 @@ def device_of(region: Region) -> str | None:
     return "cpu" if value.device.type == "cpu" else f"cuda:{value.device.index or 0}"
 
 
-def _matches(regions: Sequence[Region]) -> list[Match]:
+def _matches(regions: Sequence[Region], *, packaged: bool) -> list[Match]:
     """What is stored for each region; equal ones, such as those of a model's layers, are looked up once."""
     known: dict[tuple[str, str], Match] = {}
     found = []
@@ -101,7 +103,7 @@ def _matches(regions: Sequence[Region]) -> list[Match]:
             continue
         key = region.workload.fingerprint, device
         if key not in known:
-            known[key] = look_up(region.workload, device)
+            known[key] = look_up(region.workload, device, packaged=packaged)
         found.append(known[key])
     return found
 
@@ -111,11 +113,12 @@ def _tell(regions: Sequence[Region], matches: Sequence[Match]) -> None:
     missed: dict[str, list[Any]] = {}
     for region, found in zip(regions, matches, strict=True):
         device = device_of(region)
-        if found.level is Level.OTHER_DEVICE and region.workload is not None and device is not None:
+        if found.schedule is not None and not found.level.own and region.workload is not None and device is not None:
             missed.setdefault(device, []).append((region.workload, found.reason))  # to be measured here
         if found.level is not Level.NONE:
             assert found.schedule is not None
             count("hits_other_rows", int(found.level is Level.OTHER_ROWS))
+            count("hits_packaged", int(found.level is Level.PACKAGED))
             baseline = int(found.schedule.config is None)
             count("baseline_wins", baseline)
             count("hits", baseline)
@@ -129,17 +132,20 @@ def _tell(regions: Sequence[Region], matches: Sequence[Match]) -> None:
         record_misses(entries, device)
 
 
-def _call_of(region: Region, found: Match, origin: Mapping[fx.Node, fx.Node], verify: str) -> RegionCall | None:
+def _call_of(
+    region: Region, found: Match, origin: Mapping[fx.Node, fx.Node], how: Mapping[str, Any]
+) -> RegionCall | None:
     """What is to stand in a region's place; None where it is left to Inductor.
 
     Args:
         origin: from the nodes of the graph that the region was found in to those of Inductor's, where they are others.
+        how: further fields of the call.
     """
     if region.workload is None or found.schedule is None or found.schedule.config is None:
         return None
     label = region.workload.label or region.workload.fingerprint[:12]
     try:
-        call = replace(_with_numbers(region, label, found), verify=verify)
+        call = replace(_with_numbers(region, label, found), **how)
         return _with_symbols(call, region, origin) if origin else call
     except Unsupported as e:
         log.debug("%s is left to Inductor: %s", label, e)

@@ -87,8 +87,9 @@ class Trial:
         self.families[name] = Family(name, workload.label or name[:12], schedule.latency_us, inductor, entries)
 
 
-def stored_left(graph: str, devices: Iterable[str], mode: str) -> frozenset[str]:
-    """Workloads that the stored verdicts on a graph leave to Inductor. Never fails: what goes wrong is told once.
+def stored_left(graph: str, devices: Iterable[str], mode: str) -> tuple[frozenset[str], bool]:
+    """Workloads that the stored verdicts on a graph leave to Inductor, and whether there is any verdict, as far as is
+    known. Never fails: what goes wrong is told once.
 
     Args:
         graph: fingerprint.
@@ -96,6 +97,7 @@ def stored_left(graph: str, devices: Iterable[str], mode: str) -> frozenset[str]
         mode: of :func:`base_mode`.
     """
     left: set[str] = set()
+    decided = False
     try:
         store = deploy_store()
         for device in sorted(set(devices)) if store is not None else ():
@@ -103,10 +105,13 @@ def stored_left(graph: str, devices: Iterable[str], mode: str) -> frozenset[str]
             found = store.get_verdict(
                 graph, identify(device).fingerprint, environment(device), mode, match=settings().environment
             )
-            left.update(found.left if found is not None else ())
+            if found is not None:
+                left.update(found.left)
+                decided = True
     except Exception as e:
         warn_once("verdict", f"autotune: verdicts on whole steps are not looked up: {e}")
-    return frozenset(left)
+        decided = True
+    return frozenset(left), decided
 
 
 __all__ = ["Family", "Trial", "base_mode", "graph_fingerprint", "stored_left"]

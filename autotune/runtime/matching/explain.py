@@ -5,6 +5,7 @@ from __future__ import annotations
 from autotune.device import DeviceIdentity, Environment
 from autotune.runtime.matching.ladder import Outcome, Step, on_other_devices, on_this_device
 from autotune.runtime.matching.match import Level, Match, exact_match, other_rows
+from autotune.runtime.matching.packaged import from_package
 from autotune.runtime.settings import settings
 from autotune.store.reading import Match as How
 from autotune.store.reading import Reader
@@ -23,14 +24,19 @@ def explain(
     """Each rung of the ladder, from the top: what it has, and why that is or is not taken.
 
     Args:
-        found: what ``match.match`` came to with the other arguments.
+        found: what ``match.match`` and ``packaged.from_package`` came to with the other arguments.
 
     Raises:
         UserError: the database failed.
     """
     last = Step("heuristic", Outcome.EMPTY, "a region without a schedule is compiled by Inductor")
+    packaged = Step("packaged", Outcome.NOT_ASKED)
+    if found.level in (Level.PACKAGED, Level.NONE):
+        _, packaged = from_package(workload, found, store, device, env, strict=strict)
+    if found.level is not Level.NONE:
+        last = Step("heuristic", Outcome.NOT_ASKED)
     if store is None:
-        return (Step("exact", Outcome.EMPTY, found.reason), last)
+        return (Step("exact", Outcome.EMPTY, "there is no database"), packaged, last)
     rules = settings()
     how: How = "strict" if strict else rules.environment
     if found.level is Level.EXACT:
@@ -53,4 +59,4 @@ def explain(
     else:
         taken = found.level is Level.OTHER_DEVICE
         steps.append(on_other_devices(workload, store, device, taken, rules.other_device))
-    return (*steps, last if found.level is Level.NONE else Step("heuristic", Outcome.NOT_ASKED))
+    return (*steps, packaged, last)

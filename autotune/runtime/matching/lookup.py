@@ -12,6 +12,7 @@ from autotune.errors import UserError
 from autotune.runtime.matching.explain import explain
 from autotune.runtime.matching.ladder import Step
 from autotune.runtime.matching.match import Level, Match, match
+from autotune.runtime.matching.packaged import from_package
 from autotune.store.reading import Reader
 from autotune.store.records import Schedule
 from autotune.workload import Workload
@@ -41,7 +42,7 @@ class RegionMatch:
 
     @property
     def latency_us(self) -> float | None:
-        """Measured latency of what is deployed, in microseconds; at ``other_rows`` that of :attr:`tuned`."""
+        """Measured latency of what is deployed, in microseconds: that of :attr:`tuned`."""
         return self.schedule.latency_us if self.schedule else None
 
     @property
@@ -222,7 +223,10 @@ def match_regions(
             continue
         known = matches.get(workload.fingerprint)
         if known is None:
-            matches[workload.fingerprint] = (workload, match(workload, store, identity, env, strict=strict), 1)
+            found = match(workload, store, identity, env, strict=strict)
+            if found.level is Level.NONE:
+                found, _ = from_package(workload, found, store, identity, env, strict=strict)
+            matches[workload.fingerprint] = (workload, found, 1)
         else:
             matches[workload.fingerprint] = (known[0], known[1], known[2] + 1)
     tunable = []

@@ -7,7 +7,8 @@ only in the extent of axis 0, and its kernels, which take that extent as an argu
 hand; that is checked here by planning both. The numbers of rows that were tuned are the buckets: the nearest by ratio
 is taken, within a limit. ``other_device``: the workload was tuned on another device of the same architecture. Its
 kernels run here and are right, since no kernel of ours counts on how many multiprocessors there are; how fast they are
-nobody knows, so that it takes a setting to use them. ``none``: none of these.
+nobody knows, so that it takes a setting to use them. ``packaged``: it comes with autotune for an equal device
+(:mod:`autotune.runtime.matching.packaged`). ``none``: none of these.
 """
 
 from __future__ import annotations
@@ -51,11 +52,17 @@ class Level(StrEnum):
     EXACT = "exact"
     OTHER_ROWS = "other_rows"
     OTHER_DEVICE = "other_device"
+    PACKAGED = "packaged"
     NONE = "none"
 
     @property
     def rank(self) -> int:
         return list(Level).index(self)
+
+    @property
+    def own(self) -> bool:
+        """Whether the database was tuned on the device at hand; else what is missed there is noted, to be searched."""
+        return self in (Level.EXACT, Level.OTHER_ROWS)
 
 
 @dataclass(frozen=True)

@@ -212,7 +212,7 @@ class Snapshot:
     def nearest(
         self, family: str, device: str, environment: Environment, extent: int, *, match: Match = "strict", limit: int
     ) -> list[Near]:
-        """As ``Store.nearest``; all of a snapshot is equally old."""
+        """As ``Store.nearest``."""
         fits = [n for n, e in self._environments.items() if _fit(e, environment, match) is not None]
         number = self._numbers.get(device)
         if not family or number is None or not fits:
@@ -224,8 +224,8 @@ class Snapshot:
         with _Condemning(self):
             above = self._rows(f"{query} >= ? ORDER BY extent, workload LIMIT ?", (number, family, extent, limit))
             down = f"{query} < ? ORDER BY extent DESC, workload DESC LIMIT ?"
-            below = self._rows(down, (number, family, extent, limit))
-            found = [Near(str(w), whole(e, "number of rows"), 0.0) for e, w in (*above, *below)]
+            below, when = self._rows(down, (number, family, extent, limit)), float(int(self._seal.root.hex()[:12], 16))
+            found = [Near(str(w), whole(e, "number of rows"), when) for e, w in (*above, *below)]
             return sorted(found, key=lambda n: abs(math.log(max(n.extent, 1) / max(extent, 1))))[:limit]
         return []
 

@@ -52,6 +52,17 @@ def test_it_answers_as_its_database(store: Store, file: Path, env: object, match
     assert any(found for found in ours[:5]) == ((env, match) in _FITS), "the comparison says something"
 
 
+def test_what_did_not_fit_of_one_snapshot_says_nothing_of_another(store: Store, file: Path, tmp_path: Path) -> None:
+    """A look-up remembers misfits by what ``nearest`` tells."""
+    other = tmp_path / "other.atdb"
+    export_snapshot(store, other, device=lambda device: device == GPU)
+    one, same, two = (
+        Snapshot(path).nearest("f" * 64, GPU.fingerprint, ENVIRONMENT, 33, limit=1) for path in (file, file, other)
+    )
+    assert [near.extent for near in (*one, *two)] == [32, 32]
+    assert one == same != two
+
+
 def test_nothing_else_is_in_it(store: Store, file: Path) -> None:
     text = file.read_bytes()
     assert b"/home/ada" not in text, "where programs lay"

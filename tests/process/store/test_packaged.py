@@ -10,9 +10,10 @@ import autotune
 from autotune.cli import app
 from autotune.errors import UserError
 from autotune.runtime.database import unload
-from autotune.runtime.matching.match import Level, match
+from autotune.runtime.matching.match import Level, Match, match
+from autotune.runtime.matching.packaged import from_package
 from autotune.store import Store
-from autotune.store.snapshots.packaged import packaged, path_of
+from autotune.store.snapshots.packaged import file_for, packaged, path_of
 from autotune.store.snapshots.reader import Snapshot
 
 
@@ -22,6 +23,7 @@ def test_every_schedule_is_found_on_its_device(name: str) -> None:
     snapshot = Snapshot(path_of(f"package:{name}"))
     snapshot.check()
     (device,) = snapshot.devices
+    assert file_for(device) == Path(path_of(f"package:{name}")), "a look-up asks it by itself"
     schedules = snapshot.schedules()
     kernels = 0
     for schedule in schedules:
@@ -33,6 +35,8 @@ def test_every_schedule_is_found_on_its_device(name: str) -> None:
         found = match(work, snapshot, device, env)
         assert found.level is Level.EXACT, f"{work.label}: {found.reason}"
         kernels += found.schedule is not None and found.schedule.config is not None
+        by_itself, _ = from_package(work, Match(Level.NONE), None, device, env)
+        assert (by_itself.level, by_itself.schedule) == (Level.PACKAGED, found.schedule)
     assert kernels > len(schedules) / 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,15 +13,24 @@ import torch.distributed._functional_collectives as functional
 import autotune
 from autotune.runtime.backend import dynamo_backend
 from autotune.runtime.counters import reset_counters
+from autotune.runtime.database import forget_stores
+from autotune.store.snapshots import packaged as packaging
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
     return torch.softmax(x * 3, -1)
 
 
-def deploy(rank: int, dbs: list[str], together: bool) -> dict[str, Any]:
-    """A region beside a collective, or alone; what was deployed, and whether the result is right."""
+def deploy(rank: int, dbs: list[str], together: bool, packaged: list[str] | None = None) -> dict[str, Any]:
+    """A region beside a collective, or alone; what was deployed, and whether the result is right.
+
+    Args:
+        packaged: each rank's folder of snapshots that come with autotune, in the place of its own.
+    """
     os.environ["AUTOTUNE_DB"] = dbs[rank]
+    if packaged is not None:
+        packaging.FOLDER = Path(packaged[rank])
+        forget_stores()
     torch._dynamo.reset()
     reset_counters()
 
