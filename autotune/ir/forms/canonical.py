@@ -7,7 +7,8 @@ colours then order everything. They are SHA-256 based and never depend on names,
 operator commutes, or on Python's hash seed.
 
 The *row axis* becomes axis 0: of the axes that are never reduced over, the one with the largest stride in the largest
-output. The family of a workload is its digest with that axis's extent left open.
+output; of all, where every axis is reduced over, as in the backward of a layer norm. The family of a workload is its
+digest with that axis's extent left open.
 
 A graph of several parts that have nothing to do with each other (``autotune.ir.forms.components``) is the canonical
 forms of its parts one after the other, equal ones and those of one family side by side. It has no row axis: its parts
@@ -256,16 +257,16 @@ def _side_by_side(graph: Graph, parts: Sequence[Sequence[int]]) -> tuple[Graph, 
         own, used = part(graph, outputs)
         form, slots, order = _connected(own)
         made.append((form, tuple(used[s] for s in slots), tuple(outputs[k] for k in order)))
-    works = [to_workload(form) for form, _, _ in made]
+    names = [to_workload(form).fingerprint for form, _, _ in made]
     # A slot that several parts read tells equal parts apart by who else reads it.
     readers: dict[int, list[tuple[str, int]]] = {}
-    for (_, slots, _), work in zip(made, works, strict=True):
+    for (_, slots, _), name in zip(made, names, strict=True):
         for k, s in enumerate(slots):
-            readers.setdefault(s, []).append((work.fingerprint, k))
+            readers.setdefault(s, []).append((name, k))
 
     def place(n: int) -> tuple[object, ...]:
-        work, (_, slots, _) = works[n], made[n]
-        return (work.family or work.fingerprint, -work.extent, work.fingerprint, [sorted(readers[s]) for s in slots])
+        form, slots, _ = made[n]
+        return (one_body(form) or names[n], -row_extent(form), names[n], [sorted(readers[s]) for s in slots])
 
     extents: list[int] = []
     values: list[Value] = []
@@ -325,11 +326,38 @@ def _connected(graph: Graph) -> tuple[Graph, tuple[int, ...], tuple[int, ...]]:
 
 
 def row_extent(graph: Graph) -> int:
-    """The extent of the row axis of a canonical graph; 0 where it has none (every axis is reduced over, or the graph is
-    of several parts, each with rows of its own)."""
+    """The extent of the row axis of a canonical graph whose rows have nothing to do with each other; 0 where it has
+    none (every axis is reduced over, or the graph is of several parts, each with rows of its own)."""
     if not graph.extents or any(0 in v.over for v in graph.values) or len(components(graph)) > 1:
         return 0
     return graph.extents[0]
+
+
+def open_extent(graph: Graph) -> int:
+    """The extent that the family of a canonical graph leaves open; 0 where it has no family.
+
+    That is :func:`row_extent`, or where every axis is reduced over that of the rows, if results run over them: the
+    input's gradient beside the weights'. Whether kernels take another number of rows is for a look-up to find out.
+    """
+    if row := row_extent(graph):
+        return row
+    if len(graph.extents) < 2 or not any(0 in o.axes for o in graph.outputs) or len(components(graph)) > 1:
+        return 0
+    return graph.extents[0]
+
+
+def one_body(graph: Graph) -> str:
+    """The digest with its rows left open of a canonical graph whose rows have nothing to do with each other; "" of
+    others. Graphs that one kernel body runs side by side have the same.
+
+    The order of parts in composite graphs, which are in fingerprints, and the parameters that the groups of a stored
+    plan share go by it. So it is not the family, which may come to take in more.
+    """
+    return _with_open_rows(graph) if row_extent(graph) else ""
+
+
+def _with_open_rows(graph: Graph) -> str:
+    return digest({"kind": "fusion", "spec": {**graph.to_json(), "extents": [None, *graph.extents[1:]]}})
 
 
 def to_workload(graph: Graph, label: str = "", source: Mapping[str, Any] | None = None) -> Workload:
@@ -337,8 +365,7 @@ def to_workload(graph: Graph, label: str = "", source: Mapping[str, Any] | None 
 
     ``label`` and ``source`` are carried along and are not part of the identity.
     """
-    spec = graph.to_json()
-    rows = row_extent(graph)
+    rows = open_extent(graph)
     label = f"{label} {graph.precision}" if label and graph.precision else label
-    family = digest({"kind": "fusion", "spec": {**spec, "extents": [None, *graph.extents[1:]]}}) if rows else ""
-    return Workload(kind="fusion", spec=spec, family=family, extent=rows, label=label, source=dict(source or {}))
+    family = _with_open_rows(graph) if rows else ""
+    return Workload("fusion", graph.to_json(), family=family, extent=rows, label=label, source=dict(source or {}))

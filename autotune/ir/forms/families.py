@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from autotune.ir.forms.canonical import canonicalize, to_workload
+from autotune.ir.forms.canonical import canonicalize, one_body, to_workload
 from autotune.ir.forms.simplify import remap
 from autotune.ir.graph import REDUCTIONS, Graph
 from autotune.workload import canonical_json
@@ -14,6 +14,8 @@ from autotune.workload import canonical_json
 @dataclass(frozen=True)
 class Family:
     """What a canonical graph has in common with those that differ from it in the number of rows only.
+
+    This is narrower than a workload's family: sums over the rows take kernels of their own.
 
     Attributes:
         key: the digest with the rows left open; of a graph without open rows its fingerprint.
@@ -42,11 +44,11 @@ def _family(text: str) -> Family:
     import json
 
     graph = Graph.from_json(json.loads(text))
-    work = to_workload(graph)
+    name, body = to_workload(graph).fingerprint, one_body(graph)
     if not graph.extents:
-        return Family(work.fingerprint, work.fingerprint)
-    at_one = single(graph) if work.family else None
-    return Family(work.family or work.fingerprint, to_workload(at_one[0]).fingerprint if at_one else "")
+        return Family(name, name)
+    at_one = single(graph) if body else None
+    return Family(body or name, to_workload(at_one[0]).fingerprint if at_one else "")
 
 
 def single(graph: Graph) -> tuple[Graph, tuple[int, ...], tuple[int, ...]] | None:

@@ -264,12 +264,14 @@ def _ready(call: RegionCall) -> Call:
     try:
         found = _known.get((call.tuned, call.device)) or _stored(call)
         assert found.schedule is not None
-        graph = Graph.from_json(call.spec)
+        assert found.tuned is not None
+        exact = Workload("fusion", call.spec).fingerprint == call.tuned
+        graph, tuned = Graph.from_json(call.spec), None if exact else Graph.from_json(found.tuned.spec)
+        where = torch.device(call.device)
         executor = load_executor(
-            graph, found.schedule, call.slots, call.results, call.inputs, call.outputs, torch.device(call.device)
+            graph, found.schedule, call.slots, call.results, call.inputs, call.outputs, where, tuned
         )
-        proven = found.proven and Workload("fusion", call.spec).fingerprint == call.tuned
-        always = wanted(proven, call.verify)
+        always = wanted(found.proven and exact, call.verify)
         check = None
         if always is not None:
             check = Check(graph, call.slots, call.results, operators.results, always=always)

@@ -17,22 +17,30 @@ if TYPE_CHECKING:
     from autotune.compiler.targets.cpu.loading.launcher import Entry, Kernel
 
 
-def make_launches(plan: Plan, config: Config) -> list[tuple[range, Callable[[int, Sequence[int]], None]]]:
+def make_launches(
+    plan: Plan, config: Config, tuned: Plan | None = None
+) -> list[tuple[range, Callable[[int, Sequence[int]], None]]]:
     """Launches in order: the numbers of the groups that each runs, and a function of (ignored stream, addresses).
 
     A launch takes for each of its groups the addresses of inputs then outputs. Groups that follow each other and do not
     wait for each other are one launch.
 
+    Args:
+        tuned: the plan at the rows that ``config`` was tuned for, where they are others: sums over the rows are cut as
+            there, so that the code is the same.
+
     Raises:
         Unsupported, BuildError: a group that cannot be emitted for the CPU.
     """
+    from autotune.compiler.targets.cpu.columns import parts_for
     from autotune.compiler.targets.cpu.loading.kernel import load_group
     from autotune.compiler.targets.cpu.schedule import CpuSchedule
 
-    kernels = [
-        load_group(group.graph, CpuSchedule.from_config(own))
-        for group, own in zip(plan.groups, group_configs(plan, config), strict=True)
-    ]
+    schedules = [CpuSchedule.from_config(own) for own in group_configs(plan, config)]
+    parts = [0] * len(schedules)
+    if tuned is not None:
+        parts = [parts_for(group.graph, own) for group, own in zip(tuned.groups, schedules, strict=True)]
+    kernels = [load_group(g.graph, own, n) for g, own, n in zip(plan.groups, schedules, parts, strict=True)]
     entries = [getattr(kernel, "entry", None) for kernel in kernels]
     return [(together, _launch(plan, together, kernels, entries)) for together in _together(plan, entries)]
 

@@ -62,6 +62,7 @@ def load_executor(
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
     device: torch.device,
+    tuned: Graph | None = None,
 ) -> Executor:
     """Make a stored schedule ready to run.
 
@@ -73,6 +74,7 @@ def load_executor(
         inputs: the region's inputs as the compiler promises them; an executor copes with other strides.
         outputs: the region's outputs, to be allocated so.
         device: where all of them lie.
+        tuned: the graph that the schedule was tuned for; None where it is ``graph``.
 
     Raises:
         BuildError, Unsupported, RuntimeError: it cannot be loaded here; the region runs as the user had it.
@@ -95,7 +97,8 @@ def load_executor(
     aligned = [1] * len(graph.inputs)
     if not any(n == 0 for n in graph.extents):
         if device.type == "cpu":
-            steps = _cpu_steps(plan, config, len(graph.inputs), len(graph.outputs))
+            there = None if tuned is None else make_plan(tuned, side, plan.text)
+            steps = _cpu_steps(plan, config, len(graph.inputs), len(graph.outputs), there)
         else:
             number = device.index if device.index is not None else torch.cuda.current_device()
             steps = _cuda_steps(graph, plan, len(scratch), artifact.kernels, number, aligned)
@@ -142,13 +145,15 @@ def _span(spec: TensorSpec) -> int:
     return 1 + sum((n - 1) * s for n, s in zip(spec.size, spec.stride, strict=True))
 
 
-def _cpu_steps(plan: Plan, config: Any, n_inputs: int, n_outputs: int) -> list[tuple[Launch, tuple[int, ...]]]:
+def _cpu_steps(
+    plan: Plan, config: Any, n_inputs: int, n_outputs: int, tuned: Plan | None
+) -> list[tuple[Launch, tuple[int, ...]]]:
     from autotune.runtime.launch.cpu import make_launches
 
     start = {"input": 0, "output": n_inputs, "scratch": n_inputs + n_outputs}
     return [
         (launch, tuple(start[s] + n for k in groups for s, n in (*plan.groups[k].inputs, *plan.groups[k].outputs)))
-        for groups, launch in make_launches(plan, config)
+        for groups, launch in make_launches(plan, config, tuned)
     ]
 
 

@@ -13,30 +13,25 @@ nobody knows, so that it takes a setting to use them. ``packaged``: it comes wit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from autotune.compiler.planner.plan import Plan, make_plan
-from autotune.compiler.program.program import Program
-from autotune.compiler.schedules.configurations import group_configs
+from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.schedules.limits import improper
-from autotune.compiler.targets.cpu import columns as cpu_columns
-from autotune.compiler.targets.cuda.counts import check_launch
 from autotune.device import DeviceIdentity, Environment
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
 from autotune.runtime.database import warn_once
 from autotune.runtime.launch.given_up import disabled
 from autotune.runtime.matching.audits import foreign_kernels
+from autotune.runtime.matching.fitting import differ, launch_misfit
 from autotune.runtime.matching.ladder import Difference, differences, relatives, software
 from autotune.runtime.settings import Settings, settings
 from autotune.store.health.damage import BROKEN
 from autotune.store.reading import Match as How
 from autotune.store.reading import Reader
 from autotune.store.records import Schedule
-from autotune.task import Config, Kernel
 from autotune.workload import Workload
 
 TRIED = 16
@@ -229,7 +224,7 @@ def misfit(graph: Graph, tuned: Graph, schedule: Schedule) -> str:
         side = "cpu" if schedule.artifact.target == "cpu" else "cuda"
         text = str(schedule.config.get("plan", ""))
         here, there = make_plan(graph, side, text), make_plan(tuned, side, text)
-        return _differ(here, there) or _launch_misfit(graph, here, there, schedule)
+        return differ(here, there) or launch_misfit(graph, here, there, schedule)
     except Unsupported as e:
         return str(e)
 
@@ -266,52 +261,3 @@ def _damaged(schedule: Schedule, why: str, what: str) -> str:
     short = schedule.key.workload[:12]
     warn_once(f"damaged {short}", f"autotune: {what} of {short} are not used: {why}; search it again")
     return f"its schedule is damaged: {why}"
-
-
-def _differ(here: Plan, there: Plan) -> str:
-    """How two plans differ in more than the extent of axis 0."""
-    if len(here.groups) != len(there.groups) or len(here.scratch) != len(there.scratch):
-        return "it is planned as other kernels"
-    for a, b in zip(here.groups, there.groups, strict=True):
-        one, two = a.graph, b.graph
-        if (one.values, one.inputs, one.outputs) != (two.values, two.inputs, two.outputs):
-            return "a kernel's operators or strides differ"
-        if one.extents[1:] != two.extents[1:] or (a.inputs, a.outputs) != (b.inputs, b.outputs):
-            return "a kernel's extents or arguments differ"
-    return ""
-
-
-def _launch_misfit(graph: Graph, plan: Plan, there: Plan, schedule: Schedule) -> str:
-    assert schedule.artifact is not None
-    assert schedule.config is not None
-    kernels = schedule.artifact.kernels
-    open_ = [g.graph.extents != t.graph.extents for g, t in zip(plan.groups, there.groups, strict=True)]
-    if schedule.artifact.target == "cpu":
-        for k, meets in enumerate(open_):
-            if meets and group_program(plan, k, schedule.config).dynamic < 0:
-                return "a kernel is compiled for one number of rows"
-    elif not _one_each(plan, kernels) and not all(kernel.launch.get("dynamic") for kernel in kernels):
-        return "a kernel is compiled for one number of rows"  # which of them meet the rows is not written down
-    for k, kernel in enumerate(kernels):
-        if _one_each(plan, kernels) and not open_[k]:
-            continue  # the kernel never meets the rows
-        if kernel.code and not kernel.launch.get("dynamic"):
-            return "a kernel is compiled for one number of rows"
-        multiple = int(kernel.launch.get("multiple", 1) or 1)
-        if graph.extents[0] % multiple:
-            return f"a kernel takes a multiple of {multiple} rows"
-        if "inner" in kernel.launch:
-            own = plan.groups[int(kernel.launch.get("group", 0))].graph
-            check_launch(kernel.launch, own.extents[0] if own.extents else 1)
-    return ""
-
-
-def _one_each(plan: Plan, kernels: Sequence[Kernel]) -> bool:
-    """Whether every group has a kernel of its own."""
-    return len(kernels) == len(plan.groups) and all(len(launch) == 1 for launch in plan.launches)
-
-
-def group_program(plan: Plan, k: int, config: Config) -> Program:
-    """The program of the ``k``-th group of a plan for the CPU under a configuration of the region."""
-    own = group_configs(plan, config)[k]
-    return cpu_columns.group_program(plan.groups[k].graph, own)

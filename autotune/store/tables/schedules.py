@@ -54,7 +54,8 @@ _JOINED = (
 DEPLOYED = "deployed"
 """The stage of a measurement that says no more than that a stored kernel failed when it was deployed."""
 TOUCH = 2.0**-10
-"""Seconds by which a schedule's time is moved where a failure of it is noted or forgotten, so that ``state`` tells."""
+"""Seconds by which a schedule's time is moved where a failure of it is noted or forgotten, or other rows come to find
+it, so that ``state`` tells."""
 _M = MeasurementRow
 _LATEST = sa.func.max(_S.created).over(partition_by=(_S.workload, _S.policy)).desc()
 """Puts first what was decided by the policy that decided last."""

@@ -13,8 +13,9 @@ from autotune.errors import printable
 from autotune.store.codec import workload_from
 from autotune.store.connection.engine import Database
 from autotune.store.health.damage import Damaged, mapping
-from autotune.store.models import DeviceRow, EnvironmentRow, WorkloadRow
+from autotune.store.models import DeviceRow, EnvironmentRow, ScheduleRow, WorkloadRow
 from autotune.store.tables.measurements import WORKLOAD_COLUMNS
+from autotune.store.tables.schedules import TOUCH
 from autotune.workload import Workload
 
 T = TypeVar("T")
@@ -24,7 +25,10 @@ class Workloads(Database):
     """The store's dictionary of fingerprints."""
 
     def put_workload(self, workload: Workload) -> str:
-        """Store a workload, or the newer label and source of a known one; returns its fingerprint."""
+        """Store a workload, or the newer label and source of a known one; returns its fingerprint.
+
+        One that an earlier version gave no family gets it, and so do its schedules.
+        """
         with self.writing() as c:
             self._put_workload(c, workload)
         return workload.fingerprint
@@ -37,6 +41,12 @@ class Workloads(Database):
             c.execute(insert.on_conflict_do_update(index_elements=["fingerprint"], set_=news))
         else:
             c.execute(insert.on_conflict_do_nothing())
+        if workload.family:
+            found = {"family": workload.family, "extent": workload.extent}
+            known = (WorkloadRow.fingerprint == workload.fingerprint, WorkloadRow.family == "")
+            c.execute(sa.update(WorkloadRow).where(*known).values(found))
+            decided = (ScheduleRow.workload == workload.fingerprint, ScheduleRow.family == "")
+            c.execute(sa.update(ScheduleRow).where(*decided).values(**found, created=ScheduleRow.created + TOUCH))
 
     def get_workload(self, fingerprint: str) -> Workload | None:
         """The workload with this (whole) fingerprint; None where it is not stored, or is damaged."""

@@ -9,7 +9,8 @@ from torch import Tensor
 from autotune.compiler.program.full_reduction import cut_everything
 from autotune.compiler.schedules import cpu as target_cpu
 from autotune.compiler.schedules.cuda import legal
-from autotune.compiler.targets.cpu.columns import column_split, parts_of
+from autotune.compiler.targets.cpu.columns import column_split, parts_for, parts_of
+from autotune.compiler.targets.cpu.emit import emit_columns
 from autotune.compiler.targets.cpu.loading.kernel import load_group
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.device import usable_processors
@@ -23,9 +24,9 @@ from tests.support.cpu_graphs import MARGIN, POISON, TORCH, Build, random_inputs
 PARTS = CpuSchedule(parts=4, threads=2)
 
 
-def run(graph: Graph, inputs: list[Tensor], schedule: CpuSchedule) -> list[Tensor]:
+def run(graph: Graph, inputs: list[Tensor], schedule: CpuSchedule, parts: int = 0) -> list[Tensor]:
     """Outputs of the group's kernels over poisoned memory; nothing behind an output may be written."""
-    kernel = load_group(graph, schedule)
+    kernel = load_group(graph, schedule, parts)
     buffers = [
         torch.full((graph.output_numel(k) + MARGIN,), POISON, dtype=TORCH[o.dtype]) for k, o in enumerate(graph.outputs)
     ]
@@ -261,3 +262,20 @@ def test_defaults_seeds_and_space_agree(make) -> None:
     if make is layer_norm_backward:
         assert 0 not in space["parts"].choices
         assert target_cpu.reject(graph, target_cpu.default(graph) | {"parts": 0})
+
+
+@pytest.mark.parametrize("rows", [16, 17, 1003, 70 * 16])
+def test_the_parts_of_other_rows_run_the_same_code(rows: int) -> None:
+    """Some parts may have no rows."""
+    tuned, here = layer_norm_backward(700, 33), layer_norm_backward(rows, 33)
+    parts = parts_for(tuned, CpuSchedule(parts=8, threads=8))
+    assert parts == 43
+    one, two = column_split(tuned), column_split(here)
+    assert one is not None
+    assert two is not None
+    assert emit_columns(one, PARTS, parts) == emit_columns(two, PARTS, parts)
+    inputs = random_inputs(here)
+    got = run(here, inputs, PARTS, parts)
+    for k, (g, want) in enumerate(zip(got, interpret(here, inputs), strict=True)):
+        verdict = compare(g, want, here.outputs[k].dtype, rows)
+        assert verdict.ok, (k, verdict.detail)

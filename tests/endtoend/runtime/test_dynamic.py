@@ -145,6 +145,23 @@ def test_training_with_sequences_of_many_lengths(tune: Tune) -> None:
     assert autotune.counters().fallbacks == 0
 
 
+def test_a_backward_pass_that_sums_over_the_rows(tune: Tune) -> None:
+    """The weights' gradients beside the input's: one kernel for all numbers of rows, many and few."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH))
+    backward = tune(twin(model), (torch.randn(96, WIDTH).requires_grad_(),), select=lambda w: "backward" in w.label)
+    assert [w.extent for w in backward] == [96]
+    f, reference = compiled(model, dynamic=True), twin(model)
+    sizes = (96, 16 * 96, 33, 17, 501, 33)
+    for rows in sizes:
+        model.zero_grad()
+        reference.zero_grad()
+        assert_same_step(f, model, reference, torch.randn(rows, WIDTH), tolerance=1e-4)  # of 1536 terms
+    counters = autotune.counters()
+    assert counters.hits == 1
+    assert counters.hits_other_rows == len({*sizes} - {96})
+    assert counters.fallbacks == counters.wrong_results == 0
+
+
 def test_a_row_of_unknown_length_is_left_to_inductor(tune: Tune) -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         return F.softmax(x * 2, -1)

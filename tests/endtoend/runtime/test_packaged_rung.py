@@ -336,7 +336,7 @@ def test_a_wrong_one_is_given_up(
     real = cpu_launch.make_launches
     launched: list[int] = []
 
-    def make(plan: Any, config: Any) -> Any:
+    def make(plan: Any, config: Any, tuned: Any = None) -> Any:
         def spoilt(launch: Callable[..., None]) -> Callable[..., None]:
             def run(stream: int, pointers: Any) -> None:
                 import ctypes
@@ -347,7 +347,7 @@ def test_a_wrong_one_is_given_up(
 
             return run
 
-        return [(groups, spoilt(launch)) for groups, launch in real(plan, config)]
+        return [(groups, spoilt(launch)) for groups, launch in real(plan, config, tuned)]
 
     monkeypatch.setattr(cpu_launch, "make_launches", make)
     run = compiled(softmax)

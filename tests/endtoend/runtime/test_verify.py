@@ -39,7 +39,7 @@ def wrong(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     launched: list[int] = []
     real = cpu_launch.make_launches
 
-    def make(plan: Any, config: Any) -> Any:
+    def make(plan: Any, config: Any, tuned: Any = None) -> Any:
         def spoilt(launch: Callable[..., None]) -> Callable[..., None]:
             def run(stream: int, pointers: Any) -> None:
                 import ctypes
@@ -50,7 +50,7 @@ def wrong(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
             return run
 
-        return [(groups, spoilt(launch)) for groups, launch in real(plan, config)]
+        return [(groups, spoilt(launch)) for groups, launch in real(plan, config, tuned)]
 
     monkeypatch.setattr(cpu_launch, "make_launches", make)
     return launched
@@ -176,7 +176,7 @@ def test_a_wrong_kernel_of_half_precision_is_found(tune: Tune, monkeypatch: pyte
     tune(shifted, (x,))
     real = cpu_launch.make_launches
 
-    def make(plan: Any, config: Any) -> Any:
+    def make(plan: Any, config: Any, tuned: Any = None) -> Any:
         def spoilt(launch: Callable[..., None]) -> Callable[..., None]:
             def run(stream: int, pointers: Any) -> None:
                 import ctypes
@@ -186,7 +186,7 @@ def test_a_wrong_kernel_of_half_precision_is_found(tune: Tune, monkeypatch: pyte
 
             return run
 
-        return [(groups, spoilt(launch)) for groups, launch in real(plan, config)]
+        return [(groups, spoilt(launch)) for groups, launch in real(plan, config, tuned)]
 
     monkeypatch.setattr(cpu_launch, "make_launches", make)
     close(autotune.compile(shifted, verify="first")(x), shifted(x))

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from autotune.device import DeviceIdentity
-from autotune.store import Key, Measurement, Store
+from autotune.store import Key, Measurement, Schedule, Store
 from autotune.task import Config, Status
 from autotune.tuner.proposals.elsewhere import winners
 from autotune.workload import Workload
@@ -44,6 +44,31 @@ def test_putting_a_workload_again_updates_its_label_but_never_empties_it(store: 
     store.put_workload(dataclasses.replace(w, label="better", source={"calls": [1, 2]}))
     (found,) = store.find_workloads()
     assert (found.label, found.source) == ("better", {"calls": [1, 2]})
+
+
+def test_what_an_earlier_version_gave_no_family_gets_one(store: Store) -> None:
+    """A search of the same region is enough, be there nothing left to search."""
+    w = workload()
+    bare = dataclasses.replace(w, family="", extent=0)
+    schedule = Schedule(put_key(store, bare), {"a": 1}, 5.0, {"eager": 9.0})
+    other = dataclasses.replace(schedule, key=put_key(store, workload(2, family="e" * 64)), family="e" * 64, extent=2)
+    for decided in (schedule, other):
+        store.put_schedule(decided)
+    before = store.state()
+    store.put_workload(bare)
+    assert store.state() == before
+    store.put_workload(w)
+    assert store.state() != before
+    (found,) = store.family(w.family)
+    assert (found.family, found.extent) == (w.family, 64)
+    assert [s.key.workload for s in store.family_schedules(w.family, GPU.fingerprint)] == [w.fingerprint]
+    (near,) = store.nearest(w.family, GPU.fingerprint, ENVIRONMENT, 32, limit=4)
+    assert (near.workload, near.extent) == (w.fingerprint, 64)
+    assert [s.extent for s in store.family_schedules("e" * 64, GPU.fingerprint)] == [2]
+    now = store.state()
+    store.put_workload(dataclasses.replace(w, family="d" * 64))
+    assert store.state() == now, "a family that is known stays"
+    assert store.family("d" * 64) == []
 
 
 def test_find_workloads_by_prefix_label_and_kind(store: Store) -> None:

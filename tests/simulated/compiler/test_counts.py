@@ -252,7 +252,17 @@ def test_what_a_launch_can_count() -> None:
         counts.check_launch(rule, 1 << 28)
     counts.check_launch(rule | {"wide": True}, 1 << 28)
     counts.check_launch(rule | {"dynamic": False}, 1 << 28)
-    counts.check_launch(rule | {"grid": 4}, 1 << 28)
+    with pytest.raises(Unsupported, match="32-bit counters"):
+        counts.check_launch(rule | {"grid": 4}, 1 << 28)
+    counts.check_launch(rule | {"grid": 4, "dynamic": False}, 1 << 28)
     with pytest.raises(Unsupported, match="in one launch"):
         counts.check_launch(rule | {"wide": True}, 1 << 31)
     counts.check_launch(rule | {"wide": True, "blocks_per_sm": 2}, 1 << 31)
+
+
+def test_sums_over_the_rows_of_a_block_are_bounded() -> None:
+    rule = {"dynamic": True, "inner": 1, "per_block": 8, "blocks_per_sm": 2, "grid": 12, "tiles": 3}
+    most = counts.MOST_IN_TURN * 8 * 4  # of four blocks for each tile of columns, with eight rows at a time
+    counts.check_launch(rule, most)
+    with pytest.raises(Unsupported, match="65536 rows for each accumulator"):
+        counts.check_launch(rule, most + 1)

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from autotune.ir.forms import canonical
-from autotune.ir.forms.canonical import _Colours, canonicalize, row_extent, to_workload
+from autotune.ir.forms.canonical import _Colours, canonicalize, one_body, open_extent, row_extent, to_workload
+from autotune.ir.forms.families import family_of
 from autotune.ir.forms.simplify import remap_output, remap_value
 from autotune.ir.graph import Graph, Output, Value
 from autotune.ir.oracle.interpret import interpret, make_inputs
@@ -184,6 +185,38 @@ def test_reduced_axis_is_never_the_row_axis() -> None:
     graph = graph_of(only_region(lambda x: x - x.mean(0), t(8, 24)))
     assert graph.extents == (24, 8)
     assert row_extent(graph) == 24
+
+
+def normed_gradients(g: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return g - x * (g * x).sum(-1, keepdim=True), (g * x).sum(0), g.sum(0)
+
+
+def test_sums_over_the_rows_leave_them_open_where_results_run_over_them() -> None:
+    a, b = (workload(normed_gradients, t(rows, 24), t(rows, 24)) for rows in (40, 56))
+    assert (a.extent, b.extent) == (40, 56)
+    assert a.family == b.family != ""
+    graph = Graph.from_json(a.spec)
+    assert open_extent(graph) == 40
+    assert row_extent(graph) == 0, "its rows have to do with each other"
+    assert one_body(graph) == ""
+    mean = workload(lambda g, x: (g - x * (g * x).sum(-1, keepdim=True), g.mean(0)), t(40, 24), t(40, 24))
+    more = workload(lambda g, x: (g - x * (g * x).sum(-1, keepdim=True), g.mean(0)), t(56, 24), t(56, 24))
+    assert mean.family != more.family, "one over the rows is a constant"
+
+
+def test_sums_of_everything_leave_nothing_open() -> None:
+    for fn in (lambda x: (x * x).sum(), lambda x: (x * 2, x.sum()), lambda x: (x.sum(0).amax(), x.sum())):
+        region = only_region(fn, t(40, 24))
+        assert region.workload is not None
+        assert region.workload.family == ""
+
+
+def test_parts_of_one_graph_stand_in_an_order_that_families_do_not_change() -> None:
+    """It is in fingerprints: parts with sums over the rows go by their own, as before they had a family."""
+    made = [workload(normed_gradients, t(rows, 24), t(rows, 24)) for rows in (40, 56)]
+    assert [one_body(Graph.from_json(w.spec)) for w in made] == ["", ""]
+    assert family_of(Graph.from_json(made[0].spec)).key == made[0].fingerprint
+    assert not family_of(Graph.from_json(made[0].spec)).has(family_of(Graph.from_json(made[1].spec)))
 
 
 def test_round_trip_through_json() -> None:

@@ -242,30 +242,38 @@ class ColumnsScheme:
     def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
         split = _split(graph)
         source, program = emit_main(split, config)
-        tiles = int(source.launch["tiles"])
-        blocks = grid_rows(program, config, tiles, sms)
-        launch = dict(source.launch) | {"grid": blocks * tiles}
-        main = replace(source, launch=launch)
-        private = [Private("float32", blocks)] if split.counts else []
-        for c in split.columns:
-            private += [Private(c.storage, blocks * (split.width if split.spans(c) else 1))] * c.planes
-        args: list[Ref] = [("input", k) for k in range(len(graph.inputs))]
-        args += [("output", k) for k in split.outputs]
-        args += [("private", k) for k in range(len(private))]
-        finish, slots, outputs = finish_graph(split, blocks)
-        scheme = finish_scheme(finish)
-        made = scheme.emit(finish, scheme.default(finish), sms, fixed=True)
-        refs: list[Ref] = [("private" if kind == "partial" else kind, n) for kind, n in slots]
-        first = len(private)
+        return _kernels(split, source, grid_rows(program, config, int(source.launch["tiles"]), sms))
 
-        def place(ref: Ref) -> Ref:
-            kind, n = ref
-            if kind == "input":
-                return refs[n]
-            return ("output", outputs[n]) if kind == "output" else ("private", first + n)
+    def with_blocks(self, graph: Graph, config: Config, blocks: int) -> GroupKernels:
+        """As :meth:`emit`, with so many blocks for each tile of columns, whatever the rows: a block that finds none
+        leaves what adds nothing."""
+        split = _split(graph)
+        return _kernels(split, emit_main(split, config)[0], blocks)
 
-        after = [tuple(place(r) for r in a) for a in made.args]
-        return GroupKernels((main, *made.sources), (tuple(args), *after), (*private, *made.private))
+
+def _kernels(split: Split, source: CudaSource, blocks: int) -> GroupKernels:
+    """A main kernel with so many blocks for each tile of columns, and its finish."""
+    main = replace(source, launch={**source.launch, "grid": blocks * int(source.launch["tiles"])})
+    private = [Private("float32", blocks)] if split.counts else []
+    for c in split.columns:
+        private += [Private(c.storage, blocks * (split.width if split.spans(c) else 1))] * c.planes
+    args: list[Ref] = [("input", k) for k in range(len(split.whole.inputs))]
+    args += [("output", k) for k in split.outputs]
+    args += [("private", k) for k in range(len(private))]
+    finish, slots, outputs = finish_graph(split, blocks)
+    scheme = finish_scheme(finish)
+    made = scheme.emit(finish, scheme.default(finish), 1, fixed=True)  # the same on every device
+    refs: list[Ref] = [("private" if kind == "partial" else kind, n) for kind, n in slots]
+    first = len(private)
+
+    def place(ref: Ref) -> Ref:
+        kind, n = ref
+        if kind == "input":
+            return refs[n]
+        return ("output", outputs[n]) if kind == "output" else ("private", first + n)
+
+    after = [tuple(place(r) for r in a) for a in made.args]
+    return GroupKernels((main, *made.sources), (tuple(args), *after), (*private, *made.private))
 
 
 def grid_rows(program: Program, config: Config, tiles: int, sms: int) -> int:

@@ -4,8 +4,8 @@ The rows are cut into *parts*. A unit of work is one part (or a tile of its colu
 whole): it walks its rows as ``rows`` does and adds each to accumulators, one for each column, which lie in the
 part's own stretch of memory and stay in the cache meanwhile. A second, small kernel reduces the parts. So the backward
 of a layer norm reads its inputs once, where separate kernels for rows and for columns read them twice. The number of
-parts depends on the schedule alone: results are the same however many threads take them. See
-``autotune.compiler.program.columns`` for how a group is taken apart.
+parts depends on the schedule and on the rows that it was tuned for: results are the same however many threads take
+them, and other rows run the same code. See ``autotune.compiler.program.columns`` for how a group is taken apart.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from autotune.ir.graph import STORAGE_BYTES, Graph, compute_type
 FEWEST_ROWS = 16
 """Rows below which a part would hold next to nothing."""
 _LONGEST = 2048  # rows that one accumulator takes: bounds the error of long sums
+LONGEST_ELSEWHERE = 16 * _LONGEST
+"""The same where the number of parts is that of other rows."""
 _PER_PART = 16  # rows for each part, at least, so that partial results are little beside the rows
 _TILE = 4096
 PART, SHARE = index("part"), Var("share", "float32")
@@ -82,6 +84,12 @@ def parts_of(split: Split, schedule: CpuSchedule) -> int:
     return max(1, min(wanted, max(schedule.threads, rows // _PER_PART), rows))
 
 
+def parts_for(graph: Graph, schedule: CpuSchedule) -> int:
+    """Parts that a group's rows are cut into; 0 where its kernel has none."""
+    split = column_split(graph) if schedule.parts else None
+    return 0 if split is None else parts_of(split, schedule)
+
+
 def planes_of(split: Split, parts: int) -> list[tuple[str, int]]:
     """(storage type, elements) of each array of partial results."""
     planes = [("float32", parts)] if split.counts else []
@@ -99,12 +107,11 @@ def plane_bytes(planes: list[tuple[str, int]]) -> list[int]:
 
 
 class ColumnBuilder(RowBuilder):
-    """Builds the kernel that walks the rows, a part at a time."""
+    """Builds the kernel that walks the rows, a part at a time. Parts without rows leave what adds nothing."""
 
-    def __init__(self, split: Split, program: Program, schedule: CpuSchedule) -> None:
+    def __init__(self, split: Split, program: Program, schedule: CpuSchedule, parts: int) -> None:
         super().__init__(program, schedule)
-        self.split = split
-        self.parts = parts_of(split, schedule)
+        self.split, self.parts = split, parts
         self.planes = [storage for storage, _ in planes_of(split, self.parts)]
         self.n_planes = len(self.planes)
         # The first plane of each accumulator.

@@ -58,15 +58,18 @@ def emit_source(program: Program, schedule: CpuSchedule) -> str:
     return _source(builder, schedule)
 
 
-def emit_columns(split: Split, schedule: CpuSchedule) -> tuple[str, int]:
+def emit_columns(split: Split, schedule: CpuSchedule, parts: int) -> tuple[str, int]:
     """Numba source of the main kernel of a group with reductions over all rows, and its number of units of work.
+
+    Args:
+        parts: that the rows are cut into.
 
     Raises:
         Unsupported: the group has an operator that the CPU has no code for.
     """
     program = main_program(split, keep=schedule.keep == "scratch", online=schedule.online, unit_rows=True)
     _check_operators(program)
-    builder = ColumnBuilder(split, thin(program), schedule)
+    builder = ColumnBuilder(split, thin(program), schedule, parts)
     return _source(builder, schedule), builder.pieces
 
 

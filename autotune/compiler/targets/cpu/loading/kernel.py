@@ -35,9 +35,12 @@ def load(program: Program, schedule: CpuSchedule) -> Callable[[Sequence[int], in
     return launcher(emit_source(program, schedule), schedule.threads, _serial_below(program), _rows(program))
 
 
-def load_group(graph: Graph, schedule: CpuSchedule) -> Callable[[Sequence[int], int], None]:
+def load_group(graph: Graph, schedule: CpuSchedule, parts: int = 0) -> Callable[[Sequence[int], int], None]:
     """As :func:`load`, for a group, whatever its form: with ``schedule.parts``, reductions over all rows leave partial
     results that a second kernel finishes.
+
+    Args:
+        parts: that the rows are cut into; 0 for as many as the schedule has for them.
 
     Raises:
         Unsupported: the group has no kernel.
@@ -47,16 +50,17 @@ def load_group(graph: Graph, schedule: CpuSchedule) -> Callable[[Sequence[int], 
         program = build_program(graph, keep=schedule.keep == "scratch", online=schedule.online)
         once_a_row(program)
         return load(program, schedule)
-    return _load_columns(graph, split, schedule)
+    return _load_columns(graph, split, schedule, parts or parts_of(split, schedule))
 
 
-def _load_columns(graph: Graph, split: Split, schedule: CpuSchedule) -> Callable[[Sequence[int], int], None]:
+def _load_columns(
+    graph: Graph, split: Split, schedule: CpuSchedule, parts: int
+) -> Callable[[Sequence[int], int], None]:
     from autotune.compiler.targets.cpu.loading.launcher import launcher
 
-    source, pieces = emit_columns(split, schedule)
+    source, pieces = emit_columns(split, schedule, parts)
     program = main_program(split, unit_rows=True)
     main = launcher(source, schedule.threads, _serial_below(program), lambda n0: pieces)
-    parts = parts_of(split, schedule)
     own, slots, results = finish_graph(split, parts)
     threads = schedule.threads if own.bytes_moved >= 1 << 20 else 1
     finish = load(build_program(own), CpuSchedule(row_block=256, threads=threads, wide=schedule.wide))

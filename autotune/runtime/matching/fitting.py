@@ -1,0 +1,149 @@
+"""Whether kernels that were made for one number of rows may run another.
+
+A kernel of a group that no sum over the rows belongs to takes their number as an argument, or it does not: its launch
+data say which. Sums over the rows take a main kernel and a finish, which takes no number. What else of such a group
+hangs on the rows (a constant of a mean, the width of a counter, a way to cut them) shows in its text. So both are
+printed for the rows at hand, with as many blocks or parts as the stored ones have, and must come out to the letter as
+for the rows that were tuned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from autotune.compiler.planner.plan import Plan
+from autotune.compiler.program.columns import finish_graph
+from autotune.compiler.schedules.configurations import group_configs
+from autotune.compiler.targets.cuda.counts import check_launch
+from autotune.compiler.targets.cuda.kernels import GroupKernels
+from autotune.ir.graph import Graph
+from autotune.store.records import Schedule
+from autotune.task import Artifact, Choice, Config, Kernel
+
+ONE_NUMBER = "a kernel is compiled for one number of rows"
+
+
+def differ(here: Plan, there: Plan) -> str:
+    """How two plans differ in more than the extent of axis 0; "" where they do not."""
+    if (len(here.groups), len(here.scratch)) != (len(there.groups), len(there.scratch)):
+        return "it is planned as other kernels"
+    if here.launches != there.launches:
+        return "its kernels are launched otherwise"
+    for a, b in zip(here.groups, there.groups, strict=True):
+        one, two = a.graph, b.graph
+        if (one.values, one.inputs, one.outputs) != (two.values, two.inputs, two.outputs):
+            return "a kernel's operators or strides differ"
+        if one.extents[1:] != two.extents[1:] or (a.inputs, a.outputs) != (b.inputs, b.outputs):
+            return "a kernel's extents or arguments differ"
+    return ""
+
+
+def launch_misfit(graph: Graph, plan: Plan, there: Plan, schedule: Schedule) -> str:
+    """Why a schedule's kernels cannot run a plan that equals the one they were made for but in the extent of axis 0.
+
+    Args:
+        graph: the region at hand; ``plan`` its plan.
+        there: the plan of the region that the schedule, which has an artifact, was tuned for.
+
+    Raises:
+        Unsupported: they count too far, or a group has no such kernels.
+    """
+    assert schedule.artifact is not None
+    assert schedule.config is not None
+    open_ = [g.graph.extents != t.graph.extents for g, t in zip(plan.groups, there.groups, strict=True)]
+    configs = group_configs(there, schedule.config)
+    if schedule.artifact.target == "cpu":
+        for g, t, config, meets in zip(plan.groups, there.groups, configs, open_, strict=True):
+            if meets and (why := _cpu_misfit(g.graph, t.graph, config)):
+                return why
+    return _kernels_misfit(graph, plan, there, configs, open_, schedule.artifact)
+
+
+def _cpu_misfit(here: Graph, tuned: Graph, config: Config) -> str:
+    from autotune.compiler.targets.cpu.columns import LONGEST_ELSEWHERE, column_split, group_program, parts_for
+    from autotune.compiler.targets.cpu.emit import emit_columns
+    from autotune.compiler.targets.cpu.schedule import CpuSchedule
+
+    if group_program(here, config).dynamic < 0:
+        return ONE_NUMBER
+    own = CpuSchedule.from_config(config)
+    parts = parts_for(tuned, own)
+    one, two = (column_split(g) if parts else None for g in (here, tuned))
+    if one is None or two is None:
+        return "" if one is two and not parts_for(here, own) else "its rows are cut otherwise"
+    if one.main.size(one.rows) > parts * LONGEST_ELSEWHERE:
+        return f"more than {LONGEST_ELSEWHERE} rows for each accumulator"
+    same = emit_columns(one, own, parts) == emit_columns(two, own, parts)
+    return "" if same and finish_graph(one, parts) == finish_graph(two, parts) else ONE_NUMBER
+
+
+def _kernels_misfit(
+    graph: Graph, plan: Plan, there: Plan, configs: Sequence[Config], open_: Sequence[bool], artifact: Artifact
+) -> str:
+    by_launch = _by_launch(there, artifact.kernels)
+    if by_launch is None:  # which of them meet the rows is not written down
+        if not all(kernel.launch.get("dynamic") for kernel in artifact.kernels):
+            return ONE_NUMBER
+        by_launch = [(range(len(plan.groups)), artifact.kernels)]
+    for groups, kernels in by_launch:
+        if not any(open_[k] for k in groups):
+            continue  # the kernels never meet the rows
+        if len(groups) == 1 and len(kernels) > 1:
+            k = groups[0]
+            if why := _sums_misfit(plan.groups[k].graph, there.groups[k].graph, configs[k], kernels, artifact):
+                return why
+        elif any(kernel.code and not kernel.launch.get("dynamic") for kernel in kernels):
+            return ONE_NUMBER
+        for kernel in kernels:
+            multiple = int(kernel.launch.get("multiple", 1) or 1)
+            if graph.extents[0] % multiple:
+                return f"a kernel takes a multiple of {multiple} rows"
+            if "inner" in kernel.launch:
+                own = plan.groups[int(kernel.launch.get("group", 0))].graph
+                check_launch(kernel.launch, own.extents[0] if own.extents else 1)
+    return ""
+
+
+def _by_launch(plan: Plan, kernels: Sequence[Kernel]) -> list[tuple[Sequence[int], Sequence[Kernel]]] | None:
+    """The groups and the kernels of each launch of a plan; None where the kernels do not say which are whose."""
+    if len(kernels) == len(plan.groups) == len(plan.launches):
+        return [(launch, [kernel]) for launch, kernel in zip(plan.launches, kernels, strict=True)]
+    if any(type(kernel.launch.get("group")) is not int for kernel in kernels):
+        return None
+    found: list[tuple[Sequence[int], Sequence[Kernel]]] = [
+        (launch, [n for n in kernels if n.launch["group"] == launch[0]]) for launch in plan.launches
+    ]
+    in_order = [kernel for _, own in found for kernel in own]
+    return found if in_order == list(kernels) and all(own for _, own in found) else None
+
+
+def _sums_misfit(here: Graph, tuned: Graph, config: Config, kernels: Sequence[Kernel], artifact: Artifact) -> str:
+    """Why a main kernel and its finish, made for graph ``tuned``, cannot run graph ``here``."""
+    from autotune.compiler.schedules.cuda import scheme_of
+    from autotune.compiler.targets.cuda.source import GENERATOR
+
+    if artifact.generator != GENERATOR:
+        return f"what its kernels count on is not known: generator {artifact.generator} printed them"
+    if scheme_of(tuned).name != "columns":
+        return ONE_NUMBER
+    grid, tiles = (kernels[0].launch.get(name) for name in ("grid", "tiles"))
+    if type(grid) is not int or type(tiles) is not int or tiles < 1 or grid < tiles or grid % tiles:
+        return "its launch data are damaged"
+    one, two = (_printed(g, tuple(sorted(config.items())), grid // tiles) for g in (here, tuned))
+    if (one.args, one.private) != (two.args, two.private) or len(one.sources) != len(kernels):
+        return ONE_NUMBER
+    for a, b, kernel in zip(one.sources, two.sources, kernels, strict=True):
+        if (a.text, a.params, a.launch) != (b.text, b.params, b.launch):
+            return ONE_NUMBER
+        if bool(kernel.launch.get("dynamic")) != bool(a.launch["dynamic"]):
+            return ONE_NUMBER
+    return "" if kernels[0].launch.get("dynamic") else ONE_NUMBER
+
+
+@lru_cache(maxsize=64)
+def _printed(graph: Graph, config: tuple[tuple[str, Choice], ...], blocks: int) -> GroupKernels:
+    """A main kernel and its finish. Remembered, since many numbers of rows are compared with one that was tuned."""
+    from autotune.compiler.schedules.cuda.columns import SCHEME
+
+    return SCHEME.with_blocks(graph, dict(config), blocks)
