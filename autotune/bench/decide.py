@@ -25,6 +25,7 @@ from autotune.runtime.backend import trial_backend
 from autotune.runtime.database import deploying_from, unrecorded
 from autotune.runtime.inductor.verdict import Family, Trial, base_mode
 from autotune.store.records import Verdict
+from autotune.words import microseconds
 
 if TYPE_CHECKING:
     from autotune.store import Store
@@ -103,15 +104,16 @@ class Decision:
     @property
     def text(self) -> str:
         """What was decided, in one line."""
-        line = f"step, mode {self.mode}: torch.compile {self.compile_us:.1f} us, autotune {self.all_us:.1f} us"
+        theirs, every = microseconds(self.compile_us), microseconds(self.all_us)
+        line = f"step, mode {self.mode}: torch.compile {theirs}, autotune {every}"
         if not self.left:
             return f"{line} ({self.ratio:.3f}x): every stored kernel is used"
         many, of = len(self.left), len(self.families)
         tried = f"{self.tries} {'try' if self.tries == 1 else 'tries'}{' before the time was up' if self.cut else ''}"
         if self.autotune_us is None:
-            all_left = f"all {of} families are left to Inductor"
-            return f"{line} with every stored kernel, and not faster in {tried}: {all_left}"
-        without = f"{self.autotune_us:.1f} us ({self.ratio:.3f}x) without {many} of {of} families"
+            best = f"the best choice of kernels came to {self.ratio:.3f}x round by round, after {tried}"
+            return f"{line} with every stored kernel; {best}: all {of} families are left to Inductor"
+        without = f"{microseconds(self.autotune_us)} ({self.ratio:.3f}x) without {many} of {of} families"
         return f"{line} with every stored kernel, {without}, found in {tried}: those are left to Inductor"
 
 

@@ -13,7 +13,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from autotune import __version__
 from autotune.cli.commands import (
@@ -59,7 +59,14 @@ COMMANDS = (
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with one line for a mistake instead of the usage and a line."""
+    """argparse, with one line for a mistake instead of the usage and a line; a command tells its own surplus words."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As argparse's, which would let the parser of all commands tell what a command does not know."""
+        known, surplus = super().parse_known_args(args, namespace)
+        if surplus:
+            self.error(f"unrecognized arguments: {' '.join(surplus)}")
+        return known, surplus
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {told(message)} (see {self.prog} --help)\n")

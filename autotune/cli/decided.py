@@ -122,14 +122,17 @@ def lines(verdict: Verdict, most: int = 8) -> list[str]:
     left = [f for f in every if not f.get("kept")]
     kept = len(every) - len(left)
     said = f"{kept} of {len(every)} families of regions kept" + (f", {len(left)} left to Inductor" if left else "")
-    took = f"torch.compile {_us(record.get('compile_us'))}, autotune {_us(record.get('autotune_us'))}"
+    ours, best = record.get("autotune_us"), record.get("ratio")
+    nothing = ours is None and is_number(best)  # the step with all of its regions left is torch.compile's
+    took = f"torch.compile {_us(record.get('compile_us'))}, autotune {f'{best:.3f}x at best' if nothing else _us(ours)}"
     found = [f"verdict of the search, mode {printable(verdict.mode)}: {took}; {said}"]
     shown = sorted(every, key=lambda f: bool(f.get("kept")))[:most]
     for f in shown:
         gain = f.get("gain_us")
-        brings = (
-            f"{gain:+.1f} us {'in the step' if f.get('gain_of') == 'step' else 'alone'}" if is_number(gain) else "–"
-        )
+        brings = "–"
+        if is_number(gain):
+            sign, where = "-" if gain < 0 else "+", "in the step" if f.get("gain_of") == "step" else "alone"
+            brings = f"{sign}{_us(abs(gain))} {where}"
         fate = "kept" if f.get("kept") else "left"
         found.append(f"  {fate}  {brings}  {printable(str(f.get('count', '')))} x {printable(str(f.get('label', '')))}")
     if len(every) > len(shown):

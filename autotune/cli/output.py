@@ -22,6 +22,9 @@ TUNABLE = (
 )
 """What can be tuned, for a target that has nothing of it."""
 
+BOTH_WAYS = "requires a gradient, so it is captured twice: under torch.no_grad() and in training"
+"""What is said after the name of such a target."""
+
 BUSY_NOTE = "busy: other processes disturbed the final comparison; search again on a quiet machine."
 """Below a table with rows that are marked so."""
 

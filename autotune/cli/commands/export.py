@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.cli.options import add_db, add_json
 from autotune.errors import UserError
+from autotune.words import plural
 
 if TYPE_CHECKING:
     from autotune.device import DeviceIdentity
@@ -68,7 +69,9 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(answer))
         return 0
     how = ", signed" if args.sign else ""
-    print(f"{args.file}: {found.schedules} schedules, {found.bytes / 2**20:.1f} MiB{how}, digest {found.root}")
+    print(
+        f"{args.file}: {plural(found.schedules, 'schedule')}, {found.bytes / 2**20:.1f} MiB{how}, digest {found.root}"
+    )
     for line in found.left_out:
         print(f"left out: {line}")
     return 0

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from autotune.cli.options import add_db, add_json
+from autotune.words import plural
 
 SHOWN = 20
 """Conflicts that are printed; ``--json`` lists all."""
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"file": args.file, "database": name, **found.to_json()}))
         return 0
-    print(f"{args.file}: {found.schedules} schedules, {found.stored} stored in {name}")
+    print(f"{args.file}: {plural(found.schedules, 'schedule')}, {found.stored} stored in {name}")
     for line in found.conflicts[:SHOWN]:
         print(line)
     if len(found.conflicts) > SHOWN:

@@ -45,6 +45,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Look up; returns 0 whatever the match."""
+    check_database(args)
     own = domains.own("lookup", args, args.domain)
     if own is not None:
         code: int = own.run(args)
@@ -98,6 +99,17 @@ def print_ladders(found: Iterable[RegionMatch]) -> None:
         if region.ladder and region.workload is not None:
             label = region.workload.label or region.workload.fingerprint[:12]
             print(*("", *map(printable, text(label, region.ladder).splitlines())), sep="\n")
+
+
+def check_database(args: argparse.Namespace) -> None:
+    """Raise UserError where the database that ``--db`` names is not there: everything would be missed in it."""
+    from autotune.store import attach
+
+    if args.db:
+        store = attach(args.db, args.db_read)
+        if store is None:
+            raise UserError(f"there is no database {args.db}: run a search first, or give another with --db")
+        store.close()
 
 
 def check_target(args: argparse.Namespace) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.options import add_db, add_json, add_replica, add_target
-from autotune.cli.output import TUNABLE, machine_output
+from autotune.cli.output import BOTH_WAYS, TUNABLE, machine_output
 from autotune.compiler.schedules.cuda import schemes
 from autotune.errors import UserError
 from autotune.outputs import check_output, whole_file
@@ -19,6 +19,7 @@ from autotune.words import plural, size
 if TYPE_CHECKING:
     from autotune.compiler.lower.eager import EagerCost
     from autotune.domains.fusion.drawing.anatomy import Anatomy, GroupAnatomy, Operator
+    from autotune.domains.fusion.planning import Planned
     from autotune.store import Reader
     from autotune.task import Config
     from autotune.workload import Workload
@@ -101,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
         if store is None and args.db:
             raise UserError(f"there is no database {args.db}; leave out --db for default schedules")
         try:
-            regions, outside = plan_target(args.target, args.inputs, args.device, store, train=args.train)
+            regions, found = plan_target(args.target, args.inputs, args.device, store, train=args.train)
         finally:
             if store is not None:
                 store.close()
@@ -115,11 +116,11 @@ def run(args: argparse.Namespace) -> int:
                 "device": side,
                 **totals(regions),
                 "regions": [region.to_json() for region in regions],
-                "outside": dict(outside),
+                "outside": dict(found.outside),
             }
         )
     if not args.json:
-        print("\n".join(text(args.target, side, regions, outside)))
+        print("\n".join(text(args.target, side, regions, found)))
         if file:
             print(f"\ndrawn in {file}")
     return 0
@@ -127,8 +128,8 @@ def run(args: argparse.Namespace) -> int:
 
 def plan_target(
     target: str, inputs: str | None, device: str, store: Reader | None = None, *, train: bool = False
-) -> tuple[list[RegionPlan], Mapping[str, int]]:
-    """The regions of a target with their plans, and the operators outside with how often each occurs.
+) -> tuple[list[RegionPlan], Planned]:
+    """The regions of a target with their plans, and what they were found in.
 
     Args:
         target, inputs: as ``autotune search`` takes them.
@@ -162,7 +163,7 @@ def plan_target(
             out.append(RegionPlan(workload.label, count, workload, "", before, None, str(error)))
             continue
         out.append(RegionPlan(workload.label, count, workload, schedule, before, after))
-    return out, found.outside
+    return out, found
 
 
 _SMS = 132
@@ -224,15 +225,17 @@ def _draw(file: Path, target: str, device: str, regions: Sequence[RegionPlan]) -
 # Text ---------------------------------------------------------------------------------------------
 
 
-def text(target: str, side: str, regions: Sequence[RegionPlan], outside: Mapping[str, int]) -> Iterator[str]:
+def text(target: str, side: str, regions: Sequence[RegionPlan], found: Planned) -> Iterator[str]:
     """The plan as lines of at most :data:`WIDTH` columns."""
     sums = totals(regions)
     before, after = sums["before"], sums["after"]
     yield f"{target} for {side}: {plural(len(regions), 'region')}"
     yield f"in eager mode: {plural(before['kernels'], 'kernel')}, {size(before['bytes'])} moved"
     yield f"with autotune: {plural(after['kernels'], 'kernel')}, {size(after['bytes'])} moved"
-    if outside:
-        yield from _wrapped(f"in no region, and as they were: {_counts(outside)}", "")
+    if len(found.gradients) > 1:
+        yield from _wrapped(f"{target} {BOTH_WAYS}; --train plans training alone", "")
+    if found.outside:
+        yield from _wrapped(f"in no region, and as they were: {_counts(found.outside)}", "")
     for n, region in enumerate(regions):
         yield ""
         yield _cut(f"{n + 1}. {_title(region)}")

@@ -48,9 +48,10 @@ def run(args: argparse.Namespace) -> int:
     from autotune.tuner.session import Lease
 
     device, folder, whole = resolve_device(args.device), Path(args.out), True
-    check_output(folder / f"x{SUFFIX}", f"--out {folder}", make=True)
+    Store.open(args.db, migrate=False, readonly=True).close()  # one that is not there has no workload, and is not made
     with Store.open(args.db) as store:
         workloads = [_found(store, name) for name in args.workloads]
+        check_output(folder / f"x{SUFFIX}", f"--out {folder}", make=True)
         for workload in workloads:
             context = Context(store, device, policy_for(workload, device), space_file=args.space, seed=args.seed)
             try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.cli.options import add_db
 from autotune.errors import UserError
+from autotune.words import plural
 
 if TYPE_CHECKING:
     from autotune.report.page import Page
@@ -45,7 +46,10 @@ def run(args: argparse.Namespace) -> int:
     pages = list(found)
     size = site.write(pages, out, args.title or f"autotune: {name}")
     took = time.monotonic() - begin
-    print(f"{len(pages)} pages, {size / 1e6:.1f} MB, in {took:.1f} s: open {out / 'index.html'}", file=sys.stderr)
+    print(
+        f"{plural(len(pages), 'page')}, {size / 1e6:.1f} MB, in {took:.1f} s: open {out / 'index.html'}",
+        file=sys.stderr,
+    )
     return 0
 
 

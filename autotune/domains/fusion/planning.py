@@ -39,10 +39,12 @@ class Planned:
         regions: the distinct ones in order of appearance, those that cannot be tuned last.
         outside: operators that are in none of them, with how often each occurs: matrix products, convolutions and
             attention, and what no rule knows.
+        gradients: how it was captured (:func:`autotune.domains.fusion.program_spec.gradients_of`).
     """
 
     regions: Sequence[PlannedRegion]
     outside: Mapping[str, int]
+    gradients: Sequence[bool]
 
 
 def outside(graph: fx.Graph, regions: Iterable[Region]) -> Counter[str]:
@@ -115,13 +117,13 @@ def planned(target: str, inputs: str | None, device: str, *, train: bool = False
 def _regions(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], label: str, train: bool, side: str
 ) -> Planned:
-    from autotune.domains.fusion.program_spec import _requires_grad
+    from autotune.domains.fusion.program_spec import gradients_of
 
     counts: Counter[str] = Counter()
     rest: Counter[str] = Counter()
     found: dict[str, Region] = {}
     with training(fn, args, kwargs, label, train=train) as (given, named):
-        modes = (True,) if train else (False, True) if _requires_grad(fn, given, named) else (False,)
+        modes = gradients_of(fn, given, named, train=train)
         for grad in modes:
             once: Counter[str] = Counter()
             left: Counter[str] = Counter()
@@ -137,7 +139,7 @@ def _regions(
     if label in BUILTIN and len(found) == 1:
         found = {k: _named(r, label) for k, r in found.items()}
     distinct = [PlannedRegion(region, counts[key]) for key, region in found.items()]
-    return Planned(sorted(distinct, key=lambda p: p.region.workload is None), dict(rest.most_common()))
+    return Planned(sorted(distinct, key=lambda p: p.region.workload is None), dict(rest.most_common()), modes)
 
 
 def _named(region: Region, name: str) -> Region:

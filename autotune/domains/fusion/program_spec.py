@@ -90,11 +90,13 @@ class Captured:
         workloads: distinct, in order of appearance, with how often each occurs.
         signature: of what the capture depended on; None where that cannot be told.
         known: whether it was taken from an earlier capture.
+        gradients: as of :func:`gradients_of`.
     """
 
     workloads: list[tuple[Workload, int]]
     signature: str | None = None
     known: bool = False
+    gradients: tuple[bool, ...] = (False,)
 
     def to_json(self) -> dict[str, Any]:
         """What to keep, so that ``known`` of :func:`captured` finds it again."""
@@ -114,19 +116,19 @@ def captured(
 
     Args:
         rows: see :func:`with_rows`.
-        known: from a signature (:mod:`autotune.compiler.capture.signature`) to what an earlier capture found; None
-        where there
-            was none.
+        known: from a signature (:mod:`autotune.compiler.capture.signature`) to what an earlier capture
+            found; None where there was none.
     """
     if ":" not in target:
         return Captured(fusion_workloads(target, inputs, device, train=train, rows=rows))
     fn, call, label = resolve(target, inputs, device)
     args, kwargs = call if rows is None else with_rows(call, rows)
     signed = signature(fn, args, kwargs, train=train, device=device)
+    gradients = gradients_of(fn, args, kwargs, train=train)
     found = known(signed) if known is not None and signed is not None else None
     if found:
-        return Captured(found, signed, known=True)
-    return Captured(workloads_of(fn, args, kwargs, label, train=train), signed)
+        return Captured(found, signed, known=True, gradients=gradients)
+    return Captured(workloads_of(fn, args, kwargs, label, train=train), signed, gradients=gradients)
 
 
 def fusion_workloads(
@@ -134,8 +136,8 @@ def fusion_workloads(
 ) -> list[tuple[Workload, int]]:
     """The distinct workloads of a target, in order of appearance, with how often each occurs.
 
-    Where results require grad, both ways to run it are captured, with and without autograd: their regions store
-    different results. A workload that occurs in both is counted where it occurs more often.
+    A target that requires a gradient is captured with and without autograd: the regions store different results.
+    A workload that occurs in both is counted where it occurs more often.
 
     Args:
         train: only the way with autograd, forward and backward, whatever the target says requires grad; see
@@ -194,8 +196,7 @@ def workloads_of(
     counts: Counter[Workload] = Counter()
     with training(fn, arguments, kwargs, label, train=train) as given:
         arguments, kwargs = given
-        modes = (True,) if train else (False, True) if _requires_grad(fn, arguments, kwargs) else (False,)
-        for grad in modes:
+        for grad in gradients_of(fn, arguments, kwargs, train=train):
             try:
                 captured = capture_for_user(fn, arguments, kwargs, label=label, grad=grad)
             except SystemExit as error:
@@ -250,6 +251,19 @@ def training(
 
     with torch.inference_mode(False):
         yield pytree.tree_map(leaf, (args, kwargs))
+
+
+def gradients_of(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None, *, train: bool
+) -> tuple[bool, ...]:
+    """How a target is captured: False stands for a call under ``torch.no_grad()``, True for one in training.
+
+    A target that requires a gradient is captured in both ways, as it may be deployed in either; with ``train`` in
+    training alone.
+    """
+    if train:
+        return (True,)
+    return (False, True) if _requires_grad(fn, args, kwargs) else (False,)
 
 
 def _requires_grad(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:

@@ -15,10 +15,11 @@ import autotune
 from autotune.bench import decide
 from autotune.bench.decide import Decision
 from autotune.cli.app import main
+from autotune.cli.decided import lines
 from autotune.cli.searched import tune
 from autotune.errors import UserError
 from autotune.runtime.inductor.verdict import Family
-from autotune.store import Store
+from autotune.store import Store, Verdict
 
 HERE = "tests.endtoend.cli.test_decided"
 
@@ -88,7 +89,7 @@ def test_a_search_ends_with_the_step_and_its_verdict_is_told(
     ]
     (step,) = json.loads(out)["steps"]
     assert step["autotune_us"] == 90.0
-    assert "90.0 us (1.111x) without 1 of 2 families" in err
+    assert "90 us (1.111x) without 1 of 2 families" in err
     assert "WARNING: step, mode max-autotune-no-cudagraphs: nothing was decided, it does not compile" in err
     with Store.open(db) as store:
         assert {v.graph[0]: v.left for v in store.verdicts()} == {"a": ("tanh",), "b": ()}
@@ -111,7 +112,7 @@ def test_a_search_ends_with_the_step_and_its_verdict_is_told(
     assert "verdict of the search, mode default: torch.compile 100 us, autotune 90 us; 1 of 2 families" in "".join(
         lines
     )
-    assert any(line.split()[:3] == ["left", "+2.0", "us"] and line.endswith("1 x tanh f32") for line in lines)
+    assert any(line.split()[:3] == ["left", "+2", "us"] and line.endswith("1 x tanh f32") for line in lines)
     assert any("in the step" in line and line.endswith("3 x softmax f32") for line in lines)
     assert main(command("compare", db, "--rounds", "2", "--mode", "max-autotune", "--json")) == 0
     assert json.loads(capsys.readouterr().out)["verdicts"] == []
@@ -121,3 +122,12 @@ def test_modes_are_looked_at_before_the_search(tmp_path: Path, capsys: pytest.Ca
     assert main(command("search", tmp_path / "t.db", "--mode", "fastest")) == 2
     assert "torch.compile has no mode 'fastest'" in capsys.readouterr().err
     assert not (tmp_path / "t.db").exists()
+
+
+def test_a_step_of_which_nothing_is_kept_tells_how_near_it_came() -> None:
+    families = [{"label": "tanh f32", "count": 1, "gain_us": gain, "kept": False} for gain in (7030.8, -4.2)]
+    record = {"compile_us": 412252.0, "autotune_us": None, "ratio": 0.97, "families": families}
+    head, one, two = lines(Verdict("a", "d", "e", "default", (), record))
+    assert "torch.compile 412 ms, autotune 0.970x at best; 0 of 2 families" in head
+    assert one.split()[:3] == ["left", "+7.03", "ms"]
+    assert two.split()[:3] == ["left", "-4.2", "us"]

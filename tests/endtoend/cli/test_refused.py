@@ -196,3 +196,62 @@ def test_bytes_of_many_digits(size: str, capsys: pytest.CaptureFixture[str]) -> 
     args[args.index("64x64x64")] = f"{'9' * 5000}x1x1"
     assert app.main(args) == 2
     assert "--gemm" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told_so"),
+    [
+        (["show", "layer_norm"], "autotune show: unrecognized arguments: layer_norm (see autotune show --help)"),
+        (
+            ["db", "current", "--jsn"],
+            "autotune db current: unrecognized arguments: --jsn (see autotune db current --help)",
+        ),
+    ],
+)
+def test_the_command_that_a_word_is_too_much_for_is_named(
+    words: list[str], told_so: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        app.main(words)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"{told_so}\n"
+
+
+@pytest.mark.parametrize("named", ["mine.py:block", "./mine.py:block", "inner/mine.py:block", "inner/mine:block"])
+def test_a_file_in_the_place_of_a_module_is_told_its_module(
+    named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert app.main(["plan", "fusion", named, "--inputs", "mine:inputs", "--device", "cpu"]) == 2
+    module = "inner.mine" if "inner" in named else "mine"
+    told_so = f"{named}: {named.partition(':')[0]} names a file; give its module, such as {module}"
+    assert capsys.readouterr().err == f"autotune: {told_so}\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["lookup", "fusion", "layer_norm"],
+        ["lookup", "c3", "ag-equal-proj", "--device", "cpu"],
+        ["record", "layer_norm", "--out", "made"],
+    ],
+)
+def test_a_database_that_is_not_there_is_told_and_nothing_is_made(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert app.main([*words, "--db", "typo.db"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "there is no database" in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_recording_of_what_nobody_searched_makes_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    db = tmp_path / "t.db"
+    Store.open(db).close()
+    assert app.main(["record", "layer_norm", "--out", str(tmp_path / "made"), "--db", str(db)]) == 2
+    assert "has no workload 'layer_norm'" in capsys.readouterr().err
+    assert not (tmp_path / "made").exists()

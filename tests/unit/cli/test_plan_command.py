@@ -49,6 +49,17 @@ class Block(nn.Module):
         return F.layer_norm(x, (64,), w).relu()
 
 
+class Scaled(nn.Module):
+    """Has a parameter, which requires a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(64))
+
+    def forward(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x * self.scale, -1) * w
+
+
 def regions(target: str, inputs: str | None = None, device: str = "cuda", **kw: bool) -> list[plan.RegionPlan]:
     return plan.plan_target(target, inputs, device, **kw)[0]
 
@@ -237,6 +248,16 @@ def test_what_is_in_no_region_is_counted(capsys: pytest.CaptureFixture[str]) -> 
     assert "\nin no region, and as they were: 2 mm, cumsum\n" in capsys.readouterr().out
     assert main([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["outside"] == {"mm": 2, "cumsum": 1}
+
+
+def test_a_target_that_requires_a_gradient_says_that_it_is_captured_twice(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told = "requires a gradient, so it is captured twice"
+    for name, more, wanted in (("Scaled", [], True), ("Scaled", ["--train"], False), ("Block", [], False)):
+        command = ["plan", "fusion", f"{HERE}:{name}", "--inputs", f"{HERE}:normed_inputs", "--device", "cpu"]
+        assert main([*command, *more]) == 0
+        assert (told in " ".join(capsys.readouterr().out.split())) == wanted
 
 
 def counted(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

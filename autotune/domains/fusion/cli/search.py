@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.cli.commands.search import Program, search
 from autotune.cli.decided import decide_step, is_decided
 from autotune.cli.options import check_modes
-from autotune.cli.output import TUNABLE
+from autotune.cli.output import BOTH_WAYS, TUNABLE
 from autotune.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def _capture(
     args: argparse.Namespace, device: str, store: Store
 ) -> tuple[Sequence[tuple[Workload, int]], Mapping[str, Any]]:
     found = captured_target(args, device, store)
+    if len(found.gradients) > 1:
+        print(f"{args.target} {BOTH_WAYS}; --train searches training alone", file=sys.stderr)
     counts = dict(found.workloads)
     for rows in args.rows or ():
         for workload, count in captured_target(args, device, store, rows).workloads:
