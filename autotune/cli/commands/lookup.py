@@ -13,6 +13,7 @@ from autotune.errors import UserError
 
 if TYPE_CHECKING:
     from autotune.runtime.matching.lookup import LookupResult, RegionMatch
+    from autotune.store import Reader
 
 
 def add_parser(subparsers: Any) -> None:
@@ -45,7 +46,6 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Look up; returns 0 whatever the match."""
-    check_database(args)
     own = domains.own("lookup", args, args.domain)
     if own is not None:
         code: int = own.run(args)
@@ -58,13 +58,12 @@ def run(args: argparse.Namespace) -> int:
         from autotune.runtime.matching.lookup import LookupResult, RegionMatch
         from autotune.runtime.matching.match import Level
         from autotune.runtime.settings import settings
-        from autotune.store import attach
         from autotune.task import place
 
         device = resolve_device(args.device)
         rules = settings()
         how: Any = "strict" if args.strict else rules.environment
-        counted, store, found = domains.workloads_of(args), attach(args.db, args.db_read), []
+        counted, store, found = domains.workloads_of(args), opened(args), []
         try:
             for workload, count in counted:
                 where, env = place(workload, device), environment(device)
@@ -101,15 +100,18 @@ def print_ladders(found: Iterable[RegionMatch]) -> None:
             print(*("", *map(printable, text(label, region.ladder).splitlines())), sep="\n")
 
 
-def check_database(args: argparse.Namespace) -> None:
-    """Raise UserError where the database that ``--db`` names is not there: everything would be missed in it."""
+def opened(args: argparse.Namespace) -> Reader | None:
+    """What to look up in; None where no database is named and nothing was tuned yet.
+
+    Raises:
+        UserError: ``--db`` names a database that is not there: everything would be missed in it.
+    """
     from autotune.store import attach
 
-    if args.db:
-        store = attach(args.db, args.db_read)
-        if store is None:
-            raise UserError(f"there is no database {args.db}: run a search first, or give another with --db")
-        store.close()
+    store = attach(args.db, args.db_read)
+    if store is None and args.db:
+        raise UserError(f"there is no database {args.db}: run a search first, or give another with --db")
+    return store
 
 
 def check_target(args: argparse.Namespace) -> None:

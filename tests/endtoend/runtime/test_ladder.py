@@ -240,9 +240,9 @@ def test_the_command_line(tune: Tune, db: str, tmp_path: Path, capsys: pytest.Ca
     tune(softmax, (X,))
     file = str(tmp_path / "frozen.atdb")
     assert app.main(["export", file, "--device", "cpu", "--domain", "fusion", "--only-best"]) == 0
-    assert "1 schedules" in capsys.readouterr().out
+    assert "1 schedule" in capsys.readouterr().out
     assert app.main(["import", file, "--db", str(tmp_path / "other.db")]) == 0
-    assert "1 schedules, 1 stored" in capsys.readouterr().out
+    assert "1 schedule, 1 stored" in capsys.readouterr().out
     target = ["fusion", "tests.endtoend.runtime.test_ladder:softmax", "--inputs",
               "tests.endtoend.runtime.test_ladder:inputs", "--device", "cpu"]  # fmt: skip
     assert app.main(["lookup", *target, "--db", file, "--explain"]) == 0

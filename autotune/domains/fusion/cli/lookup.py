@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from autotune.cli.commands.lookup import answer_of, check_target, print_ladders
+from autotune.cli.commands.lookup import answer_of, check_target, opened, print_ladders
 from autotune.cli.output import TUNABLE, machine_output
 from autotune.errors import UserError
 
@@ -13,6 +13,8 @@ from autotune.errors import UserError
 def run(args: argparse.Namespace) -> int:
     """Look up; returns 0 whatever the match."""
     check_target(args)
+    if (store := opened(args)) is not None:
+        store.close()
     with machine_output(args.json) as emit:
         from autotune.cli.report import print_table
         from autotune.device import resolve_device
