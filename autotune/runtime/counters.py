@@ -30,6 +30,8 @@ NAMES = (
 class Counters(Mapping[str, int]):
     """A snapshot: a read-only mapping whose items are attributes too (``counters().hits``).
 
+    Code that Inductor's cache holds counts its kernels as ``hits``, and nothing else: its graphs are not looked up.
+
     ==================  ============================================================================================
     ``graphs``          aten graphs looked up (forward, backward and inference each count)
     ``hits``            regions with a stored winner, whatever its level and whoever won
@@ -38,7 +40,7 @@ class Counters(Mapping[str, int]):
     ``baseline_wins``   those of them where the stored winner is what the user had
     ``misses``          regions that could be tuned and are not
     ``left``            regions left to Inductor, since their whole step was measured to be faster so
-    ``unsupported``     regions this version cannot express as a kernel
+    ``unsupported``     regions this version cannot express as a kernel, or not for sizes that are unknown
     ``fallbacks``       regions whose stored kernel could not be loaded or launched; they run as the user had them
     ``wrong_results``   those of them whose kernels computed something else than the region's operators
     ``misaligned``      inputs copied because their address did not suit the kernel's vector loads

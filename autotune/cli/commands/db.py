@@ -10,6 +10,7 @@ from autotune.cli.commands import db_forget as forget
 from autotune.cli.commands import db_prune as prune
 from autotune.cli.commands import import_
 from autotune.cli.options import add_db, add_json
+from autotune.words import plural
 
 
 def add_parser(subparsers: Any) -> None:
@@ -119,7 +120,7 @@ def export(args: argparse.Namespace) -> int:
     with Store.open(args.db, migrate=False, readonly=True) as store:
         count = export_bundle(store, args.file)
         left_out = list(store.problems)
-    text = "\n".join([f"{args.file}: {count} schedules", *(f"left out: {p}" for p in left_out)])
+    text = "\n".join([f"{args.file}: {plural(count, 'schedule')}", *(f"left out: {p}" for p in left_out)])
     _print(args, {"file": args.file, "schedules": count, "left_out": left_out}, text)
     return 0
 

@@ -103,11 +103,11 @@ def _encode(value: Any, number: Mapping[fx.Node, int]) -> Any:
 def from_json(data: Mapping[str, Any], device: str | None = None) -> fx.GraphModule:
     """Rebuild the program. Calling it takes the inputs in order and returns the results as they were returned.
 
+    Calls whose results nothing takes are left out.
+
     Args:
         data: what :func:`to_json` made.
         device: put in place of every device in the calls, where given ("cpu", "cuda:1").
-
-    Calls whose results nothing takes are left out.
 
     Raises:
         ValueError: ``data`` is not such a program, or calls something that is not let in.
@@ -171,12 +171,8 @@ def is_functional(overload: torch._ops.OpOverload) -> bool:
     schema = overload._schema
     if schema.is_mutable or any(r.alias_info is not None and r.alias_info.is_write for r in schema.returns):
         return False
-    for a in schema.arguments:
-        if a.name in _WORDS:
-            continue
-        if not _words(a.type) <= _PLAIN:
-            return False
-    return bool(schema.returns) and all(_words(r.type) == {"Tensor"} for r in schema.returns)
+    plain = all(a.name in _WORDS or _words(a.type) <= _PLAIN for a in schema.arguments)
+    return plain and bool(schema.returns) and all(_words(r.type) == {"Tensor"} for r in schema.returns)
 
 
 def _decode(value: Any, nodes: Sequence[fx.Node], device: str | None) -> Any:

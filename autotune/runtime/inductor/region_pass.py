@@ -148,6 +148,7 @@ def _call_of(
         call = replace(_with_numbers(region, label, found), **how)
         return _with_symbols(call, region, origin) if origin else call
     except Unsupported as e:
+        count("unsupported")
         log.debug("%s is left to Inductor: %s", label, e)
     except Exception as e:
         warn_once(f"replace {label}", f"autotune: {label} runs as without autotune: {type(e).__name__}: {e}")

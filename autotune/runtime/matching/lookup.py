@@ -76,7 +76,7 @@ class RegionMatch:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LookupResult(Sequence[RegionMatch]):
     """What is stored for a callable, region by region (it is a sequence of :class:`RegionMatch`).
 
@@ -109,6 +109,11 @@ class LookupResult(Sequence[RegionMatch]):
     def unsupported(self) -> int:
         """Regions that cannot be tuned, occurrences counted."""
         return sum(r.count for r in self.regions if r.workload is None)
+
+    def __repr__(self) -> str:
+        """The regions and their levels: all that they hold would fill pages."""
+        told = (f"{r.workload.label if r.workload else 'a region that cannot be tuned'}: {r.level}" for r in self)
+        return f"LookupResult({', '.join([self.device, *told])})"
 
     def __len__(self) -> int:
         return len(self.regions)

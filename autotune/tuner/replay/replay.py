@@ -49,7 +49,7 @@ class Trace:
 
 @dataclass
 class _Task:
-    """What a recording tells of its workload. Without help it begins somewhere, and expects nothing."""
+    """What a recording tells of its workload. Without "seeds" it suggests none, and its default is ``start``."""
 
     recording: Recording
     without: frozenset[str]

@@ -171,7 +171,7 @@ def test_a_row_of_unknown_length_is_left_to_inductor(tune: Tune) -> None:
     for columns in (56, 40, 33):
         x = torch.randn(32, columns)
         close(f(x), fn(x))
-    assert autotune.counters().graphs == 1
+    assert autotune.counters().graphs == autotune.counters().unsupported == 1
     assert autotune.counters().hits == autotune.counters().fallbacks == 0
 
 

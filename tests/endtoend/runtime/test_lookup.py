@@ -222,3 +222,8 @@ def test_a_database_that_fails_while_a_model_of_symbolic_sizes_runs(
     with caplog.at_level(logging.WARNING, logger="autotune"):
         torch.testing.assert_close(f(y), softmax(y))
     assert "the database is gone; nothing is looked up" in caplog.text
+
+
+def test_a_result_is_short_where_it_is_printed(tune: Tune) -> None:
+    (stored,) = tune(softmax, (torch.randn(32, 48),))
+    assert repr(autotune.lookup(softmax, (torch.randn(32, 48),))) == f"LookupResult(cpu, {stored.label}: exact)"

@@ -67,7 +67,7 @@ def test_export_and_import(filled: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert run("db", "export", bundle, "--db", filled) == 0
     assert run("db", "import", bundle, "--db", to) == 0
     assert capsys.readouterr().out.splitlines() == [
-        f"{bundle}: 1 schedules",
+        f"{bundle}: 1 schedule",
         f"{bundle}: 1 schedule, 1 stored in {to}",
     ]
     assert run("db", "import", bundle, "--db", to, "--json") == 0
