@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.targets.cuda.compile import build
 from autotune.compiler.targets.cuda.kernels import Ref
 from autotune.compiler.targets.cuda.pack import Body, Run, pack_bodies
-from autotune.compiler.targets.cuda.source import GENERATOR, CudaSource
+from autotune.compiler.targets.cuda.source import GENERATOR, OVERWRITES, CudaSource
 from autotune.errors import BuildError, Unsupported
 from autotune.ir.forms.families import family_of, single
 from autotune.ir.graph import Graph
@@ -83,6 +83,8 @@ def draft(
         for n, (source, args) in enumerate(zip(made.sources, made.args, strict=True)):
             refs = tuple(_place(group.inputs, group.outputs, first, ref) for ref in args)
             out.append(Draft(replace(source, name=part_name(name, n)), refs, k))
+    if len(plan.groups) > 1:  # another group may read what this one overwrites
+        out = [replace(d, source=replace(d.source, launch=_without(d.source.launch, OVERWRITES))) for d in out]
     if graph.precision == STRICT:
         out = [replace(d, source=replace(d.source, fast=False)) for d in out]
     return out, tuple(scratch)
@@ -136,6 +138,10 @@ def _refs(lead: Group, group: Group) -> tuple[Ref, ...]:
     )
 
 
+def _without(launch: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {k: v for k, v in launch.items() if k != name}
+
+
 def _place(inputs: Sequence[Ref], outputs: Sequence[Ref], first: int, ref: Ref) -> Ref:
     """A group's tensor as one of the region: ("input" | "output" | "scratch", number)."""
     kind, n = ref
@@ -166,4 +172,6 @@ def launch_of(kernel: Draft, fit: int, sms: int) -> dict[str, Any]:
     launch["group"] = kernel.group
     launch["args"] = [list(r) for r in kernel.refs]
     launch["cap"] = min(int(launch["blocks_per_sm"]), fit) * sms
+    if OVERWRITES in launch:
+        launch[OVERWRITES] = [[kernel.refs[p][1], kernel.refs[q][1]] for p, q in launch[OVERWRITES]]
     return launch

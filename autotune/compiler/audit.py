@@ -16,7 +16,7 @@ from autotune.compiler.assemble import draft, launch_of
 from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.schedules.configurations import group_configs
 from autotune.compiler.targets.cuda.cubin import blocks_per_sm, taken
-from autotune.compiler.targets.cuda.source import GENERATOR
+from autotune.compiler.targets.cuda.source import GENERATOR, OVERWRITES
 from autotune.errors import BuildError, Unsupported
 from autotune.ir.graph import Graph
 from autotune.task import Artifact, Choice, Kernel
@@ -58,7 +58,10 @@ def foreign(artifact: Artifact, graph: Graph, config: Mapping[str, Choice], sms:
             return "its kernels or their scratch are not those of its configuration"
         for made, kernel in zip(drafts, artifact.kernels, strict=True):
             fit = _fit(kernel, made.source.block, int(made.source.launch["shared"]), artifact.target)
-            if canonical_json(launch_of(made, fit, sms)) != canonical_json(_stored(kernel)):
+            launch = launch_of(made, fit, sms)
+            if OVERWRITES not in kernel.launch:  # an older kernel, whose loads are of read-only data
+                launch.pop(OVERWRITES, None)
+            if canonical_json(launch) != canonical_json(_stored(kernel)):
                 return f"the launch data of kernel {kernel.entry!r} are not those of its configuration"
     except (Unsupported, BuildError, ValueError, TypeError, KeyError, ZeroDivisionError) as error:
         return f"its configuration makes no such kernels ({error})"

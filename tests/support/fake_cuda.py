@@ -316,15 +316,28 @@ def grid_of(source: CudaSource, extent0: int, sms: int) -> int:
     return min(grid, sms) if int(rule["blocks_per_sm"]) else grid
 
 
-def run_group(graph: Graph, made: GroupKernels, inputs: Sequence[Tensor], sms: int = 3, seed: int = 0) -> list[Tensor]:
+def run_group(
+    graph: Graph,
+    made: GroupKernels,
+    inputs: Sequence[Tensor],
+    sms: int = 3,
+    seed: int = 0,
+    over: Sequence[tuple[int, int]] = (),
+) -> list[Tensor]:
     """A group's kernels on the CPU, one after the other; its outputs as flat tensors.
+
+    Args:
+        over: slots and outputs that are one tensor.
 
     Raises:
         KernelError: see the module.
     """
     outputs = [Pointer.poisoned(o.dtype, graph.output_numel(k), once=True) for k, o in enumerate(graph.outputs)]
+    reading = [Pointer.reading(t, graph.inputs[k]) for k, t in enumerate(inputs)]
+    for slot, k in over:
+        reading[slot] = outputs[k] = Pointer(reading[slot].short, reading[slot].data, once=True)
     memory = {
-        "input": [Pointer.reading(t, graph.inputs[k]) for k, t in enumerate(inputs)],
+        "input": reading,
         "output": outputs,
         "private": [Pointer.poisoned(p.storage, p.numel) for p in made.private],
     }
@@ -347,9 +360,16 @@ def check_group(graph: Graph, made: GroupKernels, seed: int = 0, special: bool =
     check_inputs(graph, made, make_inputs(graph, seed=seed, special=special), seed, sms)
 
 
-def check_inputs(graph: Graph, made: GroupKernels, inputs: Sequence[Tensor], seed: int = 0, sms: int = 3) -> None:
-    """As :func:`check_group`, on inputs of the caller's, one flat tensor a slot."""
-    outputs = run_group(graph, made, inputs, sms, seed)
+def check_inputs(
+    graph: Graph,
+    made: GroupKernels,
+    inputs: Sequence[Tensor],
+    seed: int = 0,
+    sms: int = 3,
+    over: Sequence[tuple[int, int]] = (),
+) -> None:
+    """As :func:`check_group`, on inputs of the caller's, one flat tensor a slot; ``over`` as of :func:`run_group`."""
+    outputs = run_group(graph, made, inputs, sms, seed, over)
     length = max((graph.size(v.over) for v in graph.values if v.op in REDUCTIONS), default=1)
     for k, (o, want) in enumerate(zip(graph.outputs, interpret(graph, inputs), strict=True)):
         got = outputs[k].as_strided([graph.extents[a] for a in o.axes], o.strides, o.offset)

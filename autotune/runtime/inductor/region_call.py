@@ -29,10 +29,11 @@ from autotune.ir.graph import Graph
 from autotune.runtime.counters import count
 from autotune.runtime.database import changes as source_changes
 from autotune.runtime.database import deploy_store, is_loaded, is_shut, record_failure, record_misses, warn_once
+from autotune.runtime.inductor.in_place import Pairs, permitted
 from autotune.runtime.launch.cuda import LaunchError
 from autotune.runtime.launch.executor import TensorSpec, load_executor
 from autotune.runtime.launch.given_up import disable, failures
-from autotune.runtime.launch.verify import Check, WrongResult, wanted
+from autotune.runtime.launch.verify import Check, WrongResult, kept, wanted
 from autotune.runtime.matching.conditions import tell_differences
 from autotune.runtime.matching.match import Level, Match, deployed, match
 from autotune.runtime.matching.packaged import deployed_from_package, from_package
@@ -76,6 +77,7 @@ class RegionCall:
             what follows from it then are those of the sizes that the graph was traced with.
         verify: in the place of the setting, where it is not empty.
         packaged: whether schedules that come with autotune may run it.
+        overwrites: inputs and outputs that a caller may give as one tensor.
     """
 
     label: str
@@ -90,6 +92,7 @@ class RegionCall:
     symbols: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     verify: str = ""
     packaged: bool = True
+    overwrites: Pairs = ()
 
     def text(self) -> str:
         """The call as one word of ASCII."""
@@ -103,6 +106,7 @@ class RegionCall:
         fields = json.loads(zlib.decompress(base64.b85decode(text)))
         fields |= {k: tuple(fields[k]) for k in ("slots", "results")}
         fields |= {k: tuple(_specs(fields[k])) for k in ("inputs", "outputs")}
+        fields["overwrites"] = tuple((i, k) for i, k in fields["overwrites"])
         fields["symbols"] = {name: tuple(place) for name, place in fields["symbols"].items()}
         return cls(**fields)
 
@@ -275,11 +279,22 @@ def _ready(call: RegionCall) -> Call:
         check = None
         if always is not None:
             check = Check(graph, call.slots, call.results, operators.results, always=always)
-        return executor.writer(functools.partial(operators.instead, found), check)
+        run = executor.writer(functools.partial(operators.instead, found), check)
+        allowed = permitted(found.schedule.artifact, call.slots, call.results)
+        return run if set(call.overwrites) <= set(allowed) else _apart(run, len(call.inputs), len(call.outputs))
     except Exception as e:
         log.debug("a stored kernel that was not loaded", exc_info=True)
         operators.warn(f"is not used: {e}")
         return operators
+
+
+def _apart(run: Call, inputs: int, outputs: int) -> Call:
+    """The same for kernels that overwrite no input, as those may be that were stored since the call was written."""
+
+    def call(*tensors: Any) -> None:
+        run(*kept(tensors[:inputs], tensors[inputs : inputs + outputs]), *tensors[inputs:])
+
+    return call
 
 
 def _stored(call: RegionCall) -> Match:
@@ -307,7 +322,10 @@ class _Operators:
 
     def __call__(self, *tensors: Any) -> None:
         n, m = len(self._call.inputs), len(self._call.outputs)
-        for out, value in zip(tensors[n : n + m], self.results(*tensors[:n]), strict=True):
+        outputs = tensors[n : n + m]
+        # An operator may give a view of what it was given.
+        inputs = kept(tensors[:n], outputs) if self._call.overwrites else tensors[:n]
+        for out, value in zip(outputs, self.results(*inputs), strict=True):
             out.copy_(value)
 
     def results(self, *inputs: Any) -> Sequence[torch.Tensor]:

@@ -1,6 +1,7 @@
 """The node that stands for a region in Inductor's graph, and the line of code that Inductor writes for it.
 
-Inductor allocates the region's results by its own memory planning and calls our function with them. Nothing goes
+Inductor allocates the region's results by its own memory planning and calls our function with them. A result may also
+lie where an input lies, which the node then mutates. Nothing goes
 through torch's dispatcher: the generated code calls the launcher as it calls that of a Triton kernel.
 """
 
@@ -15,17 +16,21 @@ from typing import Any
 import torch
 from torch import fx
 
+from autotune.runtime.inductor.in_place import Pairs, over
+
 _library: Any = torch.library.Library("autotune", "DEF")  # type: ignore[no-untyped-call]
 _library.define("region(str name, Tensor[] inputs) -> Tensor[]")
 
 
 @dataclass(frozen=True)
 class Pending:
-    """A region whose node is in a graph: its call's text, a word for names, and its results."""
+    """A region whose node is in a graph: its call's text, a word for names, its results, and the inputs that may be
+    overwritten."""
 
     text: str
     label: str
     outputs: Sequence[torch.Tensor]  # fake, with symbolic extents where the graph has them
+    overwrites: Pairs
 
 
 _pending: dict[str, Pending] = {}
@@ -45,7 +50,12 @@ torch.library.register_fake("autotune::region", _fake, lib=_library)
 
 
 def region_node(
-    graph: fx.Graph, text: str, label: str, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]
+    graph: fx.Graph,
+    text: str,
+    label: str,
+    inputs: Sequence[fx.Node],
+    outputs: Sequence[fx.Node],
+    overwrites: Pairs = (),
 ) -> fx.Node:
     """Put a call of a region before the current insertion point; it gives the list of its results.
 
@@ -54,11 +64,12 @@ def region_node(
         label: a word for the generated code's names.
         inputs: what it reads, each in the strides of its ``meta["val"]``.
         outputs: the nodes whose values it makes.
+        overwrites: inputs and outputs that may be one tensor.
     """
     values = [n.meta["val"] for n in outputs]
     with _lock:
         name = f"{label}_{len(_pending)}"
-        _pending[name] = Pending(text, label, values)
+        _pending[name] = Pending(text, label, values, overwrites)
     node = graph.call_function(torch.ops.autotune.region.default, (name, list(inputs)))
     node.meta["val"] = values
     register_lowering()
@@ -111,13 +122,16 @@ def register_lowering() -> None:
             ir.ExternKernel.require_exact_strides(x, convert_shape_to_inductor(value.stride()))
             for x, value in zip(inputs, given, strict=True)
         ]
-        made = [
-            lowering.empty_strided(
-                convert_shape_to_inductor(t.shape), convert_shape_to_inductor(t.stride()),
-                dtype=t.dtype, device=t.device,
-            )
-            for t in region.outputs
-        ]  # fmt: skip
+        made: list[Any] = [None] * len(region.outputs)
+        overwritten = set[int]()
+        for i, k in region.overwrites:
+            if made[k] is None and i not in overwritten:
+                made[k] = over(read[i], V.graph.current_node, i, region.outputs[k])
+                overwritten |= {i} if made[k] is not None else set()
+        for k, t in enumerate(region.outputs):
+            if made[k] is None:
+                size, stride = convert_shape_to_inductor(t.shape), convert_shape_to_inductor(t.stride())
+                made[k] = lowering.empty_strided(size, stride, dtype=t.dtype, device=t.device)
         RegionKernel(region.text, region.label, read, made)
         return made
 

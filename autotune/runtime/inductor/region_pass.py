@@ -25,6 +25,7 @@ from autotune.errors import Unsupported
 from autotune.runtime.counters import count
 from autotune.runtime.database import record_misses, warn_once
 from autotune.runtime.inductor.agreement import ranks_agree
+from autotune.runtime.inductor.in_place import permitted
 from autotune.runtime.inductor.region_call import RegionCall, at_these, look_up, remember
 from autotune.runtime.inductor.region_op import region_node
 from autotune.runtime.inductor.verdict import Trial, graph_fingerprint, stored_left
@@ -173,6 +174,7 @@ def _with_numbers(region: Region, label: str, found: Match) -> RegionCall:
         outputs=tuple(TensorSpec.of(n.meta["val"]) for n in region.outputs),
         device=device,
         source=aten.to_json(region.submodule),
+        overwrites=permitted(schedule.artifact, region.binding.inputs, region.binding.outputs),
     )
 
 
@@ -194,7 +196,7 @@ def _replace(
     last = origin.get(region.nodes[-1], region.nodes[-1])
     name = kernel_name(program_ops(call.source)).removeprefix(PREFIX)
     with graph.inserting_before(last):
-        node = region_node(graph, call.text(), name, [made.get(n, n) for n in inputs], outputs)
+        node = region_node(graph, call.text(), name, [made.get(n, n) for n in inputs], outputs, call.overwrites)
         results = [graph.call_function(operator.getitem, (node, k)) for k in range(len(outputs))]
     for old, new in zip(outputs, results, strict=True):
         new.meta = {k: v for k, v in old.meta.items() if k != "tensor_meta"}
@@ -217,7 +219,7 @@ def _with_symbols(call: RegionCall, region: Region, origin: Mapping[fx.Node, fx.
     if places is None:
         raise Unsupported("sizes that none of its tensors has")
     layouts = (*call.inputs, *call.outputs)
-    general = replace(call, source=source, symbols=places)
+    general = replace(call, source=source, symbols=places, overwrites=())  # which kernel runs is not known yet
     sizes = {name: 2 * layouts[k].size[dim] + 16 for name, (k, dim) in places.items()}
     try:
         other = at_these(general, sizes, tell=False)

@@ -118,6 +118,12 @@ class _Oracle:
         return self._slack
 
 
+def kept(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The inputs, copied where an output lies in the same place."""
+    written = {t.data_ptr() for t in outputs}
+    return tuple(t.clone() if t.data_ptr() in written else t for t in inputs)
+
+
 def wanted(proven: bool, how: str = "") -> bool | None:
     """Whether a kernel is to be checked at its first call (False) or at every one (True); None for at none.
 
@@ -129,4 +135,4 @@ def wanted(proven: bool, how: str = "") -> bool | None:
     return True if how == "always" else False if how == "first" or (how == "auto" and not proven) else None
 
 
-__all__ = ["Check", "WrongResult", "wanted"]
+__all__ = ["Check", "WrongResult", "kept", "wanted"]

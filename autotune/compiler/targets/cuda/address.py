@@ -63,6 +63,7 @@ class Tensors:
         vec: lanes of a vector.
         access: of every load and gather, by number.
         out_access: of every output.
+        overwritten: slots whose memory an output may share.
     """
 
     def __init__(self, program: Program, schedule: CudaSchedule, along: int, lanes: int, fixed: Sequence[int]) -> None:
@@ -74,6 +75,7 @@ class Tensors:
 
         self.access = {i: of(v) for i, v in enumerate(self.graph.values) if v.op in ("load", "gather")}
         self.out_access = [of(o) for o in self.graph.outputs]
+        self.overwritten: frozenset[int] = frozenset()
 
     def base(self, i: int) -> Var:
         """Where the elements of load or gather ``i`` begin."""
@@ -93,7 +95,10 @@ class Tensors:
         return v.op == "load" and not v.guards and STORAGE_BYTES[self.storage(i)] == 2 and self.access[i].vector
 
     def load_hint(self, i: int) -> str:
-        """Hints apply to what is read once: loads that differ in every row and column."""
+        """Hints apply to what is read once: loads that differ in every row and column. What the kernel may overwrite is
+        no read-only data."""
+        if self.graph.values[i].slot in self.overwritten:
+            return "coherent"
         return self.schedule.load_hint if read_once(self.graph, i, self.axes) else "default"
 
     def gathers_packs(self, i: int) -> bool:

@@ -11,6 +11,7 @@ HINTS = {
     "prefetch": "p",
     "evict_first": "e",
     "evict_last": "l",
+    "coherent": "c",
 }
 
 

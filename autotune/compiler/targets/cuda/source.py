@@ -14,6 +14,8 @@ from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS
 
 GENERATOR = "cuda-4"
 """Changes when emitted code changes meaning; part of an artifact."""
+OVERWRITES = "overwrites"
+"""The name under which launch data have pairs of an input and an output that may be one tensor."""
 PREFIX = "autotune_"
 """What the names of all our kernels begin with, in profiles and cubins."""
 

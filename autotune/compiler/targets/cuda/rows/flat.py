@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from autotune.compiler.kernel.nodes import Assign, Const, Do, Expr, Intrinsic, Stmt, Var, both, loop, when
+from autotune.compiler.kernel.nodes import Assign, Const, Do, Expr, Function, Intrinsic, Stmt, Var, both, loop, when
+from autotune.compiler.program.in_place import overwritable
 from autotune.compiler.program.vectors import narrowest, open_row
-from autotune.compiler.targets.cuda.access import COLUMN, ROW
+from autotune.compiler.targets.cuda.access import AHEAD, COLUMN, ROW
 from autotune.compiler.targets.cuda.counts import Counts
 from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT, THREAD, ThreadIndex
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
-from autotune.compiler.targets.cuda.source import CudaSource
+from autotune.compiler.targets.cuda.rows.prefetch import MOST_WORDS, load_function, loads_ahead
+from autotune.compiler.targets.cuda.source import OVERWRITES, CudaSource
 from autotune.errors import Unsupported
 
 PACK, TOTAL = Var("pack"), Var("total")
@@ -22,6 +25,8 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
 
     Every full block runs without bounds checks, so that all its loads can be in flight at once; the last block checks
     each pack. Elements that do not fill a pack, where their number is open, go one by one to its first threads.
+
+    Each element is read and written by one thread, so that an output may lie where an input lies.
     """
     program, vec = e.program, e.vec
     block, unroll = e.schedule.block, e.schedule.unroll
@@ -30,6 +35,8 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
     (pas,) = program.passes
     if pas.row_stores:
         raise Unsupported("an output without a column axis in a flat kernel")
+    overwrites = overwritable(program.graph)
+    e.overwritten = frozenset(slot for slot, _ in overwrites)
     function, _ = e.pass_function(0, pas)
     dynamic = program.dynamic == 0
     open_cols = open_row(program)
@@ -37,7 +44,7 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
     inner = e.inner_rows() * (1 if open_cols else row_packs)
     count = Counts(open_cols or e.count.wide)
 
-    def pack(number: Expr) -> list[Stmt]:
+    def place(number: Expr) -> list[Stmt]:
         out: list[Stmt] = [Assign(PACK, number)]
         if open_cols:
             out.append(Assign(COLUMN, PACK * vec))
@@ -47,20 +54,29 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
                 out.append(Assign(ROW, count.quotient(PACK, row_packs)))
                 in_row = PACK - ROW * row_packs
             out += [Assign(COLUMN, count.number(in_row * vec)), *e.row_indices()]
-        for i in pas.row_values:
-            out += e.row_value(i)
-        return [*out, *e.bases(), Do(function())]
+        return out
+
+    def pack(number: Expr, done: Function = function) -> list[Stmt]:
+        row_values = [line for i in pas.row_values for line in e.row_value(i)]
+        return [*place(number), *row_values, *e.bases(), Do(done())]
 
     step = block * unroll
     group, first, u = Var("group"), Var("first"), Var("u")
     checked = [Assign(PACK, count.number(first + u * block)), when(PACK < TOTAL, pack(PACK))]
+    numbers = [count.number(first + u * block) for u in range(unroll)]
+    full = [line for number in numbers for line in pack(number)]
+    if overwrites and unroll > 1 and _hold(e, unroll):
+        # Loads of what is overwritten stay behind stores before them: here all loads come first.
+        loads, (stored, _) = load_function(e), e.pass_function(0, pas)
+        words = [Var(f"x_{u}") for u in range(unroll)]
+        full = []
+        for number, x in zip(numbers, words, strict=True):
+            full += [*place(number), *e.bases(e.ahead, ()), Assign(x, loads())]
+        for number, x in zip(numbers, words, strict=True):
+            full += [Assign(AHEAD, x), *pack(number, stored)]
     work: list[Stmt] = [
         Assign(first, count.number(group * step + THREAD)),
-        when(
-            (group + 1) * step <= TOTAL,
-            [line for u in range(unroll) for line in pack(count.number(first + u * block))],
-            [loop(u, unroll, checked)],
-        ),
+        when((group + 1) * step <= TOTAL, full, [loop(u, unroll, checked)]),
     ]
     packs = EXTENT // vec if open_cols else count.number(EXTENT * inner if dynamic else Const(inner))
     body: list[Stmt] = [Assign(THREAD, ThreadIndex()), Assign(TOTAL, packs)]
@@ -70,6 +86,8 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
         body += [Assign(group, count.number(BLOCK)), *work]
     if open_cols and vec > 1:
         body += _rest(e)
+    pointers = [[slot, len(program.graph.inputs) + k] for slot, k in overwrites]
+    more: dict[str, Any] = {OVERWRITES: pointers} if overwrites else {}
     return CudaSource.scheduled(
         body,
         e.params(),
@@ -80,12 +98,22 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
         inner=1 if open_cols else inner,
         per_block=step * (vec if open_cols else 1),
         align=e.alignments(),
+        **more,
     )
+
+
+def _hold(e: CudaEmitter, packs: int) -> bool:
+    """Set the loads of a pack that can be issued before the pack's turn; whether registers hold those of ``packs``."""
+    ahead = loads_ahead(e)
+    held = bool(ahead) and sum(map(e.raw_words, ahead)) * packs <= MOST_WORDS
+    e.ahead, e.ahead_pass = ahead if held else (), 0
+    return held
 
 
 def _rest(e: CudaEmitter) -> list[Stmt]:
     """The elements after the last whole pack, one by one."""
     single = CudaEmitter(e.program, replace(e.schedule, vector_bytes=narrowest(e.program)))
+    single.overwritten = e.overwritten
     (pas,) = single.program.passes
     function, _ = single.pass_function(0, pas)
     # Other threads' loads are inside too, should the compiler move them out of a loop over blocks and the branch in it.

@@ -1,0 +1,169 @@
+"""Flat kernels whose output lies where an input lies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from autotune.compiler.audit import bind, foreign
+from autotune.compiler.program.in_place import overwritable
+from autotune.compiler.schedules.cuda import scheme_of
+from autotune.compiler.targets.cuda.compile import compile_ptx
+from autotune.compiler.targets.cuda.kernels import GroupKernels
+from autotune.compiler.targets.cuda.source import OVERWRITES
+from autotune.domains.fusion.program_spec import workloads_of
+from autotune.domains.fusion.task import FusionTask
+from autotune.ir.graph import Graph
+from autotune.ir.oracle.interpret import make_inputs
+from tests.support.fake_cuda import KernelError, check_inputs
+
+
+def task_of(fn: Callable[..., Any], *args: Tensor) -> FusionTask:
+    ((work, _),) = workloads_of(fn, args)
+    return FusionTask(work, "cuda:0", target="sm_90", sms=3)
+
+
+def group_of(fn: Callable[..., Any], *args: Tensor) -> Graph:
+    (group,) = task_of(fn, *args).plan.groups
+    assert scheme_of(group.graph).name == "flat"
+    return group.graph
+
+
+def emitted(graph: Graph, **config: Any) -> GroupKernels:
+    scheme = scheme_of(graph)
+    return scheme.emit(graph, scheme.normalize(graph, scheme.default(graph) | config), 132)
+
+
+def half(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.bfloat16)
+
+
+def gelu(x: Tensor) -> Tensor:
+    return F.gelu(x)
+
+
+def gated(gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(gate) * up
+
+
+def two_of_two(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    return a.sin() * b, a * b.cos()
+
+
+def with_a_row_and_a_column(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
+    return (x + row) * column
+
+
+CASES: list[tuple[Callable[..., Any], tuple[Tensor, ...]]] = [
+    (gelu, (half(37, 1000),)),
+    (gelu, (torch.randn(3, 333),)),
+    (gelu, (half(64, 64)[:, :63],)),
+    (gated, (half(31, 512), half(31, 512))),
+    (two_of_two, (half(8, 1024), half(8, 1024))),
+    (with_a_row_and_a_column, (half(48, 160), half(160), half(48, 1))),
+]
+CONFIGS = [
+    {"threads_per_row": 32, "unroll": 1, "blocks_per_sm": 0},
+    {"threads_per_row": 32, "unroll": 4, "blocks_per_sm": 0},
+    {"threads_per_row": 64, "unroll": 2, "blocks_per_sm": 1},
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"unroll {c['unroll']}")
+@pytest.mark.parametrize(("fn", "args"), CASES, ids=lambda x: getattr(x, "__name__", ""))
+def test_every_permitted_input_may_be_overwritten(
+    fn: Callable[..., Any], args: tuple[Tensor, ...], config: dict[str, Any]
+) -> None:
+    graph = group_of(fn, *args)
+    made, inputs, pairs = emitted(graph, **config), make_inputs(graph, seed=3), overwritable(graph)
+    told = made.sources[0].launch.get(OVERWRITES, [])
+    assert told == [[slot, len(graph.inputs) + k] for slot, k in pairs]
+    assert pairs or args[0].stride(0) == 64  # rows of the input are apart, those of the output are not
+    check_inputs(graph, made, inputs)
+    for pair in pairs:
+        check_inputs(graph, made, inputs, over=[pair])
+    if fn is two_of_two:
+        check_inputs(graph, made, inputs, over=[(0, 0), (1, 1)])
+        check_inputs(graph, made, inputs, over=[(0, 1), (1, 0)])
+
+
+def independent(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    return a.sin(), a + b
+
+
+def shifted(x: Tensor) -> Tensor:
+    return x + x.roll(1, -1)
+
+
+def twice(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x * 2, x.float() + 1
+
+
+def turned(x: Tensor) -> Tensor:
+    return (x + 1).t().contiguous()
+
+
+def doubled(x: Tensor) -> Tensor:
+    return torch.cat([x, x + 1])
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes", "pairs"),
+    [
+        # Slot 0 is b, output 0 the sum. The sine is there before b is read.
+        (independent, [(8, 64), (8, 64)], {(0, 0), (1, 0), (1, 1)}),
+        (shifted, [(8, 64)], set()),
+        (twice, [(8, 64)], {(0, 0)}),  # the other output has other elements
+        (turned, [(8, 64)], set()),
+        (doubled, [(8, 64)], set()),
+    ],
+)
+def test_only_where_each_element_is_read_where_it_is_written(
+    fn: Callable[..., Any], shapes: list[tuple[int, ...]], pairs: set[tuple[int, int]]
+) -> None:
+    task = task_of(fn, *(half(*shape) for shape in shapes))
+    assert set(overwritable(Graph.from_json(task.workload.spec))) == pairs
+
+
+def test_the_simulator_sees_what_another_thread_overwrote() -> None:
+    graph = group_of(shifted, half(8, 64))
+    with pytest.raises(KernelError):
+        check_inputs(graph, emitted(graph), make_inputs(graph, seed=3), over=[(0, 0)])
+
+
+def test_what_is_overwritten_is_no_read_only_data() -> None:
+    graph = group_of(with_a_row_and_a_column, half(256, 512), half(512), half(256, 1))
+    ptx, _ = compile_ptx(emitted(graph, unroll=2).sources[0], "sm_90")
+    assert re.search(r"ld\.global\.L1::no_allocate\.v4", ptx)
+    assert re.search(r"ld\.global\.nc", ptx)  # the row and the column
+
+
+def test_artifacts_of_before_launch_as_they_did() -> None:
+    task = task_of(gelu, half(64, 512))
+    config = task.default()
+    graph = Graph.from_json(task.workload.spec)
+    now = bind(task.build(config), graph, config)
+    (kernel,) = now.kernels
+    assert kernel.launch[OVERWRITES] == [[0, 0]]
+    before = {k: v for k, v in kernel.launch.items() if k != OVERWRITES}
+    elsewhere = {**kernel.launch, OVERWRITES: [[0, 1]]}
+    for launch, right in ((kernel.launch, True), (before, True), (elsewhere, False)):
+        artifact = replace(now, kernels=(replace(kernel, launch=launch),))
+        assert (foreign(artifact, graph, config, 3) == "") == right
+
+
+def norm(x: Tensor) -> Tensor:
+    return F.layer_norm(x.sin(), (x.shape[-1],)) + x
+
+
+def test_other_plans_overwrite_nothing() -> None:
+    task = task_of(norm, half(64, 4096))
+    artifact = task.build(task.default())
+    assert not any(OVERWRITES in kernel.launch for kernel in artifact.kernels)
