@@ -31,7 +31,10 @@ def share_done(state: State) -> float:
 
 
 def seconds_left(state: State) -> float | None:
-    """Seconds left at the rate so far and at most what the time budget leaves; None while neither is known."""
+    """Seconds left at the rate so far and at most what the time budget leaves; None while neither is known.
+
+    A search that gains nothing more ends before.
+    """
     left = [] if state.left_s is None else [state.left_s]
     if state.measured and state.trials > 0:
         left.append(max(state.trials - state.measured, 0) * state.elapsed_s / state.measured)
@@ -43,7 +46,7 @@ def describe(state: State) -> str:
     failed = f", {state.failed} failed" if state.failed else ""
     known = f", {state.reused} known" if state.reused else ""
     left = seconds_left(state)
-    rest = f", {clock(left)} left" if state.phase == "search" and left is not None else ""
+    rest = f", at most {clock(left)} left" if state.phase == "search" and left is not None else ""
     count = f"{state.measured} of {state.trials} measured{known}{failed}"
     part = " of a part" if state.part else ""
     return f"{state.workload}: {state.phase}{part}, {count}, best {microseconds(state.best_us)}{rest}"

@@ -139,6 +139,8 @@ class Recording:
             if data["recording"] != VERSION:
                 raise UserError(f"{path}: recording of version {data['recording']!r}; this autotune reads {VERSION}")
             return cls._from_json(data)
+        except gzip.BadGzipFile:
+            raise UserError(f"{path} is no recording: `autotune record` makes one") from None
         except OSError as error:
             raise UserError(f"{path}: {error.strerror or error}") from None
         except (ValueError, TypeError, KeyError, IndexError, EOFError, zlib.error, RecursionError) as error:

@@ -37,7 +37,7 @@ def test_share_done_never_leaves_zero_to_one() -> None:
 
 def test_a_line_says_what_matters() -> None:
     assert describe(state(failed=2, reused=3)) == (
-        "softmax f32: search, 10 of 40 measured, 3 known, 2 failed, best 12 us, 1:00 left"
+        "softmax f32: search, 10 of 40 measured, 3 known, 2 failed, best 12 us, at most 1:00 left"
     )
     assert describe(state(phase="final", best_us=None)).endswith("final, 10 of 40 measured, best –")
 

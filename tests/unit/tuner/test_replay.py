@@ -88,6 +88,7 @@ def test_a_damaged_file_is_refused_in_a_line(name: str, tmp_path: Path, capsys: 
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert str(path) in told
+    assert name != "text" or "is no recording: `autotune record` makes one" in told
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "brute"])
