@@ -30,12 +30,13 @@ NAMES = (
 class Counters(Mapping[str, int]):
     """A snapshot: a read-only mapping whose items are attributes too (``counters().hits``).
 
-    Code that Inductor's cache holds counts its kernels as ``hits``, and nothing else: its graphs are not looked up.
+    A warm start from Inductor's cache looks up no graph. It counts the kernels that it loads as ``hits``.
 
     ==================  ============================================================================================
     ``graphs``          aten graphs looked up (forward, backward and inference each count)
     ``hits``            regions with a stored winner, whatever its level and whoever won
-    ``hits_other_rows`` those of them whose schedule was tuned for another number of rows
+    ``hits_other_rows`` those of them whose schedule was tuned for another number of rows; of dynamic shapes, each number
+                        of rows that came
     ``hits_packaged``   those of them whose schedule comes with autotune; their miss is noted all the same
     ``baseline_wins``   those of them where the stored winner is what the user had
     ``misses``          regions that could be tuned and are not

@@ -69,10 +69,10 @@ def replace_regions(graph: fx.Graph, mode: str = "default", trial: Trial | None 
     if trial is None and not ranks_agree(numbers.graph):
         return
     matches = _matches(regions, packaged=not decided)
-    _tell(regions, matches)
     # All calls are made before the graph is changed: they tell what it says.
     how = {"verify": verify, "packaged": not decided}
     calls = [_call_of(region, found, origin, how) for region, found in zip(regions, matches, strict=True)]
+    _tell(regions, matches, calls)
     if trial is not None:
         for region, found, call in zip(regions, matches, calls, strict=True):
             if call is not None and region.workload is not None and found.schedule is not None:
@@ -109,18 +109,23 @@ def _matches(regions: Sequence[Region], *, packaged: bool) -> list[Match]:
     return found
 
 
-def _tell(regions: Sequence[Region], matches: Sequence[Match]) -> None:
-    """Count what was found, and record what was missed. (A kernel's hit counts where code that calls it is loaded.)"""
+def _tell(regions: Sequence[Region], matches: Sequence[Match], calls: Sequence[RegionCall | None]) -> None:
+    """Count what was found, and record what was missed.
+
+    A kernel's hit counts where code that calls it is loaded. Of a call of symbolic sizes each size counts how it was
+    matched.
+    """
     missed: dict[str, list[Any]] = {}
-    for region, found in zip(regions, matches, strict=True):
+    for region, found, call in zip(regions, matches, calls, strict=True):
         device = device_of(region)
         if found.schedule is not None and not found.level.own and region.workload is not None and device is not None:
             missed.setdefault(device, []).append((region.workload, found.reason))  # to be measured here
         if found.level is not Level.NONE:
             assert found.schedule is not None
-            count("hits_other_rows", int(found.level is Level.OTHER_ROWS))
-            count("hits_packaged", int(found.level is Level.PACKAGED))
             baseline = int(found.schedule.config is None)
+            settled = bool(baseline) or (call is not None and not call.symbols)
+            count("hits_other_rows", int(settled and found.level is Level.OTHER_ROWS))
+            count("hits_packaged", int(settled and found.level is Level.PACKAGED))
             count("baseline_wins", baseline)
             count("hits", baseline)
         elif region.workload is None or device is None:

@@ -162,6 +162,20 @@ def test_a_backward_pass_that_sums_over_the_rows(tune: Tune) -> None:
     assert counters.fallbacks == counters.wrong_results == 0
 
 
+def test_each_number_of_rows_counts_once(tune: Tune) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return F.softmax(x * 2, -1)
+
+    tune(fn, (torch.randn(32, 56),))
+    f = compiled(fn)
+    for rows in (40, 24, 40):
+        x = torch.randn(rows, 56)
+        torch._dynamo.mark_dynamic(x, 0)
+        close(f(x), fn(x))
+    assert autotune.counters().hits == 1
+    assert autotune.counters().hits_other_rows == 2
+
+
 def test_a_row_of_unknown_length_is_left_to_inductor(tune: Tune) -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         return F.softmax(x * 2, -1)
