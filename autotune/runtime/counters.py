@@ -35,8 +35,8 @@ class Counters(Mapping[str, int]):
     ==================  ============================================================================================
     ``graphs``          aten graphs looked up (forward, backward and inference each count)
     ``hits``            regions with a stored winner, whatever its level and whoever won
-    ``hits_other_rows`` those of them whose schedule was tuned for another number of rows; of dynamic shapes, each number
-                        of rows that came
+    ``hits_other_rows`` those of them whose schedule was tuned for another number of rows; of dynamic shapes, each
+                        number of rows that came
     ``hits_packaged``   those of them whose schedule comes with autotune; their miss is noted all the same
     ``baseline_wins``   those of them where the stored winner is what the user had
     ``misses``          regions that could be tuned and are not
