@@ -250,7 +250,7 @@ FURTHER: dict[str, Family] = {
     "regnet": _timm("RegNetY", "regnety_002", few=8, depth=6, w0=16, wa=12.0, wm=1.8, stem_width=8),
     "mobilenetv3": _timm("MobileNetV3", "mobilenetv3_small_050", few=8),
     "mobilevit": _timm("MobileViT", "mobilevit_xxs", few=8),
-    "poolformer": _timm("PoolFormer", "poolformer_s12", depths=(1, 1, 1, 1), dims=(8, 16, 32, 48)),
+    "poolformer": _timm("PoolFormer", "poolformer_s12"),
 }
 """By name; each is as small as its library lets it be."""
 

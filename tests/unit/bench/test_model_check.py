@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from benchmarks import model_check
 from benchmarks.form import read, write
 from benchmarks.model_check import ALL, dearer, parse, table, wrong
 from benchmarks.real import check
+from benchmarks.real.further import FURTHER
+from benchmarks.real.models import make
 
 GOOD: dict[str, Any] = {
     "name": "bert_train",
@@ -116,3 +119,15 @@ def test_a_gradient_that_nobody_makes_is_zero() -> None:
     made = check.Made("half", "train", None, Half(), {"x": torch.ones(2)}, 1, None, torch.float32, 4)  # type: ignore[arg-type]
     loss, used, unused = check._step(made.module, made)
     assert (loss.item(), used.tolist(), unused.tolist()) == (2.0, [1.0, 1.0], [0.0, 0.0])
+
+
+@pytest.mark.parametrize("family", FURTHER)
+def test_every_further_architecture_can_be_made(family: str) -> None:
+    library = FURTHER[family].library
+    if find_spec(library) is None:
+        pytest.skip(f"{library} is not installed (extra bench)")
+    import benchmarks.model_check_imports  # noqa: F401
+
+    made = make(f"{family}_infer", "cpu")
+    assert made.parameters > 0
+    assert len(next(iter(made.inputs.values()))) == FURTHER[family].few
