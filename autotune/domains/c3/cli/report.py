@@ -74,7 +74,7 @@ def print_scenario(answer: Mapping[str, Any]) -> None:
         ("sequential", microseconds(answer["sequential_us"])),
         ("naive overlap", microseconds(answer["naive_us"])),
         ("tuned", f"{microseconds(answer['deployed_us'])}{' (busy)' if _busy(answer) else ''}"),
-        ("speedup", ratio(answer["speedup"])),
+        ("over both alone", ratio(answer["speedup"])),
         ("of the ideal", _percent(answer["fraction"])),
         ("over the longer", ratio(answer["t_over_max"])),
         ("match", _match(answer)),
