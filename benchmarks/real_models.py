@@ -182,7 +182,8 @@ def told(case: dict[str, Any]) -> str:
 def measured(name: str, options: Options, limit: float) -> tuple[dict[str, Any] | None, str]:
     """A model's case, or None and the reason, from a process of its own: it leaves no memory and no compiled code."""
     command = [sys.executable, "-m", "benchmarks.real_models", "--measure", name, "--options", options.to_json()]
-    process = subprocess.Popen(command, cwd=form.ROOT, stdout=subprocess.PIPE, text=True)
+    searched_here = {**os.environ, "AUTOTUNE_PACKAGED": "refuse"}  # and nothing that comes with autotune
+    process = subprocess.Popen(command, cwd=form.ROOT, env=searched_here, stdout=subprocess.PIPE, text=True)
     try:
         out, _ = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:

@@ -129,6 +129,15 @@ def is_snapshot(path: str | os.PathLike[str]) -> bool:
     return _is_ours(head) or (os.fspath(path).endswith(SUFFIX) and not head.startswith(SQLITE))
 
 
+def is_database(path: str | os.PathLike[str]) -> bool:
+    """Whether a file that is there holds an SQLite database that is no snapshot."""
+    try:
+        head = _head(Path(path))
+    except (OSError, ValueError, UserError):
+        return False
+    return head.startswith(SQLITE) and not _is_ours(head)
+
+
 def holds_snapshot(path: Path) -> bool:
     """Whether a file that is there holds a snapshot, of any version, damaged or not."""
     try:

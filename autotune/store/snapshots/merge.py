@@ -19,7 +19,7 @@ from autotune.store.codec import artifact_blobs, artifact_id, artifact_json
 from autotune.store.health.damage import BROKEN, why
 from autotune.store.models import MeasurementRow, ScheduleRow
 from autotune.store.records import Calibration
-from autotune.store.snapshots.form import is_snapshot
+from autotune.store.snapshots.form import is_database, is_snapshot
 from autotune.store.snapshots.packaged import path_of
 from autotune.store.snapshots.reader import Snapshot
 from autotune.store.store import Store
@@ -102,6 +102,8 @@ def checked(file: str | os.PathLike[str], *, key: str | None = None) -> Iterator
             snapshot.close()
         yield Incoming(path, tables, code, calibrations)
         return
+    if is_database(path):
+        raise UserError(f"{path} is a database, neither a snapshot nor a bundle: autotune db merge takes it")
     if key is not None:
         raise UserError(f"{path} is no snapshot, which alone can be signed, and a key is pinned: not imported")
     with Bundle(path) as bundle:

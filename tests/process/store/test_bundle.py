@@ -326,6 +326,13 @@ def test_files_without_an_end_are_refused(tmp_path: Path, store: Store) -> None:
         import_file(store, tmp_path / "sparse")
 
 
+def test_a_database_is_for_merge(store: Store, tmp_path: Path) -> None:
+    with Store.open(str(tmp_path / "other.db")):
+        pass
+    with pytest.raises(UserError, match="is a database, neither a snapshot nor a bundle: autotune db merge takes it"):
+        import_file(store, tmp_path / "other.db")
+
+
 def test_names_that_occur_twice(tmp_path: Path, store: Store, bundle: Path) -> None:
     with zipfile.ZipFile(bundle, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
         archive.writestr("schedules.jsonl", "")
