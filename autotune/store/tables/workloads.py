@@ -31,6 +31,7 @@ class Workloads(Database):
         """
         with self.writing() as c:
             self._put_workload(c, workload)
+            self._give_family(c, workload)
         return workload.fingerprint
 
     def _put_workload(self, c: sa.Connection, workload: Workload) -> None:
@@ -41,12 +42,16 @@ class Workloads(Database):
             c.execute(insert.on_conflict_do_update(index_elements=["fingerprint"], set_=news))
         else:
             c.execute(insert.on_conflict_do_nothing())
-        if workload.family:
-            found = {"family": workload.family, "extent": workload.extent}
-            known = (WorkloadRow.fingerprint == workload.fingerprint, WorkloadRow.family == "")
-            c.execute(sa.update(WorkloadRow).where(*known).values(found))
-            decided = (ScheduleRow.workload == workload.fingerprint, ScheduleRow.family == "")
-            c.execute(sa.update(ScheduleRow).where(*decided).values(**found, created=ScheduleRow.created + TOUCH))
+
+    def _give_family(self, c: sa.Connection, workload: Workload) -> None:
+        """For who may write schedules, which a deployer that notes a miss may not."""
+        if not workload.family:
+            return
+        found = {"family": workload.family, "extent": workload.extent}
+        known = (WorkloadRow.fingerprint == workload.fingerprint, WorkloadRow.family == "")
+        c.execute(sa.update(WorkloadRow).where(*known).values(found))
+        decided = (ScheduleRow.workload == workload.fingerprint, ScheduleRow.family == "")
+        c.execute(sa.update(ScheduleRow).where(*decided).values(**found, created=ScheduleRow.created + TOUCH))
 
     def get_workload(self, fingerprint: str) -> Workload | None:
         """The workload with this (whole) fingerprint; None where it is not stored, or is damaged."""
