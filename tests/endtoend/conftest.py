@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from autotune.runtime.backend import dynamo_backend
 from autotune.runtime.counters import reset_counters
 from autotune.runtime.database import forget_stores
 from autotune.runtime.inductor.region_call import forget_calls
+from autotune.runtime.launch import cpu as cpu_launch
 from tests.support.deployment import Tune, tune_in
 
 
@@ -50,3 +52,26 @@ def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def tune(db: str) -> Tune:
     """Stores the default configuration of a function's regions in the file that $AUTOTUNE_DB names."""
     return tune_in(db)
+
+
+@pytest.fixture
+def wrong(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Kernels write one element wrong; counts their launches."""
+    launched: list[int] = []
+    real = cpu_launch.make_launches
+
+    def make(plan: Any, config: Any, tuned: Any = None) -> Any:
+        def spoilt(launch: Callable[..., None]) -> Callable[..., None]:
+            def run(stream: int, pointers: Any) -> None:
+                import ctypes
+
+                launch(stream, pointers)
+                launched.append(1)
+                ctypes.c_float.from_address(pointers[-1] + 4 * 7).value = 9.0
+
+            return run
+
+        return [(groups, spoilt(launch)) for groups, launch in real(plan, config, tuned)]
+
+    monkeypatch.setattr(cpu_launch, "make_launches", make)
+    return launched

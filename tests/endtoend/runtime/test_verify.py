@@ -33,29 +33,6 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
 X = torch.randn(32, 48, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.fixture
-def wrong(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Kernels write one element wrong; counts their launches."""
-    launched: list[int] = []
-    real = cpu_launch.make_launches
-
-    def make(plan: Any, config: Any, tuned: Any = None) -> Any:
-        def spoilt(launch: Callable[..., None]) -> Callable[..., None]:
-            def run(stream: int, pointers: Any) -> None:
-                import ctypes
-
-                launch(stream, pointers)
-                launched.append(1)
-                ctypes.c_float.from_address(pointers[-1] + 4 * 7).value = 9.0
-
-            return run
-
-        return [(groups, spoilt(launch)) for groups, launch in real(plan, config, tuned)]
-
-    monkeypatch.setattr(cpu_launch, "make_launches", make)
-    return launched
-
-
 def anew() -> None:
     """As another process would begin."""
     forget_stores()

@@ -64,16 +64,17 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
     group, first, u = Var("group"), Var("first"), Var("u")
     checked = [Assign(PACK, count.number(first + u * block)), when(PACK < TOTAL, pack(PACK))]
     numbers = [count.number(first + u * block) for u in range(unroll)]
-    full = [line for number in numbers for line in pack(number)]
+    full: list[Stmt] = []
     if overwrites and unroll > 1 and _hold(e, unroll):
         # Loads of what is overwritten stay behind stores before them: here all loads come first.
         loads, (stored, _) = load_function(e), e.pass_function(0, pas)
         words = [Var(f"x_{u}") for u in range(unroll)]
-        full = []
         for number, x in zip(numbers, words, strict=True):
             full += [*place(number), *e.bases(e.ahead, ()), Assign(x, loads())]
         for number, x in zip(numbers, words, strict=True):
             full += [Assign(AHEAD, x), *pack(number, stored)]
+    else:
+        full += [line for number in numbers for line in pack(number)]
     work: list[Stmt] = [
         Assign(first, count.number(group * step + THREAD)),
         when((group + 1) * step <= TOTAL, full, [loop(u, unroll, checked)]),
