@@ -20,12 +20,14 @@ _METHODS = ("benchmark", "benchmark_gpu", "benchmark_gpu_with_cuda_graph")
 
 
 class Turns:
-    """The lock of a device, for code that may ask for it again while it holds it, in any thread of a process.
+    """The lock of a device for a whole process: whoever asks while one of its threads holds it goes on at once.
+
+    A thread must not wait for another of its process, which may be waiting for it: autograd runs a backward pass in a
+    thread of its own, and a step that is recompiled while it is timed has Inductor time kernels there.
 
     Args:
         device: "cuda:N" or "cpu".
-        timeout_s: as of ``measure.timing.lock.device_lock``; as long, too, a thread waits for another one, which may
-            itself be waiting for it (autograd compiles a backward pass in a thread of its own).
+        timeout_s: as of ``measure.timing.lock.device_lock``.
 
     Attributes:
         waited_s: seconds spent waiting for other processes so far.
@@ -33,28 +35,27 @@ class Turns:
 
     def __init__(self, device: str, timeout_s: float) -> None:
         self.device, self.timeout_s = device, timeout_s
-        self._inner = threading.RLock()
+        self._counting = threading.Lock()
         self._depth = 0
+        self._held = contextlib.ExitStack()
         self.waited_s = 0.0
 
     @contextlib.contextmanager
     def mine(self) -> Iterator[None]:
-        """While open, nobody else measures on the device."""
-        with contextlib.ExitStack() as stack:
-            if not self._inner.acquire(timeout=self.timeout_s):
-                yield
-                return
-            stack.callback(self._inner.release)
+        """While open, no other process measures on the device."""
+        with self._counting:
             if self._depth == 0:
                 begin = time.monotonic()
-                stack.enter_context(device_lock(self.device, self.timeout_s))
+                self._held.enter_context(device_lock(self.device, self.timeout_s))
                 self.waited_s += time.monotonic() - begin
             self._depth += 1
-            stack.callback(self._leave)
+        try:
             yield
-
-    def _leave(self) -> None:
-        self._depth -= 1
+        finally:
+            with self._counting:
+                self._depth -= 1
+                if self._depth == 0:
+                    self._held.close()
 
 
 @contextlib.contextmanager
