@@ -1,0 +1,131 @@
+"""Pointwise kernels that may write over an input: are they right there, and what does `ld.global` cost them?
+
+    python tests/gpu/in_place_check.py [--db package:h200] [--search 0] [--device cuda:0] [--dry]
+
+For each stored schedule of one such kernel: it is built anew and verified. Its results over the inputs are compared
+with those beside them, bit by bit. The stored kernel, the one built anew, and the latter over its inputs are timed,
+interleaved, with a cold L2. ``--search S`` searches each workload for S seconds too, and times the winner. Prints a
+line each and "checked N bad M"; exit code 1 if M is not 0. Writes ``$OUT/in_place_check.json`` if OUT is set. ``--dry``
+only compiles, without a GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch
+
+import autotune
+from autotune.compiler.targets.cuda.source import OVERWRITES
+from autotune.device import environment, identify
+from autotune.domains.fusion.bench import FusionBench, Runs
+from autotune.domains.fusion.task import FusionTask
+from autotune.measure.policy import default_policy
+from autotune.measure.timing.timer import interleave
+from autotune.store import Store
+from autotune.store.opening import attach
+from autotune.store.records import Schedule
+from autotune.task import Artifact
+from autotune.workload import Workload
+from tests.gpu import command
+
+
+def overwrites(artifact: Artifact) -> list[tuple[int, int]]:
+    """The (input, output) pairs that may be one tensor; none where there are several kernels."""
+    return [(i, o) for i, o in artifact.kernels[0].launch.get(OVERWRITES, ())] if len(artifact.kernels) == 1 else []
+
+
+def over_inputs(inputs: list[torch.Tensor], outputs: list[torch.Tensor], pairs: list[tuple[int, int]]) -> list[Any]:
+    """The outputs, each in the first of its inputs that no other one lies in."""
+    placed: list[Any] = list(outputs)
+    used = set[int]()
+    for i, o in pairs:
+        if i not in used and placed[o] is outputs[o] and inputs[i].numel() == outputs[o].numel():
+            used.add(i)
+            placed[o] = inputs[i]
+    return placed
+
+
+def searched(workload: Workload, device: str, seconds: float) -> Schedule | None:
+    """The winner of a search from an empty database, or None where a baseline won."""
+    with tempfile.TemporaryDirectory() as folder:
+        (result,) = autotune.search(workload, device=device, db=f"{folder}/new.db", timeout=seconds)
+        with Store.open(f"{folder}/new.db") as store:
+            found = store.get_schedule(workload.fingerprint, identify(device).fingerprint, environment(device))
+        return found if result.winner == "autotune" else None
+
+
+def check(schedule: Schedule, workload: Workload, anew: Artifact, device: str, seconds: float) -> dict[str, Any]:
+    """Verdicts and medians, in microseconds, of one workload's kernels."""
+    assert schedule.config is not None
+    assert schedule.artifact is not None
+    bench = FusionBench(workload, device)
+    runs: dict[str, Any] = {
+        "stored": bench.load(schedule.config, schedule.artifact),
+        "anew": bench.load(schedule.config, anew),
+    }
+    winner = searched(workload, device, seconds) if seconds else None
+    if winner is not None and winner.config is not None and winner.artifact is not None:
+        runs["searched"] = bench.load(winner.config, winner.artifact)
+    verdict = bench.verify(runs["anew"], 3)
+    beside = [
+        torch.empty(bench.graph.output_numel(k), dtype=getattr(torch, o.dtype), device=device)
+        for k, o in enumerate(bench.graph.outputs)
+    ]
+    given = [t.clone() for t in bench.inputs]
+    over = over_inputs(given, beside, overwrites(anew))
+    runs["anew"].executor.run_into([t.clone() for t in given], beside)
+    runs["anew"].executor.run_into(given, over)
+    torch.cuda.synchronize(device)
+    same = all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(over, beside, strict=True))
+
+    def into(run: Runs, inputs: list[torch.Tensor], outputs: list[Any]) -> Callable[[], None]:
+        return lambda: run.run_into(inputs, outputs)
+
+    timed = {name: into(run.executor, bench.inputs, beside) for name, run in runs.items()}
+    timed["over"] = into(runs["anew"].executor, given, over)
+    policy = dataclasses.replace(default_policy(device), final_rounds=30, final_s=1.0)
+    samples = interleave(timed, policy, device)
+    us = {f"{name}_us": round(statistics.median(taken), 2) for name, taken in samples.items()}
+    return {"name": workload.label, "right": verdict.ok, "detail": verdict.detail, "same": same, **us}
+
+
+def main() -> int:
+    made = command.parser(__doc__)
+    made.add_argument("--db", default="package:h200", help="whose schedules (default: %(default)s)")
+    made.add_argument("--search", type=float, default=0.0, metavar="S", help="seconds for each workload (default: 0)")
+    options = command.parsed(made)
+    rows: list[dict[str, Any]] = []
+    store = attach(options.db)
+    assert store is not None, f"{options.db} holds nothing"
+    for schedule in store.schedules(artifacts=True):
+        workload = store.get_workload(schedule.key.workload)
+        if workload is None or workload.kind != "fusion" or schedule.config is None or schedule.artifact is None:
+            continue
+        if len(schedule.artifact.kernels) != 1:
+            continue
+        anew = FusionTask(workload, options.device).build(schedule.config)
+        if not overwrites(anew):
+            continue
+        row: dict[str, Any] = {"name": workload.label, "right": True, "same": True}
+        if not options.dry:
+            row = check(schedule, workload, anew, options.device, options.search)
+            torch.cuda.empty_cache()
+        rows.append(row)
+        print(row, flush=True)
+    bad = sum(not (row["right"] and row["same"]) for row in rows)
+    command.keep("in_place_check", {"command": " ".join(sys.argv), "rows": rows})
+    print(f"checked {len(rows)} bad {bad}")
+    return int(bool(bad or not rows))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
