@@ -205,6 +205,8 @@ def totals(regions: Sequence[RegionPlan]) -> dict[str, Any]:
 def _writable(name: str) -> Path:
     """The path, if a file can be made there: told before the target is captured, which takes seconds."""
     path = Path(name)
+    if path.suffix.lower() not in {"", ".svg"}:
+        raise UserError(f"--svg {name}: pictures are SVG; name it {path.with_suffix('.svg')}")
     check_output(path, f"--svg {name}")
     return path
 

@@ -406,6 +406,7 @@ def test_svg_is_xml_escaped_and_the_same_every_time(tmp_path: Path) -> None:
         (["layer_nrom"], "did you mean 'layer_norm'"),
         (["layer_norm", "--device", "tpu"], "unknown device 'tpu'"),
         (["layer_norm", "--svg", "no/such/p.svg"], "no/such"),
+        (["layer_norm", "--svg", "p.png"], "name it p.svg"),
         (["layer_norm", "--svg", "/"], "is a folder"),
         (["layer_norm", "--db", "no_such.db"], "no database no_such.db"),
         (["no.such:f", "--inputs", "os:getcwd"], "no module 'no'"),
