@@ -2,8 +2,8 @@
 
 Of the candidates of every producer (:mod:`autotune.compiler.planner.patterns`) a plan takes disjoint ones that leave
 no cycle; the beam keeps the three best sets by the delta-evaluator. What the search then measures are the best of
-those, the greedy plan, variants that keep an expensive value in memory instead of computing it twice, and variants
-whose launches are packed or unpacked.
+those, the greedy plan, variants that keep an expensive value in memory instead of computing it twice, variants whose
+launches are packed or unpacked, and one that stores what is made of a tensor that lies across the rows first.
 """
 
 from __future__ import annotations
@@ -16,9 +16,20 @@ from autotune.compiler.planner.cost import Costs, Figures, plan_us
 from autotune.compiler.planner.methods import Method
 from autotune.compiler.planner.packing import pack, unpack
 from autotune.compiler.planner.patterns import Mask, Vertices, bits, candidates
-from autotune.compiler.planner.plan import Roots, Shape, build_plan, cone, make_plan, read_text, write_text
+from autotune.compiler.planner.plan import (
+    Roots,
+    Shape,
+    build_plan,
+    by_rows,
+    can_be_read_back,
+    cone,
+    homes,
+    make_plan,
+    read_text,
+    write_text,
+)
 from autotune.errors import Unsupported
-from autotune.ir.graph import REDUCTIONS, Graph
+from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph
 from autotune.ir.ops import LIGHT, POINTWISE
 
 WIDTH = 3
@@ -59,6 +70,8 @@ def shapes(graph: Graph, side: str, method: Method, figures: Figures, limit: int
     if method.plans == "any":
         return list(unique.values())[:limit]
     ranked = _different(graph, vertices.costs, list(unique.values()))
+    if side == "cuda" and len(vertices) <= MOST_VERTICES:
+        ranked = [*_read_back_first(graph, vertices.costs, ranked[0]), *ranked]
     if method.plans == "model":
         return ranked[:1]
     chosen = ranked[:limit]
@@ -207,9 +220,9 @@ def _ordered(v: Vertices, masks: Sequence[Mask]) -> list[Mask]:
 
 
 def shape_us(graph: Graph, costs: Costs, shape: Shape) -> float:
-    """Microseconds of a plan by the delta-evaluator; works on any shape, cut values included."""
+    """Microseconds of a plan by the delta-evaluator; works on shapes with cut values, not on those that read back."""
     groups = [group for launch in shape for group in launch]
-    home = {int(r[1:]): k for k, roots in enumerate(groups) for r in roots if r[0] in "rv"}
+    home = homes(graph, groups)
     cones = [cone(graph, roots, home, k) for k, roots in enumerate(groups)]
     crossing = {i for k, values in enumerate(cones) for i in values if home.get(i, k) != k}
     times = []
@@ -228,7 +241,7 @@ def _cuts(graph: Graph, costs: Costs, shape: Shape) -> list[Shape]:
     groups = [group for launch in shape for group in launch]
     if len(groups) < 2:
         return []
-    home = {int(r[1:]): k for k, roots in enumerate(groups) for r in roots if r[0] in "rv"}
+    home = homes(graph, groups)
     made: dict[int, list[int]] = {}
     for k, roots in enumerate(groups):
         for i in cone(graph, roots, home, k):
@@ -252,6 +265,66 @@ def _cuts(graph: Graph, costs: Costs, shape: Shape) -> list[Shape]:
             continue
         legal.append(cut)
     return legal[:2]
+
+
+_ACROSS = 3.0
+"""Times that a kernel moves a tensor that lies across its lanes, beyond once. An H200 took 1029 us for Mixer-B's layer
+norm of a sum that is half of such tensors, where moving everything once takes 150."""
+
+
+def _read_back_first(graph: Graph, costs: Costs, shape: Shape) -> list[Shape]:
+    """The shape with an output that is reduced along its rows in a launch before, which the rest reads back.
+
+    For regions with tensors along rows and across them, as MLP-Mixer's norms of a residual stream that lies across: a
+    kernel of tiles moves both, and kernels over rows read what it stored. Empty where nothing is gained by that.
+    """
+    g, f = graph, costs.figures
+    found: list[tuple[float, int]] = []
+    reduced = {n: set(g.making(g.values[n].args)) for n in g.live if g.values[n].op in REDUCTIONS}
+    made = [set(g.making([o.value])) for o in g.outputs]
+    for k, out in enumerate(g.outputs):
+        v = g.values[out.value]
+        if not can_be_read_back(g, k) or not made[k].isdisjoint(reduced):
+            continue
+        if not any(out.value in inside and v.axes[-1] in g.values[n].over for n, inside in reduced.items()):
+            continue
+        users = [o for o, inside in zip(g.outputs, made, strict=True) if out.value in inside]
+        if any(STORAGE_BYTES[o.dtype] > STORAGE_BYTES[out.dtype] for o in users):
+            continue  # a result of more digits would show what storing rounds, and be found wrong
+        others = g.making([o.value for n, o in enumerate(g.outputs) if n != k], ends={out.value}.__contains__)
+        whole = _crosswise(g, v.axes, g.live, range(len(g.outputs)))
+        rest = _crosswise(g, v.axes, others, [n for n in range(len(g.outputs)) if n != k])
+        passes = 1 if by_rows(g, k) else 2
+        gain = _ACROSS * (whole - rest) - passes * costs.written(k) - f.next_us * f.copy_gbs * 1e3
+        if gain > 0:
+            found.append((gain, -k))
+    if not found:
+        return []
+    k = -max(found)[1]
+    apart = (tuple(tuple(r for r in group if r != f"o{k}") for group in launch) for launch in shape)
+    cut = (((f"b{k}",),), *(tuple(group for group in launch if group) for launch in apart if any(launch)))
+    try:
+        build_plan(graph, cut)
+    except Unsupported:
+        return []
+    return [cut]
+
+
+def _crosswise(graph: Graph, axes: Sequence[int], values: Iterable[int], outputs: Iterable[int]) -> float:
+    """Bytes of the tensors over ``axes`` that lie across the lanes of a kernel, whichever way its lanes run: the lesser
+    of those whose neighbours are along the last axis, and of those whose neighbours are along another."""
+    loads = [graph.values[i] for i in values if graph.values[i].op == "load"]
+    tensors = [(v.axes, v.strides, graph.inputs[v.slot]) for v in loads]
+    tensors += [(o.axes, o.strides, o.dtype) for o in (graph.outputs[k] for k in outputs)]
+    along = across = 0.0
+    for own, strides, storage in tensors:
+        if set(own) == set(axes) and 1 in strides:
+            moved = float(graph.size(own)) * STORAGE_BYTES[storage]
+            if strides[own.index(axes[-1])] == 1:
+                along += moved
+            else:
+                across += moved
+    return min(along, across)
 
 
 def _effort(graph: Graph, i: int, home: Iterable[int]) -> int:

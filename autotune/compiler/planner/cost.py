@@ -185,6 +185,11 @@ class Costs:
         v = self.graph.values[i]
         return self.size[i] * float(STORAGE_BYTES[v.dtype])
 
+    def written(self, k: int) -> float:
+        """Bytes of output ``k``."""
+        out = self.graph.outputs[k]
+        return float(self.graph.size(out.axes)) * float(STORAGE_BYTES[out.dtype])
+
     def _shared_by_all(self, inside: Sequence[int]) -> set[int]:
         """Reductions to one number of so many elements that all blocks share them, as they do where nothing larger of
         the group waits for one (see ``autotune.compiler.program.full_reduction``)."""
@@ -271,7 +276,7 @@ class Costs:
                 together, words = self._spread(i, i in again, i in shared)
                 lanes, row_words = min(lanes, together), max(row_words, words)
         scratch = sum(map(self.stored, taken)) + sum(map(self.stored, left))
-        written = sum(g.size(g.outputs[k].axes) * STORAGE_BYTES[g.outputs[k].dtype] for k in outputs)
+        written = sum(map(self.written, outputs))
         total = sum(slots.values()) + scratch + written
         return GroupCost(total, scratch, light, heavy, min(lanes, most), row_words, sum(slots.values()))
 

@@ -87,16 +87,12 @@ def unpack(shape: Shape) -> Shape:
 
 def _levels(plan: Plan) -> list[int]:
     """For each launch how many launches must run before it, one after the other."""
-    made = {s: n for n, launch in enumerate(plan.launches) for s in _scratch(plan, launch, "outputs")}
+    made = {s: n for n, launch in enumerate(plan.launches) for k in launch for s in plan.groups[k].outputs}
     level: list[int] = []
     for n, launch in enumerate(plan.launches):
-        waits = {made[s] for s in _scratch(plan, launch, "inputs")} - {n}
+        waits = {made[s] for k in launch for s in plan.groups[k].inputs if s[0] != "input"} - {n}
         level.append(max((level[w] + 1 for w in waits), default=0))
     return level
-
-
-def _scratch(plan: Plan, launch: Sequence[int], side: str) -> list[int]:
-    return [n for k in launch for kind, n in getattr(plan.groups[k], side) if kind == "scratch"]
 
 
 def _may_share(plan: Plan, families: Sequence[Family], launches: Sequence[int]) -> bool:

@@ -7,7 +7,9 @@ A plan is written as text, which is what a configuration stores (``config["plan"
 ``/`` separates launches, ``+`` groups packed side by side in one launch. A group is the list of its *roots*: reductions
 (``r`` and the value's number), region outputs (``o`` and the output's number), and values that other groups read from
 memory instead of computing them again (``v``). Everything else a group needs it computes for itself. Results that
-another group reads travel through scratch tensors.
+another group reads travel through scratch tensors. An output that is written ``b`` instead of ``o`` is read back: other
+groups take its value as it was stored, rounded to its type, as eager mode's next operator does. They read the output
+itself where neighbours along its last axis are neighbours in memory, else a copy in scratch where they are.
 
 Each group's graph is canonical, so that equal groups of different regions are equal workloads: they are tuned once.
 """
@@ -25,21 +27,26 @@ from autotune.compiler.planner.packing import pack
 from autotune.compiler.schedules.cuda import legal
 from autotune.errors import Unsupported
 from autotune.ir.forms.components import components
-from autotune.ir.graph import REDUCTIONS, Graph, Output, Value
+from autotune.ir.graph import FLOATS, REDUCTIONS, Graph, Output, Value
+from autotune.ir.precision import STRICT
+
+Source = tuple[str, int]
+"""A tensor of a region: ("input" | "output" | "scratch", number)."""
 
 
 @dataclass(frozen=True)
 class Group:
     """The operators of one body of a kernel.
 
-    ``inputs`` says for each slot of ``graph`` where it comes from: ("input", slot of the region) or ("scratch",
-    number); ``outputs`` likewise with "output" or "scratch". ``roots`` are numbered as in the region's graph, ``graph``
+    ``inputs`` says for each slot of ``graph`` where it comes from: ("input", slot of the region), ("scratch", number)
+    or ("output", number), which another group has written. ``outputs`` says likewise "output" or "scratch". ``roots``
+    are numbered as in the region's graph, ``graph``
     is canonical.
     """
 
     graph: Graph
-    inputs: tuple[tuple[str, int], ...]
-    outputs: tuple[tuple[str, int], ...]
+    inputs: tuple[Source, ...]
+    outputs: tuple[Source, ...]
     roots: Roots = ()
 
 
@@ -88,7 +95,7 @@ def read_text(text: str) -> Shape:
         groups = []
         for group in launch.split("+"):
             roots = tuple(r.strip() for r in group.split(","))
-            if not all(re.fullmatch(r"[rov]\d+", r) for r in roots):
+            if not all(re.fullmatch(r"[rovb]\d+", r) for r in roots):
                 raise ValueError(f"{group.strip()!r} is not a list of roots such as r3,o0")
             groups.append(roots)
         out.append(tuple(groups))
@@ -111,7 +118,7 @@ def all_roots(graph: Graph) -> Roots:
 def root_value(graph: Graph, root: str) -> int:
     """The value a root stands for."""
     number = int(root[1:])
-    return graph.outputs[number].value if root[0] == "o" else number
+    return graph.outputs[number].value if root[0] in "ob" else number
 
 
 def build_plan(graph: Graph, shape: Shape, target: str = "cuda") -> Plan:
@@ -126,23 +133,28 @@ def build_plan(graph: Graph, shape: Shape, target: str = "cuda") -> Plan:
     """
     drafts = [roots for launch in shape for roots in launch]
     _check_roots(graph, drafts)
-    home = {int(r[1:]): k for k, roots in enumerate(drafts) for r in roots if r[0] in "rv"}
-    crossing: dict[int, int] = {}
+    home, back = homes(graph, drafts), read_back(graph, drafts)
+    crossing: dict[int, Source] = {}
     cones = [cone(graph, roots, home, k) for k, roots in enumerate(drafts)]
     for k, values in enumerate(cones):
         for i in values:
             if home.get(i, k) != k and i not in crossing:
-                crossing[i] = len(crossing)
+                number = sum(kind == "scratch" for kind, _ in crossing.values())
+                crossing[i] = ("output", back[i]) if i in back and by_rows(graph, back[i]) else ("scratch", number)
     groups = []
     for k, roots in enumerate(drafts):
-        groups.append(_build_group(graph, roots, cones[k], home, k, crossing))
+        groups.append(_build_group(graph, roots, cones[k], home, k, crossing, back))
     launches, n = [], 0
     for launch in shape:
         launches.append(tuple(range(n, n + len(launch))))
         n += len(launch)
     plan = Plan(
         tuple(groups),
-        tuple((graph.values[i].dtype, graph.values[i].axes) for i in crossing),
+        tuple(
+            (graph.outputs[back[i]].dtype if i in back else graph.values[i].dtype, graph.values[i].axes)
+            for i, (kind, _) in crossing.items()
+            if kind == "scratch"
+        ),
         tuple(launches),
         write_text(shape),
     )
@@ -151,6 +163,16 @@ def build_plan(graph: Graph, shape: Shape, target: str = "cuda") -> Plan:
         if not legal(g.graph, target):
             raise Unsupported(f"no kernel for the group {','.join(g.roots)}")
     return plan
+
+
+def homes(graph: Graph, groups: Sequence[Roots]) -> dict[int, int]:
+    """The group of each value that others read from memory where it makes it: reductions, and what is kept."""
+    return {root_value(graph, r): k for k, roots in enumerate(groups) for r in roots if r[0] in "rvb"}
+
+
+def read_back(graph: Graph, groups: Iterable[Roots]) -> dict[int, int]:
+    """The output that each value is read back from."""
+    return {root_value(graph, r): int(r[1:]) for roots in groups for r in roots if r[0] == "b"}
 
 
 @lru_cache(maxsize=256)
@@ -282,8 +304,9 @@ def sketch(graph: Graph, roots: Sequence[str], home: Mapping[int, int], k: int) 
     values = cone(graph, roots, home, k)
     readers = _readers(graph)
     own = [i for i in values if home.get(i, k) == k and f"r{i}" in roots and not readers[i] <= set(roots)]
-    crossing = {i: n for n, i in enumerate([*own, *(i for i in values if home.get(i, k) != k)])}
-    return simplify(_raw_group(graph, roots, values, home, k, crossing)[0])
+    others = [i for i in values if home.get(i, k) != k]
+    crossing: dict[int, Source] = {i: ("scratch", n) for n, i in enumerate([*own, *others])}
+    return simplify(_raw_group(graph, roots, values, home, k, crossing, {})[0])
 
 
 _READERS: dict[int, tuple[Graph, dict[int, set[str]]]] = {}
@@ -307,28 +330,52 @@ def _readers(graph: Graph) -> dict[int, set[str]]:
 
 def _check_roots(graph: Graph, drafts: Sequence[Roots]) -> None:
     named = [r for roots in drafts for r in roots]
-    if len(named) != len(set(named)):
+    if len(named) != len({r.replace("b", "o") for r in named}):
         raise Unsupported("a root is in two groups")
+    kept = [root_value(graph, r) for r in named if r[0] == "v" or (r[0] == "b" and int(r[1:]) < len(graph.outputs))]
+    if len(kept) != len(set(kept)):
+        raise Unsupported("a value is kept in two places")
     for r in named:
-        limit = len(graph.outputs) if r[0] == "o" else len(graph.values)
+        limit = len(graph.outputs) if r[0] in "ob" else len(graph.values)
         if int(r[1:]) >= limit:
             raise Unsupported(f"the region has no {r}")
         if r[0] == "r" and graph.values[int(r[1:])].op not in REDUCTIONS:
             raise Unsupported(f"{r} is not a reduction")
         if r[0] == "v" and graph.values[int(r[1:])].op in ("const", "index", *REDUCTIONS):
             raise Unsupported(f"{r} is not a value to be kept in memory")
-    missing = set(all_roots(graph)) - set(named)
+        if r[0] == "b" and not can_be_read_back(graph, int(r[1:])):
+            raise Unsupported(f"{r} is not an output to be read back")
+    missing = set(all_roots(graph)) - {r.replace("b", "o") for r in named}
     if missing:
         raise Unsupported(f"no group has {', '.join(sorted(missing))}")
 
 
+def can_be_read_back(graph: Graph, k: int) -> bool:
+    """Whether a group may read output ``k`` in place of computing its value: a float, which varies over all of it.
+
+    Under the precision "strict" only what storing does not round may be.
+    """
+    out = graph.outputs[k]
+    v = graph.values[out.value]
+    if (
+        not v.axes
+        or v.op in ("const", "index", "load", *REDUCTIONS)
+        or out.offset
+        or sorted(out.axes) != sorted(v.axes)
+    ):
+        return False
+    if v.dtype not in FLOATS or out.dtype not in FLOATS or 0 in out.strides:
+        return False
+    return graph.precision != STRICT or v.dtype == out.dtype
+
+
 def _check_order(plan: Plan) -> None:
-    """Scratch is read after it is written: by a later launch."""
+    """What a group writes is read after it is written: by a later launch."""
     place = {g: n for n, launch in enumerate(plan.launches) for g in launch}
-    made = {n: k for k, g in enumerate(plan.groups) for kind, n in g.outputs if kind == "scratch"}
+    made = {ref: k for k, g in enumerate(plan.groups) for ref in g.outputs}
     for k, g in enumerate(plan.groups):
-        for kind, n in g.inputs:
-            if kind == "scratch" and not (n in made and place[made[n]] < place[k]):
+        for ref in g.inputs:
+            if ref[0] != "input" and not (ref in made and place[made[ref]] < place[k]):
                 raise Unsupported(f"the group {','.join(g.roots)} reads what is made after it")
 
 
@@ -341,14 +388,25 @@ def _dense(graph: Graph, axes: Iterable[int]) -> tuple[int, ...]:
     return tuple(strides)
 
 
+def _strides(out: Output, axes: Iterable[int]) -> tuple[int, ...]:
+    """The strides of an output, in the order of ``axes``."""
+    at = dict(zip(out.axes, out.strides, strict=True))
+    return tuple(at[a] for a in axes)
+
+
+def by_rows(graph: Graph, k: int) -> bool:
+    """Whether neighbours along the last axis of output ``k``'s value are neighbours in memory."""
+    return _strides(graph.outputs[k], graph.values[graph.outputs[k].value].axes)[-1:] == (1,)
+
+
 def _raw_group(
     graph: Graph, roots: Iterable[str], values: Sequence[int], home: Mapping[int, int], k: int,
-    crossing: Mapping[int, int],
-) -> tuple[Graph, list[tuple[str, int]], list[tuple[str, int]]]:  # fmt: skip
+    crossing: Mapping[int, Source], back: Mapping[int, int],
+) -> tuple[Graph, list[Source], list[Source]]:  # fmt: skip
     """A group's graph in the region's axes, and what its slots and outputs are."""
     new: dict[int, int] = {}
     made: list[Value] = []
-    slots: dict[tuple[str, int], int] = {}
+    slots: dict[Source, int] = {}
     types: list[str] = []
 
     def slot(kind: str, n: int, dtype: str) -> int:
@@ -360,8 +418,10 @@ def _raw_group(
     for i in values:
         v = graph.values[i]
         if home.get(i, k) != k:
-            s = slot("scratch", crossing[i], v.dtype)
-            v = Value("load", axes=v.axes, dtype=v.dtype, slot=s, strides=_dense(graph, v.axes))
+            kind, n = crossing[i]
+            storage = graph.outputs[back[i]].dtype if i in back else v.dtype
+            strides = _strides(graph.outputs[n], v.axes) if kind == "output" else _dense(graph, v.axes)
+            v = Value("load", axes=v.axes, dtype=v.dtype, slot=slot(kind, n, storage), strides=strides)
         elif v.op in ("load", "gather"):
             s = slot("input", v.slot, graph.inputs[v.slot])
             v = replace(v, args=tuple(new[a] for a in v.args), slot=s)
@@ -370,27 +430,32 @@ def _raw_group(
         new[i] = len(made)
         made.append(v)
     outputs: list[Output] = []
-    sinks: list[tuple[str, int]] = []
-    for r in sorted(roots, key=lambda r: (r[0] == "o", int(r[1:]))):
+    sinks: list[Source] = []
+    for r in sorted(roots, key=lambda r: (r[0] in "ob", int(r[1:]))):
         number = int(r[1:])
-        if r[0] == "o":
+        if r[0] in "ob":
             out = graph.outputs[number]
-            outputs.append(Output(new[out.value], out.axes, out.strides, out.dtype, out.offset))
+            outputs.append(replace(out, value=new[out.value]))
             sinks.append(("output", number))
+            if r[0] == "b" and crossing.get(out.value, sinks[-1]) != sinks[-1]:
+                axes = graph.values[out.value].axes
+                outputs.append(Output(new[out.value], axes, _dense(graph, axes), out.dtype))
+                sinks.append(crossing[out.value])
         elif number in crossing:
             v = graph.values[number]
             outputs.append(Output(new[number], v.axes, _dense(graph, v.axes), v.dtype))
-            sinks.append(("scratch", crossing[number]))
+            sinks.append(crossing[number])
     return Graph(graph.extents, tuple(made), tuple(types), tuple(outputs), graph.precision), list(slots), sinks
 
 
 def _build_group(
-    graph: Graph, roots: Roots, values: Sequence[int], home: Mapping[int, int], k: int, crossing: Mapping[int, int]
-) -> Group:
+    graph: Graph, roots: Roots, values: Sequence[int], home: Mapping[int, int], k: int,
+    crossing: Mapping[int, Source], back: Mapping[int, int],
+) -> Group:  # fmt: skip
     from autotune.ir.forms.canonical import canonicalize
     from autotune.ir.forms.simplify import simplify
 
-    raw, slots, sinks = _raw_group(graph, roots, values, home, k, crossing)
+    raw, slots, sinks = _raw_group(graph, roots, values, home, k, crossing, back)
     if not raw.outputs:
         raise Unsupported("a group without a result")
     made, order, outputs = canonicalize(simplify(raw))

@@ -20,6 +20,8 @@ from autotune.domains.fusion.drawing.svg_layout import Box, Drawing, Page, lay_o
 from autotune.domains.fusion.planning import planned
 from autotune.domains.fusion.task import FusionTask
 from autotune.ir.graph import Graph
+from tests.support.read_back import cut as read_back_cut
+from tests.support.read_back import mixer_norm, workload_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 HERE = "tests.unit.cli.test_plan_command"
@@ -328,6 +330,14 @@ def two_launches() -> Drawing:
     return Drawing("cut", "a", "b", dissect(graph, {"plan": f"{reduction} / {result}", **cut}, "cuda", 132))
 
 
+def read_back() -> Drawing:
+    """A region of two launches, the second of which reads a result of the first."""
+    task = FusionTask(workload_of(mixer_norm, 2, 24, 64), "cuda:0", "sm_90", 132)
+    made = task.plan_of({"plan": read_back_cut(task.graph)})
+    config = task.joined(made, [on.default(g.graph) for on, g in task.sides(made)])
+    return Drawing("read back", "a", "b", dissect(task.graph, config, "cuda", 132))
+
+
 def inside(inner: Box, outer: Box) -> bool:
     eps = 1e-6
     return (
@@ -359,6 +369,16 @@ def check_geometry(page: Page) -> None:
         way = (edge.source, *edge.via, edge.sink)
         assert {id(box) for box in way} <= placed
         assert all(a.y + a.h <= b.y for a, b in itertools.pairwise(way)), "an edge that does not go down"
+
+
+def test_a_result_that_is_read_back_is_drawn() -> None:
+    drawing = read_back()
+    page = lay_out([drawing])
+    check_geometry(page)
+    writes, reads = drawing.anatomy.groups
+    assert [t.name for t in writes.writes] == ["y0"]
+    assert "y0" in [t.name for t in reads.reads]
+    ET.fromstring(draw("read back", [drawing]))
 
 
 @pytest.mark.parametrize("target", ["layer_norm", "cross_entropy", "bert_layer"])
