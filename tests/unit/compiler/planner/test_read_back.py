@@ -8,17 +8,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from autotune.compiler.assemble import Draft, draft
 from autotune.compiler.planner.beam import shapes
 from autotune.compiler.planner.cost import Figures
 from autotune.compiler.planner.methods import METHODS
 from autotune.compiler.planner.packing import pack
 from autotune.compiler.planner.plan import all_roots, build_plan, make_plan, read_text, write_text
+from autotune.compiler.schedules.configurations import group_configs
 from autotune.compiler.schedules.cuda import scheme_of
+from autotune.domains.fusion.task import FusionTask
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
 from autotune.ir.oracle.interpret import interpret, make_inputs
 from autotune.ir.precision import STRICT
-from tests.support.read_back import cut, graph_of, mixer_norm, plain_norm, stream_norm
+from tests.support.read_back import cut, graph_of, mixer_norm, plain_norm, stream_norm, workload_of
 from tests.support.zoo import BF16, Case, T, workloads_of
 from tests.unit.compiler.planner.test_plan import run_groups
 
@@ -148,3 +151,20 @@ def test_a_reduction_is_kept_otherwise() -> None:
     text = ",".join(r.replace("o", "b") for r in roots)
     with pytest.raises(Unsupported, match="is not an output to be read back"):
         build_plan(graph, read_text(text))
+
+
+@pytest.mark.parametrize("fn", [mixer_norm, stream_norm])
+def test_kernels_of_one_batch_size_are_those_of_another(fn) -> None:
+    """Deployment runs what was tuned at another number of rows: same text, launch data and tensors."""
+    tuned, other = (FusionTask(workload_of(fn, batch), "cuda:0", "sm_90", 132) for batch in (64, 48))
+    assert tuned.workload.family == other.workload.family
+    plan = tuned.plan_of({"plan": cut(tuned.graph)})
+    config = tuned.joined(plan, [on.default(g.graph) for on, g in tuned.sides(plan)])
+
+    def drafts(task: FusionTask) -> list[Draft]:
+        made = task.plan_of(config)
+        return draft(task.graph, made, group_configs(made, config), 132)[0]
+
+    for one, two in zip(drafts(tuned), drafts(other), strict=True):
+        assert one.source.launch["dynamic"]
+        assert (one.source.text, one.source.launch, one.refs) == (two.source.text, two.source.launch, two.refs)
