@@ -24,9 +24,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from autotune.bench.form import finished
 from autotune.cli.options import positive_int, seconds
@@ -37,6 +38,8 @@ from benchmarks.real.families import DEFAULT, FAMILIES, NAMES
 from benchmarks.real.measure import COMPARED, MODES, Options, measure
 
 SUITE = "real_models"
+T = TypeVar("T")
+_running: set[subprocess.Popen[str]] = set()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,7 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with tempfile.TemporaryDirectory(prefix="autotune-real-") as folder:
             db = args.db or os.path.join(folder, "real.db")
-            return measure_all(args, db if "://" in db else os.path.abspath(db))
+            one_search = os.path.join(folder, "search") if args.beside > 1 else ""
+            return measure_all(args, db if "://" in db else os.path.abspath(db), one_search)
     except UserError as error:
         print(f"real_models: {error}", file=sys.stderr)
         return 2
@@ -83,6 +87,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=seconds, default=20.0, help="of interleaved timing at most (default: 20)")
     parser.add_argument("--timeout", type=seconds, default=3600.0, help="for a model, search included (default: 3600)")
     parser.add_argument("--until", type=seconds, metavar="S", help="begin no model after so many seconds")
+    about = "models at a time: one searches, others compile, one measures; needs their memory together (default: 1)"
+    parser.add_argument("--beside", type=positive_int, default=1, metavar="N", help=about)
     parser.add_argument("--db", help="database (default: a new one, thrown away)")
     parser.add_argument("--out", type=Path, help="result file; what is in it is kept")
     parser.add_argument("--retry", action="store_true", help="measure again what failed")
@@ -130,7 +136,7 @@ def listing() -> str:
     return "\n".join([*lines, "", *notes])
 
 
-def measure_all(args: argparse.Namespace, db: str) -> int:
+def measure_all(args: argparse.Namespace, db: str, one_search: str = "") -> int:
     """Measure what --out does not hold yet, a process a model, and print the table of all of it."""
     from autotune.device import environment, identify, resolve_device
 
@@ -144,15 +150,21 @@ def measure_all(args: argparse.Namespace, db: str) -> int:
         _say(f"{name}: {'failed before, --retry measures it again' if name in failed else 'is there already, skipped'}")
     modes = args.modes or (list(MODES) if device.startswith("cuda") else ["default"])
     shape = (args.tiny, args.layers, args.batch)
-    options = Options(device, db, *shape, args.search, modes, args.rounds, args.seconds, args.step_timeout)
+    options = Options(device, db, *shape, args.search, modes, args.rounds, args.seconds, args.step_timeout, one_search)
     versions = {k: str(v) for k, v in (("cuda", env.cuda), ("driver", env.driver)) if v}
     begin, fresh = time.monotonic(), dict[str, str]()
-    left = [name for name in args.models if name not in done]
-    for k, name in enumerate(left):
-        if args.until and time.monotonic() - begin > args.until:
-            _say(f"left for another call: {', '.join(left[k:])}")
-            break
-        case, why = measured(name, options, args.timeout)
+    waiting = [name for name in args.models if name not in done]
+    left: list[str] = []
+
+    def one(name: str) -> tuple[dict[str, Any] | None, str] | None:
+        late = args.until and time.monotonic() - begin > args.until
+        return None if late else measured(name, options, args.timeout)
+
+    for name, found in side_by_side(one, waiting, args.beside):
+        if found is None:
+            left.append(name)
+            continue
+        case, why = found
         if case is None:
             failed[name] = fresh[name] = why
             _say(f"{name}: failed: {why}")
@@ -162,8 +174,26 @@ def measure_all(args: argparse.Namespace, db: str) -> int:
             _say(f"{name}: {told(case)}")
         if args.out:
             form.write(args.out, label, list(cases.values()), versions, extra={**extra, "failed": failed})
+    if left:
+        _say(f"left for another call: {', '.join(left)}")
     print(table.text(list(cases.values()), failed))
     return 1 if fresh else 0
+
+
+def side_by_side(one: Callable[[str], T], names: Sequence[str], count: int) -> Iterator[tuple[str, T]]:
+    """What ``one`` makes of each name, as they end, ``count`` of them at a time; what runs is ended with the loop."""
+    pool = ThreadPoolExecutor(count)
+    asked: dict[Future[T], str] = {}
+    try:
+        asked |= {pool.submit(one, name): name for name in names}
+        for answer in as_completed(asked):
+            yield asked[answer], answer.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        while any(not answer.done() for answer in asked):
+            for process in list(_running):
+                process.terminate()
+            time.sleep(0.05)
 
 
 def _there(out: Path | None) -> bool:
@@ -184,11 +214,13 @@ def measured(name: str, options: Options, limit: float) -> tuple[dict[str, Any] 
     command = [sys.executable, "-m", "benchmarks.real_models", "--measure", name, "--options", options.to_json()]
     searched_here = {**os.environ, "AUTOTUNE_PACKAGED": "refuse"}  # and nothing that comes with autotune
     process = subprocess.Popen(command, cwd=form.ROOT, env=searched_here, stdout=subprocess.PIPE, text=True)
+    _running.add(process)
     try:
         out, _ = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
         return None, f"took more than {limit:g} s"
     finally:
+        _running.discard(process)
         if process.poll() is None:
             process.terminate()
             try:

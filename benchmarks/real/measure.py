@@ -6,12 +6,15 @@ step can be captured, else of launches from Python. Kernels are counted and time
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import functools
 import json
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +40,7 @@ class Options:
         tiny, layers, batch: as of :func:`benchmarks.real.models.make`.
         search: seconds to search; 0 deploys what is there.
         step: seconds for the verdict on the step in each mode, as ``autotune search`` ends with; 0 asks for none.
+        one_search: file whose lock a search holds, where models are measured side by side; "" for none.
         modes: of :data:`MODES`.
         rounds, seconds: of interleaved timing, at most.
     """
@@ -51,6 +55,7 @@ class Options:
     rounds: int = 40
     seconds: float = 10.0
     step: float = 0.0
+    one_search: str = ""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -73,7 +78,8 @@ def measure(name: str, options: Options, say: Say = lambda stage, seconds: None)
         say(what, took)
         return took
 
-    made = make(name, options.device, tiny=options.tiny, layers=options.layers, batch=options.batch)
+    with _turn(options):  # weights are drawn on the device
+        made = make(name, options.device, tiny=options.tiny, layers=options.layers, batch=options.batch)
     seconds = {"make": stage("make", begin)}
     found, searched = _search(made, options, seconds, stage)
     verdicts = _decide(made, options, seconds, stage)
@@ -126,8 +132,10 @@ def _search(
     busy = False
     if options.search > 0 and counted:
         _drop_cached(options.device)  # the search measures in a process of its own, on the same device
-        begin = time.monotonic()
-        with warnings.catch_warnings(record=True) as told:
+        with contextlib.ExitStack() as alone, warnings.catch_warnings(record=True) as told:
+            if options.one_search:
+                fcntl.flock(alone.enter_context(open(options.one_search, "w")), fcntl.LOCK_EX)
+            begin = time.monotonic()
             warnings.simplefilter("always", BusyMachine)
             results = autotune.search(
                 [w for w, _ in counted],
@@ -168,6 +176,13 @@ def _decide(
         )
     seconds["step"] = stage("step", begin)
     return [decision.record() for decision in found]
+
+
+def _turn(options: Options) -> AbstractContextManager[object]:
+    """While open, no other process measures on the device."""
+    from autotune.bench.turns import Turns
+
+    return Turns(options.device, _policy(options).lock_s).mine()
 
 
 def _drop_cached(device: str) -> None:
@@ -228,10 +243,9 @@ def _own_graphs(torch: Any, module: Any) -> Callable[..., Any]:
 def _floor(moved: int, options: Options) -> float:
     """What moving so many bytes takes at the copy bandwidth of now."""
     from autotune.bench.fusion.floor import copy_bandwidth
-    from autotune.bench.turns import Turns
 
     policy = dataclasses.replace(_policy(options), final_rounds=10, final_s=5.0)
-    with Turns(options.device, policy.lock_s).mine():
+    with _turn(options):
         return round(moved / copy_bandwidth(policy, options.device), 3)
 
 

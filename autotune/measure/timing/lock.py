@@ -21,13 +21,24 @@ def device_lock(device: str, timeout_s: float) -> Iterator[bool]:
     """
     name = re.sub(r"\W+", "-", _physical(device))
     path = Path(tempfile.gettempdir()) / f"autotune-{os.getuid()}-{name}.lock"
+    deadline = time.monotonic() + timeout_s
+    with contextlib.ExitStack() as stack:
+        try:
+            held, queue = (stack.enter_context(_opened(p)) for p in (path, path.with_suffix(".next")))
+        except OSError:
+            yield False
+            return
+        # Who waits holds the queue, so that who has just measured and wants to again comes after it.
+        got = _acquire(queue, deadline) and _acquire(held, deadline)
+        fcntl.flock(queue, fcntl.LOCK_UN)
+        yield got
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError:
-        yield False
-        return
-    try:
-        yield _acquire(handle, timeout_s)
+        yield handle
     finally:
         os.close(handle)
 
@@ -43,8 +54,7 @@ def _physical(device: str) -> str:
     return device
 
 
-def _acquire(handle: int, timeout_s: float) -> bool:
-    deadline = time.monotonic() + timeout_s
+def _acquire(handle: int, deadline: float) -> bool:
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

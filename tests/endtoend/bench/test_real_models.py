@@ -6,6 +6,8 @@ import importlib.util
 import json
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -428,6 +430,35 @@ def test_no_model_is_begun_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     run_with(monkeypatch, tmp_path / "real.json", ["--until", "120"], measured)
     assert asked == list(DEFAULT[:2])
+
+
+def test_models_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    meet, locks = threading.Barrier(2), set[str]()
+
+    def measured(name: str, options: Options, limit: float) -> tuple[dict[str, Any] | None, str]:
+        meet.wait(30)  # for another that runs meanwhile
+        locks.add(options.one_search)
+        return case(name), ""
+
+    models = ["--models", "t5_base,gpt2_medium,vit_base,resnet50", "--beside", "2"]
+    assert run_with(monkeypatch, tmp_path / "real.json", models, measured) == 0
+    assert len(form.read(tmp_path / "real.json")["cases"]) == 4
+    (lock,) = locks
+    assert lock, "one search at a time"
+    monkeypatch.undo()
+    started = subprocess.Popen
+    code = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr(real_models.subprocess, "Popen", lambda command, **how: started(code, **how))
+    options = Options("cpu", "unused")
+
+    def one(name: str) -> tuple[dict[str, Any] | None, str]:
+        return (None, "at once") if name == "a" else real_models.measured(name, options, 60.0)
+
+    begin = time.monotonic()
+    loop = real_models.side_by_side(one, ["a", "b", "c"], 2)
+    assert next(loop) == ("a", (None, "at once"))
+    loop.close()  # as an interrupt does
+    assert time.monotonic() - begin < 30, "what runs is ended"
 
 
 def test_a_process_that_hangs_or_dies_is_one_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import wait
@@ -235,3 +236,25 @@ def test_device_lock_excludes_and_gives_up(tmp_path: Path, monkeypatch: pytest.M
         assert (first, second, other) == (True, False, True)
     with device_lock("cuda:0", 1) as again:
         assert again
+
+
+def test_who_waits_for_a_device_comes_before_who_has_just_held_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    order, waiting = list[str](), threading.Event()
+
+    def other() -> None:
+        waiting.set()
+        with device_lock("cuda:0", 10):
+            order.append("other")
+
+    with device_lock("cuda:0", 1):
+        thread = threading.Thread(target=other)
+        thread.start()
+        waiting.wait(5)
+        time.sleep(0.1)  # it is in the queue by now
+    with device_lock("cuda:0", 10):
+        order.append("again")
+    thread.join()
+    assert order == ["other", "again"]
