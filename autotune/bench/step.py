@@ -207,7 +207,8 @@ def compare(
             mode that makes CUDA graphs stands for the one without.
         policy: of the final comparison (its rounds and seconds).
         say: told each stage (a contender made ready, "timing", "kernels") and its seconds.
-        peers: more contenders, by name.
+        peers: more contenders, by name. They come last, and are timed in turn with all the others; where one breaks
+            the timing, the others keep the times that they had without it.
 
     Raises:
         NotCompared: eager itself fails.
@@ -229,13 +230,12 @@ def compare(
             options: dict[str, Any] = {} if m == "default" else {"mode": m}
             makers[name] = functools.partial(compiler, fn, dynamic=False, **options)
     more = dict(peers or {})
-    makers |= {name: peer.make for name, peer in more.items()}
     wanted = trainable(fn, args, given) if train else []
     turns = Turns(device, policy.lock_s)
     ready, failed, counted = _Ready(turns, device, say), dict[str, str](), dict[str, int]()
     torch._dynamo.reset()
     with (
-        room_for(len(makers)),
+        room_for(len(makers) + len(more)),
         _compiled_anew(),
         inductor_takes_turns(turns),
         templates_in_threads(cuda and any("max-autotune" in m for m in modes)),
@@ -255,28 +255,28 @@ def compare(
         for name, make in makers.items():
             reset_counters()
             try:
-                got = ready.first_call(name, step_of(make(), args, given, wanted))
-                ready.note(name, got, None if random else difference(got, want))
-                if name not in more:
-                    counted = {k: v for k, v in dict(autotune.counters()).items() if v}
-                del got
-                ready.weigh(name)
+                ready.prepare(name, step_of(make(), args, given, wanted), want, random)
+                counted = {k: v for k, v in dict(autotune.counters()).items() if v}
+            except Exception as error:
+                failed[name] = first_line(error)
+        times, seconds, kernels = _measured(ready.steps, failed, policy, turns, say, device)
+        # A peer may leave the device in error, where no kernel runs any more: what was measured before it stands.
+        for name, peer in more.items():
+            try:
+                ready.prepare(name, step_of(peer.make(), args, given, wanted), want, random)
             except Exception as error:
                 failed[name] = first_line(error)
         del want
-        with turns.mine():
+        plain = frozenset(name for name, peer in more.items() if not peer.captured)
+        if late := [name for name in more if name not in failed]:
+            left = {k: s for k, s in ready.steps.items() if k not in failed}
             begin = time.monotonic()
-            plain = frozenset(name for name, peer in more.items() if not peer.captured)
-            times = timed({k: s for k, s in ready.steps.items() if k not in failed}, policy, device, plain)
-            seconds = {"timing": round(time.monotonic() - begin, 1)}
-            say("timing", seconds["timing"])
-            if cuda:
-                begin = time.monotonic()
-                kernels = kernels_of({name: ready.steps[name] for name in times.samples if name not in more})
-                seconds["kernels"] = round(time.monotonic() - begin, 1)
-                say("kernels", seconds["kernels"])
-            else:
-                kernels = {}
+            try:
+                with turns.mine():
+                    times = timed(left, policy, device, plain)
+            except Exception as error:
+                failed |= dict.fromkeys(late, f"the timing with it failed: {first_line(error)}")
+            say("timing with peers", round(time.monotonic() - begin, 1))
     steps = {
         name: Step(
             us=round(statistics.median(taken), 3),
@@ -341,6 +341,13 @@ class _Ready:
         """Note what memory a step takes: by a further call, since compilers take some of their own in the first."""
         self.found[name] |= {"peak_bytes": self._peak(self.steps[name])}
 
+    def prepare(self, name: str, step: Call, want: object, random: bool) -> None:
+        """Call a contender, and note its difference to eager's results and its memory."""
+        got = self.first_call(name, step)
+        self.note(name, got, None if random else difference(got, want))
+        del got
+        self.weigh(name)
+
     def _peak(self, step: Call) -> int | None:
         if not self._device.startswith("cuda"):
             return None
@@ -374,6 +381,29 @@ def _repeated(step: Call, first: object, device: str) -> tuple[float, bool]:
     same = difference(seeded(step, 0, device), first)
     other = difference(seeded(step, 1, device), first)
     return same, same <= CHANGING and other > 10 * same + 1e-6
+
+
+def _measured(
+    steps: Mapping[str, Call],
+    failed: Mapping[str, str],
+    policy: Policy,
+    turns: Turns,
+    say: Callable[[str, float], None],
+    device: str,
+) -> tuple[_Timed, dict[str, float], dict[str, dict[str, Any]]]:
+    """Times of the contenders that have not failed, the seconds that each stage took, and on a GPU their kernels."""
+    seconds, kernels = dict[str, float](), dict[str, dict[str, Any]]()
+    with turns.mine():
+        begin = time.monotonic()
+        times = timed({k: s for k, s in steps.items() if k not in failed}, policy, device)
+        seconds["timing"] = round(time.monotonic() - begin, 1)
+        say("timing", seconds["timing"])
+        if device.startswith("cuda"):
+            begin = time.monotonic()
+            kernels = kernels_of({name: steps[name] for name in times.samples})
+            seconds["kernels"] = round(time.monotonic() - begin, 1)
+            say("kernels", seconds["kernels"])
+    return times, seconds, kernels
 
 
 @dataclass(frozen=True)

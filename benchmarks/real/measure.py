@@ -28,6 +28,7 @@ launched from Python, with the graphs it makes itself."""
 COMPARED = ("default", "max-autotune")
 LIGER, OVERHEAD = "liger", f"{COMPILE} reduce-overhead"
 _GRAPHLESS = "-no-cudagraphs"
+_FARTHER = 5.0
 Say = Callable[[str, float], None]
 
 
@@ -83,8 +84,9 @@ def measure(name: str, options: Options, say: Say = lambda stage, seconds: None)
     seconds = {"make": stage("make", begin)}
     found, searched = _search(made, options, seconds, stage)
     verdicts = _decide(made, options, seconds, stage)
+    floor_us = _floor(found["bytes"], options)  # before any peer, which may leave the device in error
     compared = _compare(made, options, say)
-    case = {**described(made), **found, **times(compared, options.modes, _floor(found["bytes"], options))}
+    case = {**described(made), **found, **times(compared, options.modes, floor_us)}
     seconds |= {f"first_call {who}": s.prepare_s for who, s in compared.steps.items()} | dict(compared.seconds)
     seconds["all"] = round(time.monotonic() - begin, 1)
     return {**case, "searched": searched, "verdicts": verdicts, "seconds": seconds}
@@ -270,7 +272,7 @@ def times(compared: Comparison, modes: Sequence[str], floor_us: float) -> dict[s
         "differences": checks,
         "noise": {who: s.noise for who, s in compared.steps.items()},
         "random": compared.random,
-        "missing": dict(compared.failed),
+        "missing": {**compared.failed, **_wrong(compared)},
         "others_busy": round(compared.others, 2),
         "counters": dict(compared.counters),
     }
@@ -281,7 +283,19 @@ def _finite(value: float | None) -> float | None:
 
 
 def _us(compared: Comparison, who: str) -> float | None:
-    return compared.steps[who].us if who in compared.steps else None
+    return compared.steps[who].us if who in compared.steps and who not in _wrong(compared) else None
+
+
+def _wrong(compared: Comparison) -> dict[str, str]:
+    """Peers whose results are much farther from eager's than those of any ``torch.compile``: their times say nothing."""
+    known = [compared.steps[who].difference for who in (EAGER, *compared.of(COMPILE)) if who in compared.steps]
+    worst = max((apart for apart in known if apart is not None), default=None)
+    found = {}
+    for who in (LIGER, OVERHEAD):
+        apart = compared.steps[who].difference if who in compared.steps else None
+        if apart is not None and worst is not None and apart > _FARTHER * worst + 1e-3:
+            found[who] = f"results {apart:.3g} from eager's, where torch.compile's are {worst:.3g}"
+    return found
 
 
 def _of(compared: Comparison, who: str, name: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import subprocess
@@ -255,6 +256,15 @@ def test_a_case_has_what_the_modes_came_to() -> None:
     assert alone["liger_us"] is None
     assert (alone["default"]["compile_us"], alone["default"]["compile_library_us"]) == (600.0, None)
     json.dumps(alone, allow_nan=False)
+
+
+def test_a_peer_with_wrong_results_has_no_time() -> None:
+    found = compared()
+    steps = {**found.steps, LIGER: dataclasses.replace(found.steps[LIGER], difference=0.3)}
+    case = times(dataclasses.replace(found, steps=steps), ("default", "max-autotune"), 1.0)
+    assert case["liger_us"] is None
+    assert case["missing"] == {LIGER: "results 0.3 from eager's, where torch.compile's are 0.001"}
+    assert case["reduce_overhead_us"] == 480.0
 
 
 def test_a_contender_that_failed_is_null_and_told() -> None:

@@ -207,6 +207,50 @@ def test_peers_are_timed_beside_the_contenders(in_eager: dict[str, Callable[...,
     assert found.failed == {"missing": "ImportError: no such library"}
 
 
+def test_a_peer_that_breaks_the_timing_leaves_the_other_times(in_eager: dict[str, Callable[..., Any]]) -> None:
+    calls = []
+
+    def breaks(x: torch.Tensor) -> torch.Tensor:
+        calls.append(x)
+        if len(calls) > 1:
+            raise RuntimeError("an illegal memory access")
+        return torch.exp(x)
+
+    stages: list[str] = []
+    found = compare(
+        torch.exp,
+        (X,),
+        train=False,
+        device="cpu",
+        policy=quick(),
+        peers={"peer": Peer(lambda: breaks)},
+        say=lambda stage, seconds: stages.append(stage),
+    )
+    assert list(found.steps) == [EAGER, COMPILE, AUTOTUNE]
+    assert all(s.us > 0 for s in found.steps.values())
+    assert "an illegal memory access" in found.failed["peer"]
+    assert stages.index("timing") < stages.index("peer")
+
+
+def test_a_device_in_error_after_a_peer_leaves_the_other_times(
+    in_eager: dict[str, Callable[..., Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = step.timed
+
+    def in_error(steps: dict[str, Any], *args: Any) -> Any:
+        if "peer" in steps:
+            raise NotCompared("CUDA error: an illegal memory access was encountered")
+        return timed(steps, *args)
+
+    monkeypatch.setattr(step, "timed", in_error)
+    peers = {"peer": Peer(lambda: torch.exp)}
+    found = compare(torch.exp, (X,), train=False, device="cpu", policy=quick(), peers=peers)
+    assert list(found.steps) == [EAGER, COMPILE, AUTOTUNE]
+    assert found.failed == {
+        "peer": "the timing with it failed: NotCompared: CUDA error: an illegal memory access was encountered"
+    }
+
+
 def test_who_times_has_the_device_to_itself(
     in_eager: dict[str, Callable[..., Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
