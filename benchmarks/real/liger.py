@@ -7,6 +7,7 @@ stays as it was.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from torch import nn
 from autotune.errors import first_line
 
 MISSING = object()
+LOSS = "liger_fused_linear_cross_entropy"
 
 
 class NoLiger(Exception):
@@ -45,6 +47,7 @@ def compiled(module: nn.Module) -> Callable[..., Any]:
     _apply_liger_kernel_to_instance(model=twin.model)
     changed = {name: value for name, value in names.items() if before.get(name, MISSING) is not value}
     swap(names, {name: before.get(name, MISSING) for name in changed})
+    keep_the_loss_out()
     run = torch.compile(twin, dynamic=False)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -55,6 +58,18 @@ def compiled(module: nn.Module) -> Callable[..., Any]:
             swap(names, there)
 
     return call
+
+
+def keep_the_loss_out() -> None:
+    """Have Dynamo call Liger's fused loss instead of tracing it, as trainers that use Liger do.
+
+    Traced by torch 2.11, the loss of Liger 0.8.5 reads memory that nothing wrote (``docs/benchmarks.md``, "Whole models").
+    """
+    with contextlib.suppress(ImportError):
+        from liger_kernel.transformers import functional
+
+        if (loss := getattr(functional, LOSS, None)) is not None:
+            setattr(functional, LOSS, torch.compiler.disable(loss))
 
 
 def sharing(module: nn.Module) -> Any:

@@ -287,7 +287,7 @@ def _us(compared: Comparison, who: str) -> float | None:
 
 
 def _wrong(compared: Comparison) -> dict[str, str]:
-    """Peers whose results are much farther from eager's than those of any ``torch.compile``: their times say nothing."""
+    """Peers whose results are much farther from eager's than any ``torch.compile``'s: their times say nothing."""
     known = [compared.steps[who].difference for who in (EAGER, *compared.of(COMPILE)) if who in compared.steps]
     worst = max((apart for apart in known if apart is not None), default=None)
     found = {}

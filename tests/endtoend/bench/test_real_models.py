@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import inspect
 import json
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from benchmarks.real.measure import LIGER, OVERHEAD, Options, times
 from benchmarks.real.models import _no_zeros, make
 
 HERE = {"transformers": importlib.util.find_spec("transformers"), "timm": importlib.util.find_spec("timm")}
+COMPILE = torch.compile
 needs_transformers = pytest.mark.skipif(not HERE["transformers"], reason="transformers is not installed (extra bench)")
 needs_timm = pytest.mark.skipif(not HERE["timm"], reason="timm is not installed (extra bench)")
 
@@ -196,6 +198,26 @@ def test_liger_leaves_the_model_as_it_was(liger_here: None) -> None:
     patched.sum().backward()
     assert weight.grad is not None, "the weights are the very same"
     assert bias.grad is None
+
+
+def test_ligers_loss_is_called_and_not_traced(liger_here: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    functional = ModuleType("liger_kernel.transformers.functional")
+    traced = []
+
+    def loss(x: Tensor, *, softcap: float | None = None) -> Tensor:
+        traced.append(torch.compiler.is_compiling())
+        return x.sum()
+
+    setattr(functional, liger.LOSS, loss)
+    monkeypatch.setitem(sys.modules, functional.__name__, functional)
+    monkeypatch.setattr(sys.modules["liger_kernel.transformers"], "functional", functional, raising=False)
+    for _ in range(2):
+        liger.keep_the_loss_out()
+    there = getattr(functional, liger.LOSS)
+    assert "softcap" in inspect.signature(there).parameters, "Liger asks for them"
+    compiled = COMPILE(lambda x: there(x * 2.0) + 1.0, backend="eager")
+    assert compiled(torch.ones(3)).item() == 7.0
+    assert traced == [False]
 
 
 def test_liger_fails_within_and_leaves_the_model_as_it_was(liger_here: None) -> None:

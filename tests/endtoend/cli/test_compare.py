@@ -365,7 +365,7 @@ def many() -> Tensor:
 def timed_as(slowdown: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples as of a quiet machine, with autotune's step slower by so much: what a busy one takes is chance."""
 
-    def timed(steps: Any, policy: Policy, device: str, plain: Any) -> Any:
+    def timed(steps: Any, policy: Policy, device: str, plain: Any = ()) -> Any:
         chance = random.Random(str(slowdown))
         us = {EAGER: 100.0, COMPILE: 80.0, AUTOTUNE: 50.0 * (1 + slowdown)}
         samples = {who: [us[who] * math.exp(0.02 * chance.gauss(0, 1)) for _ in range(60)] for who in steps}
