@@ -206,7 +206,7 @@ def compare(
         mode: of ``torch.compile``, or several, for both that take one. The step is captured as a whole, so that a
             mode that makes CUDA graphs stands for the one without.
         policy: of the final comparison (its rounds and seconds).
-        say: told each stage (a contender made ready, "timing", "kernels") and its seconds.
+        say: told each stage (a contender made ready, "timing", "kernels", "timing with peers") and its seconds.
         peers: more contenders, by name. They come last, and are timed in turn with all the others; where one breaks
             the timing, the others keep the times that they had without it.
 
@@ -232,7 +232,11 @@ def compare(
     more = dict(peers or {})
     wanted = trainable(fn, args, given) if train else []
     turns = Turns(device, policy.lock_s)
-    ready, failed, counted = _Ready(turns, device, say), dict[str, str](), dict[str, int]()
+    ready, counted, kernels = _Ready(turns, device, say), dict[str, int](), dict[str, dict[str, Any]]()
+
+    def stepping(make: Callable[[], Callable[..., Any]]) -> Call:
+        return step_of(make(), args, given, wanted)
+
     torch._dynamo.reset()
     with (
         room_for(len(makers) + len(more)),
@@ -254,28 +258,30 @@ def compare(
         ready.note(EAGER, want, None if random else repeat)
         for name, make in makers.items():
             reset_counters()
-            try:
-                ready.prepare(name, step_of(make(), args, given, wanted), want, random)
+            ready.prepare(name, functools.partial(stepping, make), want, random)
+            if name not in ready.failed:
                 counted = {k: v for k, v in dict(autotune.counters()).items() if v}
-            except Exception as error:
-                failed[name] = first_line(error)
-        times, seconds, kernels = _measured(ready.steps, failed, policy, turns, say, device)
+        del want  # a training step's has every gradient: no timing holds them beside its own
+        with turns.mine():
+            with ready.stage("timing"):
+                times = timed(ready.left, policy, device)
+            if cuda:
+                with ready.stage("kernels"):
+                    kernels = kernels_of({name: ready.steps[name] for name in times.samples})
         # A peer may leave the device in error, where no kernel runs any more: what was measured before it stands.
-        for name, peer in more.items():
-            try:
-                ready.prepare(name, step_of(peer.make(), args, given, wanted), want, random)
-            except Exception as error:
-                failed[name] = first_line(error)
-        del want
         plain = frozenset(name for name, peer in more.items() if not peer.captured)
-        if late := [name for name in more if name not in failed]:
-            left = {k: s for k, s in ready.steps.items() if k not in failed}
+        if more:
+            want = seeded(eager, 0, device)
+            for name, peer in more.items():
+                ready.prepare(name, functools.partial(stepping, peer.make), want, random)
+            del want
+        if late := [name for name in more if name not in ready.failed]:
             begin = time.monotonic()
             try:
                 with turns.mine():
-                    times = timed(left, policy, device, plain)
+                    times = timed(ready.left, policy, device, plain)
             except Exception as error:
-                failed |= dict.fromkeys(late, f"the timing with it failed: {first_line(error)}")
+                ready.failed |= dict.fromkeys(late, f"the timing with it failed: {first_line(error)}")
             say("timing with peers", round(time.monotonic() - begin, 1))
     steps = {
         name: Step(
@@ -288,7 +294,8 @@ def compare(
         )
         for name, taken in times.samples.items()
     }
-    return Comparison(steps, {**failed, **times.failed}, device, modes, counted, random, seconds, times.others)
+    failed = {**ready.failed, **times.failed}
+    return Comparison(steps, failed, device, modes, counted, random, ready.seconds, times.others)
 
 
 def room_for(contenders: int) -> contextlib.AbstractContextManager[object]:
@@ -315,7 +322,8 @@ class _Ready:
     """Contenders that have been called, and so are compiled.
 
     Attributes:
-        steps: by contender; ``found``: fields of its :class:`Step`.
+        steps: by contender; ``found``: fields of its :class:`Step`; ``failed``: why it cannot be compared.
+        seconds: by stage of its own (:meth:`stage`), once it has ended.
     """
 
     def __init__(self, turns: Turns, device: str, say: Callable[[str, float], None]) -> None:
@@ -323,6 +331,20 @@ class _Ready:
         self._there = torch.cuda.memory_allocated() if device.startswith("cuda") else 0
         self.steps: dict[str, Call] = {}
         self.found: dict[str, dict[str, Any]] = {}
+        self.failed: dict[str, str] = {}
+        self.seconds: dict[str, float] = {}
+
+    @property
+    def left(self) -> dict[str, Call]:
+        """The steps of the contenders that have not failed."""
+        return {name: step for name, step in self.steps.items() if name not in self.failed}
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        begin = time.monotonic()
+        yield
+        self.seconds[name] = round(time.monotonic() - begin, 1)
+        self._say(name, self.seconds[name])
 
     def first_call(self, name: str, step: Call) -> object:
         begin, waited = time.monotonic(), self._turns.waited_s
@@ -341,12 +363,15 @@ class _Ready:
         """Note what memory a step takes: by a further call, since compilers take some of their own in the first."""
         self.found[name] |= {"peak_bytes": self._peak(self.steps[name])}
 
-    def prepare(self, name: str, step: Call, want: object, random: bool) -> None:
-        """Call a contender, and note its difference to eager's results and its memory."""
-        got = self.first_call(name, step)
-        self.note(name, got, None if random else difference(got, want))
-        del got
-        self.weigh(name)
+    def prepare(self, name: str, make: Callable[[], Call], want: object, random: bool) -> None:
+        """Make and call a contender's step, and note its difference to eager's results and its memory; or why not."""
+        try:
+            got = self.first_call(name, make())
+            self.note(name, got, None if random else difference(got, want))
+            del got
+            self.weigh(name)
+        except Exception as error:
+            self.failed[name] = first_line(error)
 
     def _peak(self, step: Call) -> int | None:
         if not self._device.startswith("cuda"):
@@ -381,29 +406,6 @@ def _repeated(step: Call, first: object, device: str) -> tuple[float, bool]:
     same = difference(seeded(step, 0, device), first)
     other = difference(seeded(step, 1, device), first)
     return same, same <= CHANGING and other > 10 * same + 1e-6
-
-
-def _measured(
-    steps: Mapping[str, Call],
-    failed: Mapping[str, str],
-    policy: Policy,
-    turns: Turns,
-    say: Callable[[str, float], None],
-    device: str,
-) -> tuple[_Timed, dict[str, float], dict[str, dict[str, Any]]]:
-    """Times of the contenders that have not failed, the seconds that each stage took, and on a GPU their kernels."""
-    seconds, kernels = dict[str, float](), dict[str, dict[str, Any]]()
-    with turns.mine():
-        begin = time.monotonic()
-        times = timed({k: s for k, s in steps.items() if k not in failed}, policy, device)
-        seconds["timing"] = round(time.monotonic() - begin, 1)
-        say("timing", seconds["timing"])
-        if device.startswith("cuda"):
-            begin = time.monotonic()
-            kernels = kernels_of({name: steps[name] for name in times.samples})
-            seconds["kernels"] = round(time.monotonic() - begin, 1)
-            say("kernels", seconds["kernels"])
-    return times, seconds, kernels
 
 
 @dataclass(frozen=True)

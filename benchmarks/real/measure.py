@@ -29,6 +29,7 @@ COMPARED = ("default", "max-autotune")
 LIGER, OVERHEAD = "liger", f"{COMPILE} reduce-overhead"
 _GRAPHLESS = "-no-cudagraphs"
 _FARTHER = 5.0
+"""A peer whose results are so many times farther from eager's than torch.compile's has no figure."""
 Say = Callable[[str, float], None]
 
 
@@ -254,10 +255,11 @@ def _floor(moved: int, options: Options) -> float:
 def times(compared: Comparison, modes: Sequence[str], floor_us: float) -> dict[str, Any]:
     """What a comparison found, as the result file has it; null where a contender was not run or could not be."""
     run = {m.removesuffix(_GRAPHLESS): k for k, m in enumerate(compared.modes)}
+    wrong = _wrong(compared)
     found: dict[str, Any] = {
         **_of(compared, EAGER, "eager"),
-        "liger_us": _us(compared, LIGER),
-        "reduce_overhead_us": _us(compared, OVERHEAD),
+        "liger_us": None if LIGER in wrong else _us(compared, LIGER),
+        "reduce_overhead_us": None if OVERHEAD in wrong else _us(compared, OVERHEAD),
     }
     for mode in COMPARED:
         if mode not in run or mode not in modes:
@@ -272,7 +274,7 @@ def times(compared: Comparison, modes: Sequence[str], floor_us: float) -> dict[s
         "differences": checks,
         "noise": {who: s.noise for who, s in compared.steps.items()},
         "random": compared.random,
-        "missing": {**compared.failed, **_wrong(compared)},
+        "missing": {**compared.failed, **wrong},
         "others_busy": round(compared.others, 2),
         "counters": dict(compared.counters),
     }
@@ -283,7 +285,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def _us(compared: Comparison, who: str) -> float | None:
-    return compared.steps[who].us if who in compared.steps and who not in _wrong(compared) else None
+    return compared.steps[who].us if who in compared.steps else None
 
 
 def _wrong(compared: Comparison) -> dict[str, str]:
