@@ -1,8 +1,8 @@
 """The torch.compile backend: Inductor's own compilation, with stored kernels in its graphs.
 
 Dynamo, AOTAutograd, the joint-graph and post-grad passes, code generation, caches and CUDA graphs are Inductor's, with
-all that the user asked for. autotune adds two passes: :mod:`autotune.compiler.capture.joint` and
-:mod:`autotune.runtime.inductor.region_pass`.
+all that the user asked for. autotune adds three passes: :mod:`autotune.compiler.capture.attention` before AOTAutograd,
+:mod:`autotune.compiler.capture.joint` and :mod:`autotune.runtime.inductor.region_pass`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import fx
 
 from autotune.errors import UserError
 from autotune.runtime.database import warn_once
-from autotune.runtime.settings import Verify
+from autotune.runtime.settings import Verify, settings
 
 if TYPE_CHECKING:
     from autotune.runtime.inductor.verdict import Trial
@@ -90,6 +90,7 @@ def _compiled(
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
 
+    from autotune.compiler.capture.attention import rewrite_attention
     from autotune.runtime.inductor.agreement import ranks_agree
     from autotune.runtime.inductor.verdict import base_mode
 
@@ -99,6 +100,8 @@ def _compiled(
         warn_once(refused, f"autotune: stored kernels are not used with Inductor's {refused}, which compiles no Python")
     elif trial is not None or ranks_agree(gm.graph, example_inputs):
         patches |= _passes(patches, base_mode(options.get("mode")), trial, verify)
+    if settings().attention == "fuse":
+        rewrite_attention(gm)
     compiled: Any = compile_fx(gm, list(example_inputs), config_patches=patches or None)
     return compiled  # type: ignore[no-any-return]
 

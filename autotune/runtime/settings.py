@@ -16,6 +16,7 @@ from autotune.store.reading import Match
 
 OtherDevice = Literal["refuse", "warn"]
 Packaged = Literal["use", "refuse"]
+Attention = Literal["fuse", "keep"]
 Verify = Literal["auto", "first", "always", "never"]
 
 _ALLOWED: dict[str, tuple[str, ...]] = {
@@ -23,6 +24,7 @@ _ALLOWED: dict[str, tuple[str, ...]] = {
     "other_device": get_args(OtherDevice),
     "packaged": get_args(Packaged),
     "verify": get_args(Verify),
+    "attention": get_args(Attention),
 }
 
 
@@ -45,6 +47,9 @@ class Settings:
         verify: when a stored kernel's results are compared with those of the region's own operators
             ($AUTOTUNE_VERIFY). "first": at its first call in a process. "always": at every call. "never". "auto": at
             its first call, where it was tuned under other conditions (rows, device or software) than it meets here.
+        attention: whether calls of ``scaled_dot_product_attention`` are rewritten so that a fused kernel takes them
+            ($AUTOTUNE_ATTENTION): "fuse" or "keep". A search obeys it too. Rules:
+            :mod:`autotune.compiler.capture.attention`.
     """
 
     environment: Match = "loose"
@@ -52,6 +57,7 @@ class Settings:
     packaged: Packaged = "use"
     rows: float = 16.0
     verify: Verify = "auto"
+    attention: Attention = "fuse"
 
 
 _given: dict[str, Any] = {}
@@ -67,6 +73,7 @@ def configure(
     packaged: Packaged | None = None,
     rows: float | None = None,
     verify: Verify | None = None,
+    attention: Attention | None = None,
     background: bool | str | None = None,
 ) -> Settings:
     """Change how deployment behaves in this process, for what is compiled from now on; see :class:`Settings`.
@@ -76,7 +83,7 @@ def configure(
         autotune.configure(environment="strict", verify="first")
 
     Args:
-        environment, other_device, packaged, rows, verify: None leaves it as it is.
+        environment, other_device, packaged, rows, verify, attention: None leaves it as it is.
         background: whether what is missed is tuned beside this process, while the device is idle
             ($AUTOTUNE_BACKGROUND); the name of an idle equal device to do that on, such as "cuda:3". None leaves it as
             it is. See :mod:`autotune.runtime.background`.
@@ -88,7 +95,8 @@ def configure(
         UserError: a value that is none of those that a setting has.
     """
     new = {
-        "environment": environment, "other_device": other_device, "packaged": packaged, "rows": rows, "verify": verify
+        "environment": environment, "other_device": other_device, "packaged": packaged, "rows": rows, "verify": verify,
+        "attention": attention,
     }  # fmt: skip
     checked = {name: _value(name, value, name) for name, value in new.items() if value is not None}
     if background is not None:
@@ -146,4 +154,14 @@ def _value(name: str, value: Any, what: str) -> Any:
     return value
 
 
-__all__ = ["OtherDevice", "Packaged", "Settings", "Verify", "changes", "configure", "reset_settings", "settings"]
+__all__ = [
+    "Attention",
+    "OtherDevice",
+    "Packaged",
+    "Settings",
+    "Verify",
+    "changes",
+    "configure",
+    "reset_settings",
+    "settings",
+]

@@ -27,6 +27,8 @@ MODES = ("default", "reduce-overhead", "max-autotune")
 launched from Python, with the graphs it makes itself."""
 COMPARED = ("default", "max-autotune")
 LIGER, OVERHEAD = "liger", f"{COMPILE} reduce-overhead"
+ATTENTION = f"{COMPILE} attention"
+"""``torch.compile`` of the graphs in which autotune has rewritten attention: what is left is its kernels'."""
 _GRAPHLESS = "-no-cudagraphs"
 _FARTHER = 5.0
 """A peer whose results are so many times farther from eager's than torch.compile's has no figure."""
@@ -207,7 +209,7 @@ def _compare(made: Made, options: Options, say: Say) -> Comparison:
     from autotune.runtime.database import deploying_from
     from benchmarks.real.liger import compiled
 
-    peers = {}
+    peers = {ATTENTION: Peer(functools.partial(_with_attention, torch, made.module))}
     if options.device.startswith("cuda"):
         peers[LIGER] = Peer(functools.partial(compiled, made.module))
         if "reduce-overhead" in options.modes:
@@ -243,6 +245,19 @@ def _own_graphs(torch: Any, module: Any) -> Callable[..., Any]:
     return call
 
 
+def _with_attention(torch: Any, module: Any) -> Callable[..., Any]:
+    from torch._inductor.compile_fx import compile_fx
+
+    from autotune.compiler.capture.attention import rewrite_attention
+
+    def backend(gm: Any, inputs: Sequence[Any], **options: Any) -> Any:
+        rewrite_attention(gm)
+        return compile_fx(gm, list(inputs))
+
+    run: Callable[..., Any] = torch.compile(module, backend=backend, dynamic=False)
+    return run
+
+
 def _floor(moved: int, options: Options) -> float:
     """What moving so many bytes takes at the copy bandwidth of now."""
     from autotune.bench.fusion.floor import copy_bandwidth
@@ -260,6 +275,7 @@ def times(compared: Comparison, modes: Sequence[str], floor_us: float) -> dict[s
         **_of(compared, EAGER, "eager"),
         "liger_us": None if LIGER in wrong else _us(compared, LIGER),
         "reduce_overhead_us": None if OVERHEAD in wrong else _us(compared, OVERHEAD),
+        "attention_us": None if ATTENTION in wrong else _us(compared, ATTENTION),
     }
     for mode in COMPARED:
         if mode not in run or mode not in modes:
@@ -293,7 +309,7 @@ def _wrong(compared: Comparison) -> dict[str, str]:
     known = [compared.steps[who].difference for who in (EAGER, *compared.of(COMPILE)) if who in compared.steps]
     worst = max((apart for apart in known if apart is not None), default=None)
     found = {}
-    for who in (LIGER, OVERHEAD):
+    for who in (LIGER, OVERHEAD, ATTENTION):
         apart = compared.steps[who].difference if who in compared.steps else None
         if apart is not None and worst is not None and apart > _FARTHER * worst + 1e-3:
             found[who] = f"results {apart:.3g} from eager's, where torch.compile's are {worst:.3g}"

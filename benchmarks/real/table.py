@@ -11,11 +11,12 @@ from benchmarks.real.measure import COMPARED
 
 Case = Mapping[str, Any]
 ABOUT = (
-    "A step in ms; autotune's speedup over torch.compile in each mode, and each at its best. On a GPU also:",
+    "A step in ms; autotune's speedup over torch.compile in each mode, and each at its best. + attention:",
+    "torch.compile of graphs in which autotune has rewritten attention, in mode default. On a GPU also:",
     "time by kind of kernel and peak memory, torch.compile's -> autotune's, in the mode in which autotune is fastest.",
 )
-HEADS = ("model", "eager", "compile", "Liger", "autotune", *COMPARED, "best", "memory-intensive", "floor", "library",
-         "peak GiB")  # fmt: skip
+HEADS = ("model", "eager", "compile", "+ attention", "Liger", "autotune", *COMPARED, "best", "memory-intensive",
+         "floor", "library", "peak GiB")  # fmt: skip
 
 
 def speedup(case: Case, mode: str) -> float | None:
@@ -75,6 +76,10 @@ def means(cases: Sequence[Case]) -> list[str]:
     kinds: list[tuple[str, Callable[[Case], float | None]]] = [
         *((f"over torch.compile, {mode}", lambda case, mode=mode: speedup(case, mode)) for mode in COMPARED),  # type: ignore[misc]
         ("over torch.compile, each at its best", over_best),
+        (
+            "over torch.compile with attention rewritten",
+            lambda case: _over(case.get("attention_us"), case["default"] and case["default"]["autotune_us"]),
+        ),
         ("over eager", lambda case: _over(case["eager_us"], fastest(case, "autotune"))),
         ("over Liger Kernel", lambda case: _over(case["liger_us"], fastest(case, "autotune"))),
     ]
@@ -119,6 +124,7 @@ def _cells(case: Case) -> tuple[str, ...]:
         case["name"] + cut,
         _ms(case["eager_us"]),
         _ms(fastest(case, "compile")),
+        _ms(case.get("attention_us")),
         _ms(case["liger_us"]),
         _ms(fastest(case, "autotune")),
         *(_times(speedup(case, mode)) for mode in COMPARED),

@@ -14,6 +14,7 @@ from torch import fx
 from autotune.compiler.capture.calls import Calls
 from autotune.compiler.capture.channels_last import put_channels_last
 from autotune.compiler.capture.complexes import split_parts
+from autotune.compiler.capture.depthwise import convolve_gradients
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -33,6 +34,7 @@ def rewrite_joint(graph: fx.Graph) -> None:
     assert gm is not None
     split_parts(gm)
     hash_random_numbers(graph)
+    convolve_gradients(graph)
     put_channels_last(gm, inference=not _is_joint(graph))
 
 

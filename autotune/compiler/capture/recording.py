@@ -17,6 +17,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from autotune.compiler.capture.attention import rewrite_attention
 from autotune.compiler.capture.hooks import Hook, hooked
 from autotune.errors import UserError, first_line
 
@@ -42,7 +43,7 @@ class _Recorded(Exception):
     """Inductor's passes have come to the one that records; the rest of them has nothing to tell."""
 
 
-def recording_backend(record: Callable[[CapturedGraph], None]) -> Callable[..., Compiled]:
+def recording_backend(record: Callable[[CapturedGraph], None], fuse_attention: bool = True) -> Callable[..., Compiled]:
     """A backend for torch.compile that hands every graph to ``record`` and runs it eagerly."""
     from torch._functorch import config as aot_config
     from torch._inductor import config
@@ -67,6 +68,8 @@ def recording_backend(record: Callable[[CapturedGraph], None]) -> Callable[..., 
         return boxed(eager)
 
     def backend(gm: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Compiled:
+        if fuse_attention:
+            rewrite_attention(gm)
         patches = hooked(Hook(keep, b"autotune capture", config.post_grad_custom_post_pass))
         # A cached graph would come back without asking for the code inside.
         with aot_config.patch(enable_autograd_cache=False):
@@ -126,6 +129,7 @@ def capture(
     *,
     grad: bool | None = None,
     dynamic: bool | None = False,
+    fuse_attention: bool = True,
 ) -> Capture:
     """Run ``fn`` once (and its backward, where results require grad) and keep the graphs.
 
@@ -137,11 +141,12 @@ def capture(
         args, kwargs: example inputs, on the device to capture for.
         grad: True or False to set grad mode; None leaves it.
         dynamic: as torch.compile takes it.
+        fuse_attention: whether attention is rewritten first, as deployment does by its setting ``attention``.
     """
     graphs: list[CapturedGraph] = []
     mode = contextlib.nullcontext() if grad is None else torch.set_grad_enabled(grad)
     # Every capture is a new code object: it neither finds nor evicts what the caller has compiled.
-    compiled = torch.compile(_fresh(fn), backend=recording_backend(graphs.append), dynamic=dynamic)
+    compiled = torch.compile(_fresh(fn), backend=recording_backend(graphs.append, fuse_attention), dynamic=dynamic)
     with mode, torch._dynamo.config.patch(recompile_limit=256):
         results = compiled(*args, **dict(kwargs or {}))
         _run_backward(results)
@@ -155,6 +160,7 @@ def capture_for_user(
     *,
     label: str = "the callable",
     grad: bool | None = None,
+    fuse_attention: bool = True,
 ) -> Capture:
     """As :func:`capture`, for a callable and inputs that a user gave.
 
@@ -164,7 +170,7 @@ def capture_for_user(
     if not callable(fn):
         raise UserError(f"{label} is of type {type(fn).__name__}, which cannot be called")
     try:
-        return capture(fn, args, kwargs, grad=grad)
+        return capture(fn, args, kwargs, grad=grad, fuse_attention=fuse_attention)
     except Exception as error:
         raise UserError(f"{label} failed on its inputs: {first_line(error)}") from error
 

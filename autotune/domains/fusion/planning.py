@@ -21,6 +21,7 @@ from autotune.compiler.regions.find import Region, find_regions
 from autotune.domains.fusion.builtin import BUILTIN
 from autotune.domains.fusion.program_spec import Call, load_callable, load_inputs, resolve, training
 from autotune.errors import UserError
+from autotune.runtime.settings import settings
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,9 @@ def _regions(
         for grad in modes:
             once: Counter[str] = Counter()
             left: Counter[str] = Counter()
-            for graph in capture_for_user(fn, given, named, label=label, grad=grad).graphs:
+            for graph in capture_for_user(
+                fn, given, named, label=label, grad=grad, fuse_attention=settings().attention == "fuse"
+            ).graphs:
                 regions = find_regions(graph.module, side)
                 for region in regions:
                     key = region.workload.fingerprint if region.workload else f"none {region.reason} {region.nodes}"

@@ -22,6 +22,7 @@ from autotune.compiler.regions.find import find_regions
 from autotune.domains.fusion.builtin import BUILTIN
 from autotune.errors import UserError, first_line
 from autotune.importing import import_module
+from autotune.runtime.settings import settings
 from autotune.workload import Workload
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -198,7 +199,9 @@ def workloads_of(
         arguments, kwargs = given
         for grad in gradients_of(fn, arguments, kwargs, train=train):
             try:
-                captured = capture_for_user(fn, arguments, kwargs, label=label, grad=grad)
+                captured = capture_for_user(
+                    fn, arguments, kwargs, label=label, grad=grad, fuse_attention=settings().attention == "fuse"
+                )
             except SystemExit as error:
                 raise UserError(f"{label} failed on the inputs: {first_line(error)}") from error
             regions = (r for g in captured.graphs for r in find_regions(g.module))

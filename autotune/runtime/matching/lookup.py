@@ -13,6 +13,7 @@ from autotune.runtime.matching.explain import explain
 from autotune.runtime.matching.ladder import Step
 from autotune.runtime.matching.match import Level, Match, match
 from autotune.runtime.matching.packaged import from_package
+from autotune.runtime.settings import settings
 from autotune.store.reading import Reader
 from autotune.store.records import Schedule
 from autotune.workload import Workload
@@ -170,7 +171,13 @@ def lookup(
 
     args = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
     name = resolve_device(device or _device_of(fn, args, kwargs or {}))
-    captured = capture_for_user(fn, args, kwargs, label=label or getattr(fn, "__name__", type(fn).__name__))
+    captured = capture_for_user(
+        fn,
+        args,
+        kwargs,
+        label=label or getattr(fn, "__name__", type(fn).__name__),
+        fuse_attention=settings().attention == "fuse",
+    )
     regions = [r for graph in captured.graphs for r in find_regions(graph.module, name.partition(":")[0])]
     with opened(db) as store:
         return match_regions(regions, store, name, strict=strict, explained=explain)

@@ -1,0 +1,354 @@
+"""Attention, said to torch so that a fused kernel takes it.
+
+``scaled_dot_product_attention`` chooses its kernel when a graph is traced, by what it is handed. Libraries hand it less
+than they know while they are traced. transformers 5 leaves a mask out where it hides nothing, but not under a compiler:
+BERT then gets a mask of ones whose last stride is 0, which no fused kernel takes, and its attention becomes products in
+fp32 with every score in memory (6.6 ms a layer of BERT-large's training on an H200; without the mask 0.6 ms).
+
+These rules run on Dynamo's graph, before AOTAutograd sees it. Results are those of the same formula:
+
+- A mask that is known when the graph is compiled, and hides nothing, is left out. One that hides just what comes later
+  becomes ``is_causal``.
+- A choice by a condition that is known (``where``) is its branch, so that a bias of the model's own is seen as such.
+- A mask or bias with gaps between neighbours is made contiguous, once for all that read it.
+- Keys and values repeated for groups of queries are handed over once. The queries of a group that has one position, as
+  in decoding, become positions of their key's head; other attention without a mask is told of the groups.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import fx
+from torch.nn.functional import scaled_dot_product_attention
+
+from autotune.compiler.capture.constants import Constants
+
+log = logging.getLogger("autotune")
+
+_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+_DEFAULTS = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
+_WIDEST = 128
+"""Elements of a head for which fused kernels take groups of queries."""
+Hides = Literal["nothing", "what comes later"]
+
+
+def rewrite_attention(gm: fx.GraphModule) -> int:
+    """Rewrite the attention of a Dynamo graph in place, and of the graphs that it calls once.
+
+    Args:
+        gm: as Dynamo hands it to a backend, with fake tensors in ``meta["example_value"]``.
+
+    Returns:
+        How many calls were changed.
+    """
+    try:
+        return _rewritten(gm, {})
+    except Exception:
+        # A graph that was made otherwise than expected is compiled as it came: every rule changes one call, whole.
+        log.warning("autotune: attention is left as it is: a rule failed", exc_info=True)
+        return 0
+
+
+def _rewritten(gm: fx.GraphModule, given: Mapping[fx.Node, torch.Tensor]) -> int:
+    constants = Constants(gm.graph, given)
+    walk = _Walk(gm.graph, constants)
+    changed = 0
+    for node in list(gm.graph.nodes):
+        if node.target is scaled_dot_product_attention:
+            changed += walk.visit(node)
+        elif (called := _called(gm, node)) is not None:
+            inner, operands = called
+            known = {p: constants.of(a) for p, a in operands.items() if _is_tensor(a)}
+            changed += _rewritten(inner, {p: value for p, value in known.items() if value is not None})
+    if changed:
+        gm.graph.lint()
+        gm.recompile()
+    return changed
+
+
+def _called(gm: fx.GraphModule, node: fx.Node) -> tuple[fx.GraphModule, dict[fx.Node, fx.Node]] | None:
+    """The graph that a node alone calls, as activation checkpointing does, and the node's operand for each input."""
+    if not isinstance(node.target, torch._ops.HigherOrderOperator) or not node.args:
+        return None
+    named = node.args[0]
+    if not isinstance(named, fx.Node) or named.op != "get_attr" or len(named.users) > 1:
+        return None
+    inner = getattr(gm, str(named.target), None)
+    if not isinstance(inner, fx.GraphModule):
+        return None
+    if sum(n.op == "get_attr" and n.target == named.target for n in gm.graph.nodes) > 1:
+        return None
+    inputs = [n for n in inner.graph.nodes if n.op == "placeholder"]
+    operands = node.args[1:]
+    if len(operands) != len(inputs) or not all(isinstance(a, fx.Node) for a in operands):
+        return inner, {}
+    return inner, dict(zip(inputs, operands, strict=True))
+
+
+def _is_tensor(node: Any) -> bool:
+    value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided
+
+
+def _value(node: fx.Node) -> torch.Tensor:
+    found: torch.Tensor = node.meta["example_value"]
+    return found
+
+
+def _is_static(node: fx.Node) -> bool:
+    return all(type(n) is int for n in (*_value(node).shape, *_value(node).stride()))
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The arguments of one call of attention, by name."""
+
+    query: fx.Node
+    key: fx.Node
+    value: fx.Node
+    attn_mask: fx.Node | None
+    dropout_p: Any
+    is_causal: Any
+    scale: Any
+    enable_gqa: Any
+
+    @classmethod
+    def of(cls, node: fx.Node) -> _Call | None:
+        """None where an argument is no dense tensor."""
+        told: dict[str, Any] = {**_DEFAULTS, **dict(zip(_NAMES, node.args, strict=False)), **node.kwargs}
+        there = [told["query"], told["key"], told["value"], told["attn_mask"]]
+        return cls(**told) if all(_is_tensor(t) for t in there if t is not None) else None
+
+
+class _Walk:
+    """Attention from a graph's first node to its last; what one call had made, others use too."""
+
+    def __init__(self, graph: fx.Graph, constants: Constants) -> None:
+        self._graph, self._constants = graph, constants
+        self._hides: dict[tuple[fx.Node, bool], Hides | None] = {}
+        self._laid: dict[fx.Node, fx.Node] = {}
+
+    def visit(self, node: fx.Node) -> bool:
+        """Rewrite one call; whether anything changed."""
+        call = _Call.of(node)
+        old = node.meta.get("example_value")
+        if call is None or not isinstance(old, torch.Tensor):
+            return False
+        copied = not _takes_any_strides(node)
+        if copied and not (_is_static(node) and old.is_contiguous()):
+            return False
+        with self._graph.inserting_before(node):
+            new = self._with_groups(self._with_mask(call))
+        if new == call:
+            return False
+        grouped = new.query is not call.query
+        query = _value(new.query)
+        node.args = (new.query, new.key, new.value)
+        node.kwargs = {k: v for k, v in vars(new).items() if k not in ("query", "key", "value") and v is not None}
+        # Of the strides nobody knows before the kernel is chosen.
+        node.meta["example_value"] = query.new_empty((*query.shape[:-1], _value(new.value).shape[-1]))
+        with self._graph.inserting_after(node):
+            if grouped:
+                self._after(node, "reshape", *old.shape)
+            elif copied:
+                self._after(node, "contiguous")
+        return True
+
+    def _after(self, node: fx.Node, method: str, *args: Any) -> None:
+        made = self._graph.call_method(method, (node, *args))
+        made.meta["example_value"] = getattr(_value(node), method)(*args)
+        node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)
+
+    def _method(self, name: str, node: fx.Node, *args: Any) -> fx.Node:
+        made = self._graph.call_method(name, (node, *args))
+        made.meta["example_value"] = getattr(_value(node), name)(*args)
+        return made
+
+    # Masks
+
+    def _with_mask(self, call: _Call) -> _Call:
+        mask = call.attn_mask
+        if mask is None or call.is_causal is not False:
+            return call
+        queries, keys = (_value(n).shape[-2] for n in (call.query, call.key))
+        square = type(queries) is int and type(keys) is int and queries == keys
+        chosen = self._chosen(mask)
+        # What a mask repeats over a batch of any size says nothing of the batch.
+        for one in dict.fromkeys((mask, _unexpanded(mask), chosen, _unexpanded(chosen))):
+            hides = self._what_hides(one, square)
+            if hides is not None:
+                return _replaced(call, attn_mask=None, is_causal=hides == "what comes later")
+        laid = self._with_neighbours(chosen, call)
+        return _replaced(call, attn_mask=laid)
+
+    def _what_hides(self, mask: fx.Node, square: bool) -> Hides | None:
+        """What a mask hides, where that is known and has a name."""
+        if (mask, square) not in self._hides:
+            held = self._constants.of(mask)
+            self._hides[mask, square] = None if held is None else what_hides(held, square)
+        return self._hides[mask, square]
+
+    def _chosen(self, mask: fx.Node) -> fx.Node:
+        """The branch that a ``where`` of the mask's takes everywhere, else the mask."""
+        if mask.target not in (torch.where, "where") or len(mask.args) != 3 or mask.kwargs:
+            return mask
+        condition, yes, no = mask.args if mask.target is torch.where else (mask.args[1], mask.args[0], mask.args[2])
+        held = self._constants.of(condition) if isinstance(condition, fx.Node) else None
+        if held is None:
+            return mask
+        branch = yes if bool(held.all()) else no if not bool(held.any()) else None
+        if not isinstance(branch, fx.Node) or not _is_tensor(branch):
+            return mask
+        alike = _value(branch).ndim == 4 and _value(branch).dtype == _value(mask).dtype
+        return branch if alike else mask
+
+    def _with_neighbours(self, mask: fx.Node, call: _Call) -> fx.Node:
+        """The mask with keys beside each other in memory, as fused kernels want it."""
+        value, keys = _value(mask), _value(call.key).shape[-2]
+        if value.ndim != 4 or type(value.stride(-1)) is not int or type(keys) is not int or keys == 1:
+            return mask  # where keys are of any number, kernels for masks would be compiled for several
+        if value.stride(-1) == 1 and type(value.shape[-1]) is int and value.shape[-1] == keys:
+            return mask
+        if mask not in self._laid:
+            whole = _unexpanded(mask)
+            value = _value(whole)
+            if not value.requires_grad:  # a gradient would be put back where it is narrowed
+                for d in range(3):
+                    if type(value.stride(d)) is int and value.stride(d) == 0:
+                        whole = self._method("narrow", whole, d, 0, 1)
+            if type(value.shape[-1]) is int and value.shape[-1] == 1:
+                whole = self._method("expand", whole, -1, -1, -1, keys)
+            self._laid[mask] = self._method("contiguous", whole)
+        return self._laid[mask]
+
+    # Groups of queries
+
+    def _with_groups(self, call: _Call) -> _Call:
+        query, mask = _value(call.query), call.attn_mask
+        key, value = _unrepeated(call.key), _unrepeated(call.value)
+        if key is None or value is None or call.enable_gqa is not False or query.ndim != 4:
+            return call
+        if not all(map(_is_static, (call.query, key, value))) or call.is_causal not in (False, True):
+            return call
+        if _value(key).shape[1] != _value(value).shape[1] or query.shape[1] % _value(key).shape[1]:
+            return call
+        if query.shape[-2] == 1 and call.is_causal is False:
+            if mask is not None and not (_value(mask).ndim == 4 and _value(mask).shape[1:3] == (1, 1)):
+                return call
+            batch, heads, _, size = query.shape
+            few = _value(key).shape[1]
+            turned = self._method("reshape", call.query, batch, few, heads // few, size)
+            if mask is not None:
+                mask = self._method("expand", mask, -1, -1, heads // few, -1)
+            return _replaced(call, query=turned, key=key, value=value, attn_mask=mask)
+        # Of the kernels that take groups of queries, none is for fp32, and none is chosen beside a mask.
+        half = query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] <= _WIDEST
+        if mask is None and half and query.device.type == "cuda":
+            return _replaced(call, key=key, value=value, enable_gqa=True)
+        return call
+
+
+def _replaced(call: _Call, **changed: Any) -> _Call:
+    return _Call(**{**vars(call), **changed})
+
+
+def what_hides(mask: torch.Tensor, square: bool) -> Hides | None:
+    """What a mask of attention hides, if that has a name.
+
+    Args:
+        mask: ``[..., queries, keys]``; of bool, True where a key is seen; of numbers, what is added to the scores.
+        square: whether there are as many queries as keys, so that a triangle may be asked for.
+    """
+    if mask.dtype == torch.bool:
+        seen = mask
+    elif mask.is_floating_point():
+        seen = mask == 0
+        if not bool((seen | (mask <= torch.finfo(mask.dtype).min)).all()):
+            return None
+    else:
+        return None
+    if bool(seen.all()):
+        return "nothing"
+    if square and mask.ndim >= 2 and mask.shape[-1] == mask.shape[-2]:
+        count = mask.shape[-1]
+        lower = torch.ones(count, count, dtype=torch.bool, device=mask.device).tril()
+        if bool((seen == lower).all()):
+            return "what comes later"
+    return None
+
+
+def _unexpanded(mask: fx.Node) -> fx.Node:
+    """What a mask repeats over batch or heads, where that is a tensor of four axes."""
+    while mask.target == "expand" and isinstance(mask.args[0], fx.Node) and _is_tensor(mask.args[0]):
+        if _value(mask.args[0]).ndim != 4:
+            break
+        mask = mask.args[0]
+    return mask
+
+
+def _unrepeated(node: fx.Node) -> fx.Node | None:
+    """``x[B, H, S, D]`` of a node that holds each of its heads several times, one after the other; None of others.
+
+    As transformers writes it (``x[:, :, None].expand(...).reshape(...)``) and by ``repeat_interleave``.
+    """
+    if node.target in (torch.repeat_interleave, "repeat_interleave"):
+        x = node.args[0]
+        told = [*node.args[1:], *node.kwargs.values()]
+        fits = len(told) == 2 and type(told[0]) is int and told[1] in (1, -3)
+        return x if fits and _is_tensor(x) and _value(x).ndim == 4 else None  # type: ignore[return-value,arg-type]
+    if node.target not in ("reshape", "view", "contiguous", "flatten"):
+        return None
+    expanded = node.args[0]
+    if not isinstance(expanded, fx.Node) or expanded.target != "expand" or not _is_tensor(node):
+        return None
+    inserted = expanded.args[0]
+    if not isinstance(inserted, fx.Node) or not _inserts_after_heads(inserted):
+        return None
+    x = inserted.args[0]
+    if not _is_tensor(x) or _value(x).ndim != 4 or not _is_static(x) or not _is_static(node):  # type: ignore[arg-type]
+        return None
+    batch, heads, length, size = _value(x).shape  # type: ignore[arg-type]
+    wide = _value(expanded).shape
+    if len(wide) != 5 or tuple(wide) != (batch, heads, wide[2], length, size):
+        return None
+    return x if tuple(_value(node).shape) == (batch, heads * wide[2], length, size) else None  # type: ignore[return-value]
+
+
+def _inserts_after_heads(node: fx.Node) -> bool:
+    if node.target == "unsqueeze":
+        return node.args[1:] in ((2,), (-3,)) and not node.kwargs
+    if node.target is not operator.getitem or not isinstance(node.args[1], tuple):
+        return False
+    places = node.args[1]
+    whole = [p == slice(None, None, None) for p in places]
+    return len(places) >= 3 and places[2] is None and all(whole[:2]) and all(whole[3:])
+
+
+_KEEPS = ("transpose", "permute", "movedim", "swapaxes", "to", "float", "type_as", "clone")
+"""Methods whose results have strides like what they read."""
+_ANY = ("contiguous", "reshape", "flatten", "matmul")
+"""Methods that take any strides."""
+
+
+def _takes_any_strides(node: fx.Node) -> bool:
+    """Whether all that reads a result takes it in whatever strides it has, turned or not.
+
+    Fused kernels give their results in other strides than the products do; a ``view`` that Dynamo found to be allowed
+    may not be.
+    """
+    for user in node.users:
+        if user.op == "call_method" and user.target in _KEEPS:
+            if not _takes_any_strides(user):
+                return False
+        elif user.op != "call_method" or user.target not in _ANY:
+            return False
+    return True
+
+
+__all__ = ["rewrite_attention", "what_hides"]
