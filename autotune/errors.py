@@ -43,9 +43,15 @@ def told(text: object, longest: int = LONGEST) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """An exception of the user's program as one line: its type and the first line of its message."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+    """An exception of the user's program as one line: its type and the first line of its message.
+
+    A line that ends in a colon, as Dynamo's do, announces the next one, which then belongs to it.
+    """
+    text = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    if not text:
+        return type(error).__name__
+    told = " ".join(text[:2]) if text[0].endswith(":") else text[0]
+    return f"{type(error).__name__}: {told}"
 
 
 class Unsupported(Exception):

@@ -87,7 +87,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=seconds, default=20.0, help="of interleaved timing at most (default: 20)")
     parser.add_argument("--timeout", type=seconds, default=3600.0, help="for a model, search included (default: 3600)")
     parser.add_argument("--until", type=seconds, metavar="S", help="begin no model after so many seconds")
-    about = "models at a time: one searches, others compile, one measures; needs their memory together (default: 1)"
+    about = "models at a time; who finds no memory beside others is measured again, alone (default: 1)"
     parser.add_argument("--beside", type=positive_int, default=1, metavar="N", help=about)
     parser.add_argument("--db", help="database (default: a new one, thrown away)")
     parser.add_argument("--out", type=Path, help="result file; what is in it is kept")
@@ -160,20 +160,32 @@ def measure_all(args: argparse.Namespace, db: str, one_search: str = "") -> int:
         late = args.until and time.monotonic() - begin > args.until
         return None if late else measured(name, options, args.timeout)
 
-    for name, found in side_by_side(one, waiting, args.beside):
+    crowded: list[str] = []
+
+    def note(name: str, found: tuple[dict[str, Any] | None, str] | None) -> None:
         if found is None:
             left.append(name)
-            continue
+            return
         case, why = found
         if case is None:
             failed[name] = fresh[name] = why
             _say(f"{name}: failed: {why}")
         else:
             failed.pop(name, None)
+            fresh.pop(name, None)
             cases[name] = case
             _say(f"{name}: {told(case)}")
         if args.out:
             form.write(args.out, label, list(cases.values()), versions, extra={**extra, "failed": failed})
+
+    for name, found in side_by_side(one, waiting, args.beside):
+        if args.beside > 1 and found is not None and found[0] is None and "OutOfMemoryError" in found[1]:
+            crowded.append(name)
+            _say(f"{name}: no memory beside the others; it is measured alone afterwards")
+        else:
+            note(name, found)
+    for name in crowded:
+        note(name, one(name))
     if left:
         _say(f"left for another call: {', '.join(left)}")
     print(table.text(list(cases.values()), failed))

@@ -26,7 +26,7 @@ from benchmarks import form, real_models
 from benchmarks import table as documents
 from benchmarks.real import liger, measure, table
 from benchmarks.real.families import DEFAULT, FAMILIES, NAMES
-from benchmarks.real.measure import LIGER, OVERHEAD, Options, times
+from benchmarks.real.measure import ATTENTION, LIGER, OVERHEAD, Options, times
 from benchmarks.real.models import _no_zeros, make
 
 HERE = {"transformers": importlib.util.find_spec("transformers"), "timm": importlib.util.find_spec("timm")}
@@ -253,6 +253,7 @@ def compared(modes: Sequence[str] = ("default", "max-autotune-no-cudagraphs")) -
         "autotune max-autotune-no-cudagraphs": taken(450.0, 110.0, 1 << 31, 300.0),
         LIGER: taken(550.0),
         OVERHEAD: taken(480.0),
+        ATTENTION: taken(500.0),
     }
     if len(modes) == 1:
         steps = {"eager": steps["eager"], "torch.compile": taken(600.0), "autotune": taken(400.0)}
@@ -273,9 +274,11 @@ def test_a_case_has_what_the_modes_came_to() -> None:
     }  # fmt: skip
     assert case["max-autotune"]["autotune_us"] == 450.0
     assert (case["eager_us"], case["liger_us"], case["reduce_overhead_us"]) == (900.0, 550.0, 480.0)
+    assert case["attention_us"] == 500.0
     alone = times(compared(["default"]), ("default",), 80.0)
     assert alone["max-autotune"] is None
     assert alone["liger_us"] is None
+    assert alone["attention_us"] is None
     assert (alone["default"]["compile_us"], alone["default"]["compile_library_us"]) == (600.0, None)
     json.dumps(alone, allow_nan=False)
 
@@ -491,6 +494,27 @@ def test_models_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert next(loop) == ("a", (None, "at once"))
     loop.close()  # as an interrupt does
     assert time.monotonic() - begin < 30, "what runs is ended"
+
+
+def test_a_model_without_memory_beside_others_is_measured_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def measured(name: str, options: Options, limit: float) -> tuple[dict[str, Any] | None, str]:
+        asked.append(name)
+        crowded = name == "vit_base_train" and asked.count(name) == 1
+        hopeless = name == "t5_base_train"
+        return (None, "OutOfMemoryError: CUDA out of memory") if crowded or hopeless else (case(name), "")
+
+    models = ["--models", "t5_base,vit_base,resnet50", "--beside", "3"]
+    assert run_with(monkeypatch, tmp_path / "real.json", models, measured) == 1
+    told = capsys.readouterr().err
+    assert sorted(asked[3:]) == ["t5_base_train", "vit_base_train"], "each once more"
+    assert asked.count("resnet50_train") == 1
+    assert "vit_base_train: no memory beside the others" in told
+    assert "t5_base_train: failed: OutOfMemoryError" in told
+    assert {c["name"] for c in form.read(tmp_path / "real.json")["cases"]} == {"vit_base_train", "resnet50_train"}
 
 
 def test_a_process_that_hangs_or_dies_is_one_failure(monkeypatch: pytest.MonkeyPatch) -> None:
