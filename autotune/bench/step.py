@@ -208,7 +208,7 @@ def compare(
         policy: of the final comparison (its rounds and seconds).
         say: told each stage (a contender made ready, "timing", "kernels", "timing with peers") and its seconds.
         peers: more contenders, by name. They come last, and are timed in turn with all the others; where one breaks
-            the timing, the others keep the times that they had without it.
+            the timing, or takes the memory of another, the others keep the times that they had without it.
 
     Raises:
         NotCompared: eager itself fails.
@@ -279,7 +279,10 @@ def compare(
             begin = time.monotonic()
             try:
                 with turns.mine():
-                    times = timed(ready.left, policy, device, plain)
+                    again = timed(ready.left, policy, device, plain)
+                if lost := [again.failed[name] for name in times.samples if name in again.failed]:
+                    raise NotCompared(lost[0])
+                times = again
             except Exception as error:
                 ready.failed |= dict.fromkeys(late, f"the timing with it failed: {first_line(error)}")
             say("timing with peers", round(time.monotonic() - begin, 1))

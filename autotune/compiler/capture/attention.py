@@ -11,8 +11,8 @@ These rules run on Dynamo's graph, before AOTAutograd sees it. Results are those
   becomes ``is_causal``.
 - A choice by a condition that is known (``where``) is its branch, so that a bias of the model's own is seen as such.
 - A mask or bias with gaps between neighbours is made contiguous, once for all that read it.
-- Keys and values repeated for groups of queries are handed over once. The queries of a group that has one position, as
-  in decoding, become positions of their key's head; other attention without a mask is told of the groups.
+- Keys and values repeated for groups of queries are handed over once, where torch has a fused kernel that is told of
+  groups. Elsewhere the queries of a group that has one position, as in decoding, become positions of their key's head.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ log = logging.getLogger("autotune")
 
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _DEFAULTS = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
-_WIDEST = 128
-"""Elements of a head for which fused kernels take groups of queries."""
 Hides = Literal["nothing", "what comes later"]
 
 
@@ -238,20 +236,48 @@ class _Walk:
             return call
         if _value(key).shape[1] != _value(value).shape[1] or query.shape[1] % _value(key).shape[1]:
             return call
-        if query.shape[-2] == 1 and call.is_causal is False:
-            if mask is not None and not (_value(mask).ndim == 4 and _value(mask).shape[1:3] == (1, 1)):
-                return call
-            batch, heads, _, size = query.shape
-            few = _value(key).shape[1]
-            turned = self._method("reshape", call.query, batch, few, heads // few, size)
-            if mask is not None:
-                mask = self._method("expand", mask, -1, -1, heads // few, -1)
-            return _replaced(call, query=turned, key=key, value=value, attn_mask=mask)
-        # Of the kernels that take groups of queries, none is for fp32, and none is chosen beside a mask.
-        half = query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] <= _WIDEST
-        if mask is None and half and query.device.type == "cuda":
-            return _replaced(call, key=key, value=value, enable_gqa=True)
-        return call
+        grouped = _replaced(call, key=key, value=value, enable_gqa=True)
+        if _fused_takes(grouped):
+            return grouped
+        if query.shape[-2] > 1 or call.is_causal is not False:
+            return call
+        if mask is not None and not (_value(mask).ndim == 4 and _value(mask).shape[1:3] == (1, 1)):
+            return call
+        batch, heads, _, size = query.shape
+        few = _value(key).shape[1]
+        turned = self._method("reshape", call.query, batch, few, heads // few, size)
+        if mask is not None:
+            mask = self._method("expand", mask, -1, -1, heads // few, -1)
+        return _replaced(call, query=turned, key=key, value=value, attn_mask=mask)
+
+
+def _fused_takes(call: _Call) -> bool:
+    """Whether torch would choose a fused kernel for a call with groups of queries.
+
+    Where it would not, it repeats the keys itself and computes in fp32. The loop is torch's own (``sdp_utils.cpp``): of
+    the kernels in their order, the first that may be used. Dynamo has traced the call as it was, and so the order is
+    that of the device.
+    """
+    if _value(call.query).device.type != "cuda":
+        return False
+    cuda, kernel = torch.backends.cuda, torch.nn.attention.SDPBackend
+    checks = {
+        kernel.FLASH_ATTENTION: cuda.can_use_flash_attention,
+        kernel.EFFICIENT_ATTENTION: cuda.can_use_efficient_attention,
+        kernel.CUDNN_ATTENTION: cuda.can_use_cudnn_attention,
+    }
+    try:
+        query, key, value = (_value(n) for n in (call.query, call.key, call.value))
+        mask = None if call.attn_mask is None else _value(call.attn_mask)
+        told = cuda.SDPAParams(query, key, value, mask, float(call.dropout_p), bool(call.is_causal), True)
+        for number in torch._C._get_sdp_priority_order():
+            if number == int(kernel.MATH.value):
+                return False
+            if any(int(k.value) == number and check(told, False) for k, check in checks.items()):
+                return True
+    except Exception:
+        log.debug("torch's choice of a kernel for attention cannot be asked for", exc_info=True)
+    return False
 
 
 def _replaced(call: _Call, **changed: Any) -> _Call:

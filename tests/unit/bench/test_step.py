@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -249,6 +250,25 @@ def test_a_device_in_error_after_a_peer_leaves_the_other_times(
     assert found.failed == {
         "peer": "the timing with it failed: NotCompared: CUDA error: an illegal memory access was encountered"
     }
+
+
+def test_a_contender_without_memory_beside_a_peer_keeps_its_time(
+    in_eager: dict[str, Callable[..., Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = step.timed
+
+    def crowded(steps: dict[str, Any], *args: Any) -> Any:
+        found = timed(steps, *args)
+        if "peer" not in steps:
+            return found
+        samples = {name: taken for name, taken in found.samples.items() if name != AUTOTUNE}
+        return dataclasses.replace(found, samples=samples, failed={AUTOTUNE: "OutOfMemoryError: no memory"})
+
+    monkeypatch.setattr(step, "timed", crowded)
+    peers = {"peer": Peer(lambda: torch.exp)}
+    found = compare(torch.exp, (X,), train=False, device="cpu", policy=quick(), peers=peers)
+    assert list(found.steps) == [EAGER, COMPILE, AUTOTUNE]
+    assert found.failed == {"peer": "the timing with it failed: NotCompared: OutOfMemoryError: no memory"}
 
 
 def test_who_times_has_the_device_to_itself(
