@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from autotune.errors import UserError
+from autotune.runtime.counters import count
 from autotune.runtime.database import warn_once
 from autotune.runtime.settings import Verify, settings
 
@@ -101,7 +102,7 @@ def _compiled(
     elif trial is not None or ranks_agree(gm.graph, example_inputs):
         patches |= _passes(patches, base_mode(options.get("mode")), trial, verify)
     if settings().attention == "fuse":
-        rewrite_attention(gm)
+        count("attention", rewrite_attention(gm))
     compiled: Any = compile_fx(gm, list(example_inputs), config_patches=patches or None)
     return compiled  # type: ignore[no-any-return]
 

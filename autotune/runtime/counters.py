@@ -21,6 +21,7 @@ NAMES = (
     "wrong_results",
     "misaligned",
     "restrided",
+    "attention",
     "overlaps",
     "overlap_hits",
     "overlap_faults",
@@ -46,6 +47,7 @@ class Counters(Mapping[str, int]):
     ``wrong_results``   those of them whose kernels computed something else than the region's operators
     ``misaligned``      inputs copied because their address did not suit the kernel's vector loads
     ``restrided``       inputs copied because another compiler handed them over in other strides
+    ``attention``       calls of ``scaled_dot_product_attention`` rewritten so that a fused kernel takes them
     ``overlaps``        scenarios looked up by ``autotune.overlap``
     ``overlap_hits``    those of them that were tuned, or one near them
     ``overlap_faults``  strategies that could not be run on this machine or group; the default took their place

@@ -3,8 +3,9 @@
     python tests/gpu/attention_check.py [--device cuda:0]
 
 Each case is compiled by Inductor as it is written and after :func:`rewrite_attention`, in bf16, and compared with the
-same formula in fp32 on the bf16 inputs. A case fails where the rewritten one is farther from that than 1.5 times what
-the written one is (and bf16's own rounding). Prints microseconds of forward and backward, and the kernel of attention.
+same formula in fp32 on the bf16 inputs. A case fails where the rewritten one is farther from that than twice what the
+written one is, and than bf16 rounds. (Fused kernels round probabilities to bf16, the products in fp32 do not.) Prints
+microseconds of forward and backward, and the kernel of attention.
 """
 
 from __future__ import annotations
@@ -112,9 +113,9 @@ def results(run: Callable[..., Tensor], inputs: Sequence[Tensor], train: bool) -
 
 
 def error(got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
-    """The largest error of any result, over that result's root mean square."""
+    """The root mean square of a result's errors over that of the result itself, of the worst of the results."""
     pairs = zip(got, want, strict=True)
-    return max(float((a.float() - b).abs().max() / b.square().mean().sqrt()) for a, b in pairs)
+    return max(float(((a.float() - b).square().mean() / b.square().mean()).sqrt()) for a, b in pairs)
 
 
 def time_us(call: Callable[[], Any]) -> float:
@@ -162,7 +163,7 @@ def check(name: str, case: Case) -> dict[str, Any]:
         found[f"{way}_us"] = time_us(lambda run=run: results(run, inputs, train))  # type: ignore[misc]
         found[f"{way}_kernels"] = kernels(lambda run=run: results(run, inputs, train))  # type: ignore[misc]
     found["changed"] = changed
-    found["right"] = found["rewritten_error"] <= max(1.5 * found["written_error"], _ROUNDING * 4) and changed == [1]
+    found["right"] = found["rewritten_error"] <= max(2 * found["written_error"], _ROUNDING) and changed == [1]
     return found
 
 

@@ -223,7 +223,13 @@ def notes(found: Comparison, command: str) -> list[str]:
     Args:
         command: that searches what has no schedule yet.
     """
-    return [*_regions(found, command), *_results(found), *_timing(found, command)]
+    return [*_attention(found), *_regions(found, command), *_results(found), *_timing(found, command)]
+
+
+def _attention(found: Comparison) -> Iterator[str]:
+    if calls := found.counters.get("attention", 0):
+        many = "" if calls == 1 else "s"
+        yield f"{calls} call{many} of attention rewritten for a fused kernel (AUTOTUNE_ATTENTION=keep: none)"
 
 
 def _regions(found: Comparison, command: str) -> Iterator[str]:

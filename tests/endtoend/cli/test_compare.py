@@ -293,6 +293,12 @@ def test_regions_left() -> None:
     assert "0 of 1 region has a schedule" in notes(on_a_gpu(counters={"misses": 1}))
 
 
+def test_attention_that_was_rewritten_is_told() -> None:
+    assert "24 calls of attention rewritten" in notes(on_a_gpu(counters={"hits": 1, "attention": 24}))
+    assert "1 call of attention rewritten" in notes(on_a_gpu(counters={"misses": 1, "attention": 1}))
+    assert "attention" not in notes(on_a_gpu(counters={"hits": 1}))
+
+
 def test_a_slower_step_is_told_plainly() -> None:
     slow = on_a_gpu(1620.0 / 0.925)
     assert "autotune is SLOWER than torch.compile, 0.93x: give `autotune search this` more --timeout" in notes(slow)
