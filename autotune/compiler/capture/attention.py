@@ -369,10 +369,13 @@ def _takes_any_strides(node: fx.Node) -> bool:
     may not be.
     """
     for user in node.users:
-        if user.op == "call_method" and user.target in _KEEPS:
+        if user.op != "call_method":
+            return False
+        same = user.target == "view" and _is_tensor(user) and _value(user).shape == _value(node).shape
+        if same or user.target in _KEEPS:
             if not _takes_any_strides(user):
                 return False
-        elif user.op != "call_method" or user.target not in _ANY:
+        elif user.target not in _ANY:
             return False
     return True
 
