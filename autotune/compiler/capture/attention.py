@@ -28,6 +28,7 @@ from torch import fx
 from torch.nn.functional import scaled_dot_product_attention
 
 from autotune.compiler.capture.constants import Constants
+from autotune.compiler.capture.writes import Writes, called
 
 log = logging.getLogger("autotune")
 
@@ -46,42 +47,39 @@ def rewrite_attention(gm: fx.GraphModule) -> int:
         How many calls were changed.
     """
     try:
-        return _rewritten(gm, {})
+        return _rewritten(gm, Writes(gm), {})
     except Exception:
         # A graph that was made otherwise than expected is compiled as it came: every rule changes one call, whole.
         log.warning("autotune: attention is left as it is: a rule failed", exc_info=True)
         return 0
 
 
-def _rewritten(gm: fx.GraphModule, given: Mapping[fx.Node, torch.Tensor]) -> int:
-    constants = Constants(gm.graph, given)
-    walk = _Walk(gm.graph, constants)
+def _rewritten(gm: fx.GraphModule, writes: Writes, given: Mapping[fx.Node, torch.Tensor]) -> int:
+    constants = Constants(gm.graph, writes, given)
+    walk = _Walk(gm.graph, writes, constants)
     changed = 0
     for node in list(gm.graph.nodes):
         if node.target is scaled_dot_product_attention:
             changed += walk.visit(node)
-        elif (called := _called(gm, node)) is not None:
-            inner, operands = called
+        elif (alone := _called_alone(gm, node)) is not None:
+            inner, operands = alone
             known = {p: constants.of(a) for p, a in operands.items() if _is_tensor(a)}
-            changed += _rewritten(inner, {p: value for p, value in known.items() if value is not None})
+            changed += _rewritten(inner, writes, {p: value for p, value in known.items() if value is not None})
     if changed:
         gm.graph.lint()
         gm.recompile()
     return changed
 
 
-def _called(gm: fx.GraphModule, node: fx.Node) -> tuple[fx.GraphModule, dict[fx.Node, fx.Node]] | None:
+def _called_alone(gm: fx.GraphModule, node: fx.Node) -> tuple[fx.GraphModule, dict[fx.Node, fx.Node]] | None:
     """The graph that a node alone calls, as activation checkpointing does, and the node's operand for each input."""
-    if not isinstance(node.target, torch._ops.HigherOrderOperator) or not node.args:
-        return None
-    named = node.args[0]
-    if not isinstance(named, fx.Node) or named.op != "get_attr" or len(named.users) > 1:
-        return None
-    inner = getattr(gm, str(named.target), None)
-    if not isinstance(inner, fx.GraphModule):
+    graphs = called(gm, node)
+    named = node.args[0] if node.args else None
+    if len(graphs) != 1 or not isinstance(named, fx.Node) or named.op != "get_attr" or len(named.users) > 1:
         return None
     if sum(n.op == "get_attr" and n.target == named.target for n in gm.graph.nodes) > 1:
         return None
+    inner = graphs[0]
     inputs = [n for n in inner.graph.nodes if n.op == "placeholder"]
     operands = node.args[1:]
     if len(operands) != len(inputs) or not all(isinstance(a, fx.Node) for a in operands):
@@ -127,10 +125,11 @@ class _Call:
 class _Walk:
     """Attention from a graph's first node to its last; what one call had made, others use too."""
 
-    def __init__(self, graph: fx.Graph, constants: Constants) -> None:
-        self._graph, self._constants = graph, constants
+    def __init__(self, graph: fx.Graph, writes: Writes, constants: Constants) -> None:
+        self._graph, self._writes, self._constants = graph, writes, constants
         self._hides: dict[tuple[fx.Node, bool], Hides | None] = {}
-        self._laid: dict[fx.Node, fx.Node] = {}
+        self._laid: dict[tuple[fx.Node, int], tuple[fx.Node, fx.Node]] = {}
+        """By a mask and how many keys it is for: the call before which it was made contiguous, and what that made."""
 
     def visit(self, node: fx.Node) -> bool:
         """Rewrite one call; whether anything changed."""
@@ -142,7 +141,7 @@ class _Walk:
         if copied and not (_is_static(node) and old.is_contiguous()):
             return False
         with self._graph.inserting_before(node):
-            new = self._with_groups(self._with_mask(call))
+            new = self._with_groups(node, self._with_mask(node, call))
         if new == call:
             return False
         grouped = new.query is not call.query
@@ -170,20 +169,19 @@ class _Walk:
 
     # Masks
 
-    def _with_mask(self, call: _Call) -> _Call:
+    def _with_mask(self, node: fx.Node, call: _Call) -> _Call:
         mask = call.attn_mask
         if mask is None or call.is_causal is not False:
             return call
         queries, keys = (_value(n).shape[-2] for n in (call.query, call.key))
         square = type(queries) is int and type(keys) is int and queries == keys
-        chosen = self._chosen(mask)
+        chosen = self._chosen(mask, node)
         # What a mask repeats over a batch of any size says nothing of the batch.
         for one in dict.fromkeys((mask, _unexpanded(mask), chosen, _unexpanded(chosen))):
             hides = self._what_hides(one, square)
             if hides is not None:
                 return _replaced(call, attn_mask=None, is_causal=hides == "what comes later")
-        laid = self._with_neighbours(chosen, call)
-        return _replaced(call, attn_mask=laid)
+        return _replaced(call, attn_mask=self._with_neighbours(chosen, node, keys))
 
     def _what_hides(self, mask: fx.Node, square: bool) -> Hides | None:
         """What a mask hides, where that is known and has a name."""
@@ -192,7 +190,7 @@ class _Walk:
             self._hides[mask, square] = None if held is None else what_hides(held, square)
         return self._hides[mask, square]
 
-    def _chosen(self, mask: fx.Node) -> fx.Node:
+    def _chosen(self, mask: fx.Node, node: fx.Node) -> fx.Node:
         """The branch that a ``where`` of the mask's takes everywhere, else the mask."""
         if mask.target not in (torch.where, "where") or len(mask.args) != 3 or mask.kwargs:
             return mask
@@ -204,37 +202,44 @@ class _Walk:
         if not isinstance(branch, fx.Node) or not _is_tensor(branch):
             return mask
         alike = _value(branch).ndim == 4 and _value(branch).dtype == _value(mask).dtype
-        return branch if alike else mask
+        return branch if alike and not self._writes.between([branch], mask, node) else mask
 
-    def _with_neighbours(self, mask: fx.Node, call: _Call) -> fx.Node:
+    def _with_neighbours(self, mask: fx.Node, node: fx.Node, keys: Any) -> fx.Node:
         """The mask with keys beside each other in memory, as fused kernels want it."""
-        value, keys = _value(mask), _value(call.key).shape[-2]
+        value = _value(mask)
         if value.ndim != 4 or type(value.stride(-1)) is not int or type(keys) is not int or keys == 1:
             return mask  # where keys are of any number, kernels for masks would be compiled for several
         if value.stride(-1) == 1 and type(value.shape[-1]) is int and value.shape[-1] == keys:
             return mask
-        if mask not in self._laid:
-            whole = _unexpanded(mask)
-            value = _value(whole)
-            if not value.requires_grad:  # a gradient would be put back where it is narrowed
-                for d in range(3):
-                    if type(value.stride(d)) is int and value.stride(d) == 0:
-                        whole = self._method("narrow", whole, d, 0, 1)
-            if type(value.shape[-1]) is int and value.shape[-1] == 1:
-                whole = self._method("expand", whole, -1, -1, -1, keys)
-            self._laid[mask] = self._method("contiguous", whole)
-        return self._laid[mask]
+        made = self._laid.get((mask, keys))
+        if made is None or self._writes.between([mask], made[0], node):
+            made = self._laid[mask, keys] = node, self._contiguous(mask, keys)
+        return made[1]
+
+    def _contiguous(self, mask: fx.Node, keys: int) -> fx.Node:
+        whole = _unexpanded(mask)
+        value = _value(whole)
+        if not value.requires_grad:  # a gradient would be put back where it is narrowed
+            for d in range(3):
+                if type(value.stride(d)) is int and value.stride(d) == 0:
+                    whole = self._method("narrow", whole, d, 0, 1)
+        if type(value.shape[-1]) is int and value.shape[-1] == 1:
+            whole = self._method("expand", whole, -1, -1, -1, keys)
+        return self._method("contiguous", whole)
 
     # Groups of queries
 
-    def _with_groups(self, call: _Call) -> _Call:
+    def _with_groups(self, node: fx.Node, call: _Call) -> _Call:
         query, mask = _value(call.query), call.attn_mask
         key, value = _unrepeated(call.key), _unrepeated(call.value)
         if key is None or value is None or call.enable_gqa is not False or query.ndim != 4:
             return call
         if not all(map(_is_static, (call.query, key, value))) or call.is_causal not in (False, True):
             return call
-        if _value(key).shape[1] != _value(value).shape[1] or query.shape[1] % _value(key).shape[1]:
+        (batch, few), heads = _value(key).shape[:2], query.shape[1]
+        if _value(value).shape[:2] != (batch, few) or query.shape[0] != batch or heads % few:
+            return call
+        if self._writes.between([key], call.key, node) or self._writes.between([value], call.value, node):
             return call
         grouped = _replaced(call, key=key, value=value, enable_gqa=True)
         if _fused_takes(grouped):
@@ -243,9 +248,7 @@ class _Walk:
             return call
         if mask is not None and not (_value(mask).ndim == 4 and _value(mask).shape[1:3] == (1, 1)):
             return call
-        batch, heads, _, size = query.shape
-        few = _value(key).shape[1]
-        turned = self._method("reshape", call.query, batch, few, heads // few, size)
+        turned = self._method("reshape", call.query, batch, few, heads // few, query.shape[-1])
         if mask is not None:
             mask = self._method("expand", mask, -1, -1, heads // few, -1)
         return _replaced(call, query=turned, key=key, value=value, attn_mask=mask)

@@ -56,6 +56,8 @@ def _is_depthwise(node: fx.Node) -> bool:
         return False
     grad, x, weight = (t.meta["val"] for t in tensors)
     stride, padding, dilation, transposed, _, groups = node.args[4:10]
+    if any(len(one) != 2 for one in (stride, padding, dilation)):  # type: ignore[arg-type]
+        return False  # one number for both axes
     if grad.device.type not in DEVICES or weight.ndim != 4 or transposed or any(s != 1 for s in stride):  # type: ignore[union-attr]
         return False
     if grad.dtype not in (torch.bfloat16, torch.float16) or max(weight.shape[2:]) > _WIDEST:

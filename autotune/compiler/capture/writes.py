@@ -1,0 +1,129 @@
+"""What a Dynamo graph writes over in place. It is not functional yet: a tensor may change between two readers."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+_OPERATORS = (
+    *("iadd", "iand", "iconcat", "ifloordiv", "ilshift", "imatmul", "imod", "imul", "ior", "ipow", "irshift", "isub"),
+    *("itruediv", "ixor", "setitem", "delitem"),
+)
+"""Names of the functions of :mod:`operator` that write over their first argument."""
+
+
+class Writes:
+    """Which memory a graph writes over, and where; a graph that it calls writes at the call.
+
+    Memory is told by fake results: a view shares its storage with what it is a view of.
+
+    Args:
+        gm: each node with its fake result in ``meta["example_value"]``.
+    """
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        self._places: dict[fx.Node, int] = {}
+        self._writers: list[tuple[fx.Node, set[int]]] = []
+        self._everywhere = self._of(gm)
+
+    def touch(self, node: fx.Node) -> bool:
+        """Whether what a node holds is written over anywhere, before or after."""
+        return bool(_storages(node) & self._everywhere)
+
+    def between(self, nodes: Iterable[fx.Node], first: fx.Node, last: fx.Node) -> bool:
+        """Whether anything in ``nodes``' memory is written over after ``first`` and before ``last``, both of one graph
+        as it was."""
+        memory = set().union(*map(_storages, nodes))
+        if not memory & self._everywhere:
+            return False
+        begin, end = self._places[first], self._places[last]
+        return any(
+            writer.graph is first.graph and begin < self._places[writer] < end and bool(written & memory)
+            for writer, written in self._writers
+        )
+
+    def _of(self, gm: fx.GraphModule) -> set[int]:
+        every: set[int] = set()
+        for node in gm.graph.nodes:
+            self._places[node] = len(self._places)
+            written = set().union(*map(_storages, _written(node)))
+            for inner in called(gm, node):
+                written |= self._of(inner)
+            if written:
+                self._writers.append((node, written))
+                every |= written
+        return every
+
+
+def called(gm: fx.GraphModule, node: fx.Node) -> list[fx.GraphModule]:
+    """The graphs that a node calls, as activation checkpointing and conditions do."""
+    if not isinstance(node.target, torch._ops.HigherOrderOperator):
+        return []
+    names = [str(n.target) for n in node.all_input_nodes if n.op == "get_attr"]
+    inner = [getattr(gm, name, None) for name in names]
+    return [one for one in inner if isinstance(one, fx.GraphModule)]
+
+
+def _written(node: fx.Node) -> list[fx.Node]:
+    """The arguments that a call writes over; more than those where that is not clear."""
+    if node.op not in ("call_function", "call_method"):
+        return []
+    first = [a for a in node.args[:1] if isinstance(a, fx.Node)]
+    found = _nodes(node.kwargs.get("out"))
+    if node.op == "call_method":
+        name = str(node.target)
+        plain = not name.endswith("_") or (name.endswith("__") and name != "__setitem__" and name[2] != "i")
+        return found + ([] if plain else first)
+    target: Any = node.target
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        owner = node.graph.owning_module
+        return [] if owner is not None and called(owner, node) else node.all_input_nodes
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        target = getattr(target, "default", None)
+    if isinstance(target, torch._ops.OpOverload):
+        return found + _by_schema(node, target._schema)
+    name = getattr(target, "__name__", "_")
+    if getattr(operator, name, None) is target:
+        return first if name in _OPERATORS else []
+    if _is_inplace(node):
+        return found + first
+    return node.all_input_nodes if target is None or name.endswith("_") else found
+
+
+def _by_schema(node: fx.Node, schema: torch.FunctionSchema) -> list[fx.Node]:
+    found = []
+    for place, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
+            found += _nodes(given)
+    return found
+
+
+def _is_inplace(node: fx.Node) -> bool:
+    """Whether a function is told to write over its input, as those of ``torch.nn.functional`` can be."""
+    if not inspect.isfunction(node.target):
+        return False
+    try:
+        return bool(inspect.signature(node.target).bind(*node.args, **node.kwargs).arguments.get("inplace"))
+    except (TypeError, ValueError):
+        return True
+
+
+def _nodes(value: Any) -> list[fx.Node]:
+    return [n for n in pytree.tree_leaves(value) if isinstance(n, fx.Node)]
+
+
+def _storages(node: fx.Node) -> set[int]:
+    """What a node's fake result lies in, by an address."""
+    values = pytree.tree_leaves(node.meta.get("example_value"))
+    dense = (v for v in values if isinstance(v, torch.Tensor) and v.layout == torch.strided)
+    return {v.untyped_storage()._cdata for v in dense}
+
+
+__all__ = ["Writes", "called"]
