@@ -101,10 +101,19 @@ def _compiled(
         warn_once(refused, f"autotune: stored kernels are not used with Inductor's {refused}, which compiles no Python")
     elif trial is not None or ranks_agree(gm.graph, example_inputs):
         patches |= _passes(patches, base_mode(options.get("mode")), trial, verify)
-    if settings().attention == "fuse":
+    if _fuses_attention():
         count("attention", rewrite_attention(gm))
     compiled: Any = compile_fx(gm, list(example_inputs), config_patches=patches or None)
     return compiled  # type: ignore[no-any-return]
+
+
+def _fuses_attention() -> bool:
+    """What the setting says; a variable of the environment that cannot be read must not end a program's compilation."""
+    try:
+        return settings().attention == "fuse"
+    except UserError as error:
+        warn_once("settings", f"autotune: attention is left as written: {error}")
+        return False
 
 
 def inductor_settings(options: Mapping[str, Any]) -> dict[str, Any]:

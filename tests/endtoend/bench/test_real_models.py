@@ -344,7 +344,7 @@ def test_result_files_are_documents_tables_too(tmp_path: Path) -> None:
     data = form.write(tmp_path / "real.json", "a GPU", [case("a")], {"torch": "2.11"}, command="c", extra=extra)
     assert form.read(tmp_path / "real.json") == data
     text = documents.render(data)
-    assert "| a | 0.90 | 0.48 | 0.55 | 0.40 | 1.500x |" in text
+    assert "| a | 0.90 | 0.48 | 0.50 | 0.55 | 0.40 | 1.500x |" in text
     assert "a GPU, torch 2.11" in text
 
 

@@ -1,0 +1,165 @@
+"""torch.compile(backend="autotune") of models whose attention is rewritten, and the setting that leaves it as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor.compile_fx
+from torch import Tensor, fx, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+import autotune
+from autotune.compiler.capture import attention
+from autotune.errors import UserError
+from autotune.runtime.counters import reset_counters
+from autotune.runtime.settings import reset_settings, settings
+from tests.support.runtime.models import assert_same_step, twin
+
+WIDTH, HEADS, PLACES = 32, 4, 12
+
+
+class Encoder(nn.Module):
+    """Two layers with the mask that transformers 5 makes for BERT under a compiler."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.packed = nn.ModuleList(nn.Linear(WIDTH, 3 * WIDTH) for _ in range(2))
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        mask = (torch.arange(length)[None, None, :, None] >= 0).expand(batch, -1, length, length)
+        for packed, norm in zip(self.packed, self.norms, strict=True):
+            q, k, v = packed(x).view(batch, length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+            out = scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            x = norm(x + out.transpose(1, 2).reshape(batch, length, WIDTH))
+        return x
+
+
+class Decoder(nn.Module):
+    """One step of decoding with a static cache, which it writes to; two queries share a key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.packed = nn.Linear(WIDTH, 2 * WIDTH)
+        self.register_buffer("keys", torch.zeros(3, 2, PLACES, 8))
+        self.register_buffer("values", torch.zeros(3, 2, PLACES, 8))
+
+    def forward(self, x: Tensor, place: Tensor) -> Tensor:
+        q, k, v = self.packed(x).view(3, 1, 8, 8).transpose(1, 2).split([HEADS, 2, 2], 1)
+        self.keys.index_copy_(2, place, k)
+        self.values.index_copy_(2, place, v)
+        whole = [t[:, :, None].expand(3, 2, 2, PLACES, 8).reshape(3, 4, PLACES, 8) for t in (self.keys, self.values)]
+        seen = (torch.arange(PLACES) <= place)[None, None, None, :].expand(3, 1, 1, -1)
+        return scaled_dot_product_attention(q, *whole, attn_mask=seen).transpose(1, 2).reshape(3, 1, WIDTH)
+
+
+@pytest.fixture
+def changed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many calls of attention were changed in each graph that was handed over."""
+    counts: list[int] = []
+    real = attention.rewrite_attention
+
+    def rewrite(gm: fx.GraphModule) -> int:
+        counts.append(real(gm))
+        return counts[-1]
+
+    monkeypatch.setattr(attention, "rewrite_attention", rewrite)
+    return counts
+
+
+def compiled(model: Callable[..., Any]) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(model, backend="autotune", fullgraph=True)
+
+
+def test_training_of_an_encoder(db: str, changed: list[int]) -> None:
+    model = Encoder()
+    assert_same_step(compiled(model), model, twin(model), torch.randn(2, 10, WIDTH))
+    assert changed == [2]
+
+
+def test_steps_of_a_decoder_with_a_static_cache(db: str, changed: list[int]) -> None:
+    model = Decoder().eval()
+    reference = twin(model)
+    run = compiled(model)
+    with torch.no_grad():
+        for place in range(4):
+            x, at = torch.randn(3, 1, WIDTH), torch.tensor([place])
+            torch.testing.assert_close(run(x, at), reference(x, at), atol=1e-5, rtol=1e-5)
+    for ours, theirs in zip(model.buffers(), reference.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert changed == [1]
+
+
+def test_it_is_left_as_written_where_the_user_says_so(
+    db: str, changed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Inductor stands aside: what it would be handed runs as it is."""
+    monkeypatch.setattr(torch._inductor.compile_fx, "compile_fx", lambda gm, *args, **kwargs: gm.forward)
+    model, x = Encoder().eval(), torch.randn(2, 10, WIDTH)
+
+    def compiles_to(counts: list[int]) -> None:
+        changed.clear()
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(model)(x), model(x), atol=1e-5, rtol=1e-5)
+        assert changed == counts
+
+    assert autotune.configure(attention="keep").attention == "keep"
+    compiles_to([])
+    autotune.configure(verify="first")
+    compiles_to([])
+    autotune.configure(attention="fuse")
+    compiles_to([2])
+    monkeypatch.setenv("AUTOTUNE_ATTENTION", "keep")
+    compiles_to([2])
+    reset_settings()
+    assert settings().attention == "keep"
+    compiles_to([])
+    autotune.configure(attention="fuse")
+    compiles_to([2])
+
+
+@pytest.mark.parametrize("value", ["Fuse", "yes", True])
+def test_a_wrong_value_is_one_line(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError) as told:
+        autotune.configure(attention=value)
+    assert str(told.value) == f"attention: {value!r} is none of fuse, keep"
+    assert settings().attention == "fuse"
+    monkeypatch.setenv("AUTOTUNE_ATTENTION", str(value))
+    reset_settings()
+    with pytest.raises(UserError, match=f"^AUTOTUNE_ATTENTION: '{value}' is none of fuse, keep$"):
+        settings()
+
+
+def test_a_wrong_variable_ends_no_compilation(
+    db: str, changed: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("AUTOTUNE_ATTENTION", "fast")
+    reset_settings()
+    model, x = Encoder().eval(), torch.randn(2, 10, WIDTH)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(model)(x), model(x), atol=1e-5, rtol=1e-5)
+    assert changed == []
+    assert "AUTOTUNE_ATTENTION: 'fast' is none of fuse, keep" in caplog.text
+
+
+def biased(x: Tensor, bias: Tensor) -> Tensor:
+    """T5's attention: the choice of a branch is a region where it is left."""
+    seen = (torch.arange(10)[None, None, :, None] >= 0).expand(2, -1, 10, 10)
+    return scaled_dot_product_attention(x, x, x, attn_mask=torch.where(seen, bias, -1e9)).transpose(1, 2)
+
+
+def test_what_is_looked_up_is_what_is_deployed(db: str) -> None:
+    missed: dict[str, int] = {}
+    for how in ("keep", "fuse"):
+        autotune.configure(attention=how)  # type: ignore[arg-type]
+        reset_counters()
+        args = torch.randn(2, HEADS, 10, 8), torch.randn(1, HEADS, 10, 10)
+        missed[how] = autotune.lookup(biased, args).misses
+        torch.testing.assert_close(compiled(biased)(*args), biased(*args))
+        assert autotune.counters().misses == missed[how]
+    assert missed == {"keep": 1, "fuse": 0}
