@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 import torch
 from torch import fx
+from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention
 
 from autotune.compiler.capture.constants import Constants
@@ -57,17 +58,20 @@ def rewrite_attention(gm: fx.GraphModule) -> int:
 def _rewritten(gm: fx.GraphModule, writes: Writes, given: Mapping[fx.Node, torch.Tensor]) -> int:
     constants = Constants(gm.graph, writes, given)
     walk = _Walk(gm.graph, writes, constants)
-    changed = 0
-    for node in list(gm.graph.nodes):
-        if node.target is scaled_dot_product_attention:
-            changed += walk.visit(node)
-        elif (alone := _called_alone(gm, node)) is not None:
-            inner, operands = alone
-            known = {p: constants.of(a) for p, a in operands.items() if _is_tensor(a)}
-            changed += _rewritten(inner, writes, {p: value for p, value in known.items() if value is not None})
-    if changed:
-        gm.graph.lint()
-        gm.recompile()
+    changed, met = 0, False
+    try:
+        for node in list(gm.graph.nodes):
+            if node.target is scaled_dot_product_attention:
+                met = True
+                changed += walk.visit(node)
+            elif (alone := _called_alone(gm, node)) is not None:
+                inner, operands = alone
+                known = {p: constants.of(a) for p, a in operands.items() if _is_tensor(a)}
+                changed += _rewritten(inner, writes, {p: value for p, value in known.items() if value is not None})
+    finally:  # also where a later call could not be understood
+        if met:
+            gm.graph.lint()
+            gm.recompile()
     return changed
 
 
@@ -263,18 +267,18 @@ def _fused_takes(call: _Call) -> bool:
     """
     if _value(call.query).device.type != "cuda":
         return False
-    cuda, kernel = torch.backends.cuda, torch.nn.attention.SDPBackend
+    cuda = torch.backends.cuda
     checks = {
-        kernel.FLASH_ATTENTION: cuda.can_use_flash_attention,
-        kernel.EFFICIENT_ATTENTION: cuda.can_use_efficient_attention,
-        kernel.CUDNN_ATTENTION: cuda.can_use_cudnn_attention,
+        SDPBackend.FLASH_ATTENTION: cuda.can_use_flash_attention,
+        SDPBackend.EFFICIENT_ATTENTION: cuda.can_use_efficient_attention,
+        SDPBackend.CUDNN_ATTENTION: cuda.can_use_cudnn_attention,
     }
     try:
         query, key, value = (_value(n) for n in (call.query, call.key, call.value))
         mask = None if call.attn_mask is None else _value(call.attn_mask)
         told = cuda.SDPAParams(query, key, value, mask, float(call.dropout_p), bool(call.is_causal), True)
         for number in torch._C._get_sdp_priority_order():
-            if number == int(kernel.MATH.value):
+            if number == int(SDPBackend.MATH.value):
                 return False
             if any(int(k.value) == number and check(told, False) for k, check in checks.items()):
                 return True
