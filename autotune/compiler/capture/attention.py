@@ -150,10 +150,13 @@ class _Walk:
             return False
         grouped = new.query is not call.query
         query = _value(new.query)
+        shape = (*query.shape[:-1], _value(new.value).shape[-1])
+        if not grouped and list(map(str, shape)) != list(map(str, old.shape)):
+            return False  # queries for the keys of several sequences
         node.args = (new.query, new.key, new.value)
         node.kwargs = {k: v for k, v in vars(new).items() if k not in ("query", "key", "value") and v is not None}
         # Of the strides nobody knows before the kernel is chosen.
-        node.meta["example_value"] = query.new_empty((*query.shape[:-1], _value(new.value).shape[-1]))
+        node.meta["example_value"] = query.new_empty(shape)
         with self._graph.inserting_after(node):
             if grouped:
                 self._after(node, "reshape", *old.shape)

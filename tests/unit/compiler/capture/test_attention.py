@@ -370,6 +370,13 @@ def test_modules_with_a_mask_of_what_comes_later() -> None:
         agree(fn, torch.randn(B, S, 32), changed=0, grad=False)
 
 
+def test_queries_for_the_keys_of_several_sequences_stay() -> None:
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return joined(sdpa(q[:1], k, v, attn_mask=ones(q[:1])))
+
+    agree(fn, *qkv(), changed=0, grad=False)
+
+
 INF, NAN = math.inf, math.nan
 
 
