@@ -9,14 +9,16 @@ mode, of torch.compile and of torch.compile(backend="autotune") in the same --mo
 torch.compile where it has the model; interleaved, medians, on a GPU each as the replay of one CUDA graph where it can
 be captured. Weights and arithmetic are bf16 on a GPU, without autocast.
 
---out is written after every model. A model that is in it already is skipped, so that the same command goes on where an
-earlier one ended; one that failed is noted there, and tried again with --retry. Depth is the published one but where
-memory asks for less (then "layers" is below "published_layers" and "cut" says why), or --layers does.
+--out is written after every model. A model that is in it already in all --modes is skipped, so that the same command
+goes on where an earlier one ended, and another one adds a mode; one that failed is noted there, and tried again with
+--retry. Depth is the published one but where memory asks for less (then "layers" is below "published_layers" and "cut"
+says why), or --layers does.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.util
 import json
 import os
@@ -35,7 +37,7 @@ from autotune.errors import UserError, first_line
 from benchmarks import form
 from benchmarks.real import table
 from benchmarks.real.families import DEFAULT, FAMILIES, NAMES
-from benchmarks.real.measure import COMPARED, MODES, Options, measure
+from benchmarks.real.measure import COMPARED, MODES, Options, measure, merged, missing_modes
 
 SUITE = "real_models"
 T = TypeVar("T")
@@ -145,10 +147,11 @@ def measure_all(args: argparse.Namespace, db: str, one_search: str = "") -> int:
     extra: dict[str, Any] = {"suite": SUITE, "tiny": args.tiny}
     cases = finished(args.out, device=label, **extra) if args.out else {}
     failed: dict[str, str] = json.loads(args.out.read_text()).get("failed", {}) if cases or _there(args.out) else {}
-    done = {*cases, *(() if args.retry else failed)}
-    for name in (name for name in args.models if name in done):
-        _say(f"{name}: {'failed before, --retry measures it again' if name in failed else 'is there already, skipped'}")
     modes = args.modes or (list(MODES) if device.startswith("cuda") else ["default"])
+    whole = {name for name, case in cases.items() if not missing_modes(case, modes)}
+    done = whole | ({} if args.retry else failed).keys()
+    for name in (name for name in args.models if name in done):
+        _say(f"{name}: {'is there already, skipped' if name in whole else 'failed before, --retry measures it again'}")
     shape = (args.tiny, args.layers, args.batch)
     options = Options(device, db, *shape, args.search, modes, args.rounds, args.seconds, args.step_timeout, one_search)
     versions = {k: str(v) for k, v in (("cuda", env.cuda), ("driver", env.driver)) if v}
@@ -158,7 +161,10 @@ def measure_all(args: argparse.Namespace, db: str, one_search: str = "") -> int:
 
     def one(name: str) -> tuple[dict[str, Any] | None, str] | None:
         late = args.until and time.monotonic() - begin > args.until
-        return None if late else measured(name, options, args.timeout)
+        if late:
+            return None
+        lacks = missing_modes(cases[name], modes) if name in cases else modes
+        return measured(name, dataclasses.replace(options, modes=lacks), args.timeout)
 
     crowded: list[str] = []
 
@@ -173,7 +179,7 @@ def measure_all(args: argparse.Namespace, db: str, one_search: str = "") -> int:
         else:
             failed.pop(name, None)
             fresh.pop(name, None)
-            cases[name] = case
+            cases[name] = merged(cases[name], case) if name in cases else case
             _say(f"{name}: {told(case)}")
         if args.out:
             form.write(args.out, label, list(cases.values()), versions, extra={**extra, "failed": failed})

@@ -32,6 +32,8 @@ ATTENTION = f"{COMPILE} attention"
 _GRAPHLESS = "-no-cudagraphs"
 _FARTHER = 5.0
 """A peer whose results are so many times farther from eager's than torch.compile's has no figure."""
+_OF_A_RUN = ("commit", "when", "eager_us", "captured", "differences", "noise", "missing", "others_busy", "counters",
+             "searched", "seconds")  # fmt: skip
 Say = Callable[[str, float], None]
 
 
@@ -93,6 +95,18 @@ def measure(name: str, options: Options, say: Say = lambda stage, seconds: None)
     seconds |= {f"first_call {who}": s.prepare_s for who, s in compared.steps.items()} | dict(compared.seconds)
     seconds["all"] = round(time.monotonic() - begin, 1)
     return {**case, "searched": searched, "verdicts": verdicts, "seconds": seconds}
+
+
+def missing_modes(case: Mapping[str, Any], modes: Sequence[str]) -> list[str]:
+    """Those of :data:`COMPARED` that were asked for and are not in a case yet."""
+    return [mode for mode in modes if mode in COMPARED and case.get(mode) is None]
+
+
+def merged(case: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """A case with the modes that a later run measured of it; what else that run has to say stands under ``runs``."""
+    found = {mode: later[mode] for mode in COMPARED if later.get(mode) is not None}
+    about = {k: later[k] for k in _OF_A_RUN if k in later}
+    return {**case, **found, "runs": {**case.get("runs", {}), **dict.fromkeys(found, about)}}
 
 
 def described(made: Made) -> dict[str, Any]:
@@ -209,11 +223,13 @@ def _compare(made: Made, options: Options, say: Say) -> Comparison:
     from autotune.runtime.database import deploying_from
     from benchmarks.real.liger import compiled
 
-    peers = {ATTENTION: Peer(functools.partial(_with_attention, torch, made.module))}
-    if options.device.startswith("cuda"):
-        peers[LIGER] = Peer(functools.partial(compiled, made.module))
-        if "reduce-overhead" in options.modes:
-            peers[OVERHEAD] = Peer(lambda: _own_graphs(torch, made.module), captured=False)
+    peers, cuda = {}, options.device.startswith("cuda")
+    if "default" in options.modes:  # in which these are compiled
+        peers[ATTENTION] = Peer(functools.partial(_with_attention, torch, made.module))
+        if cuda:
+            peers[LIGER] = Peer(functools.partial(compiled, made.module))
+    if cuda and "reduce-overhead" in options.modes:
+        peers[OVERHEAD] = Peer(lambda: _own_graphs(torch, made.module), captured=False)
     with deploying_from(options.db):
         compared = step.compare(
             made.module,

@@ -174,6 +174,10 @@ class _Walk:
         made.meta["example_value"] = getattr(_value(node), name)(*args)
         return made
 
+    def _written(self, source: fx.Node, copy: fx.Node, node: fx.Node) -> bool:
+        """Whether ``source`` is written over while the call, or its backward, needs it in the place of ``copy``."""
+        return self._writes.between([source], copy, None if _value(node).requires_grad else node)
+
     # Masks
 
     def _with_mask(self, node: fx.Node, call: _Call) -> _Call:
@@ -209,7 +213,7 @@ class _Walk:
         if not isinstance(branch, fx.Node) or not _is_tensor(branch):
             return mask
         alike = _value(branch).ndim == 4 and _value(branch).dtype == _value(mask).dtype
-        return branch if alike and not self._writes.between([branch], mask, node) else mask
+        return branch if alike and not self._written(branch, mask, node) else mask
 
     def _with_neighbours(self, mask: fx.Node, node: fx.Node, keys: Any) -> fx.Node:
         """The mask with keys beside each other in memory, as fused kernels want it."""
@@ -246,7 +250,7 @@ class _Walk:
         (batch, few), heads = _value(key).shape[:2], query.shape[1]
         if _value(value).shape[:2] != (batch, few) or query.shape[0] != batch or heads % few:
             return call
-        if self._writes.between([key], call.key, node) or self._writes.between([value], call.value, node):
+        if self._written(key, call.key, node) or self._written(value, call.value, node):
             return call
         grouped = _replaced(call, key=key, value=value, enable_gqa=True)
         if _fused_takes(grouped):

@@ -16,6 +16,8 @@ _OPERATORS = (
     *("itruediv", "ixor", "setitem", "delitem"),
 )
 """Names of the functions of :mod:`operator` that write over their first argument."""
+_SILENT = ("batch_norm", "instance_norm", "native_batch_norm", "embedding_bag", "rrelu")
+"""Names of functions of torch's that may write over arguments, which neither their names nor ``inplace`` say."""
 
 
 class Writes:
@@ -36,13 +38,13 @@ class Writes:
         """Whether what a node holds is written over anywhere, before or after."""
         return bool(_storages(node) & self._everywhere)
 
-    def between(self, nodes: Iterable[fx.Node], first: fx.Node, last: fx.Node) -> bool:
+    def between(self, nodes: Iterable[fx.Node], first: fx.Node, last: fx.Node | None) -> bool:
         """Whether anything in ``nodes``' memory is written over after ``first`` and before ``last``, both of one graph
-        as it was."""
+        as it was; None: before the graph's end."""
         memory = set().union(*map(_storages, nodes))
         if not memory & self._everywhere:
             return False
-        begin, end = self._places[first], self._places[last]
+        begin, end = self._places[first], len(self._places) if last is None else self._places[last]
         return any(
             writer.graph is first.graph and begin < self._places[writer] < end and bool(written & memory)
             for writer, written in self._writers
@@ -93,7 +95,9 @@ def _written(node: fx.Node) -> list[fx.Node]:
         return first if name in _OPERATORS else []
     if _is_inplace(node):
         return found + first
-    return node.all_input_nodes if target is None or name.endswith("_") else found
+    bounded = name == "embedding" and [*node.args[3:4], node.kwargs.get("max_norm")] not in ([None], [None, None])
+    known = _is_of_torch(target) and not name.endswith("_") and name not in _SILENT
+    return found if known and not bounded else node.all_input_nodes
 
 
 def _by_schema(node: fx.Node, schema: torch.FunctionSchema) -> list[fx.Node]:
@@ -103,6 +107,12 @@ def _by_schema(node: fx.Node, schema: torch.FunctionSchema) -> list[fx.Node]:
             given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
             found += _nodes(given)
     return found
+
+
+def _is_of_torch(target: Any) -> bool:
+    """Whether a function is torch's or Python's own: others may write over whatever they are given."""
+    module = (getattr(target, "__module__", None) or "").partition(".")[0]
+    return inspect.isbuiltin(target) or module in ("torch", "math", "operator", "_operator", "builtins")
 
 
 def _is_inplace(node: fx.Node) -> bool:

@@ -59,6 +59,7 @@ def results(fn: Callable[..., Any], args: Sequence[Tensor], grad: bool) -> list[
 
 def agree(fn: Callable[..., Any], *args: Tensor, changed: int = 1, grad: bool = True) -> list[fx.Node]:
     """The calls of attention as rewritten, once results, and gradients too, are found to be those of eager mode."""
+    torch._dynamo.reset()
     want = results(fn, args, grad)
     found: Found = []
     got = results(torch.compile(fn, backend=rewriting(found), fullgraph=True, dynamic=False), args, grad)
@@ -172,6 +173,8 @@ def test_the_other_branch_a_method_and_no_branch() -> None:
     ):
         (call,) = agree(attend(chosen), *qkv(), torch.randn(1, H, S, S))
         assert call.kwargs["attn_mask"].op == "placeholder"
+    (call,) = agree(attend(lambda q, bias: torch.where(ones(q), bias, 0.0)), *qkv(), torch.randn(S, S), changed=0)
+    assert value(call.kwargs["attn_mask"]).ndim == 4
     for call in agree(functools.partial(biased, seen=lambda q: later()), *qkv(), torch.randn(S, S, H), changed=2):
         assert masked(call) == (True, False)
         assert call.kwargs["attn_mask"].args[0].target is torch.where, "it hides some, and is laid out"
@@ -366,7 +369,6 @@ def test_modules_with_a_mask_of_what_comes_later() -> None:
     for fn in (attend, lambda x: layer(x.transpose(0, 1), src_mask=~later(), is_causal=True)):
         agree(fn, torch.randn(B, S, 32), changed=0)
         heads.eval(), layer.eval()
-        torch._dynamo.reset()
         agree(fn, torch.randn(B, S, 32), changed=0, grad=False)
 
 
@@ -446,3 +448,24 @@ def test_order_lengths_and_batches(fn: Callable[..., Any]) -> None:
     got = results(torch.compile(fn, backend=rewriting([]), fullgraph=True), args, False)
     for a, b in zip(got, results(fn, args, False), strict=True):
         torch.testing.assert_close(a, b)
+
+
+def step_with_caches(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The keys are written over before and after attention, and others in between."""
+    few, other = k.clone(), v.clone()
+    few[:, :, 2] = 1.0
+    whole = one_repeat(few)
+    other.mul_(2)
+    out = joined(sdpa(q, whole, whole))
+    few.zero_()
+    return out + few.sum() + other.sum()
+
+
+def test_writing_at_other_times_and_elsewhere_does_not_matter() -> None:
+    (call,) = agree(step_with_caches, *qkv(1, heads=2), grad=False)
+    assert value(call.args[1]).shape[1] == 2
+
+
+def test_but_afterwards_where_gradients_are_wanted() -> None:
+    """The backward pass would need what is written over."""
+    agree(step_with_caches, *qkv(1, heads=2), changed=0)

@@ -47,6 +47,12 @@ def positive(x: Tensor) -> Tensor:
     return x > 0
 
 
+@torch._dynamo.allow_in_graph
+def narrowed(mask: Tensor) -> Tensor:
+    mask.tril_(-1)
+    return mask.sum()
+
+
 def graph_of(fn: Callable[..., Any], *args: Any, **options: Any) -> fx.GraphModule:
     kept: list[fx.GraphModule] = []
 
@@ -143,6 +149,37 @@ def test_what_is_written_over_is_not_known(write: Write) -> None:
         return before & mask
 
     assert known(fn, X) == []
+
+
+def by_a_function_allowed(x: Tensor) -> Tensor:
+    mask = later(5)
+    return mask if narrowed(mask) is not None else x
+
+
+def as_statistics(x: Tensor) -> Tensor:
+    mean = torch.zeros(5)
+    F.batch_norm(x.expand(4, 5) + 1, mean, torch.ones(5), training=True)
+    return mean == 0
+
+
+def as_a_table_of_bounded_norm(x: Tensor) -> Tensor:
+    table = torch.ones(5, 3)
+    F.embedding(torch.arange(5), table, max_norm=0.1)
+    return table == 1
+
+
+@pytest.mark.parametrize("write", [by_a_function_allowed, as_statistics, as_a_table_of_bounded_norm])
+def test_nor_what_is_written_without_saying_so(write: Callable[[Tensor], Tensor]) -> None:
+    gm = graph_of(write, X)
+    assert constants_of(gm).of(masks(gm)[-1]) is None
+
+
+def test_a_table_without_a_bound_is_only_read() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        places = torch.arange(5)
+        return F.embedding(places, x, None, None), places >= 0
+
+    assert len(known(fn, torch.randn(5, 3))) == 1
 
 
 def test_writing_elsewhere_changes_nothing() -> None:
