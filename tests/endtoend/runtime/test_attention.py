@@ -163,3 +163,13 @@ def test_what_is_looked_up_is_what_is_deployed(db: str) -> None:
         torch.testing.assert_close(compiled(biased)(*args), biased(*args))
         assert autotune.counters().misses == missed[how]
     assert missed == {"keep": 1, "fuse": 0}
+
+
+def test_a_second_length_is_of_any_length(db: str, changed: list[int]) -> None:
+    """What is compiled again for lengths that are symbols has its attention rewritten as well."""
+    model = Encoder()
+    run = compiled(model)
+    for length in (8, 11, 16, 23):
+        x = torch.randn(2, length, WIDTH)
+        torch.testing.assert_close(run(x), model(x), rtol=1e-4, atol=1e-5)
+    assert changed == [2, 2]

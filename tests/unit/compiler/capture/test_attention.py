@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.utils.checkpoint import checkpoint
 
-from autotune.compiler.capture import attention
 from autotune.compiler.capture.attention import rewrite_attention, what_hides
+from autotune.compiler.capture.attention import rules as attention
 
 B, H, S, D = 2, 4, 6, 8
 SMALLEST = torch.finfo(torch.float32).min
@@ -469,3 +469,69 @@ def test_writing_at_other_times_and_elsewhere_does_not_matter() -> None:
 def test_but_afterwards_where_gradients_are_wanted() -> None:
     """The backward pass would need what is written over."""
     agree(step_with_caches, *qkv(1, heads=2), changed=0)
+
+
+# Lengths that are symbols
+
+
+def encoder(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return joined(sdpa(q, k, v, attn_mask=ones(q, k.shape[2])))
+
+
+def decoder(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return joined(sdpa(q, k, v, attn_mask=later(q.shape[2])[None, None].expand(q.shape[0], 1, -1, -1)))
+
+
+def across(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """T5's: a choice between zeros and the smallest number, where all is seen."""
+    zeros = torch.zeros(1, q.shape[1], q.shape[2], k.shape[2])
+    return joined(sdpa(q, k, v, attn_mask=torch.where(ones(q, k.shape[2]), zeros, SMALLEST)))
+
+
+def checkpointed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    mask = ones(q, k.shape[2])
+    return checkpoint(lambda x: joined(sdpa(x, k, v, attn_mask=mask)) * 2, q, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+def window_of_eight(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    place = torch.arange(q.shape[2])
+    return joined(sdpa(q, k, v, attn_mask=later(q.shape[2]) & (place[:, None] - place[None, :] < 8)))
+
+
+def later_in_the_middle(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Of more keys than queries, whose triangle torch would place elsewhere."""
+    seen = torch.arange(k.shape[2])[None, :] <= torch.arange(q.shape[2])[:, None]
+    return joined(sdpa(q, k, v, attn_mask=seen))
+
+
+@pytest.mark.parametrize(
+    ("fn", "keys", "mask"),
+    [
+        (encoder, 0, (False, False)),
+        (encoder, 3, (False, False)),
+        (across, 3, (False, False)),
+        (checkpointed, 0, (False, False)),
+        (decoder, 0, (False, True)),
+        (window_of_eight, 0, (True, False)),
+        (later_in_the_middle, 3, (True, False)),
+    ],
+)
+def test_graphs_of_any_length(fn: Callable[..., Any], keys: int, mask: tuple[bool, bool]) -> None:
+    def kept(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        plain.append(gm)
+        return lookup_backend("aot_eager")(gm, list(inputs))
+
+    found: Found = []
+    plain: list[fx.GraphModule] = []
+    for backend in (kept, rewriting(found)):
+        torch._dynamo.reset()
+        run = torch.compile(fn, backend=backend, fullgraph=True, dynamic=True)
+        for length in (6, 9, 20):
+            args = qkv(length, length + keys)
+            for a, b in zip(results(run, args, True), results(fn, args, True), strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert len(found) == len(plain), "no more compilations"
+    assert [masked(call) for call in calls(found[-1][0])] == [mask], (
+        "of the last: Dynamo empties one that is compiled again"
+    )
+    assert {changed for _, changed in found} == {int(not mask[0])}

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from autotune.compiler.capture import constants
-from autotune.compiler.capture.constants import Constants
-from autotune.compiler.capture.writes import Writes
+from autotune.compiler.capture.attention import constants
+from autotune.compiler.capture.attention.constants import Constants
+from autotune.compiler.capture.attention.writes import Writes
 
 ran: list[str] = []
 X = torch.randn(5)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,8 +27,9 @@ from torch import fx
 from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention
 
-from autotune.compiler.capture.constants import Constants
-from autotune.compiler.capture.writes import Writes, called
+from autotune.compiler.capture.attention.constants import Constants
+from autotune.compiler.capture.attention.formulas import IS_NOT_LATER, Formulas
+from autotune.compiler.capture.attention.writes import Writes, called
 
 log = logging.getLogger("autotune")
 
@@ -48,16 +48,16 @@ def rewrite_attention(gm: fx.GraphModule) -> int:
         How many calls were changed.
     """
     try:
-        return _rewritten(gm, Writes(gm), {})
+        writes = Writes(gm)
+        return _rewritten(gm, writes, Constants(gm.graph, writes), Formulas(writes))
     except Exception:
         # A graph that was made otherwise than expected is compiled as it came: every rule changes one call, whole.
         log.warning("autotune: attention is left as it is: a rule failed", exc_info=True)
         return 0
 
 
-def _rewritten(gm: fx.GraphModule, writes: Writes, given: Mapping[fx.Node, torch.Tensor]) -> int:
-    constants = Constants(gm.graph, writes, given)
-    walk = _Walk(gm.graph, writes, constants)
+def _rewritten(gm: fx.GraphModule, writes: Writes, constants: Constants, formulas: Formulas) -> int:
+    walk = _Walk(gm.graph, writes, constants, formulas)
     changed, met = 0, False
     try:
         for node in list(gm.graph.nodes):
@@ -66,8 +66,10 @@ def _rewritten(gm: fx.GraphModule, writes: Writes, given: Mapping[fx.Node, torch
                 changed += walk.visit(node)
             elif (alone := _called_alone(gm, node)) is not None:
                 inner, operands = alone
-                known = {p: constants.of(a) for p, a in operands.items() if _is_tensor(a)}
-                changed += _rewritten(inner, writes, {p: value for p, value in known.items() if value is not None})
+                tensors = {p: a for p, a in operands.items() if _is_tensor(a)}
+                held = {p: value for p, a in tensors.items() if (value := constants.of(a)) is not None}
+                read = {p: formula for p, a in tensors.items() if (formula := formulas.of(a)) is not None}
+                changed += _rewritten(inner, writes, Constants(inner.graph, writes, held), Formulas(writes, read))
     finally:  # also where a later call could not be understood
         if met:
             gm.graph.lint()
@@ -89,6 +91,12 @@ def _called_alone(gm: fx.GraphModule, node: fx.Node) -> tuple[fx.GraphModule, di
     if len(operands) != len(inputs) or not all(isinstance(a, fx.Node) for a in operands):
         return inner, {}
     return inner, dict(zip(inputs, operands, strict=True))
+
+
+def _same_length(a: Any, b: Any) -> bool:
+    """Whether two lengths are one number, or one symbol."""
+    symbolic = isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt)
+    return bool(a.node.expr == b.node.expr) if symbolic else type(a) is int and type(b) is int and a == b
 
 
 def _is_tensor(node: Any) -> bool:
@@ -129,8 +137,8 @@ class _Call:
 class _Walk:
     """Attention from a graph's first node to its last; what one call had made, others use too."""
 
-    def __init__(self, graph: fx.Graph, writes: Writes, constants: Constants) -> None:
-        self._graph, self._writes, self._constants = graph, writes, constants
+    def __init__(self, graph: fx.Graph, writes: Writes, constants: Constants, formulas: Formulas) -> None:
+        self._graph, self._writes, self._constants, self._formulas = graph, writes, constants, formulas
         self._hides: dict[tuple[fx.Node, bool], Hides | None] = {}
         self._laid: dict[tuple[fx.Node, int], tuple[fx.Node, fx.Node]] = {}
         """By a mask and how many keys it is for: the call before which it was made contiguous, and what that made."""
@@ -185,7 +193,7 @@ class _Walk:
         if mask is None or call.is_causal is not False:
             return call
         queries, keys = (_value(n).shape[-2] for n in (call.query, call.key))
-        square = type(queries) is int and type(keys) is int and queries == keys
+        square = _same_length(queries, keys)
         chosen = self._chosen(mask, node)
         # What a mask repeats over a batch of any size says nothing of the batch.
         for one in dict.fromkeys((mask, _unexpanded(mask), chosen, _unexpanded(chosen))):
@@ -198,18 +206,33 @@ class _Walk:
         """What a mask hides, where that is known and has a name."""
         if (mask, square) not in self._hides:
             held = self._constants.of(mask)
-            self._hides[mask, square] = None if held is None else what_hides(held, square)
+            known = self._formula_hides(mask, square) if held is None else what_hides(held, square)
+            self._hides[mask, square] = known
         return self._hides[mask, square]
+
+    def _formula_hides(self, mask: fx.Node, square: bool) -> Hides | None:
+        """What a mask hides at any length."""
+        formula = self._formulas.of(mask)
+        if formula is None:
+            return None
+        if formula.element is True or (_value(mask).is_floating_point() and formula.element == 0):
+            return "nothing"
+        return "what comes later" if square and formula.element == IS_NOT_LATER else None
 
     def _chosen(self, mask: fx.Node, node: fx.Node) -> fx.Node:
         """The branch that a ``where`` of the mask's takes everywhere, else the mask."""
         if mask.target not in (torch.where, "where") or len(mask.args) != 3 or mask.kwargs:
             return mask
         condition, yes, no = mask.args if mask.target is torch.where else (mask.args[1], mask.args[0], mask.args[2])
-        held = self._constants.of(condition) if isinstance(condition, fx.Node) else None
-        if held is None:
+        if not isinstance(condition, fx.Node):
             return mask
-        branch = yes if bool(held.all()) else no if not bool(held.any()) else None
+        held, formula = self._constants.of(condition), self._formulas.of(condition)
+        if held is not None:
+            branch = yes if bool(held.all()) else no if not bool(held.any()) else None
+        else:
+            branch = (
+                None if formula is None or not isinstance(formula.element, bool) else yes if formula.element else no
+            )
         if not isinstance(branch, fx.Node) or not _is_tensor(branch):
             return mask
         alike = _value(branch).ndim == 4 and _value(branch).dtype == _value(mask).dtype
@@ -372,7 +395,7 @@ def _inserts_after_heads(node: fx.Node) -> bool:
 
 _KEEPS = ("transpose", "permute", "movedim", "swapaxes", "to", "float", "type_as", "clone")
 """Methods whose results have strides like what they read."""
-_ANY = ("contiguous", "reshape", "flatten", "matmul")
+_ANY = ("contiguous", "reshape", "flatten", "matmul", "size", "dim", "numel")
 """Methods that take any strides."""
 
 

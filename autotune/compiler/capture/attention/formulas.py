@@ -1,0 +1,341 @@
+"""Tensors of a Dynamo graph as formulas of their indices, for lengths that are symbols when the graph is compiled.
+
+``arange(s)[None, :] <= arange(s)[:, None]`` holds ``r0 <= r1`` at ``[..., r1, r0]``, whatever ``s`` is. Masks of
+attention are such tensors: :mod:`.constants` runs what makes one where its sizes are numbers, and here it is read.
+Axes are counted from the last one, as broadcasting does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from torch import fx
+
+from autotune.compiler.capture.attention.writes import Writes
+
+Number: TypeAlias = Any
+"""An integer of sympy's, which has no types: a number, a length, or an index, and sums of them."""
+
+
+@dataclass(frozen=True)
+class AtMost:
+    """``value <= 0``, where that depends on the indices."""
+
+    value: Number
+
+
+Element: TypeAlias = Any
+"""A number; or of a bool, what it is, or :class:`AtMost`."""
+
+
+@dataclass(frozen=True)
+class Formula:
+    """What a tensor holds: ``element`` in :func:`axis`'s symbols, an integer's or a bool's; ``shape`` as torch has it.
+    Of other types only zeros are known.
+
+    An axis of extent 1 is not in ``element``, so that broadcasting needs nothing.
+    """
+
+    shape: tuple[Number, ...]
+    element: Element
+
+
+class _Unknown(Exception):
+    """An operator, or a comparison whose outcome differs from element to element in another way."""
+
+
+def axis(place: int) -> sympy.Symbol:
+    """The index along the axis that is ``place`` before the last."""
+    return sympy.Symbol(f"r{place}", integer=True, nonnegative=True)
+
+
+IS_NOT_LATER = AtMost(axis(0) - axis(1))
+"""Of a mask ``[..., queries, keys]``: a key that is no later than the query."""
+
+
+class Formulas:
+    """The formulas of one graph's nodes.
+
+    Args:
+        writes: of that graph, or of one that calls it.
+        given: placeholders whose formulas the caller knows, as a graph that calls this one does.
+    """
+
+    def __init__(self, writes: Writes, given: Mapping[fx.Node, Formula] | None = None) -> None:
+        self._writes = writes
+        self._known: dict[fx.Node, Formula | None] = dict(given or {})
+
+    def of(self, node: fx.Node) -> Formula | None:
+        """The formula of what ``node`` holds; None where it is not known."""
+        if node not in self._known:
+            self._known[node] = None  # until it is
+            with contextlib.suppress(_Unknown, TypeError, IndexError, ValueError):
+                self._known[node] = self._read(node)
+        return self._known[node]
+
+    def _read(self, node: fx.Node) -> Formula:
+        value = node.meta.get("example_value")
+        if not isinstance(value, torch.Tensor) or self._writes.touch(node):
+            raise _Unknown
+        shape = tuple(map(_extent, value.shape))
+        name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+        if node.op == "call_function" and node.target not in (
+            getattr(torch, name, None),
+            getattr(operator, name, None),
+        ):
+            raise _Unknown
+        if node.op not in ("call_function", "call_method") or name not in _READERS:
+            raise _Unknown
+        element = _READERS[name](self, node, shape)
+        if (value.dtype == torch.bool) != isinstance(element, AtMost | bool):
+            raise _Unknown  # a type was changed on the way
+        if value.dtype not in _WHOLE and (element != 0 or not value.is_floating_point()):
+            raise _Unknown  # which may round
+        return Formula(shape, _without_axes_of_one(element, shape))
+
+    def operand(self, given: Any) -> Formula:
+        """The formula of an argument: a tensor, a number, or a length."""
+        if isinstance(given, fx.Node) and isinstance(given.meta.get("example_value"), torch.Tensor):
+            found = self.of(given)
+            if found is None:
+                raise _Unknown
+            return found
+        return Formula((), given if type(given) is bool else _number(given))
+
+
+_WHOLE = (torch.bool, torch.int64, torch.int32)
+
+
+def _extent(size: Any) -> Number:
+    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+
+
+def _number(given: Any) -> Number:
+    value = given.meta.get("example_value") if isinstance(given, fx.Node) else given
+    if type(value) is not int and not isinstance(value, torch.SymInt):
+        raise _Unknown
+    return _extent(value)
+
+
+def _with(element: Element, change: Callable[[Number], Number]) -> Element:
+    """An element whose indices are changed."""
+    if isinstance(element, AtMost):
+        return AtMost(change(element.value))
+    return element if isinstance(element, bool) else change(element)
+
+
+def _moved(element: Element, to: dict[int, Number]) -> Element:
+    return _with(element, lambda e: e.subs({axis(a): place for a, place in to.items()}, simultaneous=True))
+
+
+def _without_axes_of_one(element: Element, shape: Sequence[Number]) -> Element:
+    return _moved(element, {k: sympy.Integer(0) for k, extent in enumerate(reversed(shape)) if extent == 1})
+
+
+def _decided(value: Number, shape: Sequence[Number]) -> Element:
+    """``value <= 0``: whether it holds everywhere or nowhere, by the least and the greatest that it takes."""
+    value = sympy.expand(value)
+    least = greatest = value
+    for place, extent in enumerate(reversed(shape)):
+        slope = value.coeff(axis(place))
+        if not (value - slope * axis(place)).has(axis(place)) and slope.is_number:
+            low, high = (0, extent - 1) if slope > 0 else (extent - 1, 0)
+            least, greatest = least.subs(axis(place), low), greatest.subs(axis(place), high)
+    if sympy.expand(greatest).is_nonpositive:
+        return True
+    if sympy.expand(least).is_positive:
+        return False
+    return AtMost(value)
+
+
+# Operators: what each makes at an element, of the formulas of its arguments.
+
+Reader = Callable[[Formulas, fx.Node, tuple[Number, ...]], Element]
+
+
+def _arange(formulas: Formulas, node: fx.Node, shape: tuple[Number, ...]) -> Element:
+    told = [*node.args, *(node.kwargs[k] for k in ("start", "end", "step") if k in node.kwargs)]
+    if len(told) > 2:
+        raise _Unknown
+    begin = _number(told[0]) if len(told) == 2 else sympy.Integer(0)
+    return begin + axis(0)
+
+
+def _filled(place: int, value: bool | None = None) -> Reader:
+    def read(formulas: Formulas, node: fx.Node, shape: tuple[Number, ...]) -> Element:
+        given = value if value is not None else (node.args[place] if len(node.args) > place else None)
+        number = formulas.operand(node.kwargs.get("fill_value", given)).element
+        dtype = node.meta["example_value"].dtype
+        if dtype != torch.bool:
+            return sympy.Integer(int(number)) if isinstance(number, bool) else number
+        return bool(number)
+
+    return read
+
+
+def _arithmetic(of: Callable[[Any, Any], Any]) -> Reader:
+    def read(formulas: Formulas, node: fx.Node, shape: tuple[Number, ...]) -> Element:
+        if node.kwargs or len(node.args) != 2:
+            raise _Unknown
+        left, right = (formulas.operand(a).element for a in node.args)
+        if not isinstance(left, sympy.Expr) or not isinstance(right, sympy.Expr):
+            raise _Unknown
+        return sympy.expand(of(left, right))
+
+    return read
+
+
+def _compared(of: Callable[[Number, Number], Number]) -> Reader:
+    """A comparison as a value that is at most 0 where it holds."""
+    difference = _arithmetic(of)
+
+    def read(formulas: Formulas, node: fx.Node, shape: tuple[Number, ...]) -> Element:
+        return _decided(difference(formulas, node, shape), shape)
+
+    return read
+
+
+def _equal(holds: bool) -> Reader:
+    difference = _arithmetic(operator.sub)
+
+    def read(formulas: Formulas, node: fx.Node, shape: tuple[Number, ...]) -> Element:
+        apart = difference(formulas, node, shape)
+        if apart == 0:
+            return holds
+        if False in (_decided(apart, shape), _decided(-apart, shape)):
+            return not holds
+        raise _Unknown
+
+    return read
+
+
+def _both(decides: bool) -> Reader:
+    """``and``, which False decides, or ``or``, which True does."""
+
+    def read(formulas: Formulas, node: fx.Node, shape: tuple[Number, ...]) -> Element:
+        if node.kwargs or len(node.args) != 2:
+            raise _Unknown
+        known = [formulas.of(a) for a in node.args if isinstance(a, fx.Node)]
+        elements = [formula.element for formula in known if formula is not None]
+        if any(element is decides for element in elements):
+            return decides
+        if len(elements) != 2:
+            raise _Unknown
+        left, right = elements
+        if left is (not decides) or left == right:
+            return right
+        if right is (not decides):
+            return left
+        raise _Unknown
+
+    return read
+
+
+def _negated(formulas: Formulas, node: fx.Node, shape: tuple[Number, ...]) -> Element:
+    element = formulas.operand(node.args[0]).element
+    if isinstance(element, AtMost):
+        return AtMost(sympy.expand(1 - element.value))
+    if isinstance(element, bool):
+        return not element
+    raise _Unknown
+
+
+def _same(formulas: Formulas, node: fx.Node, shape: tuple[Number, ...]) -> Element:
+    """Of what changes neither elements nor their places, counted from the last axis."""
+    return formulas.operand(node.args[0]).element
+
+
+def _unsqueezed(formulas: Formulas, node: fx.Node, shape: tuple[Number, ...]) -> Element:
+    (place,) = (*node.args[1:], *node.kwargs.values())
+    if type(place) is not int:
+        raise _Unknown
+    inserted = len(shape) - 1 - place if place >= 0 else -1 - place
+    # What stands before it is one farther from the last.
+    return _moved(formulas.operand(node.args[0]).element, {k: axis(k + 1) for k in range(inserted, len(shape) - 1)})
+
+
+def _indexed(formulas: Formulas, node: fx.Node, shape: tuple[Number, ...]) -> Element:
+    """``x[...]`` by slices from the start, None and numbers; or by a tensor for each axis."""
+    source = formulas.operand(node.args[0])
+    places = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+    if places and all(isinstance(p, fx.Node) for p in places):
+        return _gathered(formulas, source, places)
+    if Ellipsis in places:
+        raise _Unknown
+    left, out = len(source.shape), len(shape)
+    to: dict[int, Number] = {}
+    for place in places:
+        if place is None:
+            out -= 1
+            continue
+        left -= 1
+        if isinstance(place, slice) and place.step in (None, 1) and place.start in (None, 0):
+            out -= 1
+            to[left] = axis(out)
+        elif type(place) is int and place >= 0:
+            to[left] = sympy.Integer(place)
+        else:
+            raise _Unknown
+    if left != out:
+        raise _Unknown
+    return _moved(source.element, to)
+
+
+def _gathered(formulas: Formulas, source: Formula, places: Sequence[Any]) -> Element:
+    indices = [formulas.operand(p).element for p in places]
+    if len(indices) != len(source.shape):
+        raise _Unknown
+    to = {}
+    for place, index in enumerate(reversed(indices)):
+        if not isinstance(index, sympy.Expr) or not index.is_nonnegative:
+            raise _Unknown  # one below 0 counts from the end
+        to[place] = index
+    return _moved(source.element, to)
+
+
+def _differences(formulas: Formulas, node: fx.Node, shape: tuple[Number, ...]) -> Element:
+    """``diff(x, prepend=first)`` along the last axis, where all differences are one number, the first one too."""
+    told = dict(zip(("n", "dim", "prepend"), node.args[1:], strict=False)) | node.kwargs
+    source = formulas.operand(node.args[0]).element
+    begin = formulas.operand(told.pop("prepend", None))
+    first = begin.element
+    if told not in ({}, {"dim": -1}, {"n": 1}, {"n": 1, "dim": -1}) or begin.shape[-1:] != (1,):
+        raise _Unknown
+    if not isinstance(source, sympy.Expr) or not isinstance(first, sympy.Expr):
+        raise _Unknown
+    step = sympy.expand(source - source.subs(axis(0), axis(0) - 1))
+    if sympy.expand(source.subs(axis(0), 0) - first - step) != 0 or step.has(axis(0)):
+        raise _Unknown
+    return step
+
+
+def _summed_up(formulas: Formulas, node: fx.Node, shape: tuple[Number, ...]) -> Element:
+    """``cumsum`` of nothing but zeros."""
+    if formulas.operand(node.args[0]).element not in (0, False):
+        raise _Unknown
+    return sympy.Integer(0)
+
+
+_READERS: dict[str, Reader] = {
+    "arange": _arange,
+    "ones": _filled(0, True), "new_ones": _filled(0, True), "ones_like": _filled(0, True),
+    "zeros": _filled(0, False), "new_zeros": _filled(0, False), "zeros_like": _filled(0, False),
+    "full": _filled(1), "new_full": _filled(2), "full_like": _filled(1),
+    "add": _arithmetic(operator.add), "sub": _arithmetic(operator.sub),
+    "le": _compared(operator.sub), "ge": _compared(lambda a, b: b - a),
+    "lt": _compared(lambda a, b: a - b + 1), "gt": _compared(lambda a, b: b - a + 1),
+    "eq": _equal(True), "ne": _equal(False),
+    **dict.fromkeys(("and_", "__and__", "bitwise_and", "logical_and"), _both(False)),
+    **dict.fromkeys(("or_", "__or__", "bitwise_or", "logical_or"), _both(True)),
+    **dict.fromkeys(("invert", "__invert__", "bitwise_not", "logical_not"), _negated),
+    **dict.fromkeys(("to", "expand", "expand_as", "contiguous", "clone", "bool", "int", "long", "broadcast_to"), _same),
+    "unsqueeze": _unsqueezed, "getitem": _indexed, "diff": _differences, "cumsum": _summed_up,
+}  # fmt: skip
+
+__all__ = ["IS_NOT_LATER", "AtMost", "Formula", "Formulas", "axis"]
