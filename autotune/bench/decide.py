@@ -2,7 +2,8 @@
 
 A kernel that is faster alone need not make its step faster. Where the step is not, families of regions are left to
 Inductor, the least gain first, and what is left out is measured each time. The best is stored as a verdict on the
-step's graphs, which deployment obeys.
+step's graphs, which deployment obeys. Where attention is rewritten, families have to pay beside the step that is
+rewritten as well and leaves all of them to Inductor: what attention gains must not hide what they cost.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ MARGIN = 0.002
 """What leaving a family out must gain of the step to be more than noise."""
 
 _CONTENDERS = 64
-_ALL, _BEST, _TRY = "autotune", "best", "try"
+_ALL, _BEST, _TRY, _NONE = "autotune", "best", "try", "no kernel"
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,11 @@ class Decision:
 
     Attributes:
         mode: of :func:`autotune.runtime.inductor.verdict.base_mode`.
-        compile_us: of ``torch.compile``; ``all_us`` with every stored kernel; ``autotune_us`` with those that are kept,
-            None where everything is left to Inductor.
+        compile_us: of ``torch.compile``; ``attention_us`` with attention rewritten and no stored kernel, None where
+            none is rewritten; ``all_us`` with every stored kernel; ``autotune_us`` with those that are kept; where
+            everything is left to Inductor that is ``attention_us``.
         ratio: median over rounds of ``torch.compile``'s time over autotune's, of what was measured best.
+        kernels_ratio: the same over what ``attention_us`` is of, where attention is rewritten.
         noise: interquartile range over median, the larger of both.
         tries: sets of families that were left out and measured; ``seconds`` all of it took.
         cut: whether the time was up before all tries.
@@ -61,9 +64,11 @@ class Decision:
 
     mode: str
     compile_us: float
+    attention_us: float | None
     all_us: float
     autotune_us: float | None
     ratio: float
+    kernels_ratio: float
     noise: float
     tries: int
     seconds: float
@@ -80,6 +85,7 @@ class Decision:
         return {
             "mode": self.mode,
             "compile_us": round(self.compile_us, 3),
+            "attention_us": None if self.attention_us is None else round(self.attention_us, 3),
             "all_us": round(self.all_us, 3),
             "autotune_us": None if self.autotune_us is None else round(self.autotune_us, 3),
             "ratio": round(self.ratio, 4),
@@ -105,15 +111,21 @@ class Decision:
     def text(self) -> str:
         """What was decided, in one line."""
         theirs, every = microseconds(self.compile_us), microseconds(self.all_us)
-        line = f"step, mode {self.mode}: torch.compile {theirs}, autotune {every}"
+        line, ratio = f"step, mode {self.mode}: torch.compile {theirs}", f"{self.kernels_ratio:.3f}x"
+        if self.attention_us is not None:
+            line += f", {microseconds(self.attention_us)} with attention rewritten"
+            slower = self.attention_us > self.compile_us * (1 + max(self.noise, MARGIN))
+            line += " (slower: AUTOTUNE_ATTENTION=keep leaves it as written)" if slower else ""
+            ratio += " over that"
+        line += f", autotune {every}"
         if not self.left:
-            return f"{line} ({self.ratio:.3f}x): every stored kernel is used"
+            return f"{line} ({ratio}): every stored kernel is used"
         many, of = len(self.left), len(self.families)
         tried = f"{self.tries} {'try' if self.tries == 1 else 'tries'}{' before the time was up' if self.cut else ''}"
-        if self.autotune_us is None:
-            best = f"the best choice of kernels came to {self.ratio:.3f}x round by round, after {tried}"
+        if len(self.left) == len(self.families):
+            best = f"the best choice of kernels came to {ratio} round by round, after {tried}"
             return f"{line} with every stored kernel; {best}: all {of} families are left to Inductor"
-        without = f"{microseconds(self.autotune_us)} ({self.ratio:.3f}x) without {many} of {of} families"
+        without = f"{microseconds(self.autotune_us or 0.0)} ({ratio}) without {many} of {of} families"
         return f"{line} with every stored kernel, {without}, found in {tried}: those are left to Inductor"
 
 
@@ -255,15 +267,23 @@ class _Steps:
 
 
 def _decided(steps: _Steps, begin: float, limit_s: float) -> Decision | None:
-    peer = steps.compiled()
+    plain = steps.compiled()
     trial = Trial()
     first = time.monotonic()
     best = steps.compiled(backend=trial_backend(trial))
     if not trial.families:
         return None
-    samples = steps.times({COMPILE: peer, _ALL: best})
-    cost = time.monotonic() - first  # of a try, which compiles and times alike
-    all_us, ratio = statistics.median(samples[_ALL]), _over(samples[COMPILE], samples[_ALL])
+    every = frozenset(trial.families)
+    cost = time.monotonic() - first
+    # What a step with all of them left is: beside it each family has to pay.
+    peer = steps.compiled(backend=trial_backend(Trial(every))) if trial.attention else plain
+    first = time.monotonic()
+    samples = steps.times({COMPILE: plain, **({_NONE: peer} if trial.attention else {}), _ALL: best})
+    cost += time.monotonic() - first  # of a try, which compiles and times alike
+    beside = _NONE if trial.attention else COMPILE
+    compile_us, by_attention = statistics.median(samples[COMPILE]), _over(samples[COMPILE], samples[beside])
+    del plain  # its CUDA graph may hold half of the device's memory
+    all_us, ratio = statistics.median(samples[_ALL]), _over(samples[beside], samples[_ALL])
     ours, counts = samples[_ALL], _counts(trial)
     gains, in_step = _gains(trial, counts, best, steps.device)
     left: frozenset[str] = frozenset()
@@ -278,25 +298,28 @@ def _decided(steps: _Steps, begin: float, limit_s: float) -> Decision | None:
         again, tries = time.monotonic(), tries + 1
         changed = left ^ group
         step = steps.compiled(backend=trial_backend(Trial(changed)))
-        found = steps.times({COMPILE: peer, _BEST: best, _TRY: step})
+        found = steps.times({beside: peer, _BEST: best, _TRY: step})
         halves = [frozenset(h) for h in _halves(group, trial.families)]
         if _over(found[_BEST], found[_TRY]) > 1 + MARGIN:
             left, best, samples, ours = changed, step, found, found[_TRY]
-            ratio = _over(found[COMPILE], ours)
+            ratio = _over(found[beside], ours)
             queue[:0] = halves
         else:
             queue += halves
         cost = max(cost / 2, time.monotonic() - again)
+    attention_us = statistics.median(samples[_NONE]) if trial.attention else None
     kept_us: float | None = statistics.median(ours)
     if ratio < 1:
-        left, kept_us = frozenset(trial.families), None
+        left, kept_us = every, attention_us
     return Decision(
         mode=steps.mode,
-        compile_us=statistics.median(samples[COMPILE]),
+        compile_us=compile_us,
+        attention_us=attention_us,
         all_us=all_us,
         autotune_us=kept_us,
-        ratio=ratio,
-        noise=max(spread(samples[COMPILE]), spread(ours)),
+        ratio=by_attention * (1.0 if trial.attention and left == every else ratio),
+        kernels_ratio=ratio,
+        noise=max(spread(samples[beside]), spread(ours)),
         tries=tries,
         seconds=time.monotonic() - begin,
         cut=cut,

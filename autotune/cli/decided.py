@@ -124,8 +124,10 @@ def lines(verdict: Verdict, most: int = 8) -> list[str]:
     said = f"{kept} of {len(every)} families of regions kept" + (f", {len(left)} left to Inductor" if left else "")
     ours, best = record.get("autotune_us"), record.get("ratio")
     nothing = ours is None and is_number(best)  # the step with all of its regions left is torch.compile's
-    took = f"torch.compile {_us(record.get('compile_us'))}, autotune {f'{best:.3f}x at best' if nothing else _us(ours)}"
-    found = [f"verdict of the search, mode {printable(verdict.mode)}: {took}; {said}"]
+    rewritten = record.get("attention_us")
+    peer = f", {_us(rewritten)} with attention rewritten" if is_number(rewritten) else ""
+    took = f"{_us(record.get('compile_us'))}{peer}, autotune {f'{best:.3f}x at best' if nothing else _us(ours)}"
+    found = [f"verdict of the search, mode {printable(verdict.mode)}: torch.compile {took}; {said}"]
     shown = sorted(every, key=lambda f: bool(f.get("kept")))[:most]
     for f in shown:
         gain = f.get("gain_us")

@@ -247,11 +247,15 @@ def _step(store: Store, verdict: Verdict, device: DeviceIdentity, known: Mapping
     every = [f for f in record.get("families") or () if isinstance(f, Mapping)]
     theirs, every_us, ours = (_number(record.get(name)) for name in ("compile_us", "all_us", "autotune_us"))
     speedup = theirs / ours if theirs and ours else None
-    took = {"torch.compile": theirs, "all regions": every_us, "autotune": ours}
+    rewritten = _number(record.get("attention_us"))
+    took = {"torch.compile": theirs, "attention rewritten": rewritten, "all regions": every_us, "autotune": ours}
     target = str(record.get("target") or verdict.graph[:12])
     name = target + (", training" if record.get("train") else "") + f", mode {verdict.mode}"
     kept = sum(bool(f.get("kept")) for f in every)
-    about = "As measured by the search. All regions: with every stored kernel; autotune: with those that are kept."
+    about = (
+        "As measured by the search. Attention rewritten: torch.compile of rewritten graphs."
+        " All regions: with every stored kernel; autotune: with those that are kept."
+    )
     step = {n: us for n, us in took.items() if us}
     exhibits = [Exhibit("The whole step", about, chart=plots.bars(step, plots.MICROSECONDS))]
     gains = {

@@ -102,7 +102,10 @@ def _compiled(
     elif trial is not None or ranks_agree(gm.graph, example_inputs):
         patches |= _passes(patches, base_mode(options.get("mode")), trial, verify)
     if _fuses_attention():
-        count("attention", rewrite_attention(gm))
+        changed = rewrite_attention(gm)
+        count("attention", changed)
+        if trial is not None:
+            trial.attention += changed
     compiled: Any = compile_fx(gm, list(example_inputs), config_patches=patches or None)
     return compiled  # type: ignore[no-any-return]
 

@@ -72,11 +72,13 @@ class Trial:
         left: fingerprints of workloads.
         graphs: from a graph's fingerprint and device to how often each of its workloads occurs.
         families: by workload, those of all regions that are not left.
+        attention: calls of attention that were rewritten.
     """
 
     left: frozenset[str] = frozenset()
     graphs: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
     families: dict[str, Family] = field(default_factory=dict)
+    attention: int = 0
 
     def met(self, graph: str, device: str, workload: Workload, schedule: Schedule) -> None:
         """Note a region that a stored kernel runs."""

@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autotune
 from autotune import api
 from autotune.bench import decide
 from autotune.measure.policy import default_policy
+from autotune.runtime.database import deploying_from
 from autotune.runtime.inductor import region_call
 from autotune.runtime.inductor.verdict import Family, Trial
+from autotune.runtime.settings import reset_settings
 from autotune.store import Store
 from autotune.tuner.result import Result
 from tests.support.deployment import Tune
@@ -25,12 +28,15 @@ COMPILED_US = 100.0
 
 
 class Steps:
-    """A step in which each family brings a known time, and alone seems to gain a known fraction."""
+    """A step in which each family brings a known time, and alone seems to gain a known fraction; rewritten attention
+    brings ``attention``, unless that is 0."""
 
     mode, device = "default", "cpu"
 
-    def __init__(self, brings: Mapping[str, float], alone: Mapping[str, float] | None = None) -> None:
-        self.brings, self.alone = brings, alone or {}
+    def __init__(
+        self, brings: Mapping[str, float], alone: Mapping[str, float] | None = None, attention: float = 0.0
+    ) -> None:
+        self.brings, self.alone, self.attention = brings, alone or {}, attention
 
     def compiled(self, backend: Trial | None = None) -> Callable[[], object]:
         for name in self.brings if backend is not None and not backend.left else ():
@@ -40,13 +46,16 @@ class Steps:
         for graph, _ in backend.graphs if backend is not None else ():
             counted = {n: 1 for n in self.brings if n[0] == graph[-1]}
             backend.graphs[graph, "cpu"].update(counted)  # type: ignore[union-attr]
+        if backend is not None:
+            backend.attention = int(self.attention != 0)
         return _Step(None if backend is None else self.brings.keys() - backend.left)
 
     def times(self, steps: Mapping[str, Any]) -> dict[str, list[float]]:
         return {name: [self._us(step)] * 5 for name, step in steps.items()}
 
     def _us(self, step: _Step) -> float:
-        return COMPILED_US - sum(self.brings[name] for name in step.kept or ())
+        rewritten = COMPILED_US - (0.0 if step.kept is None else self.attention)
+        return rewritten - sum(self.brings[name] for name in step.kept or ())
 
 
 class _Step:
@@ -107,6 +116,30 @@ def test_no_try_is_begun_that_the_time_does_not_suffice_for(decided: Callable[..
     assert found.left == {*GOOD, "a4"}, "what was not measured to pay is not used"
     assert "115 us with every stored kernel; the best choice of kernels came to 0.870x" in found.text
     assert "after 0 tries before the time was up" in found.text
+
+
+def test_what_attention_gains_does_not_hide_what_a_family_costs(decided: Callable[..., decide.Decision]) -> None:
+    found = decided({"a1": 5.0, "a4": -8.0}, None, 30.0)
+    assert found.left == {"a4"}
+    assert (found.compile_us, found.attention_us, found.all_us, found.autotune_us) == (100.0, 70.0, 73.0, 65.0)
+    assert (found.ratio, found.kernels_ratio) == pytest.approx((100 / 65, 70 / 65))
+    assert "torch.compile 100 us, 70 us with attention rewritten, autotune 73 us with every" in found.text
+    assert "65 us (1.077x over that) without 1 of 2 families" in found.text
+    assert found.record()["attention_us"] == 70.0
+
+
+def test_a_step_of_which_attention_alone_is_kept(decided: Callable[..., decide.Decision]) -> None:
+    found = decided({"a1": -5.0, "b1": -2.0}, None, 30.0)
+    assert found.left == {"a1", "b1"}
+    assert (found.autotune_us, found.ratio) == (70.0, pytest.approx(100 / 70))
+    assert "all 2 families are left to Inductor" in found.text
+
+
+def test_attention_that_is_slower_is_said(decided: Callable[..., decide.Decision]) -> None:
+    found = decided({"a1": 20.0}, None, -10.0)
+    assert (found.attention_us, found.autotune_us, found.left) == (110.0, 90.0, frozenset())
+    assert "110 us with attention rewritten (slower: AUTOTUNE_ATTENTION=keep leaves it as written)" in found.text
+    assert "slower" not in decided({"a1": 20.0}, None, 10.0).text
 
 
 # A real step
@@ -181,6 +214,34 @@ def test_a_slow_kernel_is_left_by_the_step_and_stays_left(
         assert counters.left == len(found.left)
         assert counters.hits == 2 - len(found.left)
         assert counters.misses == 0
+
+
+class Attention(nn.Module):
+    """One region, and attention under a mask that hides nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.ones(x.shape[-2], x.shape[-2], dtype=torch.bool)
+        out = F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+        return torch.softmax(out.transpose(1, 2).reshape(x.shape[0], -1) * 2.0, -1)
+
+
+def test_a_real_step_with_attention(tune: Tune, db: str) -> None:
+    model, x = Attention(), torch.randn(2, 3, 8, 16)
+    assert tune(model, (x,))
+    with deploying_from(db):
+        found = decide.decide(model, (x,), train=False, device="cpu")
+    assert found is not None
+    assert found.attention_us is not None
+    assert found.attention_us > 0
+    assert "with attention rewritten" in found.text
+    autotune.configure(attention="keep")
+    try:
+        with deploying_from(db):
+            found = decide.decide(model, (x,), train=False, device="cpu")
+    finally:
+        reset_settings()
+    assert found is not None
+    assert found.attention_us is None
 
 
 def test_a_step_without_stored_kernels_or_that_fails_is_said(db: str) -> None:
