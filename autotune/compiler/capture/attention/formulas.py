@@ -37,7 +37,7 @@ Element: TypeAlias = Any
 @dataclass(frozen=True)
 class Formula:
     """What a tensor holds: ``element`` in :func:`axis`'s symbols, an integer's or a bool's; ``shape`` as torch has it.
-    Of other types only zeros are known.
+    Of other types only small whole numbers are known.
 
     An axis of extent 1 is not in ``element``, so that broadcasting needs nothing.
     """
@@ -95,8 +95,8 @@ class Formulas:
         element = _READERS[name](self, node, shape)
         if (value.dtype == torch.bool) != isinstance(element, AtMost | bool):
             raise _Unknown  # a type was changed on the way
-        if value.dtype not in _WHOLE and (element != 0 or not value.is_floating_point()):
-            raise _Unknown  # which may round
+        if value.dtype not in _WHOLE and not (value.is_floating_point() and _is_small(element)):
+            raise _Unknown  # it may be rounded
         return Formula(shape, _without_axes_of_one(element, shape))
 
     def operand(self, given: Any) -> Formula:
@@ -112,12 +112,19 @@ class Formulas:
 _WHOLE = (torch.bool, torch.int64, torch.int32)
 
 
+def _is_small(element: Element) -> bool:
+    """Whether it is one number that every floating-point type has."""
+    return isinstance(element, sympy.Integer) and abs(element) <= 256
+
+
 def _extent(size: Any) -> Number:
     return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
 
 
 def _number(given: Any) -> Number:
     value = given.meta.get("example_value") if isinstance(given, fx.Node) else given
+    if isinstance(value, float) and value.is_integer() and abs(value) <= 256:
+        value = int(value)
     if type(value) is not int and not isinstance(value, torch.SymInt):
         raise _Unknown
     return _extent(value)
@@ -247,8 +254,12 @@ def _negated(formulas: Formulas, node: fx.Node, shape: tuple[Number, ...]) -> El
 
 
 def _same(formulas: Formulas, node: fx.Node, shape: tuple[Number, ...]) -> Element:
-    """Of what changes neither elements nor their places, counted from the last axis."""
-    return formulas.operand(node.args[0]).element
+    """Of what changes neither elements nor places, counted from the last axis; a number may become a bool, or back."""
+    element = formulas.operand(node.args[0]).element
+    is_bool = node.meta["example_value"].dtype == torch.bool
+    if is_bool and isinstance(element, sympy.Integer):
+        return bool(element != 0)
+    return sympy.Integer(int(element)) if isinstance(element, bool) and not is_bool else element
 
 
 def _unsqueezed(formulas: Formulas, node: fx.Node, shape: tuple[Number, ...]) -> Element:
@@ -334,7 +345,7 @@ _READERS: dict[str, Reader] = {
     **dict.fromkeys(("and_", "__and__", "bitwise_and", "logical_and"), _both(False)),
     **dict.fromkeys(("or_", "__or__", "bitwise_or", "logical_or"), _both(True)),
     **dict.fromkeys(("invert", "__invert__", "bitwise_not", "logical_not"), _negated),
-    **dict.fromkeys(("to", "expand", "expand_as", "contiguous", "clone", "bool", "int", "long", "broadcast_to"), _same),
+    **dict.fromkeys(("to", "expand", "expand_as", "contiguous", "clone", "bool", "int", "long", "float", "broadcast_to"), _same),
     "unsqueeze": _unsqueezed, "getitem": _indexed, "diff": _differences, "cumsum": _summed_up,
 }  # fmt: skip
 

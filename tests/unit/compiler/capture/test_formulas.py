@@ -90,6 +90,9 @@ EVERYTHING: list[Made] = [
     lambda x: torch.arange(2, x.shape[1] + 2) - places(x) == 2,
     lambda x: (places(x) != -1).unsqueeze(1) & (places(x) > -1),
     same_sequence,
+    lambda x: torch.ones(x.shape[0], x.shape[1]).to(torch.bool)[:, None, None, :],
+    lambda x: (1.0 - torch.ones(x.shape[1], dtype=torch.bfloat16)) == 0,
+    lambda x: (rows(x) >= 0).long() == 1,
 ]
 LATER: list[Made] = [
     lambda x: columns(x) <= rows(x),
@@ -118,6 +121,10 @@ UNKNOWN: list[Made] = [
     lambda x: (places(x) >= 0).cumsum(0) > 0,
     lambda x: torch.full((x.shape[1],), 0.5),
     lambda x: places(x).bool(),
+    lambda x: (columns(x) <= rows(x)).float() == 1,
+    lambda x: places(x).float() - places(x) == 0,
+    lambda x: torch.ones(x.shape[1]) * 0.5 == 0.5,
+    lambda x: torch.full((x.shape[1],), 1e6) == 1e6,
     lambda x: places(x).to(torch.uint8),
 ]
 
