@@ -262,6 +262,17 @@ def _same(formulas: Formulas, node: fx.Node, shape: tuple[Number, ...]) -> Eleme
     return sympy.Integer(int(element)) if isinstance(element, bool) and not is_bool else element
 
 
+def _repeated(formulas: Formulas, node: fx.Node, shape: tuple[Number, ...]) -> Element:
+    """``repeat`` along axes that the elements are alike on."""
+    times = node.args[1] if isinstance(node.args[1], tuple | list) else node.args[1:]
+    element = formulas.operand(node.args[0]).element
+    read = element.value if isinstance(element, AtMost) else element
+    for place, count in enumerate(reversed(times)):
+        if count != 1 and isinstance(read, sympy.Expr) and read.has(axis(place)):
+            raise _Unknown
+    return element
+
+
 def _unsqueezed(formulas: Formulas, node: fx.Node, shape: tuple[Number, ...]) -> Element:
     (place,) = (*node.args[1:], *node.kwargs.values())
     if type(place) is not int:
@@ -345,8 +356,9 @@ _READERS: dict[str, Reader] = {
     **dict.fromkeys(("and_", "__and__", "bitwise_and", "logical_and"), _both(False)),
     **dict.fromkeys(("or_", "__or__", "bitwise_or", "logical_or"), _both(True)),
     **dict.fromkeys(("invert", "__invert__", "bitwise_not", "logical_not"), _negated),
-    **dict.fromkeys(("to", "expand", "expand_as", "contiguous", "clone", "bool", "int", "long", "float", "broadcast_to"), _same),
-    "unsqueeze": _unsqueezed, "getitem": _indexed, "diff": _differences, "cumsum": _summed_up,
+    **dict.fromkeys(("to", "bool", "int", "long", "float"), _same),
+    **dict.fromkeys(("contiguous", "clone", "expand", "expand_as", "broadcast_to"), _same),
+    "repeat": _repeated, "unsqueeze": _unsqueezed, "getitem": _indexed, "diff": _differences, "cumsum": _summed_up,
 }  # fmt: skip
 
 __all__ = ["IS_NOT_LATER", "AtMost", "Formula", "Formulas", "axis"]

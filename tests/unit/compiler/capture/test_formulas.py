@@ -93,6 +93,7 @@ EVERYTHING: list[Made] = [
     lambda x: torch.ones(x.shape[0], x.shape[1]).to(torch.bool)[:, None, None, :],
     lambda x: (1.0 - torch.ones(x.shape[1], dtype=torch.bfloat16)) == 0,
     lambda x: (rows(x) >= 0).long() == 1,
+    lambda x: places(x).unsqueeze(0).repeat(x.shape[0], 1) >= 0,
 ]
 LATER: list[Made] = [
     lambda x: columns(x) <= rows(x),
@@ -121,6 +122,8 @@ UNKNOWN: list[Made] = [
     lambda x: (places(x) >= 0).cumsum(0) > 0,
     lambda x: torch.full((x.shape[1],), 0.5),
     lambda x: places(x).bool(),
+    lambda x: places(x).repeat(2) == torch.arange(2 * x.shape[1]),
+    lambda x: (columns(x) <= rows(x)).repeat(1, 1, 2, 1),
     lambda x: (columns(x) <= rows(x)).float() == 1,
     lambda x: places(x).float() - places(x) == 0,
     lambda x: torch.ones(x.shape[1]) * 0.5 == 0.5,
