@@ -3,6 +3,9 @@
 ``arange(s)[None, :] <= arange(s)[:, None]`` holds ``r0 <= r1`` at ``[..., r1, r0]``, whatever ``s`` is. Masks of
 attention are such tensors: :mod:`.constants` runs what makes one where its sizes are numbers, and here it is read.
 Axes are counted from the last one, as broadcasting does.
+
+A sliding window that is wider than the sequence is known as well, as long as the sequence is no longer: who uses such a
+formula says so to Dynamo (:meth:`Formulas.rely_on`), which compiles anew for a longer one.
 """
 
 from __future__ import annotations
@@ -39,11 +42,13 @@ class Formula:
     """What a tensor holds: ``element`` in :func:`axis`'s symbols, an integer's or a bool's; ``shape`` as torch has it.
     Of other types only small whole numbers are known.
 
-    An axis of extent 1 is not in ``element``, so that broadcasting needs nothing.
+    An axis of extent 1 is not in ``element``, so that broadcasting needs nothing. The formula holds where all of
+    ``assumes`` is at most 0.
     """
 
     shape: tuple[Number, ...]
     element: Element
+    assumes: frozenset[Number] = frozenset()
 
 
 class _Unknown(Exception):
@@ -64,26 +69,65 @@ class Formulas:
 
     Args:
         writes: of that graph, or of one that calls it.
-        given: placeholders whose formulas the caller knows, as a graph that calls this one does.
+        given: placeholders whose formulas are known.
     """
 
     def __init__(self, writes: Writes, given: Mapping[fx.Node, Formula] | None = None) -> None:
         self._writes = writes
         self._known: dict[fx.Node, Formula | None] = dict(given or {})
+        self._lengths: dict[Number, torch.SymInt] = {}
+        self._assumed: set[Number] = set()
+        """By the node that is being read."""
 
     def of(self, node: fx.Node) -> Formula | None:
         """The formula of what ``node`` holds; None where it is not known."""
         if node not in self._known:
             self._known[node] = None  # until it is
+            outer, self._assumed = self._assumed, set()
             with contextlib.suppress(_Unknown, TypeError, IndexError, ValueError):
                 self._known[node] = self._read(node)
+            self._assumed = outer
         return self._known[node]
+
+    def inside(self, given: Mapping[fx.Node, Formula]) -> Formulas:
+        """Those of a graph that this one calls."""
+        found = Formulas(self._writes, given)
+        found._lengths = self._lengths
+        return found
+
+    def assume(self, *formulas: Formula) -> None:
+        """Note what formulas assume that the node which is being read depends on."""
+        for formula in formulas:
+            self._assumed |= formula.assumes
+
+    def rely_on(self, formula: Formula) -> None:
+        """Have Dynamo compile again where lengths come for which the formula does not hold."""
+        for value in formula.assumes:
+            if not self._at_lengths(value, lambda length: length) <= 0:
+                raise AssertionError(f"{value} <= 0 was found to hold")
+
+    def seems_at_most_0(self, value: Number) -> bool:
+        """Whether a sum of lengths is at most 0 where the graph is compiled; that is assumed from then on."""
+        try:
+            holds = bool(self._at_lengths(value, lambda length: length.node.hint) <= 0)
+        except (KeyError, TypeError):
+            return False
+        if holds:
+            self._assumed.add(value)
+        return holds
+
+    def _at_lengths(self, value: Number, of: Callable[[torch.SymInt], Any]) -> Any:
+        """An affine expression of lengths at what ``of`` makes of each."""
+        factors = value.as_coefficients_dict()
+        return sum(int(n) * (1 if of_what == 1 else of(self._lengths[of_what])) for of_what, n in factors.items())
 
     def _read(self, node: fx.Node) -> Formula:
         value = node.meta.get("example_value")
         if not isinstance(value, torch.Tensor) or self._writes.touch(node):
             raise _Unknown
         shape = tuple(map(_extent, value.shape))
+        sizes: tuple[Any, ...] = tuple(value.shape)
+        self._lengths |= {extent: size for extent, size in zip(shape, sizes, strict=True) if extent.is_Symbol}
         name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
         if node.op == "call_function" and node.target not in (
             getattr(torch, name, None),
@@ -97,7 +141,7 @@ class Formulas:
             raise _Unknown  # a type was changed on the way
         if value.dtype not in _WHOLE and not (value.is_floating_point() and _is_small(element)):
             raise _Unknown  # it may be rounded
-        return Formula(shape, _without_axes_of_one(element, shape))
+        return Formula(shape, _without_axes_of_one(element, shape), frozenset(self._assumed))
 
     def operand(self, given: Any) -> Formula:
         """The formula of an argument: a tensor, a number, or a length."""
@@ -105,6 +149,7 @@ class Formulas:
             found = self.of(given)
             if found is None:
                 raise _Unknown
+            self.assume(found)
             return found
         return Formula((), given if type(given) is bool else _number(given))
 
@@ -145,20 +190,15 @@ def _without_axes_of_one(element: Element, shape: Sequence[Number]) -> Element:
     return _moved(element, {k: sympy.Integer(0) for k, extent in enumerate(reversed(shape)) if extent == 1})
 
 
-def _decided(value: Number, shape: Sequence[Number]) -> Element:
-    """``value <= 0``: whether it holds everywhere or nowhere, by the least and the greatest that it takes."""
-    value = sympy.expand(value)
-    least = greatest = value
+def _bounds(value: Number, shape: Sequence[Number]) -> tuple[Number, Number]:
+    """The least and the greatest that an affine expression of indices takes."""
+    least = greatest = value = sympy.expand(value)
     for place, extent in enumerate(reversed(shape)):
         slope = value.coeff(axis(place))
         if not (value - slope * axis(place)).has(axis(place)) and slope.is_number:
             low, high = (0, extent - 1) if slope > 0 else (extent - 1, 0)
             least, greatest = least.subs(axis(place), low), greatest.subs(axis(place), high)
-    if sympy.expand(greatest).is_nonpositive:
-        return True
-    if sympy.expand(least).is_positive:
-        return False
-    return AtMost(value)
+    return sympy.expand(least), sympy.expand(greatest)
 
 
 # Operators: what each makes at an element, of the formulas of its arguments.
@@ -203,7 +243,11 @@ def _compared(of: Callable[[Number, Number], Number]) -> Reader:
     difference = _arithmetic(of)
 
     def read(formulas: Formulas, node: fx.Node, shape: tuple[Number, ...]) -> Element:
-        return _decided(difference(formulas, node, shape), shape)
+        value = difference(formulas, node, shape)
+        least, greatest = _bounds(value, shape)
+        if greatest.is_nonpositive or formulas.seems_at_most_0(greatest):
+            return True
+        return False if least.is_positive else AtMost(value)
 
     return read
 
@@ -215,7 +259,8 @@ def _equal(holds: bool) -> Reader:
         apart = difference(formulas, node, shape)
         if apart == 0:
             return holds
-        if False in (_decided(apart, shape), _decided(-apart, shape)):
+        least, greatest = _bounds(apart, shape)
+        if least.is_positive or greatest.is_negative:
             return not holds
         raise _Unknown
 
@@ -229,12 +274,15 @@ def _both(decides: bool) -> Reader:
         if node.kwargs or len(node.args) != 2:
             raise _Unknown
         known = [formulas.of(a) for a in node.args if isinstance(a, fx.Node)]
-        elements = [formula.element for formula in known if formula is not None]
-        if any(element is decides for element in elements):
-            return decides
-        if len(elements) != 2:
+        found = [formula for formula in known if formula is not None]
+        for formula in found:
+            if formula.element is decides:
+                formulas.assume(formula)
+                return decides
+        if len(found) != 2:
             raise _Unknown
-        left, right = elements
+        left, right = (formula.element for formula in found)
+        formulas.assume(*found)
         if left is (not decides) or left == right:
             return right
         if right is (not decides):

@@ -69,7 +69,7 @@ def _rewritten(gm: fx.GraphModule, writes: Writes, constants: Constants, formula
                 tensors = {p: a for p, a in operands.items() if _is_tensor(a)}
                 held = {p: value for p, a in tensors.items() if (value := constants.of(a)) is not None}
                 read = {p: formula for p, a in tensors.items() if (formula := formulas.of(a)) is not None}
-                changed += _rewritten(inner, writes, Constants(inner.graph, writes, held), Formulas(writes, read))
+                changed += _rewritten(inner, writes, Constants(inner.graph, writes, held), formulas.inside(read))
     finally:  # also where a later call could not be understood
         if met:
             gm.graph.lint()
@@ -215,9 +215,12 @@ class _Walk:
         formula = self._formulas.of(mask)
         if formula is None:
             return None
+        found: Hides | None = "what comes later" if square and formula.element == IS_NOT_LATER else None
         if formula.element is True or (_value(mask).is_floating_point() and formula.element == 0):
-            return "nothing"
-        return "what comes later" if square and formula.element == IS_NOT_LATER else None
+            found = "nothing"
+        if found is not None:
+            self._formulas.rely_on(formula)
+        return found
 
     def _chosen(self, mask: fx.Node, node: fx.Node) -> fx.Node:
         """The branch that a ``where`` of the mask's takes everywhere, else the mask."""
@@ -229,14 +232,18 @@ class _Walk:
         held, formula = self._constants.of(condition), self._formulas.of(condition)
         if held is not None:
             branch = yes if bool(held.all()) else no if not bool(held.any()) else None
+        elif formula is not None and isinstance(formula.element, bool):
+            branch = yes if formula.element else no
         else:
-            branch = (
-                None if formula is None or not isinstance(formula.element, bool) else yes if formula.element else no
-            )
+            return mask
         if not isinstance(branch, fx.Node) or not _is_tensor(branch):
             return mask
         alike = _value(branch).ndim == 4 and _value(branch).dtype == _value(mask).dtype
-        return branch if alike and not self._written(branch, mask, node) else mask
+        if not alike or self._written(branch, mask, node):
+            return mask
+        if held is None and formula is not None:
+            self._formulas.rely_on(formula)
+        return branch
 
     def _with_neighbours(self, mask: fx.Node, node: fx.Node, keys: Any) -> fx.Node:
         """The mask with keys beside each other in memory, as fused kernels want it."""

@@ -493,9 +493,9 @@ def checkpointed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return checkpoint(lambda x: joined(sdpa(x, k, v, attn_mask=mask)) * 2, q, use_reentrant=False)  # type: ignore[no-any-return]
 
 
-def window_of_eight(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def windowed(q: Tensor, k: Tensor, v: Tensor, width: int = 4) -> Tensor:
     place = torch.arange(q.shape[2])
-    return joined(sdpa(q, k, v, attn_mask=later(q.shape[2]) & (place[:, None] - place[None, :] < 8)))
+    return joined(sdpa(q, k, v, attn_mask=later(q.shape[2]) & (place[:, None] - place[None, :] < width)))
 
 
 def later_in_the_middle(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -512,7 +512,7 @@ def later_in_the_middle(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         (across, 3, (False, False)),
         (checkpointed, 0, (False, False)),
         (decoder, 0, (False, True)),
-        (window_of_eight, 0, (True, False)),
+        (windowed, 0, (True, False)),
         (later_in_the_middle, 3, (True, False)),
     ],
 )
@@ -535,3 +535,28 @@ def test_graphs_of_any_length(fn: Callable[..., Any], keys: int, mask: tuple[boo
         "of the last: Dynamo empties one that is compiled again"
     )
     assert {changed for _, changed in found} == {int(not mask[0])}
+
+
+def wide(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return windowed(q, k, v, 12)
+
+
+def wide_in_a_checkpoint(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    place = torch.arange(q.shape[2])
+    mask = later(q.shape[2]) & (place[:, None] - place[None, :] < 12)
+    return checkpoint(lambda x: joined(sdpa(x, k, v, attn_mask=mask)), q, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("fn", [wide, wide_in_a_checkpoint])
+def test_a_window_that_is_wider_than_the_sequence(fn: Callable[..., Any]) -> None:
+    """It hides what comes later, until a sequence is longer: that is another graph."""
+    found: Found = []
+    run = torch.compile(fn, backend=rewriting(found), fullgraph=True, dynamic=True)
+    graphs = []
+    for length in (6, 12, 9, 13, 20, 7):
+        args = qkv(length, length)
+        for a, b in zip(results(run, args, True), results(fn, args, True), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        graphs.append(len(found))
+    assert graphs == [1, 1, 1, 2, 2, 2]
+    assert [changed for _, changed in found] == [1, 0]

@@ -105,8 +105,8 @@ LATER: list[Made] = [
     lambda x: (places(x)[None, :] <= places(x)[:, None])[None, None, :, :].contiguous().clone(),
 ]
 UNKNOWN: list[Made] = [
-    lambda x: rows(x) - columns(x) < 8,
-    lambda x: columns(x) < 12,
+    lambda x: rows(x) - columns(x) < 5,
+    lambda x: columns(x) < 4,
     lambda x: (columns(x) <= rows(x)) | (columns(x) == 0),
     lambda x: columns(x) == rows(x),
     lambda x: places(x)[-2:] > 0,
