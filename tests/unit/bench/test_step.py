@@ -437,6 +437,7 @@ def acted(monkeypatch: pytest.MonkeyPatch) -> Capturing:
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: next(held, 1200))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 1700)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
+    monkeypatch.setattr(step, "_BUSY_S", 0.0)
     return acted
 
 
@@ -509,6 +510,27 @@ def test_a_profiler_that_sees_nothing_leaves_kernels_out(acted: Capturing, monke
     assert step.kernels_of({"eager": lambda: None}) == {}
     monkeypatch.setattr("autotune.bench.kernels.record", lambda work: [])
     assert step.kernels_of({"eager": lambda: None}) == {}
+
+
+def test_a_trace_follows_replays(acted: Capturing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rested device's clock is not what a training has."""
+    replayed = [0]
+
+    def record(work: Callable[[], object]) -> list[Any]:
+        before.append(replayed[0])
+        work()
+        return [(0.0, 1.0, True, "a kernel")]
+
+    def replays() -> None:
+        replayed[0] += 1
+
+    before: list[int] = []
+    monkeypatch.setattr(timer, "capture", lambda run: run)
+    monkeypatch.setattr("autotune.bench.kernels.record", record)
+    monkeypatch.setattr(step, "_BUSY_S", 0.01)
+    assert step.kernels_of({"eager": replays})["eager"]["memory_intensive"] == 1
+    assert before
+    assert all(b - a > 2 for a, b in zip([0, *before], before, strict=False)), before
 
 
 def test_kernels_are_counted_and_summed_by_name() -> None:
