@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.domains.c3.calibration import heuristics
 from autotune.domains.c3.links import links
-from autotune.domains.c3.scenario import REDUCING, Scenario
+from autotune.domains.c3.scenario import Scenario
 from autotune.domains.c3.strategy import (
     HOST_NAIVE,
     HOST_SEQUENTIAL,
@@ -21,7 +21,9 @@ from autotune.domains.c3.strategy import (
     SEQUENTIAL,
     Strategy,
     improper,
+    kernels_of,
     normalize,
+    parts_of,
     reject,
 )
 from autotune.errors import BuildError, Unsupported, UserError
@@ -128,10 +130,8 @@ def _target(device: str) -> tuple[str, int]:
 
 
 def build(scenario: Scenario, config: Config, device: str) -> Artifact:
-    """The kernels that a strategy needs: none on a CPU, nor where nothing but NCCL or copies are in it.
-
-    Engine "sm" has one that copies, one that adds, or for all_reduce both; engine "copy" has one that adds, for
-    reductions. Each says in ``launch["op"]`` which it is.
+    """The kernels that a strategy needs, each with what it does in ``launch["op"]``; see
+    :func:`autotune.domains.c3.strategy.kernels_of`.
 
     Raises:
         BuildError: a kernel cannot be compiled; or the strategy, which may come from a database, is none.
@@ -141,18 +141,14 @@ def build(scenario: Scenario, config: Config, device: str) -> Artifact:
     if side_of(device) == "cpu":
         return Artifact("cpu", (), generator=_GENERATOR)
     target = _target(device)[0]
-    adds = scenario.collective in REDUCING
-    ops: tuple[str, ...] = ()
-    if config["engine"] == "copy" and adds:
-        ops = ("reduce",)
-    elif config["engine"] == "sm":
-        ops = ("reduce", "copy") if scenario.collective == "all_reduce" else ("reduce",) if adds else ("copy",)
+    ops = kernels_of(config, scenario.collective)
     if not ops:
         return Artifact(target, (), generator=_GENERATOR)
     from autotune.domains.c3.collectives.kernels import build_comm
 
+    parts = parts_of(config, scenario.collective, scenario.ranks)
     try:
-        kernels = tuple(build_comm(op, scenario.ranks, scenario.dtype, target) for op in ops)
+        kernels = tuple(build_comm(op, parts, scenario.dtype, target) for op in ops)
     except Unsupported as error:
         raise BuildError(str(error)) from error
     return Artifact(target, kernels, generator=_GENERATOR)

@@ -72,7 +72,7 @@ def test_missing_kernels(device: Device, op: str) -> None:
     strategy, spec = Strategy(engine="sm"), Spec(op, 128, "bf16")
     with pytest.raises(Unsupported, match=f"the kernels of {op} are not there"):
         SmCollective(spec, world.on(0), strategy)
-    every = kernels(op, 2, "bf16").kernels
+    every = kernels(strategy, "all_reduce", 2, "bf16").kernels  # both
     useless = {"reduce_scatter": "copy", "all_reduce": "copy"}.get(op, "reduce")
     some_of = tuple(k for k in every if k.launch["op"] == useless)
     with pytest.raises(Unsupported, match=f"the kernels of {op} are not there: (copy|reduce)$"):

@@ -39,7 +39,7 @@ class Party:
         self.spec = Spec(op, numel - 1 if op == "all_reduce" else numel, dtype)
         self.part = self.spec.part(world.ranks)
         self.strategy = Strategy(order="comm_first", **strategy)
-        artifact = kernels(op, world.ranks, dtype)
+        artifact = kernels(self.strategy, op, world.ranks, dtype)
         self.collectives: list[Collective] = []
         for rank in range(world.ranks):
             made = ENGINES[self.strategy.engine](self.spec, world.on(rank), self.strategy, artifact)

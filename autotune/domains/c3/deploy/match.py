@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.device import DeviceIdentity, Environment
 from autotune.domains.c3.calibration import heuristics
-from autotune.domains.c3.scenario import KIND, LAYOUTS, REDUCING, Gemm, Scenario
+from autotune.domains.c3.scenario import KIND, LAYOUTS, Gemm, Scenario
 from autotune.domains.c3.strategy import (
     HOST_NAIVE,
     HOST_SEQUENTIAL,
@@ -27,6 +27,7 @@ from autotune.domains.c3.strategy import (
     HostStrategy,
     Strategy,
     improper,
+    kernels_of,
     normalize,
     reject,
 )
@@ -267,9 +268,7 @@ def fit(config: Mapping[str, Choice], scenario: Scenario, side: str, *, sms: int
 
 def needs_kernels(config: Mapping[str, Choice], scenario: Scenario) -> bool:
     """Whether a strategy runs compiled kernels, which only a search stores."""
-    if "copies" in config:
-        return False  # on CPUs nothing is compiled
-    return config["engine"] == "sm" or (config["engine"] == "copy" and scenario.collective in REDUCING)
+    return bool(kernels_of(config, scenario.collective))
 
 
 def without_search(scenario: Scenario, figures: Mapping[str, float], side: str, *, sms: int = 0) -> list[Config]:
