@@ -4,7 +4,8 @@ Ranks write to (push) or read from (pull) each other's symmetric memory with pla
 for by stream memory operations, so that nothing of a collective queues behind a GEMM that holds every SM. A call is
 
 1. *ready*: tell the peers that this rank's memory may be written (push) or is worth reading (pull); wait for theirs;
-2. the copies, chunk by chunk, over one stream or several; what an all-to-all keeps may be copied by a kernel beside them;
+2. the copies, chunk by chunk, over one stream or several, and beside them perhaps a kernel that copies what an
+   all-to-all keeps;
 3. *done*: tell the peers that the copies are through, and wait for theirs.
 
 Flags go back to zero as they are waited for, so a captured call can be replayed. What ConCCL could not do:
@@ -81,8 +82,8 @@ class CopyCollective:
         self._copies = [[self._copy(part) for part in self._spread(moves)] for moves in plan]
         self._gather = [self._copy(moves) for moves in self._second()] if spec.op == "all_reduce" else []
         local = self._local()
-        # The driver's copy within a device is a kernel of many blocks, which waits for SMs: it goes where it keeps nothing
-        # else waiting. A kernel of few blocks runs beside the copies to the peers, and takes few SMs.
+        # The driver's copy within a device is a kernel of many blocks, which waits for SMs: it goes where it keeps
+        # nothing else waiting. A kernel of few blocks runs beside the copies to the peers, and takes few SMs.
         self._beside = local if local is not None and strategy.ctas else None
         self._own = self._copy([local]) if local is not None and not strategy.ctas else None
         self._own_last = strategy.order == "gemm_first"
