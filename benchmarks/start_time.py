@@ -3,9 +3,10 @@
     python -m benchmarks.start_time --snapshot schedules.atdb --out benchmarks/results/h200/start_time.json
 
 The model is a BERT-base encoder (12 layers, batch 8, 512 tokens, half precision on a GPU). Tune it first, on the same
-kind of device: `autotune search fusion benchmarks.start_time:model --inputs benchmarks.start_time:inputs`, then
+kind of device: `autotune search fusion "benchmarks.start_time:model()" --inputs benchmarks.start_time:inputs`, then
 `autotune export`. Each process is started so often, in turns; the median is told, imports of torch included. The
-process with the snapshot can import no compiler of ours (tests/support/runtime/bare_job.py).
+processes with the snapshot can import no compiler of ours (tests/support/runtime/bare_job.py). Those called "saved"
+load a model that torch compiled ahead of time, which spares Dynamo's tracing to either.
 """
 
 from __future__ import annotations
@@ -21,61 +22,92 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+from torch.nn import functional as F
+
 ROOT = Path(__file__).resolve().parent.parent
-WAYS = ("inductor", "autotune")
+WAYS = ("inductor", "autotune", "inductor saved", "autotune saved")
 
 
 def _device() -> str:
-    import torch
-
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class Layer(nn.Module):
+    """One of BERT-base. (torch.nn.TransformerEncoderLayer has a fast path, which is one operator.)"""
+
+    def __init__(self, width: int = 768) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.attended, self.norm = nn.LayerNorm(width), nn.LayerNorm(width)
+
+    def forward(self, x: Any, heads: int = 12) -> Any:
+        q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        x = self.attended(x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)))
+        return self.norm(x + self.down(F.gelu(self.up(x))))
 
 
 def model(layers: int = 12) -> Any:
     """An encoder of BERT-base's sizes, without its embeddings."""
-    import torch
-
-    layer = torch.nn.TransformerEncoderLayer(768, 12, 3072, activation="gelu", batch_first=True, dropout=0.0)
-    made = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).eval().requires_grad_(False)
+    made = nn.Sequential(*(Layer() for _ in range(layers))).eval().requires_grad_(False)
     return made.to(_device(), torch.float16 if _device() == "cuda" else torch.float32)
 
 
 def inputs() -> tuple[Any]:
     """Hidden states of 8 texts of 512 tokens (a CPU: one of 128)."""
-    import torch
-
     gpu = _device() == "cuda"
     size, dtype = ((8, 512, 768), torch.float16) if gpu else ((1, 128, 768), torch.float32)
     return (torch.randn(size, device=_device(), dtype=dtype),)
 
 
-def child(way: str, snapshot: str) -> None:
-    """One process: load, run once, tell when that was done."""
+def child(way: str, snapshot: str, saved: str) -> None:
+    """One process: load, run once, tell when that was done.
+
+    Args:
+        saved: the file of a model compiled ahead of time: made where it is not there, else loaded.
+    """
     began = time.perf_counter()
-    if way == "autotune" and os.environ.get("AUTOTUNE_BENCH_BARE") == "1":
+    ours = way.startswith("autotune")
+    if ours and os.environ.get("AUTOTUNE_BENCH_BARE") == "1":
         from tests.support.runtime.bare_job import Missing
 
         sys.meta_path.insert(0, Missing(but=("triton",)))  # Inductor's own, whose code its caches hold
-    import torch
 
     run, x = model(), inputs()
-    if way == "autotune":
+    if ours:
         import autotune
 
         autotune.load(snapshot)
-        run = autotune.compile(run)
+        compiled: Any = autotune.compile(run, fullgraph=True)
     else:
-        run = torch.compile(run)
+        compiled = torch.compile(run, fullgraph=True)
     with torch.no_grad():
-        y = run(*x)
+        if way.endswith(" saved"):
+            _ahead_of_time(compiled, x, Path(saved))
+        y = compiled(*x)
     if y.is_cuda:
         torch.cuda.synchronize()
     done = {"seconds": time.perf_counter() - began, "ended": time.time(), "device": str(y.device)}
-    if way == "autotune":
+    if ours:
         import autotune
 
         done["counters"] = {name: n for name, n in autotune.counters().items() if n}
+    with torch.no_grad():
+        done["error"] = float((y - run(*x)).abs().max())
     print(json.dumps(done))
+
+
+def _ahead_of_time(compiled: Any, x: tuple[Any, ...], file: Path) -> None:
+    """torch's experimental form of a compiled model that needs no tracing."""
+    if file.exists():
+        compiled._load_aot_compiled_module(file.read_bytes())
+        return
+    from torch._dynamo.aot_compile import ModelInput
+
+    compiled._aot_compile([ModelInput(x, {}, [])])
+    compiled._save_aot_compiled_module(str(file))
 
 
 def main() -> int:
@@ -84,9 +116,10 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--child", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--saved", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        child(args.child, args.snapshot)
+        child(args.child, args.snapshot, args.saved)
         return 0
     from autotune.device import identify, resolve_device
     from benchmarks import form
@@ -97,9 +130,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as caches:
         for turn in range(args.repeats + 1):  # the first fills the caches
             for way in WAYS:
-                env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": f"{caches}/{way}"}
+                place = f"{caches}/{way.replace(' ', '_')}"
+                env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": place}
                 env["AUTOTUNE_BENCH_BARE"] = "1" if gpu else "0"  # a CPU's kernels need Numba
                 words = [sys.executable, "-m", "benchmarks.start_time", "--snapshot", args.snapshot, "--child", way]
+                words += ["--saved", f"{place}.model"]
                 began = time.time()
                 done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
                 if done.returncode:
@@ -107,12 +142,16 @@ def main() -> int:
                 last[way] = json.loads(done.stdout.splitlines()[-1])
                 if turn:
                     times[way].append(last[way]["ended"] - began)
-    cases = [{"name": way, "time_us": statistics.median(t) * 1e6, "seconds": sorted(t)} for way, t in times.items()]
-    counters = last["autotune"].get("counters", {})
-    print(json.dumps({way: statistics.median(t) for way, t in times.items()} | {"counters": counters}))
+    cases = [
+        {"name": way, "time_us": statistics.median(t) * 1e6, "seconds": sorted(t)}
+        | {name: last[way][name] for name in ("counters", "error") if name in last[way]}
+        for way, t in times.items()
+    ]
+    for case in cases:
+        told = {name: case[name] for name in ("counters", "error") if name in case}
+        print(f"{case['name']:16} {case['time_us'] / 1e6:6.2f} s  {json.dumps(told)}", flush=True)
     if args.out:
-        extra = {"suite": "start", "counters": counters}
-        form.write(args.out, identify(resolve_device("auto")).label, cases, {}, extra=extra)
+        form.write(args.out, identify(resolve_device("auto")).label, cases, {}, extra={"suite": "start"})
     return 0
 
 

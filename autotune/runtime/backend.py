@@ -81,6 +81,17 @@ def trial_backend(trial: Trial) -> Compiled:
     return backend
 
 
+def _to_be_saved(compiled: Any) -> Compiled:
+    """What was compiled, as torch's compilation ahead of time wants it: torch 2.11 wraps what its own backends return."""
+    from torch._functorch import config
+
+    if config.bypass_autograd_cache_key and getattr(compiled, "serialize", None) is not None:
+        from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable
+
+        return BundledAOTAutogradSerializableCallable(compiled)
+    return compiled  # type: ignore[no-any-return]
+
+
 def _compiled(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
@@ -107,7 +118,7 @@ def _compiled(
         if trial is not None:
             trial.attention += changed
     compiled: Any = compile_fx(gm, list(example_inputs), config_patches=patches or None)
-    return compiled  # type: ignore[no-any-return]
+    return _to_be_saved(compiled)
 
 
 def _fuses_attention() -> bool:

@@ -103,6 +103,20 @@ def test_a_schedule_more_or_less_is_noticed(warmed: Path, tune: Tune, db: str) -
     assert less["warnings"] == []
 
 
+def test_a_model_that_was_compiled_ahead_of_time_runs_stored_kernels_untraced(warmed: Path) -> None:
+    """By torch's own form; the kernels still come from the database, or their operators take their place."""
+    file = str(warmed / "model.bin")
+    saved = job(warmed, "ahead", file)
+    assert saved["counters"] == {"graphs": 1, "hits": 1}
+    loaded = job(warmed, "ahead", file)
+    assert loaded["counters"] == {"hits": 1}
+    assert not loaded["looks_for_regions"]
+    remove_schedules(warmed)
+    without = job(warmed, "ahead", file)
+    assert without["counters"] == {"hits": 1, "fallbacks": 1}
+    assert any("no longer stored" in text for text in without["warnings"])
+
+
 @pytest.mark.parametrize("gone", ["schedule", "database"])
 def test_kernels_that_have_gone_since_are_replaced_by_their_operators(warmed: Path, gone: str) -> None:
     job(warmed, "stale")

@@ -1,7 +1,8 @@
 """A process that trains a step of a model with the backend and tells what it found: run by :mod:`test_warm_start`.
 
 Inductor's caches are on. The word "no-autograd-cache" leaves AOTAutograd's out, and "stale" makes caches that do not
-notice what became of the database.
+notice what became of the database. "ahead" and a file compile the forward pass ahead of time into the file, or load it
+from there.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 import torch._functorch.config
 import torch._inductor.config
 from torch import nn
+from torch._dynamo.aot_compile import ModelInput
 from torch._dynamo.utils import counters as dynamo_counters
 
 import autotune
@@ -27,6 +31,18 @@ def example() -> tuple[nn.Module, torch.Tensor]:
     """Of two regions, one forward and one backward."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(48, 40, bias=False), nn.Softmax(-1)), torch.randn(32, 48)
+
+
+def ahead_of_time(model: nn.Module, x: torch.Tensor, file: Path) -> None:
+    compiled: Any = autotune.compile(model, fullgraph=True)
+    with torch.no_grad():
+        if file.exists():
+            compiled._load_aot_compiled_module(file.read_bytes())
+        else:
+            compiled._aot_compile([ModelInput((x,), {}, [])])
+            compiled._save_aot_compiled_module(str(file))
+        for rows in (x, x + 1):
+            torch.testing.assert_close(compiled(rows), model(rows))
 
 
 def main(words: Sequence[str]) -> int:
@@ -42,7 +58,10 @@ def main(words: Sequence[str]) -> int:
     if "stale" in words:
         database.state_of_store = lambda url=None: b"always the same"  # type: ignore[assignment]
     model, x = example()
-    assert_same_step(torch.compile(model, backend=dynamo_backend), model, twin(model), x)
+    if "ahead" in words:
+        ahead_of_time(model, x, Path(words[-1]))
+    else:
+        assert_same_step(torch.compile(model, backend=dynamo_backend), model, twin(model), x)
     found = {
         "warnings": said,
         "looks_for_regions": "autotune.compiler.regions.find" in sys.modules,
