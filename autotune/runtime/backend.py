@@ -82,7 +82,7 @@ def trial_backend(trial: Trial) -> Compiled:
 
 
 def _to_be_saved(compiled: Any) -> Compiled:
-    """What was compiled, as torch's compilation ahead of time wants it: torch 2.11 wraps what its own backends return."""
+    """What was compiled, as compilation ahead of time wants it: torch 2.11 wraps what its own backends return."""
     from torch._functorch import config
 
     if config.bypass_autograd_cache_key and getattr(compiled, "serialize", None) is not None:
