@@ -47,10 +47,22 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
 GROUPS = ("column_sum", "bias_gelu", "layer_norm_backward", "layer_norm", "cross_entropy", "softmax")
 KERNELS = ("benchmarks.search_quality.spaces:product", "examples.own_kernels.stencil:heat")
+GPU_KERNELS = ("benchmarks.search_quality.triton_product:product", "benchmarks.search_quality.gpu_kernels:convolve")
+GPU_SPACES = {
+    "softmax": "h200_rows.toml",
+    "layer_norm": "h200_rows.toml",
+    "cross_entropy": "h200_rows.toml",
+    "layer_norm_backward": "h200_backward.toml",
+    "bias_gelu": "h200_pointwise.toml",
+    "column_sum": "h200_columns.toml",
+}
+"""A group to the file beside this one that says which of its schedules are measured on a GPU."""
 
 
-def inputs(name: str) -> tuple[Tensor, ...]:
-    """Arguments of the group called ``name``: two to four MiB in each full-size tensor."""
+def inputs(name: str, device: str = "cpu") -> tuple[Tensor, ...]:
+    """Arguments of the group called ``name``: two to four MiB in each full-size tensor; on a GPU 16 to 256, in bf16."""
+    if device != "cpu":
+        return _on_gpu(name, device)
     row = _randn(1024)
     return {
         "softmax": (_randn(1024, 1000),),
@@ -60,6 +72,21 @@ def inputs(name: str) -> tuple[Tensor, ...]:
         "column_sum": (_randn(2048, 512),),
         "cross_entropy": (_randn(128, 8000), torch.arange(128) * 61),
     }[name]
+
+
+def _on_gpu(name: str, device: str) -> tuple[Tensor, ...]:
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device, dtype=torch.bfloat16)
+
+    row = randn(1024)
+    return {
+        "softmax": lambda: (randn(16384, 1000),),
+        "layer_norm": lambda: (randn(8192, 1024), row, row),
+        "layer_norm_backward": lambda: (randn(8192, 1024), randn(8192, 1024), row, row),
+        "bias_gelu": lambda: (randn(8192, 4096), randn(4096)),
+        "column_sum": lambda: (randn(16384, 1024),),
+        "cross_entropy": lambda: (randn(4096, 32000), torch.arange(4096, device=device)),
+    }[name]()
 
 
 def _randn(*shape: int) -> Tensor:

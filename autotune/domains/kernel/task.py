@@ -8,6 +8,7 @@ from pathlib import Path
 
 from autotune.domains.kernel.declare.file import narrow
 from autotune.domains.kernel.declare.space import KernelSpace
+from autotune.domains.kernel.measuring.ahead import compile_ahead
 from autotune.domains.kernel.target import kernel_of
 from autotune.errors import UserError
 from autotune.space import Space
@@ -52,7 +53,10 @@ class KernelTask:
         return fitted if fitted is not None and self.reject(fitted) is None else None
 
     def build(self, config: Config) -> Artifact:
-        """Nothing: a kernel is compiled by its own compiler, in the process that measures it."""
+        """Nothing: a kernel is compiled by its own compiler, in the process that measures it. A Triton kernel is
+        compiled here, into Triton's cache, where that process finds it."""
+        if told := self.workload.source.get("triton"):
+            compile_ahead(self.kernel, told, config)
         return Artifact(self.device.partition(":")[0], (Launch(self.kernel.name),), generator="kernel-1")
 
 

@@ -49,6 +49,8 @@ def workloads_of(
         source["default"] = dict(kernel.space.default)
         if seen.left is not None:
             source["left"] = seen.left
+        if seen.triton is not None:
+            source["triton"] = dict(seen.triton)
         workload = kernel.workload(seen.key, **source)
         found.setdefault(workload.fingerprint, workload)
     return list(found.values())

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
 from autotune.cli import app
 from autotune.store import Store
-from autotune.task import Status
+from autotune.task import Status, policy_for
+from autotune.tuner.context import Context
+from autotune.tuner.replay.record import Candidates, record, task_of
 from autotune.tuner.replay.recording import SUFFIX, Recording
 from autotune.tuner.replay.replay import search
+from autotune.tuner.session import Lease
 from autotune.workload import Workload
 from tests.support.toy import toy_domain
 
@@ -41,6 +45,19 @@ def test_every_candidate_is_measured_once(store: Store, tmp_path: Path, capsys: 
     assert search(r, "brute", candidates=100).best_us[-1] == r.optimum_us
     assert _record(store, tmp_path / "again") == 0
     assert len(log.read_text().splitlines()) == 12  # nothing is measured again
+
+
+def test_seconds_may_be_limited(store: Store) -> None:
+    workload = toy_domain.workload()
+    context = Context(store, "cpu", policy_for(workload, "cpu"))
+    with contextlib.closing(context), Lease(store, context.owner):
+        left = record(context, workload, limit_s=0.0)
+        assert isinstance(left, str)
+        assert "of 12 candidates are not measured (the time is up)" in left
+        found = Candidates.of(task_of(context, workload))
+        made = record(context, workload, found=found)
+    assert isinstance(made, Recording)
+    assert len(made.rows) == len(found.configs) == 12
 
 
 def test_a_narrowed_space_and_failures(store: Store, tmp_path: Path) -> None:

@@ -28,11 +28,13 @@ class Seen:
         key: under which a configuration for them is looked up.
         nbytes: of their arrays.
         left: the configurations that ``prune_configs_by`` leaves; None where there is no such thing.
+        triton: what Triton compiles for; None for what it does not.
     """
 
     key: Mapping[str, Any]
     nbytes: int
     left: Sequence[Mapping[str, Any]] | None = None
+    triton: Mapping[str, Any] | None = None
 
 
 def probe(
@@ -96,6 +98,7 @@ def _answer(link: Link, message: dict[str, Any], blob: bytes) -> None:
 
 
 def _look(link: Link, message: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    from autotune.domains.kernel.measuring.ahead import described
     from autotune.domains.kernel.measuring.inputs import make
     from autotune.domains.kernel.target import resolve
 
@@ -108,6 +111,8 @@ def _look(link: Link, message: Mapping[str, Any], arguments: Mapping[str, Any]) 
     link.send({"step": f"making inputs ({told})" if told else "making inputs"})
     made = make(kernel, arguments, message["device"], 0)
     seen: dict[str, Any] = {"key": kernel.reader.read(made.args, made.kwargs), "nbytes": made.nbytes}
+    if message["device"].startswith("cuda"):
+        seen["triton"] = described(kernel, made)
     if kernel.prune is not None:
         seen["left"] = [dict(p) for p in kernel.prune(made.named(kernel), [dict(p) for p in kernel.space.points])]
     if message["reference"] and kernel.reference is not None:
