@@ -101,6 +101,7 @@ def child(way: str, snapshot: str, saved: str) -> None:
 
 def _ahead_of_time(compiled: Any, x: tuple[Any, ...], file: Path) -> None:
     """torch's experimental form of a compiled model that needs no tracing."""
+    torch._dynamo.config.enable_aot_compile = True  # torch 2.11
     if file.exists():
         compiled._load_aot_compiled_module(file.read_bytes())
         return
