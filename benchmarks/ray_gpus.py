@@ -2,9 +2,10 @@
 
     python -m benchmarks.ray_gpus --gpus 1,2 --out benchmarks/results/h200x2/ray_gpus.json
 
-Each search has an empty PostgreSQL database and the same workloads, whose kernels are in no cache of the search. The
-clock runs from the start of the command's search to its end: actors start in it, finals are compared in it. With
-``--device cpu`` it runs on this host's processor, as a trial of the script.
+Each search has an empty database, on a PostgreSQL server of its own or with ``--db sqlite`` in a file, and the same
+workloads, whose kernels are in no cache of the search. The clock runs from the start of the command's search to its
+end: actors start in it, finals are compared in it. With ``--device cpu`` it runs on this host's processor, as a trial
+of the script.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import contextlib
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -53,15 +55,27 @@ def workloads(names: Sequence[str], device: str) -> list[Workload]:
     return list(found.values())
 
 
-def searched(works: Sequence[Workload], gpus: int, by_ray: bool, trials: int) -> dict[str, Any]:
-    """One search on so many GPUs, 0 for the processor."""
-    from autotune import api
+@contextlib.contextmanager
+def empty_store(kind: str) -> Iterator[Store]:
+    """A database that goes with the search: "postgresql" or "sqlite"."""
+    if kind == "sqlite":
+        with tempfile.TemporaryDirectory() as folder, Store.open(f"{folder}/tuned.db") as store:
+            yield store
+        return
     from tests.support.postgres import PostgresServer
 
-    with contextlib.ExitStack() as stack:
-        server = stack.enter_context(contextlib.closing(PostgresServer(connections=200)))
+    with contextlib.closing(PostgresServer(connections=200)) as server:
         server.start()
-        store = stack.enter_context(Store.open(server.database()))
+        with Store.open(server.database()) as store:
+            yield store
+
+
+def searched(works: Sequence[Workload], gpus: int, by_ray: bool, trials: int, database: str) -> dict[str, Any]:
+    """One search on so many GPUs, 0 for the processor."""
+    from autotune import api
+
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(empty_store(database))
         options: dict[str, Any] = {}
         if by_ray:
             from autotune.tuner.cluster.cluster import Cluster
@@ -92,20 +106,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="what is measured on")
     parser.add_argument("--trials", type=int, default=64, help="candidates of a workload (default: %(default)s)")
     parser.add_argument("--targets", default=",".join(TARGETS), help="built-in ones, by comma")
+    parser.add_argument("--db", choices=("postgresql", "sqlite"), default="postgresql", help="default: %(default)s")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args(argv)
+    from autotune.device import identify
+    from benchmarks import form
+
     device = "cuda:0" if args.device == "cuda" else "cpu"
+    told = {"suite": "ray_gpus", "database": args.db, "trials": args.trials}
     works = workloads(args.targets.split(","), device)
     cases = []
     for gpus in [int(n) for n in args.gpus.split(",")] if device != "cpu" else [0]:
         for by_ray in (True, False):
-            cases.append(searched(works, gpus, by_ray, args.trials))
+            cases.append(searched(works, gpus, by_ray, args.trials, args.db))
             print(json.dumps(cases[-1]), flush=True)
-    if args.out:
-        from autotune.device import identify
-        from benchmarks import form
-
-        form.write(args.out, identify(device).label, cases, {}, extra={"suite": "ray_gpus"})
+            if args.out:
+                form.write(args.out, identify(device).label, cases, {}, extra=told)
     return 0 if all(case["ok"] == case["workloads"] for case in cases) else 1
 
 

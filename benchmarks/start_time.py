@@ -128,21 +128,32 @@ def main() -> int:
     gpu = resolve_device("auto") != "cpu"
     times: dict[str, list[float]] = {way: [] for way in WAYS}
     last: dict[str, Any] = {}
+
+    def started(way: str) -> tuple[subprocess.Popen[str], float]:
+        place = f"{caches}/{way.replace(' ', '_')}"
+        env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": place}
+        env["AUTOTUNE_BENCH_BARE"] = "1" if gpu else "0"  # a CPU's kernels need Numba
+        words = [sys.executable, "-m", "benchmarks.start_time", "--snapshot", args.snapshot, "--child", way]
+        words += ["--saved", f"{place}.model"]
+        began = time.time()
+        return subprocess.Popen(
+            words, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ), began
+
+    def ended(way: str, process: subprocess.Popen[str], began: float) -> float:
+        said, problem = process.communicate()
+        if process.returncode:
+            raise SystemExit(f"{way} failed:\n{problem[-2000:]}")
+        last[way] = json.loads(said.splitlines()[-1])
+        return float(last[way]["ended"]) - began
+
     with tempfile.TemporaryDirectory() as caches:
-        for turn in range(args.repeats + 1):  # the first fills the caches
+        for way, process in {way: started(way) for way in WAYS}.items():  # side by side: these fill the caches
+            print(f"{way}: {ended(way, *process):.1f} s cold, beside the others", flush=True)
+        for _ in range(args.repeats):
             for way in WAYS:
-                place = f"{caches}/{way.replace(' ', '_')}"
-                env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": place}
-                env["AUTOTUNE_BENCH_BARE"] = "1" if gpu else "0"  # a CPU's kernels need Numba
-                words = [sys.executable, "-m", "benchmarks.start_time", "--snapshot", args.snapshot, "--child", way]
-                words += ["--saved", f"{place}.model"]
-                began = time.time()
-                done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-                if done.returncode:
-                    raise SystemExit(f"{way} failed:\n{done.stderr[-2000:]}")
-                last[way] = json.loads(done.stdout.splitlines()[-1])
-                if turn:
-                    times[way].append(last[way]["ended"] - began)
+                times[way].append(ended(way, *started(way)))
+                print(f"{way}: {times[way][-1]:.2f} s", flush=True)
     cases = [
         {"name": way, "time_us": statistics.median(t) * 1e6, "seconds": sorted(t)}
         | {name: last[way][name] for name in ("counters", "error") if name in last[way]}
