@@ -186,14 +186,14 @@ def normalize(config: Config, scenario: Scenario, side: str) -> Config:
 
 
 def kernels_of(config: Mapping[str, Any], collective: str) -> tuple[str, ...]:
-    """What the compiled kernels of a strategy do: "copy", "reduce", both, or none where NCCL or copies do it all.
+    """What the compiled kernels of a strategy do: "copy", "reduce", or none where NCCL or copies do it all.
 
     Copy engines cannot add, and wait for SMs where source and target lie on one device: the own part of an all-to-all
     is copied by a kernel of ``ctas`` blocks, or by the driver where that is 0.
     """
     adds = collective in REDUCING
     if config["engine"] == "sm":
-        return ("reduce", "copy") if collective == "all_reduce" else ("reduce",) if adds else ("copy",)
+        return ("reduce",) if adds else ("copy",)
     if config["engine"] == "copy" and "copies" not in config:  # on CPUs nothing is compiled
         return ("reduce",) if adds else ("copy",) if collective == "all_to_all" and config.get("ctas") else ()
     return ()

@@ -91,6 +91,7 @@ class FakeGather:
     """A collective of one rank of two, that only notes what is asked of it."""
 
     engine = "fake"
+    met = None
 
     def __init__(self, spec: Spec, chunks: int, in_place: bool) -> None:
         self.chunks, self.ran, self.closed = chunks, list[int](), False

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from autotune.domains.c3.collectives.streams import new_event
 from autotune.domains.c3.run import cuda as overlap_cuda
 from autotune.domains.c3.run.cuda import CudaOverlap
 from autotune.domains.c3.strategy import Strategy
@@ -32,6 +33,7 @@ class Notes:
     """A computation and a collective that note what is enqueued, where, and in which order it then runs."""
 
     engine = "notes"
+    met: Any = None
 
     def __init__(self, world: World, panels: int = 1, chunks: int = 1) -> None:
         self.world, self.panels, self.chunks = world, panels, chunks
@@ -96,6 +98,27 @@ def test_every_piece_once_and_in_its_order(device: Device, order: str, panels: i
     steps = enqueued(device, panels, chunks, order=order).split()
     assert [s for s in steps if s[0] == "p"] == [f"p{k}" for k in range(panels)]
     assert [s for s in steps if s[0] == "c"] == [f"c{k}" for k in range(chunks)]
+
+
+@pytest.mark.parametrize("queues", QUEUES)
+def test_a_computation_that_would_hold_every_sm_waits_for_the_handshake(device: Device, queues: str) -> None:
+    """Not for the whole piece behind it."""
+
+    class Meeting(Notes):
+        def enqueue(self, chunk: int, stream: Any = None) -> None:
+            self.note("handshake", stream)
+            self.met.record(stream)
+            self.note("kernel", stream)
+
+    seen = set()
+    for seed in range(12):
+        notes = Meeting(device.open(1, seed, queues))
+        notes.met = new_event()
+        opened(notes, order="comm_first", priority="comm")()
+        notes.world.run()
+        assert notes.ran[0] == "handshake"
+        seen.add(" ".join(notes.ran))
+    assert queues != "own" or len(seen) == 2
 
 
 def between(device: Device, seed: int, queues: str, **strategy: Any) -> set[str]:

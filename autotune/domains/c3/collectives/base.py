@@ -55,12 +55,15 @@ class Collective(Protocol):
         input, output: see the module's table. The input is read, and the output written, by :meth:`enqueue` only.
         chunks: pieces that :meth:`enqueue` goes through; all of them, in order, are one call.
         engine: who moves the data; see :class:`autotune.domains.c3.strategy.Strategy`.
+        met: an event behind the first piece's handshake, before its kernel; None where none launches a kernel then. A
+            persistent GEMM that begins before that kernel keeps it from every SM until it ends.
     """
 
     input: torch.Tensor
     output: torch.Tensor
     chunks: int
     engine: str
+    met: Any
 
     def enqueue(self, chunk: int, stream: Any = None) -> None:
         """Enqueue piece ``chunk`` on ``stream`` (CUDA), or run it (CPU). Ordered after earlier pieces of the call."""

@@ -39,6 +39,7 @@ class CopyCollective:
     """
 
     engine = "copy"
+    met = None
 
     def __init__(self, spec: Spec, group: Group, strategy: Strategy, artifact: Artifact | None = None) -> None:
         import torch

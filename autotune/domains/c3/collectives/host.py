@@ -42,6 +42,7 @@ class GlooCollective:
     """
 
     engine = "gloo"
+    met = None
 
     def __init__(self, spec: Spec, group: Group, strategy: HostStrategy) -> None:
         dtype, ranks = dtype_of(spec.dtype), group.ranks

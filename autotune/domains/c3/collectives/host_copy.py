@@ -50,6 +50,7 @@ class HostCopy:
     """
 
     engine = "copy"
+    met = None
 
     def __init__(self, spec: Spec, group: Group, strategy: HostStrategy, timeout_s: float = 300.0) -> None:
         ranks, dtype, size = group.ranks, dtype_of(spec.dtype), ITEMSIZE[spec.dtype]

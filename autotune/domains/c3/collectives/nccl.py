@@ -48,6 +48,7 @@ class NcclCollective:
     """
 
     engine = "nccl"
+    met = None
 
     def __init__(self, spec: Spec, group: Group, strategy: Strategy) -> None:
         import torch

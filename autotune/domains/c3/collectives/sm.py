@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.domains.c3.collectives.base import Spec
 from autotune.domains.c3.collectives.buffers import cuts, dtype_of
+from autotune.domains.c3.collectives.driver import Copies
+from autotune.domains.c3.collectives.streams import new_event
 from autotune.domains.c3.collectives.symmetric import Flags, give, take
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.scenario import ITEMSIZE, REDUCING
-from autotune.domains.c3.strategy import Strategy
+from autotune.domains.c3.strategy import Strategy, kernels_of
 from autotune.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -26,8 +28,8 @@ class SmCollective:
     """A collective by Numba kernels. All-gather is in place.
 
     Args:
-        artifact: holds the kernel that copies parts ("op" in its ``launch`` is "copy"), for reductions the one that
-            adds ("reduce"), for all_reduce both.
+        artifact: holds the kernel that copies parts ("op" in its ``launch`` is "copy"), or for reductions the one that
+            adds ("reduce").
 
     Raises:
         Unsupported: some device cannot reach the memory of another; the kernels are missing.
@@ -39,11 +41,11 @@ class SmCollective:
         import torch
 
         kernels: dict[str, Kernel] = {str(k.launch.get("op")): k for k in (artifact.kernels if artifact else ())}
-        needed = {"reduce_scatter": {"reduce"}, "all_reduce": {"reduce", "copy"}}.get(spec.op, {"copy"})
-        if missing := needed - kernels.keys():
+        if missing := {*kernels_of(strategy.config(), spec.op)} - kernels.keys():
             raise Unsupported(f"the kernels of {spec.op} are not there: {', '.join(sorted(missing))}")
         self.spec, self.group, self.strategy, self._kernels = spec, group, strategy, kernels
         self.chunks = strategy.chunks
+        self.met = new_event()
         dtype = dtype_of(spec.dtype)
         ranks, me = group.ranks, group.rank
         self._part = spec.part(ranks)
@@ -55,6 +57,7 @@ class SmCollective:
         self._shared = take(group, self._bytes * ranks)
         shared = self._shared.view(dtype, self._part * ranks)
         self._result = take(group, self._bytes * ranks) if spec.op == "all_reduce" else None
+        self._spread = self._sums() if self._result is not None else None
         pulled = strategy.direction == "pull" or spec.op in REDUCING
         if spec.op == "all_gather":
             self.output = shared[: spec.numel]
@@ -70,10 +73,12 @@ class SmCollective:
     def enqueue(self, chunk: int, stream: Any = None) -> None:
         import torch
 
-        raw = (stream or torch.cuda.current_stream()).cuda_stream
+        stream = stream or torch.cuda.current_stream()
+        raw = stream.cuda_stream
         if chunk == 0:
             self._tell[_READY](raw)
             self._wait[_READY](raw)
+            self.met.record(stream)
         begin, length = self._pieces[chunk]
         if length:
             if self.spec.op in REDUCING:
@@ -82,7 +87,7 @@ class SmCollective:
                 sources, targets = self._ends(begin)
                 self._copy(sources, targets, length, raw)
         if chunk == self.chunks - 1:
-            if self._result is not None:
+            if self._spread is not None:
                 self._spread(raw)  # every rank's sums have a part of the output to themselves
             self._tell[_DONE](raw)
             self._wait[_DONE](raw)
@@ -115,15 +120,14 @@ class SmCollective:
             self._kernels["reduce"], self.group.device.index or 0, self.strategy.blocks, [*sources, target], count, raw
         )
 
-    def _spread(self, raw: int) -> None:
-        """The second half of an all-reduce: this rank's sums to every peer."""
+    def _sums(self) -> Copies:
+        """The second half of an all-reduce, by copy engines: this rank's sums to every peer. A second kernel would find
+        the SMs of the first one taken by the computation."""
         assert self._result is not None
         mine = self.group.rank * self._bytes
         source = self._result.memory.data_ptr() + mine
-        targets = [pointer + mine for pointer in self._result.pointers]
-        sources = [source] * self.group.ranks
-        sources[self.group.rank] = targets[self.group.rank] = 0
-        self._copy(sources, targets, self._bytes, raw)
+        pointers = self._result.pointers
+        return Copies([(pointers[p] + mine, source, self._bytes) for p in self._flags.peers])
 
     def _copy(self, sources: list[int], targets: list[int], nbytes: int, raw: int) -> None:
         from autotune.domains.c3.collectives.launch import launch

@@ -149,7 +149,7 @@ class _Chunks:
     def __init__(self, collective: Collective, clock: _Clock) -> None:
         self._collective, self._clock = collective, clock
         self.input, self.output = collective.input, collective.output
-        self.chunks, self.engine = collective.chunks, collective.engine
+        self.chunks, self.engine, self.met = collective.chunks, collective.engine, collective.met
 
     def enqueue(self, chunk: int, stream: Any = None) -> None:
         begin = time.perf_counter()

@@ -86,8 +86,14 @@ class CudaOverlap:
         if side is not main:
             side.wait_stream(main)
         panels, chunks = self._panels(side), self._chunks(self._comm)
-        first, second = (chunks, panels) if self.strategy.order == "comm_first" else (panels, chunks)
-        for step in _in_turn(first, second):
+        if self.strategy.order == "comm_first":
+            chunks[0]()
+            if self.collective.met is not None:
+                side.wait_event(self.collective.met)
+            steps = _in_turn(chunks, panels)[1:]
+        else:
+            steps = _in_turn(panels, chunks)
+        for step in steps:
             step()
         if side is not main:
             main.wait_stream(side)

@@ -20,6 +20,7 @@ class Notes:
     """A computation and a collective that note (what, piece, thread, torch's threads, gradients) as they run."""
 
     engine = "notes"
+    met = None
 
     def __init__(self, panels: int = 1, chunks: int = 1, fails: str = "") -> None:
         self.panels, self.chunks, self.fails = panels, chunks, fails

@@ -120,7 +120,7 @@ def test_cpu_strategies_need_no_kernels() -> None:
         ("reduce_scatter", "sm", ["reduce"]),
         ("all_reduce", "nccl", []),
         ("all_reduce", "copy", ["reduce"]),
-        ("all_reduce", "sm", ["reduce", "copy"]),
+        ("all_reduce", "sm", ["reduce"]),
     ],
 )
 def test_strategies_have_the_kernels_they_need(
