@@ -168,7 +168,7 @@ def normalize(config: Config, scenario: Scenario, side: str) -> Config:
             c["direction"] = "push"
             if scenario.collective != "all_reduce":
                 c["chunks"] = 1  # pieces of the others would not lie where they belong
-    elif scenario.collective == "all_gather":
+    elif not reducing:
         c["ctas"] = 0
     if reducing and engine == "sm":
         c["direction"] = "pull"  # a kernel adds what it reads from its peers; adding at the peers would race
@@ -186,22 +186,13 @@ def normalize(config: Config, scenario: Scenario, side: str) -> Config:
 
 
 def kernels_of(config: Mapping[str, Any], collective: str) -> tuple[str, ...]:
-    """What the compiled kernels of a strategy do: "copy", "reduce", or none where NCCL or copies do it all.
-
-    Copy engines cannot add, and wait for SMs where source and target lie on one device: the own part of an all-to-all
-    is copied by a kernel of ``ctas`` blocks, or by the driver where that is 0.
-    """
+    """What the compiled kernels of a strategy do: "copy", "reduce", or none where NCCL or copies do it all."""
     adds = collective in REDUCING
     if config["engine"] == "sm":
         return ("reduce",) if adds else ("copy",)
     if config["engine"] == "copy" and "copies" not in config:  # on CPUs nothing is compiled
-        return ("reduce",) if adds else ("copy",) if collective == "all_to_all" and config.get("ctas") else ()
+        return ("reduce",) if adds else ()
     return ()
-
-
-def parts_of(config: Mapping[str, Any], collective: str, ranks: int) -> int:
-    """Parts that each kernel of a strategy copies or adds: one for each rank, or the own part alone."""
-    return 1 if config["engine"] == "copy" and collective not in REDUCING else ranks
 
 
 def reject(config: Config, scenario: Scenario, side: str, *, sms: int = 0) -> str | None:

@@ -23,7 +23,6 @@ from autotune.domains.c3.strategy import (
     improper,
     kernels_of,
     normalize,
-    parts_of,
     reject,
 )
 from autotune.errors import BuildError, Unsupported, UserError
@@ -146,9 +145,8 @@ def build(scenario: Scenario, config: Config, device: str) -> Artifact:
         return Artifact(target, (), generator=_GENERATOR)
     from autotune.domains.c3.collectives.kernels import build_comm
 
-    parts = parts_of(config, scenario.collective, scenario.ranks)
     try:
-        kernels = tuple(build_comm(op, parts, scenario.dtype, target) for op in ops)
+        kernels = tuple(build_comm(op, scenario.ranks, scenario.dtype, target) for op in ops)
     except Unsupported as error:
         raise BuildError(str(error)) from error
     return Artifact(target, kernels, generator=_GENERATOR)

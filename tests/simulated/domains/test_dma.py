@@ -37,7 +37,6 @@ def some(rng: random.Random, op: str) -> dict[str, Any]:
         "chunks": rng.choice((1, 2, 3, 4)),
         "streams": rng.choice((1, 2, 3)),
         "direction": "push" if op in REDUCING else rng.choice(("push", "pull")),
-        "ctas": rng.choice((0, 8)),
     }
 
 

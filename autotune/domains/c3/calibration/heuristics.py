@@ -33,15 +33,14 @@ _MOVING: tuple[Mapping[str, Any], ...] = (
     {"engine": "nccl", "order": "comm_first", "priority": "comm"},
     {"engine": "sm", "order": "comm_first", "priority": "comm", "ctas": 32},
 )
-_EXCHANGING = (*_MOVING[:2], {"engine": "copy", "order": "comm_first", "priority": "comm", "ctas": 8}, *_MOVING[2:])
 _SCATTERING: tuple[Mapping[str, Any], ...] = (
     {"engine": "copy", "order": "gemm_first", "priority": "comm", "ctas": 128},
     {"engine": "copy", "order": "comm_first", "priority": "comm", "ctas": 128},
     {"engine": "copy", "order": "comm_first", "priority": "comm", "ctas": 32, "chunks": 4, "reserve": 4},
     {"engine": "copy", "order": "comm_first", "priority": "comm", "ctas": 128, "chunks": 2},
     {"engine": "nccl", "order": "comm_first", "priority": "comm"},
-    {"engine": "sm", "order": "comm_first", "priority": "comm", "ctas": 16},
-    {"engine": "sm", "order": "comm_first", "priority": "comm", "ctas": 32},
+    {"engine": "sm", "order": "comm_first", "priority": "comm", "ctas": 8},
+    {"engine": "sm", "order": "comm_first", "priority": "comm", "ctas": 24},
     {"engine": "nccl", "order": "comm_first", "priority": "comm", "ctas": 16},
 )
 _REDUCING: tuple[Mapping[str, Any], ...] = (
@@ -51,12 +50,12 @@ _REDUCING: tuple[Mapping[str, Any], ...] = (
     {"engine": "copy", "order": "comm_first", "priority": "comm", "ctas": 32, "chunks": 4, "reserve": 8},
     {"engine": "nccl", "order": "comm_first", "priority": "comm", "reserve": 16},
     {"engine": "copy", "order": "comm_first", "priority": "comm", "ctas": 128},
+    {"engine": "sm", "order": "comm_first", "priority": "comm", "ctas": 24},
     {"engine": "sm", "order": "comm_first", "priority": "comm", "ctas": 16},
-    {"engine": "sm", "order": "comm_first", "priority": "comm", "ctas": 32},
 )
 _RULES = {
     "all_gather": _MOVING,
-    "all_to_all": _EXCHANGING,
+    "all_to_all": _MOVING,
     "reduce_scatter": _SCATTERING,
     "all_reduce": _REDUCING,
 }

@@ -1,11 +1,10 @@
-"""Collectives by copy engines: no kernel moves data between devices (ConCCL, arXiv 2412.14335, section 5).
+"""Collectives by copy engines: no kernel moves data, and none runs but to add (ConCCL, arXiv 2412.14335, section 5).
 
 Ranks write to (push) or read from (pull) each other's symmetric memory with plain copies. Flags are raised and waited
 for by stream memory operations, so that nothing of a collective queues behind a GEMM that holds every SM. A call is
 
 1. *ready*: tell the peers that this rank's memory may be written (push) or is worth reading (pull); wait for theirs;
-2. the copies, chunk by chunk, over one stream or several, and beside them perhaps a kernel that copies what an
-   all-to-all keeps;
+2. the copies, chunk by chunk, over one stream or several;
 3. *done*: tell the peers that the copies are through, and wait for theirs.
 
 Flags go back to zero as they are waited for, so a captured call can be replayed. What ConCCL could not do:
@@ -83,13 +82,9 @@ class CopyCollective:
         self._copies = [[self._copy(part) for part in self._spread(moves)] for moves in plan]
         self._gather = [self._copy(moves) for moves in self._second()] if spec.op == "all_reduce" else []
         local = self._local()
-        # The driver's copy within a device is a kernel of many blocks, which waits for SMs: it goes where it keeps
-        # nothing else waiting. A kernel of few blocks runs beside the copies to the peers, and takes few SMs.
-        self._beside = local if local is not None and strategy.ctas else None
-        self._own = self._copy([local]) if local is not None and not strategy.ctas else None
+        self._own = self._copy([local]) if local is not None else None
+        # A copy within a device may be a kernel, which waits for SMs: it goes where it keeps nothing else waiting.
         self._own_last = strategy.order == "gemm_first"
-        if self._beside is not None:
-            self._aside = new_stream(group.device, high=True)
 
     def _copy(self, moves: list[Copy]) -> Copies:
         return Copies(moves, batch=self.strategy.batch)
@@ -150,9 +145,6 @@ class CopyCollective:
         stream = stream or torch.cuda.current_stream()
         raw = stream.cuda_stream
         if chunk == 0:
-            if self._beside is not None:
-                self._aside.wait_stream(stream)
-                self._copy_own(*self._beside)
             if self._own is not None and not self._own_last:
                 self._own(raw)
             self._tell[_READY](raw)
@@ -171,15 +163,6 @@ class CopyCollective:
             if self._own is not None and self._own_last:
                 self._own(raw)
             self._wait[_DONE](raw)
-            if self._beside is not None:
-                stream.wait_stream(self._aside)
-
-    def _copy_own(self, target: int, source: int, nbytes: int) -> None:
-        """What stays on this device, by the kernel, on its own stream."""
-        from autotune.domains.c3.collectives.launch import launch
-
-        device, stream = self.group.device.index or 0, self._aside.cuda_stream
-        launch(self._kernels[0], device, self.strategy.blocks, [source, target], nbytes, stream)
 
     def _issue(self, copies: list[Copies], stream: Any) -> None:
         """One chunk's copies, over the streams; ``stream`` goes on when all are through."""
