@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import math
 import os
 import shutil
 import subprocess
@@ -17,6 +16,7 @@ import pytest
 
 from autotune.measure.timing import quiet
 from tests.support import ROOT, forks
+from tests.support.brief import measure_briefly
 from tests.support.cpu_times import CpuTimes
 from tests.support.headers import share_headers
 
@@ -97,14 +97,14 @@ def forked() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_waiting_for_quiet() -> Iterator[float]:
-    """The other tests keep the processors busy: waiting for a moment of quiet would only take time.
+def brief() -> Iterator[float]:
+    """Measurements are brief, and none waits until other processes rest: those are other tests.
 
     Yields what counts as quiet without this.
     """
     busy = quiet.BUSY
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quiet, "BUSY", math.inf)
+        measure_briefly(patch.setattr)
         yield busy
 
 
