@@ -149,7 +149,7 @@ def test_it_leaves_a_busy_device_alone_and_ends_with_ctrl_c(tmp_path: Path) -> N
             assert process.stderr is not None
             assert "waiting for what is missed" in process.stderr.readline()
             other = watcher(tmp_path)  # for the same device: it waits for its turn
-            time.sleep(6)
+            time.sleep(4)
             for each in (other, process):
                 assert each.poll() is None
                 each.send_signal(signal.SIGINT)
