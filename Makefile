@@ -56,6 +56,9 @@ demo: $(READY)
 # Tests of kernels with four cases or more run the third of them that is the commit's; THIRD= runs all.
 THIRD := --third
 
+# Processes of tests import the package again and again, and find it compiled.
+test quick: export PYTHONDONTWRITEBYTECODE :=
+
 # What is timed needs the machine for itself; the rest runs file by file in two processes a core, since tests wait for
 # processes of their own. The layers whose files take longest go first, so that none is left at the end.
 JOBS ?= $(shell nproc | awk '{ n = $$1 * 2; print n < 12 ? n : 12 }')

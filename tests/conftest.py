@@ -63,9 +63,12 @@ def own_data_directory(data_directories: Iterator[Path], monkeypatch: pytest.Mon
 
 @pytest.fixture(scope="session", autouse=True)
 def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """CPU kernels are compiled once for all tests of a process, and none come from the user's cache."""
+    """CPU kernels are compiled once for all tests of a run, and none come from the user's cache."""
+    own = tmp_path_factory.getbasetemp()
+    run = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    (run / "kernels").mkdir(mode=0o700, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AUTOTUNE_CACHE_DIR", str(tmp_path_factory.mktemp("kernels")))
+        patch.setenv("AUTOTUNE_CACHE_DIR", str(run / "kernels"))
         yield
 
 
@@ -182,16 +185,24 @@ _MANY = 4
 """Cases of a test, from which on it has thirds."""
 
 
+_IN_THIRDS = (
+    "simulated", "compile", "unit/compiler", "unit/domains/fusion", "unit/ir", "unit/bench/test_cases.py",
+    "endtoend/examples/test_example_models.py",
+)  # fmt: skip
+"""Where tests are of kernels and of what becomes kernels, program by program. Nothing here guards what is stored, who
+is trusted, or what a deployment computes."""
+
+
 def other_thirds(items: Sequence[pytest.Item], own: int) -> list[pytest.Item]:
-    """Two of three cases of the tests in tests/simulated and tests/compile that have many.
+    """Two of three cases of the tests in :data:`_IN_THIRDS` that have many.
 
     Args:
         own: 0, 1 or 2, which of the thirds is not left out.
     """
-    layers = [Path(__file__).parent / layer for layer in ("simulated", "compile")]
+    layers = [Path(__file__).parent / layer for layer in _IN_THIRDS]
     families: dict[object, list[pytest.Item]] = {}
     for item in items:
-        if any(layer in item.path.parents for layer in layers):
+        if any(layer in (item.path, *item.path.parents) for layer in layers):
             families.setdefault((item.path, getattr(item, "originalname", item.name)), []).append(item)
     many = itertools.chain.from_iterable(cases for cases in families.values() if len(cases) >= _MANY)
     return [item for number, item in enumerate(many) if number % 3 != own]
