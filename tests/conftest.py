@@ -22,15 +22,19 @@ from tests.support.headers import share_headers
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give each of several pytest processes a temporary folder of its own, where the device's lock lies and what
-    Inductor compiles: none waits while another measures, and none runs what another compiled under other settings.
-    And let threads that wait sleep: there are more of them than cores, and who spins takes the time of who computes.
+    """Give each of several pytest processes a temporary folder of its own, where the device's lock lies: none waits
+    while another measures. What Inductor compiles is in one folder of the run. And let threads that wait sleep: there
+    are more of them than cores, and who spins takes the time of who computes.
     """
     if table := config.getoption("--cpu-times"):
         config.pluginmanager.register(CpuTimes(Path(table)))
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # or Inductor compiles ten seconds to see what cpuid says
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is None:
+        if config.getoption("numprocesses", None):
+            compiled = tempfile.mkdtemp(prefix="autotune-inductor-")
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = compiled
+            config.add_cleanup(lambda: shutil.rmtree(compiled, ignore_errors=True))
         return
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before libgomp is there, two thirds of a softmax's time
     folder = tempfile.mkdtemp(prefix=f"autotune-{worker}-")
