@@ -53,7 +53,7 @@ demo: $(READY)
 	$(BIN)/autotune compare $(DEMO)
 	$(BIN)/python examples/residual_mlp.py --device cpu --db $(DEMO_DB)
 
-# Tests of kernels with four cases or more run the third of them that is the commit's; THIRD= runs all.
+# Tests of kernels with three cases or more run the third of them that is the commit's; THIRD= runs all.
 THIRD := --third
 
 # Processes of tests import the package again and again, and find it compiled.

@@ -185,7 +185,7 @@ def _beyond_the_sample(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     return left_out
 
 
-_MANY = 4
+_MANY = 3
 """Cases of a test, from which on it has thirds."""
 
 
