@@ -53,8 +53,11 @@ demo: $(READY)
 	$(BIN)/autotune compare $(DEMO)
 	$(BIN)/python examples/residual_mlp.py --device cpu --db $(DEMO_DB)
 
-# Tests of kernels with four cases or more run the third of them that is the commit's; THIRD= runs all.
+# Tests of kernels with three cases or more run the third of them that is the commit's; THIRD= runs all.
 THIRD := --third
+
+# Processes of tests import the package again and again, and find it compiled.
+test quick: export PYTHONDONTWRITEBYTECODE :=
 
 # What is timed needs the machine for itself; the rest runs file by file in two processes a core, since tests wait for
 # processes of their own. The layers whose files take longest go first, so that none is left at the end.

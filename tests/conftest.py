@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import math
 import os
 import shutil
 import subprocess
@@ -17,20 +16,25 @@ import pytest
 
 from autotune.measure.timing import quiet
 from tests.support import ROOT, forks
+from tests.support.brief import measure_briefly
 from tests.support.cpu_times import CpuTimes
 from tests.support.headers import share_headers
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give each of several pytest processes a temporary folder of its own, where the device's lock lies and what
-    Inductor compiles: none waits while another measures, and none runs what another compiled under other settings.
-    And let threads that wait sleep: there are more of them than cores, and who spins takes the time of who computes.
+    """Give each of several pytest processes a temporary folder of its own, where the device's lock lies: none waits
+    while another measures. What Inductor compiles is in one folder of the run. And let threads that wait sleep: there
+    are more of them than cores, and who spins takes the time of who computes.
     """
     if table := config.getoption("--cpu-times"):
         config.pluginmanager.register(CpuTimes(Path(table)))
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # or Inductor compiles ten seconds to see what cpuid says
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is None:
+        if config.getoption("numprocesses", None):
+            compiled = tempfile.mkdtemp(prefix="autotune-inductor-")
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = compiled
+            config.add_cleanup(lambda: shutil.rmtree(compiled, ignore_errors=True))
         return
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before libgomp is there, two thirds of a softmax's time
     folder = tempfile.mkdtemp(prefix=f"autotune-{worker}-")
@@ -63,9 +67,12 @@ def own_data_directory(data_directories: Iterator[Path], monkeypatch: pytest.Mon
 
 @pytest.fixture(scope="session", autouse=True)
 def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """CPU kernels are compiled once for all tests of a process, and none come from the user's cache."""
+    """CPU kernels are compiled once for all tests of a run, and none come from the user's cache."""
+    own = tmp_path_factory.getbasetemp()
+    run = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    (run / "kernels").mkdir(mode=0o700, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AUTOTUNE_CACHE_DIR", str(tmp_path_factory.mktemp("kernels")))
+        patch.setenv("AUTOTUNE_CACHE_DIR", str(run / "kernels"))
         yield
 
 
@@ -97,14 +104,14 @@ def forked() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_waiting_for_quiet() -> Iterator[float]:
-    """The other tests keep the processors busy: waiting for a moment of quiet would only take time.
+def brief() -> Iterator[float]:
+    """Measurements are brief, and none waits until other processes rest: those are other tests.
 
     Yields what counts as quiet without this.
     """
     busy = quiet.BUSY
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(quiet, "BUSY", math.inf)
+        measure_briefly(patch.setattr)
         yield busy
 
 
@@ -178,20 +185,28 @@ def _beyond_the_sample(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     return left_out
 
 
-_MANY = 4
+_MANY = 3
 """Cases of a test, from which on it has thirds."""
 
 
+_IN_THIRDS = (
+    "simulated", "compile", "unit/compiler", "unit/domains/fusion", "unit/ir", "unit/bench/test_cases.py",
+    "endtoend/examples/test_example_models.py",
+)  # fmt: skip
+"""Where tests are of kernels and of what becomes kernels, program by program. Nothing here guards what is stored, who
+is trusted, or what a deployment computes."""
+
+
 def other_thirds(items: Sequence[pytest.Item], own: int) -> list[pytest.Item]:
-    """Two of three cases of the tests in tests/simulated and tests/compile that have many.
+    """Two of three cases of the tests in :data:`_IN_THIRDS` that have many.
 
     Args:
         own: 0, 1 or 2, which of the thirds is not left out.
     """
-    layers = [Path(__file__).parent / layer for layer in ("simulated", "compile")]
+    layers = [Path(__file__).parent / layer for layer in _IN_THIRDS]
     families: dict[object, list[pytest.Item]] = {}
     for item in items:
-        if any(layer in item.path.parents for layer in layers):
+        if any(layer in (item.path, *item.path.parents) for layer in layers):
             families.setdefault((item.path, getattr(item, "originalname", item.name)), []).append(item)
     many = itertools.chain.from_iterable(cases for cases in families.values() if len(cases) >= _MANY)
     return [item for number, item in enumerate(many) if number % 3 != own]

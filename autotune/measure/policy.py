@@ -90,14 +90,15 @@ class Policy:
         return cls(**{k: v for k, v in data.items() if k in known})
 
 
+CPU = Policy(method=COPIES, warmup=2, screen_repeats=9, repeat_repeats=21, final_rounds=25, cold_bytes=64 * MIB)
+"""Samples are dearer on a CPU and caches smaller: there are fewer samples, and fewer bytes between them."""
+
 CACHES = ("cold", "warm")
 """What the caches hold when a sample begins: nothing of the inputs, or what the sample before left there."""
 
 
 def default_policy(device: str, caches: str = "cold") -> Policy:
     """The policy a search on ``device`` ("cpu" or "cuda:N") uses unless told otherwise.
-
-    On a CPU samples are dearer and caches smaller, so there are fewer samples and fewer bytes between them.
 
     Args:
         caches: one of :data:`CACHES`.
@@ -107,4 +108,4 @@ def default_policy(device: str, caches: str = "cold") -> Policy:
         return replace(cold, method=cold.method if device.startswith("cuda") else "cpu", cold_bytes=0)
     if device.startswith("cuda"):
         return Policy(method="cuda-graph")
-    return Policy(method=COPIES, warmup=2, screen_repeats=9, repeat_repeats=21, final_rounds=25, cold_bytes=64 * MIB)
+    return CPU

@@ -42,7 +42,8 @@ def run_page(page: Path, folder: Path, timeout_s: float = 250.0) -> list[str]:
     """Write the titled blocks of a page to ``folder`` and run the others there, in order.
 
     A block of ``text`` is for the eye. A block of ``bash`` is simple commands, one a line, which may begin with
-    variables; ``autotune`` and ``python`` are those of this checkout.
+    variables; ``autotune`` and ``python`` are those of this checkout. Searches end after two seconds, whatever the page
+    gives them.
 
     Returns:
         What each block that ran has printed.
@@ -77,4 +78,6 @@ def _command(line: str) -> tuple[dict[str, str], list[str]]:
     words = shlex.split(line)
     own = list(itertools.takewhile(lambda word: "=" in word, words))
     first, *rest = words[len(own) :]
+    if "--timeout" in rest:
+        rest[rest.index("--timeout") + 1] = "2"
     return dict(word.split("=", 1) for word in own), [*_PROGRAMS.get(first, [first]), *rest]

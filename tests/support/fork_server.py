@@ -11,7 +11,6 @@ import contextlib
 import gc
 import importlib
 import json
-import math
 import os
 import random
 import runpy
@@ -66,13 +65,13 @@ def _preload() -> None:
     from torch._inductor.codegen.common import init_backend_registration
     from torch._inductor.fx_passes import joint_graph
 
-    from autotune.measure.timing import quiet
+    from tests.support.brief import measure_briefly
 
     importlib.import_module("tqdm").tqdm.monitor_interval = 0  # or it has a thread; optuna has it, torch uses it
     joint_graph.lazy_init()  # half a second for the patterns of attention
     init_backend_registration()
     cpu_vec_isa.valid_vec_isa_list()  # compiles three programs in an empty cache
-    quiet.BUSY = math.inf  # as tests/conftest.py has it
+    measure_briefly()  # as tests/conftest.py does
     gc.collect()
     gc.freeze()
 

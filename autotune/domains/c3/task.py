@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from autotune.domains.c3.calibration import heuristics
 from autotune.domains.c3.links import links
@@ -202,22 +202,24 @@ def place(workload: Workload, device: str) -> DeviceIdentity:
     return replace(one, count=ranks, links=links(device, ranks) if one.kind == "cuda" else "")
 
 
+CUDA = Policy(
+    method="ranks-graph",
+    screen_repeats=9,
+    screen_s=0.4,
+    repeat_repeats=20,
+    repeat_top=4,
+    final_rounds=20,
+    final_top=3,
+    timeout_s=20.0,
+    load_s=60.0,
+    wake_s=0.05,
+)
+CPU = replace(CUDA, method="ranks-cpu", warmup=2, cold_bytes=16 * MIB)
+
+
 def policy(device: str) -> Policy:
     """How scenarios are measured: every sample begins on all ranks at once, and the slowest rank's time counts.
 
     Samples are dear, as they are long, and good, as a rank has its device to itself.
     """
-    common: dict[str, Any] = {
-        "screen_repeats": 9,
-        "screen_s": 0.4,
-        "repeat_repeats": 20,
-        "repeat_top": 4,
-        "final_rounds": 20,
-        "final_top": 3,
-        "timeout_s": 20.0,
-        "load_s": 60.0,
-        "wake_s": 0.05,
-    }
-    if side_of(device) == "cuda":
-        return Policy(method="ranks-graph", **common)
-    return Policy(method="ranks-cpu", warmup=2, cold_bytes=16 * MIB, **common)
+    return CUDA if side_of(device) == "cuda" else CPU

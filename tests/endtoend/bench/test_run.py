@@ -72,7 +72,7 @@ def test_cases_are_searched_measured_and_resumed(tmp_path: Path, capsys: pytest.
     assert case["xla_us"] is None
     assert case["counted"]["hits"] == len(case["searches"]["full"]["regions"])
     assert case["bytes"] == 4 * (256 * 128 * 2 + 2 * 128 + 256)
-    assert case["input_sets"] == 64
+    assert case["input_sets"] == 4
     assert data["summary"]["eager"]["cases"] == 1
     assert "t.db" not in data["command"]
     assert report.render(data) == out.with_suffix(".md").read_text()

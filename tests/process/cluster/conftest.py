@@ -1,4 +1,4 @@
-"""One Ray cluster of four nodes for all tests here, and a database on a PostgreSQL server for each."""
+"""One Ray cluster of three nodes for all tests here, and a database on a PostgreSQL server for each."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from autotune.tuner.cluster.cluster import Cluster
 from autotune.tuner.cluster.engine import Engine
 from tests.support.ray_cluster import LocalCluster, local_cluster
 
+NODES = 3
+
 
 @pytest.fixture(scope="package")
 def ray_cluster() -> Iterator[LocalCluster]:
     """Ends with the last test here, since its processes take processor time while nothing is asked of them."""
-    with local_cluster(4) as cluster:
+    with local_cluster(NODES) as cluster:
         yield cluster
 
 

@@ -18,10 +18,8 @@ def busy(seconds: float) -> None:
         pass
 
 
-def test_a_busy_neighbour_is_seen_and_our_own_work_is_not(
-    no_waiting_for_quiet: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(quiet, "BUSY", no_waiting_for_quiet)
+def test_a_busy_neighbour_is_seen_and_our_own_work_is_not(brief: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quiet, "BUSY", brief)
     meter = Meter()
     busy(0.5)
     before = meter.others()

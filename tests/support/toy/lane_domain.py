@@ -1,8 +1,9 @@
 """The toy and the pair domain, measured by a formula in the lane's own process: fast, and the same on every device.
 
 A workload's spec may hold ``log`` (a file that gets a line for every candidate measured: the process and the
-candidate), ``pause_s`` (of each), ``meet`` (a folder: what is measured waits until two processes measure such) and
-``fatal`` (a file, while which is there the process kills itself).
+candidate), ``pause_s`` (of each), ``meet`` (a folder: what is measured waits until two processes measure such),
+``wait`` (a file of process numbers, which wait until another process measures) and ``fatal`` (a file, while which is
+there the process kills itself).
 """
 
 from __future__ import annotations
@@ -44,6 +45,18 @@ def meet(folder: Path) -> None:
         time.sleep(0.01)
 
 
+def wait_for_another(waiting: Path) -> None:
+    """Wait where this process is among those of a file, until another has removed it."""
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        try:
+            if str(os.getpid()) not in waiting.read_text().split():
+                waiting.unlink()
+        except FileNotFoundError:
+            return
+        time.sleep(0.02)
+
+
 class Formula:
     """Measures without a worker; see :class:`autotune.measure.worker.Measurer`."""
 
@@ -60,6 +73,8 @@ class Formula:
         spec = self._workload.spec
         if spec.get("meet"):
             meet(Path(spec["meet"]))
+        if spec.get("wait"):
+            wait_for_another(Path(spec["wait"]))
         if spec.get("fatal") and Path(spec["fatal"]).exists():
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(spec.get("pause_s", 0.0))

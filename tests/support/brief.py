@@ -1,0 +1,26 @@
+"""Measurements as long as tests need them: what they find is told, stored and looked up, however much it wavers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from autotune.domains.c3 import task as c3
+from autotune.measure import policy
+from autotune.measure.timing import quiet, rotate
+
+FEW = {"warmup": 1, "screen_repeats": 3, "repeat_repeats": 5, "final_rounds": 5, "cold_bytes": 1 << 20}
+
+
+def measure_briefly(change: Callable[[Any, str, Any], object] = setattr) -> None:
+    """A CPU's policies take few samples, sweep little, and wait for nothing: a moment of quiet does not come.
+
+    Args:
+        change: how attributes of modules are set.
+    """
+    for module in (policy, c3):
+        change(module, "CPU", replace(module.CPU, **FEW))
+    change(rotate, "last_level_cache", lambda: 0)
+    change(quiet, "BUSY", math.inf)
