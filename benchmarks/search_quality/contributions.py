@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -62,19 +63,21 @@ def more_samplers() -> None:
     }
 
 
-def measure(recording: Recording, name: str, seeds: int) -> dict[str, Any]:
+def measure(recording: Recording, name: str, seeds: int, budgets: Sequence[int] = BUDGETS) -> dict[str, Any]:
     """One variant in one recording; what is counted until the best is near ends at the budget where it never is."""
     sampler, without = VARIANTS[name]
     if recording.workload.kind == FOREIGN:
         without = tuple({*without, "seeds", "model", "pruning"})
-    most = BUDGETS[-1]
+    most = budgets[-1]
     traces = [search(recording, sampler, candidates=most, seed=k, without=without) for k in range(seeds)]
     found = Regret.of(recording, traces)
     limit = recording.optimum_us * (1 + NEAR)
-    firsts = [next((k for k, us in enumerate(t.best_us) if us <= limit), len(t.best_us) - 1) for t in traces]
+    near = [next((k for k, us in enumerate(t.best_us) if us <= limit), None) for t in traces]
+    firsts = [len(t.best_us) - 1 if k is None else k for t, k in zip(traces, near, strict=True)]
     return {
-        "regret": [round(found.at(n), 5) for n in BUDGETS],
+        "regret": [round(found.at(n), 5) for n in budgets],
         "candidates": round(statistics.fmean(k + 1 for k in firsts), 1),
+        "near": " ".join("-" if k is None else str(k + 1) for k in near),
         "seconds": round(statistics.fmean(t.seconds[k] for t, k in zip(traces, firsts, strict=True)), 2),
         "proposing_ms": round(1e3 * found.proposing_s, 2),
         "seeds": seeds,
@@ -87,16 +90,19 @@ def main() -> None:
     parser.add_argument("recordings", nargs="+", type=Path)
     parser.add_argument("--seeds", type=int, default=30)
     parser.add_argument("--variants", default=",".join(VARIANTS))
+    parser.add_argument("--budgets", default=",".join(map(str, BUDGETS)), help="candidates; the last ends a search")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     more_samplers()
+    budgets = [int(n) for n in args.budgets.split(",")]
     cases = []
     for recording in load_all(args.recordings):
-        found = {name: measure(recording, name, args.seeds) for name in args.variants.split(",")}
+        found = {name: measure(recording, name, args.seeds, budgets) for name in args.variants.split(",")}
         cases.append({"name": recording.workload.label, "optimum_us": recording.optimum_us, "searches": found})
         for name, told in found.items():
             print(f"{recording.workload.label} {name}: {told}", flush=True)
-    about = f"Medians of regret after {BUDGETS} candidates; means of candidates and seconds until within {NEAR:.0%}."
+    about = f"Medians of regret after {budgets} candidates; means of candidates and seconds until within {NEAR:.0%}."
+    about += " near: candidates until then for each seed, - where the last budget ends a search before."
     versions = {name: metadata.version(name) for name in ("optuna",)}
     write(args.out, identify("cpu").label, cases, versions, extra={"suite": "search_contributions", "about": about})
 
