@@ -63,13 +63,17 @@ def more_samplers() -> None:
     }
 
 
-def measure(recording: Recording, name: str, seeds: int, budgets: Sequence[int] = BUDGETS) -> dict[str, Any]:
+def measure(
+    recording: Recording, name: str, seeds: int, budgets: Sequence[int] = BUDGETS, processes: int | None = None
+) -> dict[str, Any]:
     """One variant in one recording; what is counted until the best is near ends at the budget where it never is."""
     sampler, without = VARIANTS[name]
     if recording.workload.kind == FOREIGN:
         without = tuple({*without, "seeds", "model", "pruning"})
     most = budgets[-1]
-    traces = [search(recording, sampler, candidates=most, seed=k, without=without) for k in range(seeds)]
+    traces = [
+        search(recording, sampler, candidates=most, seed=k, without=without, processes=processes) for k in range(seeds)
+    ]
     found = Regret.of(recording, traces)
     limit = recording.optimum_us * (1 + NEAR)
     near = [next((k for k, us in enumerate(t.best_us) if us <= limit), None) for t in traces]
@@ -91,13 +95,16 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=30)
     parser.add_argument("--variants", default=",".join(VARIANTS))
     parser.add_argument("--budgets", default=",".join(map(str, BUDGETS)), help="candidates; the last ends a search")
+    parser.add_argument("--processes", type=int, help="that compile ahead; left out, the recording machine's")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     more_samplers()
     budgets = [int(n) for n in args.budgets.split(",")]
     cases = []
     for recording in load_all(args.recordings):
-        found = {name: measure(recording, name, args.seeds, budgets) for name in args.variants.split(",")}
+        found = {
+            name: measure(recording, name, args.seeds, budgets, args.processes) for name in args.variants.split(",")
+        }
         cases.append({"name": recording.workload.label, "optimum_us": recording.optimum_us, "searches": found})
         for name, told in found.items():
             print(f"{recording.workload.label} {name}: {told}", flush=True)
