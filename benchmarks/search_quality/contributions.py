@@ -111,7 +111,8 @@ def main() -> None:
     about = f"Medians of regret after {budgets} candidates; means of candidates and seconds until within {NEAR:.0%}."
     about += " near: candidates until then for each seed, - where the last budget ends a search before."
     versions = {name: metadata.version(name) for name in ("optuna",)}
-    write(args.out, identify("cpu").label, cases, versions, extra={"suite": "search_contributions", "about": about})
+    extra = {"suite": "search_contributions", "budgets": budgets, "processes": args.processes, "about": about}
+    write(args.out, identify("cpu").label, cases, versions, extra=extra)
 
 
 if __name__ == "__main__":
