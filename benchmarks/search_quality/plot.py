@@ -39,7 +39,8 @@ def chart(data: Any) -> dict[str, Any]:
                 "field": "regret",
                 "type": "quantitative",
                 "title": "above the best there is",
-                "axis": {"format": "%"},
+                "scale": {"type": "log"},
+                "axis": {"format": "~%"},
             },
             "color": {
                 "field": "search",
