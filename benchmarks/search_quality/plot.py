@@ -1,6 +1,6 @@
 """A picture of how near searches come to the best, of what :mod:`benchmarks.search_quality.contributions` wrote.
 
-python -m benchmarks.search_quality.plot benchmarks/results/h200/search_contributions.json docs/pictures/search-quality.svg
+python -m benchmarks.search_quality.plot benchmarks/results/h200/search_contributions.json search-quality.svg
 """
 
 from __future__ import annotations
