@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import tomllib
 from pathlib import Path
@@ -11,9 +12,10 @@ import pytest
 
 from autotune.resources import resource_dir
 from autotune.tuner.replay.recording import SUFFIX, Recording
-from benchmarks.search_quality import record, triton_autotune
+from benchmarks.search_quality import hub, plot, record, triton_autotune
 from benchmarks.search_quality.spaces import GPU_SPACES, GROUPS
 from benchmarks.search_quality.triton_autotune import judged, key_of, line
+from tests.support import ROOT
 from tests.support.landscape import recording
 
 A, B, C = {"T": 1}, {"T": 2}, {"T": 4}
@@ -114,3 +116,26 @@ def test_seconds_for_a_space_end_with_those_for_all(monkeypatch: pytest.MonkeyPa
     assert made.left() == 40.0
     monkeypatch.setattr(record.time, "monotonic", lambda: 100.0)
     assert made.left() == 1.0
+
+
+@pytest.mark.parametrize("name", ["product", "column_sum"])
+def test_a_recording_as_a_cache_file_comes_back_with_its_candidates(name: str, tmp_path: Path) -> None:
+    first = Recording.load(ROOT / "benchmarks" / "recordings" / "h200" / f"{name}{SUFFIX}")
+    file = tmp_path / f"{name}.json"
+    file.write_text(json.dumps(hub.cache(first)))
+    again = hub.recording(file)
+    inside = [first.rows[k] for k in {k for k in first.points if k >= 0}]
+    assert len(again.rows) == len(inside)
+    assert again.optimum_us == pytest.approx(first.optimum_us)
+    assert sum(r.latency_us is None for r in again.rows) == sum(r.latency_us is None for r in inside)
+
+
+def test_a_choice_that_is_no_number_becomes_its_position() -> None:
+    assert hub._numbers([1, 2.5]) == [1, 2.5]
+    assert hub._numbers(["global", "shared"]) == hub._numbers([False, True]) == [0, 1]
+
+
+def test_the_plot_has_a_line_for_each_search() -> None:
+    searches = {name: {"regret": [0.5, 0.1]} for name in plot.LINES}
+    values = plot.chart({"budgets": [5, 10], "cases": [{"searches": searches}]})["data"]["values"]
+    assert [(v["candidates"], round(v["regret"], 6)) for v in values] == [(5, 0.5), (10, 0.1)] * 3
