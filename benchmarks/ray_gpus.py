@@ -28,6 +28,7 @@ TARGETS = (
     "layer_norm", "rms_norm", "softmax_mask", "bias_gelu_residual_layer_norm", "bias_gelu_residual_layer_norm_f32",
     "swiglu_rms_norm", "cross_entropy", "bert_layer",
 )  # fmt: skip
+_OBJECTS = 256 * 2**20
 
 
 @contextlib.contextmanager
@@ -36,7 +37,8 @@ def ray_node(gpus: int) -> Iterator[str]:
     from ray.cluster_utils import Cluster
 
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled")
-    node = {"num_gpus": gpus} if gpus else {}
+    node: dict[str, Any] = {"num_gpus": gpus} if gpus else {}
+    node["object_store_memory"] = _OBJECTS  # by itself Ray takes a third of the memory, which /dev/shm may not have
     made = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **node})
     try:
         yield str(made.address)

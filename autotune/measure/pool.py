@@ -11,6 +11,7 @@ import time
 from collections.abc import Collection
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 from weakref import WeakValueDictionary
@@ -76,9 +77,10 @@ class CompilePool:
     Args:
         processes: how many; see :func:`default_processes`.
         timeout_s: for one build, start-up of the process not counted.
+        shared: folder of what builds share (:data:`autotune.task.SHARED_BUILDS`), which is others' too; None makes one.
     """
 
-    def __init__(self, processes: int | None = None, timeout_s: float = 120.0) -> None:
+    def __init__(self, processes: int | None = None, timeout_s: float = 120.0, shared: Path | None = None) -> None:
         self.processes = processes or default_processes()
         self._timeout_s = timeout_s
         self._jobs: queue.PriorityQueue[_Job] = queue.PriorityQueue()
@@ -89,7 +91,10 @@ class CompilePool:
         self._children: dict[int, Child] = {}
         self._lock = threading.Lock()
         self._closed = False
-        self._shared = tempfile.TemporaryDirectory(prefix="autotune-build-", ignore_cleanup_errors=True)
+        self._own = (
+            None if shared else tempfile.TemporaryDirectory(prefix="autotune-build-", ignore_cleanup_errors=True)
+        )
+        self._shared = str(shared) if self._own is None else self._own.name
 
     def __enter__(self) -> CompilePool:
         return self
@@ -163,7 +168,8 @@ class CompilePool:
         while not self._jobs.empty():
             if (future := self._jobs.get().future) is not None:
                 future.cancel()
-        self._shared.cleanup()
+        if self._own is not None:
+            self._own.cleanup()
 
     def _run(self, number: int) -> None:
         opened: tuple[Workload, str] | None = None
@@ -218,9 +224,8 @@ class CompilePool:
                 raise ChildDied("was stopped")
             child = self._children.get(number)
             if child is None or not child.alive:
-                child = self._children[number] = Child(
-                    "autotune.measure.builder", {tasks.SHARED_BUILDS: self._shared.name}
-                )
+                environment = {tasks.SHARED_BUILDS: self._shared}
+                child = self._children[number] = Child("autotune.measure.builder", environment)
             return child
 
     def _drop(self, number: int) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from importlib import metadata
+from pathlib import Path
 
 from autotune import __version__
 from autotune import task as tasks
@@ -33,13 +38,20 @@ def compilers() -> Mapping[str, str]:
 
 
 def build(
-    workload: Workload, module: str, device: str, config: Config, timeout_s: float, wanted: Mapping[str, str]
+    workload: Workload,
+    module: str,
+    device: str,
+    config: Config,
+    timeout_s: float,
+    wanted: Mapping[str, str],
+    search: str,
 ) -> Built | None:
     """Build a candidate on this node, in a process that may crash or hang; see :class:`CompilePool`.
 
     Args:
         module: of the workload's domain.
         wanted: :func:`compilers` of the node that measures.
+        search: a secret of the search; its builds on this node share what they have in common.
 
     Returns:
         None where this node has others, and would make another kernel.
@@ -47,13 +59,49 @@ def build(
     if compilers() != wanted:
         return None
     tasks.DOMAINS[workload.kind] = module
-    return _pool(timeout_s).submit(workload, device, config).result()
+    return _pool(timeout_s, search).submit(workload, device, config).result()
 
 
 @functools.lru_cache(maxsize=4)
-def _pool(timeout_s: float) -> CompilePool:
+def _pool(timeout_s: float, search: str) -> CompilePool:
     """One process, kept for the next task that this worker is given: it has imported what compiles."""
-    return CompilePool(1, timeout_s=timeout_s)
+    return CompilePool(1, timeout_s=timeout_s, shared=shared_folder(search))
+
+
+def _folder(search: str) -> Path:
+    return Path(tempfile.gettempdir(), f"autotune-build-{search}")
+
+
+def drop_shared(search: str) -> None:
+    """Remove this node's folder of a search that has ended: Ray kills those who would."""
+    shutil.rmtree(_folder(search), ignore_errors=True)
+
+
+@functools.cache
+def shared_folder(search: str) -> Path | None:
+    """The folder of this node that all who build for a search share; the last of them to end removes it, unless it is
+    killed. None where there is none to be had."""
+    import fcntl
+
+    folder = _folder(search)
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+            return None
+        lock = os.open(folder / "users", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+    except OSError:
+        return None
+
+    def leave() -> None:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a killed process holds none
+        except OSError:
+            return
+        shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(leave)
+    return folder
 
 
 class ClusterPool(CompilePool):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+import secrets
 import socket
 import subprocess
 import sys
@@ -68,11 +70,13 @@ class Engine:
             except Exception as error:  # a wrong token, another version of Ray or Python
                 raise UserError(f"--ray {address}: {told(first_line(error), 300)}") from None
         self.address = address
+        self._search = secrets.token_hex(16)
 
     def close(self) -> None:
         """Leave the cluster; actors that are left end."""
         if self._own:
             self._ray.shutdown()
+        building.drop_shared(self._search)
 
     @property
     def host(self) -> str:
@@ -95,7 +99,7 @@ class Engine:
 
     def start(self, node: Node, gpus: int, cpus: float) -> Remote:
         """Start a lane's actor on a node, once so many GPUs and processors are free there together."""
-        return Remote(self._ray, node, gpus, cpus)
+        return Remote(self._ray, node, gpus, cpus, self._search)
 
     def ready(self, remotes: Sequence[Remote], wait_s: float) -> list[Remote]:
         """Those that have frames or have died; waits for one, so many seconds at most."""
@@ -164,7 +168,7 @@ class Remote:
     of them there or waits for them.
     """
 
-    def __init__(self, ray: Any, node: Node, gpus: int, cpus: float) -> None:
+    def __init__(self, ray: Any, node: Node, gpus: int, cpus: float, search: str) -> None:
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -176,7 +180,7 @@ class Remote:
         made = ray.remote(actor.Actor).options(
             num_gpus=gpus, num_cpus=cpus, max_concurrency=4, max_restarts=0, scheduling_strategy=within
         )
-        self._actor = made.remote(remote_builds)
+        self._actor = made.remote(functools.partial(remote_builds, search=search))
         self._frames: deque[dict[str, Any]] = deque()
         self._dead = ""
         self._placed, self._asked = False, -1e9
@@ -239,11 +243,12 @@ class Remote:
         self.terminate()
 
 
-def remote_builds(timeout_s: float, environment: Mapping[str, str]) -> building.Remote:
+def remote_builds(timeout_s: float, environment: Mapping[str, str], search: str) -> building.Remote:
     """Who builds candidates as tasks on any processor of the cluster that this process belongs to.
 
     Args:
         environment: variables of the tasks' own workers.
+        search: as of :func:`autotune.tuner.cluster.building.build`.
     """
     import ray
 
@@ -252,7 +257,7 @@ def remote_builds(timeout_s: float, environment: Mapping[str, str]) -> building.
 
     def remote(workload: Workload, device: str, config: Config) -> Built | None:
         module, wanted = tasks.module_of(workload.kind), dict(building.compilers())
-        ref = task.remote(workload, module, device, dict(config), timeout_s, wanted)
+        ref = task.remote(workload, module, device, dict(config), timeout_s, wanted, search)
         try:
             found: Built | None = ray.get(ref, timeout=_QUEUE_S + timeout_s)
         except ray.exceptions.RayError:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -173,7 +176,7 @@ def test_several_devices_of_a_lane_are_on_one_node_or_waited_for(ray_cluster: Lo
 
 
 def test_candidates_are_compiled_on_any_node(engine: Engine) -> None:
-    remote = engines.remote_builds(20.0, {})
+    remote = engines.remote_builds(20.0, {}, secrets.token_hex(16))
     work = Workload("toy", {**toy().spec, "bad": True})
     with ClusterPool(remote, 4, 20.0) as pool:
         good = [pool.submit(work, "cpu", {"how": "vector", "block": b}) for b in (1, 2, 4, 8)]
@@ -186,10 +189,26 @@ def test_candidates_are_compiled_on_any_node(engine: Engine) -> None:
         assert not pool._children  # nothing was compiled here
 
 
+def test_who_builds_for_a_search_shares_a_folder_that_the_last_removes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    code = "from autotune.tuner.cluster.building import shared_folder as f; print(f('s'), flush=True); input()"
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(2)]
+    folders = {process.stdout.readline().strip() for process in both if process.stdout}
+    assert folders == {str(tmp_path / "autotune-build-s")}
+    (tmp_path / "autotune-build-s" / "made").touch()
+    for process, left in zip(both, (True, False), strict=True):
+        assert Path(tmp_path, "autotune-build-s", "made").exists()
+        process.communicate("\n", timeout=30)
+        assert Path(tmp_path, "autotune-build-s").exists() is left
+
+
 def test_what_no_node_compiles_is_compiled_here(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
     """Neither on a node with other compilers, nor where the cluster is gone."""
     monkeypatch.setattr(building, "compilers", lambda: {"autotune": "0"})
-    with ClusterPool(engines.remote_builds(20.0, {}), 1, 20.0) as pool:
+    with ClusterPool(engines.remote_builds(20.0, {}, secrets.token_hex(16)), 1, 20.0) as pool:
         built: Built = pool.submit(toy(), "cpu", {"how": "vector", "block": 1}).result()
         assert built.artifact is not None
         assert len(pool._children) == 1
