@@ -137,7 +137,7 @@ def first(context: Context, workload: Workload, budget: Budget) -> Iterator[tupl
 
 
 def beginnings(context: Context, task: Task) -> list[Config]:
-    """The first of what :func:`autotune.tuner.proposals.seeds.plan` has, as far as it can work."""
+    """The first of what :func:`autotune.tuner.proposals.seeds.suggested` has, as far as it can work."""
     asked = context.seeds.get(task.workload.fingerprint, ())
     elsewhere = winners(context.store, context.key(task.workload))
     found: dict[str, Config] = {}

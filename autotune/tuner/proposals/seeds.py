@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from autotune.space import Space
@@ -37,8 +37,8 @@ def plan(
     """The configurations to begin with, in order, each once.
 
     The default comes first and is kept even where a user's narrowed space leaves it out, since everything is compared
-    with it; then what was asked for, what was best elsewhere, and the point of the space that is nearest to the
-    default. All others must be in the space, or are moved to the nearest point of it.
+    with it; then what was asked for, what was best elsewhere, and in turn what the cost model likes and what heuristics
+    suggest. All others must be in the space, or are moved to the nearest point of it; so is the default.
 
     Args:
         neighbours: configurations that were best for other workloads of the family, nearest first.
@@ -46,35 +46,45 @@ def plan(
         asked: configurations that the caller wants to see measured.
         elsewhere: configurations that were best for this workload on other devices or with other software.
     """
-    adapted = (task.adapt(config) for config in neighbours)
-    more = (("neighbour", adapted), ("model", picks(task, space, seed)))
-    return list(_distinct(task, space, (*_suggested(task, asked, elsewhere), *more)))
+    liked = (("model", config) for config in picks(task, space, seed))
+    adapted = (("neighbour", task.adapt(config)) for config in neighbours)
+    first = _known(asked, elsewhere)
+    return list(_distinct(task, space, itertools.chain(first, _in_turn(liked, _heuristic(task)), adapted)))
 
 
 def suggested(task: Task, space: Space, asked: Iterable[Config], elsewhere: Iterable[Config]) -> Iterator[Seed]:
-    """What :func:`plan` has before neighbours and the cost model are asked."""
-    return _distinct(task, space, _suggested(task, asked, elsewhere))
+    """What :func:`plan` has without neighbours and the cost model."""
+    return _distinct(task, space, itertools.chain(_known(asked, elsewhere), _heuristic(task)))
 
 
-_Plans = Sequence[tuple[str, Iterable[Config | None]]]
+_Proposal = tuple[str, Config | None]
+"""An origin, and a configuration or None where nothing could be made of it."""
 
 
-def _suggested(task: Task, asked: Iterable[Config], elsewhere: Iterable[Config]) -> _Plans:
-    heuristic = itertools.chain([task.default()], task.seeds())
-    return (("asked", asked), ("elsewhere", elsewhere), ("heuristic", heuristic))
+def _known(asked: Iterable[Config], elsewhere: Iterable[Config]) -> Iterator[_Proposal]:
+    return itertools.chain((("asked", c) for c in asked), (("elsewhere", c) for c in elsewhere))
 
 
-def _distinct(task: Task, space: Space, plans: _Plans) -> Iterator[Seed]:
-    """The default, then the others' nearest points of the space by origin, each once."""
+def _heuristic(task: Task) -> Iterator[_Proposal]:
+    return (("heuristic", config) for config in itertools.chain([task.default()], task.seeds()))
+
+
+def _in_turn(first: Iterable[_Proposal], second: Iterable[_Proposal]) -> Iterator[_Proposal]:
+    """Of both alternately, then what is left of the longer one."""
+    for pair in itertools.zip_longest(first, second):
+        yield from (proposal for proposal in pair if proposal is not None)
+
+
+def _distinct(task: Task, space: Space, proposals: Iterable[_Proposal]) -> Iterator[Seed]:
+    """The default, then the proposals' nearest points of the space, each once."""
     first = Seed(task.default(), "default")
     yield first
     seen = {config_key(first.config)}
-    for origin, configs in plans:
-        for config in configs:
-            fitted = None if config is None else space.project(config)
-            if fitted is not None and config_key(fitted) not in seen:
-                seen.add(config_key(fitted))
-                yield Seed(fitted, origin)
+    for origin, config in proposals:
+        fitted = None if config is None else space.project(config)
+        if fitted is not None and config_key(fitted) not in seen:
+            seen.add(config_key(fitted))
+            yield Seed(fitted, origin)
 
 
 def picks(task: Task, space: Space, seed: int, n: int = PICKS) -> list[Config]:
