@@ -117,7 +117,7 @@ def test_picks_are_the_best_by_the_model_and_can_be_tried() -> None:
     planned = seeds.plan(t, t.space(), [])
     assert {s.origin for s in planned} == {"default", "heuristic", "model"}
     assert [s.origin for s in planned[:5]] == ["default", "model", "model", "heuristic", "model"], "in turn"
-    assert [s.config for s in planned if s.origin == "model"][0] == chosen[0]
+    assert next(s.config for s in planned if s.origin == "model") == chosen[0]
 
 
 @pytest.mark.parametrize("name", ["relu_statistics", "layer_norm_backward", "mean_cross_entropy"])
