@@ -129,6 +129,7 @@ def test_a_worker_that_cannot_open_its_workload_is_a_fault(policy: Policy) -> No
         worker.measure(GOOD, ARTIFACT, stage="screen", seed=1)
 
 
+@pytest.mark.usefixtures("new_interpreters")  # a fork may start within ten milliseconds
 def test_a_worker_that_does_not_start_in_time_is_a_fault(policy: Policy) -> None:
     worker = Worker(workload(), "cpu", replace(policy, startup_s=0.01))
     with worker, pytest.raises(WorkerFault, match="does not start: no answer after 0 s"):
