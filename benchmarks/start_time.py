@@ -154,14 +154,12 @@ def main() -> int:
             for way in WAYS:
                 times[way].append(ended(way, *started(way)))
                 print(f"{way}: {times[way][-1]:.2f} s", flush=True)
-    cases = [
-        {"name": way, "time_us": statistics.median(t) * 1e6, "seconds": sorted(t)}
-        | {name: last[way][name] for name in ("counters", "error") if name in last[way]}
-        for way, t in times.items()
-    ]
-    for case in cases:
-        told = {name: case[name] for name in ("counters", "error") if name in case}
-        print(f"{case['name']:16} {case['time_us'] / 1e6:6.2f} s  {json.dumps(told)}", flush=True)
+    cases: list[dict[str, Any]] = []
+    for way, seconds in times.items():
+        told = {name: last[way][name] for name in ("counters", "error") if name in last[way]}
+        median = statistics.median(seconds)
+        cases.append({"name": way, "time_us": median * 1e6, "seconds": sorted(seconds), **told})
+        print(f"{way:16} {median:6.2f} s  {json.dumps(told)}", flush=True)
     if args.out:
         form.write(args.out, identify(resolve_device("auto")).label, cases, {}, extra={"suite": "start"})
     return 0

@@ -36,6 +36,7 @@ from autotune.task import Config, Status, config_key, policy_for
 from autotune.tuner.context import Context
 from autotune.tuner.replay.record import Candidates, record, task_of
 from autotune.tuner.replay.recording import SUFFIX, Recording
+from autotune.tuner.replay.regret import NEAR
 from autotune.tuner.session import Lease
 from autotune.workload import Workload
 from benchmarks.search_quality.spaces import GPU_KERNELS, GPU_SPACES, GROUPS, KERNELS
@@ -43,7 +44,6 @@ from benchmarks.search_quality.spaces import GPU_KERNELS, GPU_SPACES, GROUPS, KE
 WARM: Mapping[str, Mapping[str, Any]] = {"benchmarks.search_quality.gpu_kernels:convolve": {"n": 512}}
 """Kernels that only the measuring process could compile, one by one, to small inputs of the same types. Processes side
 by side run every candidate on these first, so that it is in the compiler's cache."""
-NEAR = 0.03
 
 
 def workload_of(name: str, device: str) -> Workload:

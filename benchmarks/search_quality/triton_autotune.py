@@ -24,8 +24,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from autotune.tuner.replay.regret import NEAR
+
 TARGET = "benchmarks.search_quality.triton_product:ours"
-NEAR = 0.03
 ROUNDS, CALLS = 30, 100
 """Of timing a call: how often, and how many calls are made without waiting for the device."""
 LIMIT_S = 100.0

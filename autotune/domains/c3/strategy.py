@@ -185,14 +185,13 @@ def normalize(config: Config, scenario: Scenario, side: str) -> Config:
     return c
 
 
-def kernels_of(config: Mapping[str, Any], collective: str) -> tuple[str, ...]:
-    """What the compiled kernels of a strategy do: "copy", "reduce", or none where NCCL or copies do it all."""
+def kernel_of(config: Mapping[str, Any], collective: str) -> str:
+    """What the compiled kernel of a strategy does: "copy", "reduce", or "" where NCCL or copies do it all."""
     adds = collective in REDUCING
     if config["engine"] == "sm":
-        return ("reduce",) if adds else ("copy",)
-    if config["engine"] == "copy" and "copies" not in config:  # on CPUs nothing is compiled
-        return ("reduce",) if adds else ()
-    return ()
+        return "reduce" if adds else "copy"
+    # On CPUs, whose strategies have ``copies``, nothing is compiled.
+    return "reduce" if adds and config["engine"] == "copy" and "copies" not in config else ""
 
 
 def reject(config: Config, scenario: Scenario, side: str, *, sms: int = 0) -> str | None:

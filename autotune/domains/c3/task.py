@@ -21,7 +21,7 @@ from autotune.domains.c3.strategy import (
     SEQUENTIAL,
     Strategy,
     improper,
-    kernels_of,
+    kernel_of,
     normalize,
     reject,
 )
@@ -129,27 +129,27 @@ def _target(device: str) -> tuple[str, int]:
 
 
 def build(scenario: Scenario, config: Config, device: str) -> Artifact:
-    """The kernels that a strategy needs, each with what it does in ``launch["op"]``; see
-    :func:`autotune.domains.c3.strategy.kernels_of`.
+    """The kernel that a strategy needs, with what it does in ``launch["op"]``; see
+    :func:`autotune.domains.c3.strategy.kernel_of`.
 
     Raises:
-        BuildError: a kernel cannot be compiled; or the strategy, which may come from a database, is none.
+        BuildError: it cannot be compiled; or the strategy, which may come from a database, is none.
     """
     if why := improper(config, side_of(device)):
         raise BuildError(why)
     if side_of(device) == "cpu":
         return Artifact("cpu", (), generator=_GENERATOR)
     target = _target(device)[0]
-    ops = kernels_of(config, scenario.collective)
-    if not ops:
+    op = kernel_of(config, scenario.collective)
+    if not op:
         return Artifact(target, (), generator=_GENERATOR)
     from autotune.domains.c3.collectives.kernels import build_comm
 
     try:
-        kernels = tuple(build_comm(op, scenario.ranks, scenario.dtype, target) for op in ops)
+        kernel = build_comm(op, scenario.ranks, scenario.dtype, target)
     except Unsupported as error:
         raise BuildError(str(error)) from error
-    return Artifact(target, kernels, generator=_GENERATOR)
+    return Artifact(target, (kernel,), generator=_GENERATOR)
 
 
 def open_task(workload: Workload, device: str) -> C3Task:

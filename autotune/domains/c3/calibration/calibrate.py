@@ -19,7 +19,7 @@ from autotune.domains.c3.calibration.model import Model, unhidden
 from autotune.domains.c3.calibration.probe import COMPUTE, Probe, Run
 from autotune.domains.c3.calibration.tables import gemm_name, strategy_name, variant
 from autotune.domains.c3.scenario import ITEMSIZE, REDUCING, Gemm, Scenario, format_bytes
-from autotune.domains.c3.strategy import HostStrategy, Strategy, kernels_of, normalize
+from autotune.domains.c3.strategy import HostStrategy, Strategy, kernel_of, normalize
 from autotune.errors import BuildError, Unsupported, UserError
 from autotune.task import Config, open_task
 
@@ -211,7 +211,7 @@ class _Calibration:
 
     def _artifact(self, config: Config, scenario: Scenario) -> dict[str, Any] | None:
         """The kernels that a collective needs, ready to travel; built once for each way to move data."""
-        if not kernels_of(config, scenario.collective):
+        if not kernel_of(config, scenario.collective):
             return None
         key = (scenario.collective, variant(config, scenario.collective))
         if key not in self._built:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.domains.c3.scenario import REDUCING, Gemm
-from autotune.domains.c3.strategy import HostStrategy, Strategy, kernels_of
+from autotune.domains.c3.strategy import HostStrategy, Strategy
 from autotune.task import Config
 
 BLOCKS = 24
@@ -74,7 +74,7 @@ def parameters(way: str) -> dict[str, Any]:
 def kind(config: Mapping[str, Any], op: str) -> tuple[Any, ...]:
     """What strategies must agree in to tell of each other: the engine, the order, and where a kernel runs beside the
     computation, whether SMs are kept for it. Without them it waits for the computation's blocks, or they for it."""
-    kernels = config["engine"] != "copy" or bool(kernels_of(config, op))
+    kernels = config["engine"] != "copy" or op in REDUCING
     return config["engine"], config["order"], kernels, kernels and bool(config.get("reserve"))
 
 

@@ -124,13 +124,8 @@ class CopyCollective:
 
     def _second(self) -> list[list[Copy]]:
         """Copies of each chunk that bring the sums to the peers."""
-        at = self._result.pointers
         mine = self.group.rank * self._bytes
-        source = self._result.memory.data_ptr() + mine
-        return [
-            [(at[p] + mine + begin, source + begin, length) for p in self._flags.peers]
-            for begin, length in self._pieces
-        ]
+        return [self._result.to_peers(self._flags.peers, mine + begin, length) for begin, length in self._pieces]
 
     def _local(self) -> Copy | None:
         """What stays on this device: only an all-to-all has it in another place."""

@@ -15,7 +15,7 @@ from autotune.domains.c3.collectives.streams import new_event
 from autotune.domains.c3.collectives.symmetric import Flags, give, take
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.scenario import ITEMSIZE, REDUCING
-from autotune.domains.c3.strategy import Strategy, kernels_of
+from autotune.domains.c3.strategy import Strategy, kernel_of
 from autotune.errors import Unsupported
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class SmCollective:
         import torch
 
         kernels: dict[str, Kernel] = {str(k.launch.get("op")): k for k in (artifact.kernels if artifact else ())}
-        if missing := {*kernels_of(strategy.config(), spec.op)} - kernels.keys():
-            raise Unsupported(f"the kernels of {spec.op} are not there: {', '.join(sorted(missing))}")
+        if (needed := kernel_of(strategy.config(), spec.op)) not in kernels:
+            raise Unsupported(f"the kernels of {spec.op} are not there: {needed}")
         self.spec, self.group, self.strategy, self._kernels = spec, group, strategy, kernels
         self.chunks = strategy.chunks
         self.met = new_event()
@@ -57,7 +57,10 @@ class SmCollective:
         self._shared = take(group, self._bytes * ranks)
         shared = self._shared.view(dtype, self._part * ranks)
         self._result = take(group, self._bytes * ranks) if spec.op == "all_reduce" else None
-        self._spread = self._sums() if self._result is not None else None
+        # The sums of an all-reduce go out by copy engines: the computation would have taken a second kernel's SMs.
+        own = me * self._bytes
+        sums = [] if self._result is None else self._result.to_peers(self._flags.peers, own, self._bytes)
+        self._spread = Copies(sums)
         pulled = strategy.direction == "pull" or spec.op in REDUCING
         if spec.op == "all_gather":
             self.output = shared[: spec.numel]
@@ -87,8 +90,7 @@ class SmCollective:
                 sources, targets = self._ends(begin)
                 self._copy(sources, targets, length, raw)
         if chunk == self.chunks - 1:
-            if self._spread is not None:
-                self._spread(raw)  # every rank's sums have a part of the output to themselves
+            self._spread(raw)  # every rank's sums have a part of the output to themselves
             self._tell[_DONE](raw)
             self._wait[_DONE](raw)
 
@@ -119,15 +121,6 @@ class SmCollective:
         launch(
             self._kernels["reduce"], self.group.device.index or 0, self.strategy.blocks, [*sources, target], count, raw
         )
-
-    def _sums(self) -> Copies:
-        """The second half of an all-reduce, by copy engines: this rank's sums to every peer. A second kernel would find
-        the SMs of the first one taken by the computation."""
-        assert self._result is not None
-        mine = self.group.rank * self._bytes
-        source = self._result.memory.data_ptr() + mine
-        pointers = self._result.pointers
-        return Copies([(pointers[p] + mine, source, self._bytes) for p in self._flags.peers])
 
     def _copy(self, sources: list[int], targets: list[int], nbytes: int, raw: int) -> None:
         from autotune.domains.c3.collectives.launch import launch

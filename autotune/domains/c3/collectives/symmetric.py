@@ -7,10 +7,11 @@ the same order on every rank, since making a collective is itself a collective c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from autotune.domains.c3.collectives.driver import MemOps
+from autotune.domains.c3.collectives.driver import Copy, MemOps
 from autotune.domains.c3.group import Group
 from autotune.errors import Unsupported
 
@@ -39,6 +40,11 @@ class Buffer:
         size = dtype.itemsize
         part: torch.Tensor = self.memory[offset * size : (offset + numel) * size].view(dtype)
         return part
+
+    def to_peers(self, peers: Sequence[int], begin: int, nbytes: int) -> list[Copy]:
+        """Copies that bring a part of this rank's memory to the same place at every peer."""
+        source = self.memory.data_ptr() + begin
+        return [(self.pointers[p] + begin, source, nbytes) for p in peers]
 
 
 def check_access(group: Group) -> None:

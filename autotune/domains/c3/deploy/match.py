@@ -27,7 +27,7 @@ from autotune.domains.c3.strategy import (
     HostStrategy,
     Strategy,
     improper,
-    kernels_of,
+    kernel_of,
     normalize,
     reject,
 )
@@ -268,7 +268,7 @@ def fit(config: Mapping[str, Choice], scenario: Scenario, side: str, *, sms: int
 
 def needs_kernels(config: Mapping[str, Choice], scenario: Scenario) -> bool:
     """Whether a strategy runs compiled kernels, which only a search stores."""
-    return bool(kernels_of(config, scenario.collective))
+    return bool(kernel_of(config, scenario.collective))
 
 
 def without_search(scenario: Scenario, figures: Mapping[str, float], side: str, *, sms: int = 0) -> list[Config]:

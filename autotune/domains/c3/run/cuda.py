@@ -86,13 +86,10 @@ class CudaOverlap:
         if side is not main:
             side.wait_stream(main)
         panels, chunks = self._panels(side), self._chunks(self._comm)
-        if self.strategy.order == "comm_first":
-            chunks[0]()
-            if self.collective.met is not None:
-                side.wait_event(self.collective.met)
-            steps = _in_turn(chunks, panels)[1:]
-        else:
-            steps = _in_turn(panels, chunks)
+        met, comm_first = self.collective.met, self.strategy.order == "comm_first"
+        steps = _in_turn(chunks, panels) if comm_first else _in_turn(panels, chunks)
+        if comm_first and met is not None:
+            steps.insert(1, lambda: side.wait_event(met))  # behind the first piece, which records it
         for step in steps:
             step()
         if side is not main:
