@@ -16,6 +16,8 @@ _API = {
     "load": "autotune.runtime.database",
     "configure": "autotune.runtime.settings",
     "compile": "autotune.runtime.backend",
+    "aoti_compile_and_package": "autotune.runtime.aoti",
+    "aoti_load_package": "autotune.runtime.aoti",
     "counters": "autotune.runtime.counters",
     "overlap": "autotune.domains.c3.deploy.api",
     "tunable": "autotune.domains.kernel.declare.decorator",

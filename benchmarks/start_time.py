@@ -6,7 +6,8 @@ The model is a BERT-base encoder (12 layers, batch 8, 512 tokens, half precision
 kind of device: `autotune search fusion "benchmarks.start_time:model()" --inputs benchmarks.start_time:inputs`, then
 `autotune export`. Each process is started so often, in turns; the median is told, imports of torch included. The
 processes with the snapshot can import no compiler of ours (tests/support/runtime/bare_job.py). Those called "saved"
-load a model that torch compiled ahead of time, which spares Dynamo's tracing to either.
+load a model that torch compiled ahead of time, which spares Dynamo's tracing to either. Those called "package" run what
+AOTInductor made, by torch's loader and by ours. All have Python's bytecode cached, as an installed package has.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch import nn
 from torch.nn import functional as F
 
 ROOT = Path(__file__).resolve().parent.parent
-WAYS = ("inductor", "autotune", "inductor saved", "autotune saved")
+WAYS = ("inductor", "autotune", "inductor saved", "autotune saved", "inductor package", "autotune package")
 
 
 def _device() -> str:
@@ -50,7 +51,8 @@ class Layer(nn.Module):
 
 
 def model(layers: int = 12) -> Any:
-    """An encoder of BERT-base's sizes, without its embeddings."""
+    """An encoder of BERT-base's sizes, without its embeddings, of the same weights each time."""
+    torch.manual_seed(0)
     made = nn.Sequential(*(Layer() for _ in range(layers))).eval().requires_grad_(False)
     return made.to(_device(), torch.float16 if _device() == "cuda" else torch.float32)
 
@@ -69,34 +71,67 @@ def child(way: str, snapshot: str, saved: str) -> None:
         saved: the file of a model compiled ahead of time: made where it is not there, else loaded.
     """
     began = time.perf_counter()
+    stages: dict[str, float] = {}
+
+    def reached(stage: str) -> None:
+        stages[stage] = round(time.perf_counter() - began, 3)
+
     ours = way.startswith("autotune")
     if ours and os.environ.get("AUTOTUNE_BENCH_BARE") == "1":
         from tests.support.runtime.bare_job import Missing
 
         sys.meta_path.insert(0, Missing(but=("triton",)))  # Inductor's own, whose code its caches hold
 
-    run, x = model(), inputs()
-    if ours:
-        import autotune
-
-        autotune.load(snapshot)
-        compiled: Any = autotune.compile(run, fullgraph=True)
-    else:
-        compiled = torch.compile(run, fullgraph=True)
+    x = inputs()
+    reached("inputs made")
     with torch.no_grad():
-        if way.endswith(" saved"):
-            _ahead_of_time(compiled, x, Path(saved))
+        if way.endswith(" package") and Path(saved).exists():
+            compiled = _loader(ours)(saved)
+            reached("package loaded")
+        else:
+            run = model()
+            reached("model made")
+            if ours:
+                import autotune
+
+                autotune.load(snapshot)
+                reached("snapshot open")
+            if way.endswith(" package"):
+                _packer(ours)(torch.export.export(run, x), package_path=saved)
+                compiled = _loader(ours)(saved)
+            else:
+                compiled = autotune.compile(run, fullgraph=True) if ours else torch.compile(run, fullgraph=True)
+            if way.endswith(" saved"):
+                _ahead_of_time(compiled, x, Path(saved))
+                reached("saved model loaded")
         y = compiled(*x)
     if y.is_cuda:
         torch.cuda.synchronize()
-    done = {"seconds": time.perf_counter() - began, "ended": time.time(), "device": str(y.device)}
+    reached("first result")
+    done = {"stages": stages, "ended": time.time(), "device": str(y.device)}
     if ours:
         import autotune
 
         done["counters"] = {name: n for name, n in autotune.counters().items() if n}
     with torch.no_grad():
-        done["error"] = float((y - run(*x)).abs().max())
+        done["error"] = float((y - model()(*x)).abs().max())
     print(json.dumps(done))
+
+
+def _loader(ours: bool) -> Any:
+    if not ours:
+        return torch._inductor.aoti_load_package
+    import autotune
+
+    return autotune.aoti_load_package
+
+
+def _packer(ours: bool) -> Any:
+    if not ours:
+        return torch._inductor.aoti_compile_and_package
+    import autotune
+
+    return autotune.aoti_compile_and_package
 
 
 def _ahead_of_time(compiled: Any, x: tuple[Any, ...], file: Path) -> None:
@@ -116,6 +151,7 @@ def main() -> int:
     parser.add_argument("--snapshot", required=True)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--ways", type=lambda text: text.split(","), default=list(WAYS), help=", ".join(WAYS))
     parser.add_argument("--child", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--saved", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -126,15 +162,16 @@ def main() -> int:
     from benchmarks import form
 
     gpu = resolve_device("auto") != "cpu"
-    times: dict[str, list[float]] = {way: [] for way in WAYS}
+    times: dict[str, list[float]] = {way: [] for way in args.ways}
     last: dict[str, Any] = {}
 
     def started(way: str) -> tuple[subprocess.Popen[str], float]:
         place = f"{caches}/{way.replace(' ', '_')}"
-        env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": place}
+        env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": place, "PYTHONPYCACHEPREFIX": f"{caches}/bytecode"}
+        env.pop("PYTHONDONTWRITEBYTECODE", None)
         env["AUTOTUNE_BENCH_BARE"] = "1" if gpu else "0"  # a CPU's kernels need Numba
         words = [sys.executable, "-m", "benchmarks.start_time", "--snapshot", args.snapshot, "--child", way]
-        words += ["--saved", f"{place}.model"]
+        words += ["--saved", f"{place}.pt2"]
         began = time.time()
         return subprocess.Popen(
             words, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -148,15 +185,15 @@ def main() -> int:
         return float(last[way]["ended"]) - began
 
     with tempfile.TemporaryDirectory() as caches:
-        for way, process in {way: started(way) for way in WAYS}.items():  # side by side: these fill the caches
+        for way, process in {way: started(way) for way in args.ways}.items():  # side by side: these fill the caches
             print(f"{way}: {ended(way, *process):.1f} s cold, beside the others", flush=True)
         for _ in range(args.repeats):
-            for way in WAYS:
+            for way in args.ways:
                 times[way].append(ended(way, *started(way)))
-                print(f"{way}: {times[way][-1]:.2f} s", flush=True)
+                print(f"{way}: {times[way][-1]:.2f} s {json.dumps(last[way]['stages'])}", flush=True)
     cases: list[dict[str, Any]] = []
     for way, seconds in times.items():
-        told = {name: last[way][name] for name in ("counters", "error") if name in last[way]}
+        told = {name: last[way][name] for name in ("stages", "counters", "error") if name in last[way]}
         median = statistics.median(seconds)
         cases.append({"name": way, "time_us": median * 1e6, "seconds": sorted(seconds), **told})
         print(f"{way:16} {median:6.2f} s  {json.dumps(told)}", flush=True)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 Compiled = Callable[..., Any]
 
-_NO_PYTHON = ("cpp_wrapper", "fx_wrapper")
-"""Settings under which Inductor writes code that cannot call a launcher of ours."""
+_NO_PLACE = ("fx_wrapper", "aot_inductor.use_runtime_constant_folding")
+"""Settings under which Inductor writes code that cannot launch kernels of ours."""
 
 
 def compile(model: Callable[..., Any], *, verify: Verify | None = None, **kwargs: Any) -> Callable[..., Any]:
@@ -107,11 +107,9 @@ def _compiled(
     from autotune.runtime.inductor.verdict import base_mode
 
     patches = inductor_settings(options)
-    refused = next((name for name in _NO_PYTHON if patches.get(name, getattr(config, name, False))), None)
-    if refused is not None:
-        warn_once(refused, f"autotune: stored kernels are not used with Inductor's {refused}, which compiles no Python")
-    elif trial is not None or ranks_agree(gm.graph, example_inputs):
-        patches |= _passes(patches, base_mode(options.get("mode")), trial, verify)
+    if takes_kernels(patches) and (trial is not None or ranks_agree(gm.graph, example_inputs)):
+        cpp = bool(patches.get("cpp_wrapper", config.cpp_wrapper))
+        patches |= passes(patches, base_mode(options.get("mode")), trial, verify, cpp=cpp)
     if _fuses_attention():
         changed = rewrite_attention(gm)
         count("attention", changed)
@@ -119,6 +117,21 @@ def _compiled(
             trial.attention += changed
     compiled: Any = compile_fx(gm, list(example_inputs), config_patches=patches or None)
     return _to_be_saved(compiled)
+
+
+def takes_kernels(patches: Mapping[str, Any]) -> bool:
+    """Whether stored kernels have a place in what Inductor writes; says so once where they have none.
+
+    Args:
+        patches: Inductor's settings that differ from those of the process.
+    """
+    from torch._inductor import config
+
+    with config.patch(dict(patches)):
+        refused = next((name for name in _NO_PLACE if functools.reduce(getattr, name.split("."), config)), None)
+    if refused is not None:
+        warn_once(refused, f"autotune: stored kernels are not used with Inductor's {refused}")
+    return refused is None
 
 
 def _fuses_attention() -> bool:
@@ -141,7 +154,18 @@ def inductor_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     return patches
 
 
-def _passes(patches: Mapping[str, Any], mode: str, trial: Trial | None, verify: str) -> dict[str, Any]:
+def passes(
+    patches: Mapping[str, Any], mode: str, trial: Trial | None = None, verify: str = "", *, cpp: bool = False
+) -> dict[str, Any]:
+    """Inductor's settings with which stored kernels come into its graphs.
+
+    Args:
+        patches: Inductor's settings that differ from those of the process, the user's passes among them.
+        mode: of :func:`autotune.runtime.inductor.verdict.base_mode`.
+        trial: as of :func:`trial_backend`.
+        verify: as of :func:`compile`; "" for the setting.
+        cpp: Inductor writes C++.
+    """
     from torch._inductor import config
 
     from autotune.compiler.capture.hooks import Hook, hooked
@@ -152,12 +176,12 @@ def _passes(patches: Mapping[str, Any], mode: str, trial: Trial | None, verify: 
         # Imported when a graph is compiled: where Inductor's caches have it, nothing looks for regions.
         from autotune.runtime.inductor.region_pass import replace_regions
 
-        replace_regions(graph, mode=mode, trial=trial, verify=verify)
+        replace_regions(graph, mode=mode, trial=trial, verify=verify, cpp=cpp)
 
     with config.patch(dict(patches)):
         # Both go with the pass, not by a context: autograd compiles a backward pass later, in a thread of its own.
-        identity = None if trial is not None else WRITTEN + state_of_store() + f"{mode}{verify}".encode()
+        identity = None if trial is not None else WRITTEN + state_of_store() + f"{mode}{verify}{'cpp' * cpp}".encode()
         return hooked(Hook(replace, identity, config.post_grad_custom_post_pass))
 
 
-__all__ = ["compile", "dynamo_backend", "inductor_settings", "trial_backend"]
+__all__ = ["compile", "dynamo_backend", "inductor_settings", "passes", "takes_kernels", "trial_backend"]

@@ -113,7 +113,7 @@ class FaultyBench:
 
     def load(self, config: Config, artifact: Artifact) -> Runnable:
         from autotune.runtime.launch.cuda import make_launch
-        from autotune.runtime.launch.executor import grid_of
+        from autotune.runtime.launch.prepared import grid_of
 
         (kernel,) = artifact.kernels
         n = self.x.numel()

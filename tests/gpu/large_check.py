@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from autotune.domains.fusion.task import FusionTask
-from autotune.runtime.launch.executor import TensorSpec, load_executor
+from autotune.runtime.launch.executor import load_executor
+from autotune.runtime.launch.prepared import TensorSpec
 from autotune.store.records import Key, Schedule
 from autotune.task import Config
 from autotune.workload import Workload

@@ -142,7 +142,8 @@ class FusionBench:
         """What runs a candidate; another target's bench is this one with a method of its own here."""
         import torch
 
-        from autotune.runtime.launch.executor import TensorSpec, load_executor
+        from autotune.runtime.launch.executor import load_executor
+        from autotune.runtime.launch.prepared import TensorSpec
         from autotune.store.records import Key, Schedule
 
         schedule = Schedule(Key("", "", "", ""), config, 0.0, {}, artifact)

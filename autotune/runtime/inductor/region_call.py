@@ -31,8 +31,9 @@ from autotune.runtime.database import changes as source_changes
 from autotune.runtime.database import deploy_store, is_loaded, is_shut, record_failure, record_misses, warn_once
 from autotune.runtime.inductor.in_place import Pairs, permitted
 from autotune.runtime.launch.cuda import LaunchError
-from autotune.runtime.launch.executor import TensorSpec, load_executor
+from autotune.runtime.launch.executor import load_executor
 from autotune.runtime.launch.given_up import disable, failures
+from autotune.runtime.launch.prepared import TensorSpec
 from autotune.runtime.launch.verify import Check, WrongResult, kept, wanted
 from autotune.runtime.matching.conditions import tell_differences
 from autotune.runtime.matching.match import Level, Match, deployed, match
@@ -266,7 +267,7 @@ def _ready(call: RegionCall) -> Call:
         count("misses")
         return operators
     try:
-        found = _known.get((call.tuned, call.device)) or _stored(call)
+        found = found_for(call)
         assert found.schedule is not None
         assert found.tuned is not None
         exact = Workload("fusion", call.spec).fingerprint == call.tuned
@@ -295,6 +296,15 @@ def _apart(run: Call, inputs: int, outputs: int) -> Call:
         run(*kept(tensors[:inputs], tensors[inputs : inputs + outputs]), *tensors[inputs:])
 
     return call
+
+
+def found_for(call: RegionCall) -> Match:
+    """The schedule that a call names: as it was just looked up, or from the database.
+
+    Raises:
+        Unsupported: it is there no more, or may not run here.
+    """
+    return _known.get((call.tuned, call.device)) or _stored(call)
 
 
 def _stored(call: RegionCall) -> Match:
@@ -355,4 +365,4 @@ class _Operators:
         warn_once(f"region {self._call.tuned}", f"autotune: the stored kernel of {self._call.label} {what}")
 
 
-__all__ = ["WRITTEN", "RegionCall", "at_these", "forget_calls", "load_call", "look_up", "remember"]
+__all__ = ["WRITTEN", "RegionCall", "at_these", "forget_calls", "found_for", "load_call", "look_up", "remember"]

@@ -1,5 +1,7 @@
 """The node that stands for a region in Inductor's graph, and the line of code that Inductor writes for it.
 
+That line is Python, or C++ where Inductor writes C++ (:mod:`autotune.runtime.inductor.region_cpp`).
+
 Inductor allocates the region's results by its own memory planning and calls our function with them. A result may also
 lie where an input lies, which the node then mutates. Nothing goes
 through torch's dispatcher: the generated code calls the launcher as it calls that of a Triton kernel.
@@ -17,6 +19,7 @@ import torch
 from torch import fx
 
 from autotune.runtime.inductor.in_place import Pairs, over
+from autotune.runtime.inductor.region_cpp import write_call
 
 _library: Any = torch.library.Library("autotune", "DEF")  # type: ignore[no-untyped-call]
 _library.define("region(str name, Tensor[] inputs) -> Tensor[]")
@@ -108,6 +111,10 @@ def register_lowering() -> None:
         def codegen(self, wrapper: Any) -> None:
             tensors: Sequence[Any] = self.inputs
             arguments = [x.codegen_reference() for x in tensors]
+            if V.graph.cpp_wrapper:
+                self.codegen_comment(wrapper)
+                write_call(wrapper, self.text, self.label, arguments, self.device.index, ahead_of_time=V.graph.aot_mode)
+                return
             if self.device.type == "cuda":
                 arguments.append(type(wrapper).write_get_raw_stream(wrapper, self.device.index, V.graph.name))
             self.codegen_comment(wrapper)

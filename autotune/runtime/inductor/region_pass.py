@@ -27,9 +27,10 @@ from autotune.runtime.database import record_misses, warn_once
 from autotune.runtime.inductor.agreement import ranks_agree
 from autotune.runtime.inductor.in_place import permitted
 from autotune.runtime.inductor.region_call import RegionCall, at_these, look_up, remember
+from autotune.runtime.inductor.region_cpp import prepared
 from autotune.runtime.inductor.region_op import region_node
 from autotune.runtime.inductor.verdict import Trial, graph_fingerprint, stored_left
-from autotune.runtime.launch.executor import TensorSpec
+from autotune.runtime.launch.prepared import TensorSpec
 from autotune.runtime.matching.match import Level, Match
 
 log = logging.getLogger("autotune")
@@ -37,7 +38,9 @@ log = logging.getLogger("autotune")
 DEVICES = ("cpu", "cuda")
 
 
-def replace_regions(graph: fx.Graph, mode: str = "default", trial: Trial | None = None, verify: str = "") -> None:
+def replace_regions(
+    graph: fx.Graph, mode: str = "default", trial: Trial | None = None, verify: str = "", *, cpp: bool = False
+) -> None:
     """Replace the regions of a post-grad graph that stored kernels run. Never fails: what goes wrong is told once.
 
     Args:
@@ -45,6 +48,7 @@ def replace_regions(graph: fx.Graph, mode: str = "default", trial: Trial | None 
         mode: whose verdict is obeyed, of :func:`autotune.runtime.inductor.verdict.base_mode`.
         trial: says what is left to Inductor in place of a verdict.
         verify: in the place of the setting, where it is not empty.
+        cpp: Inductor writes C++, which launches the kernels without Python.
     """
     gm = graph.owning_module
     assert gm is not None
@@ -71,7 +75,7 @@ def replace_regions(graph: fx.Graph, mode: str = "default", trial: Trial | None 
     matches = _matches(regions, packaged=not decided)
     # All calls are made before the graph is changed: they tell what it says.
     how = {"verify": verify, "packaged": not decided}
-    calls = [_call_of(region, found, origin, how) for region, found in zip(regions, matches, strict=True)]
+    calls = [_call_of(region, found, origin, how, cpp) for region, found in zip(regions, matches, strict=True)]
     _tell(regions, matches, calls)
     if trial is not None:
         for region, found, call in zip(regions, matches, calls, strict=True):
@@ -139,23 +143,30 @@ def _tell(regions: Sequence[Region], matches: Sequence[Match], calls: Sequence[R
 
 
 def _call_of(
-    region: Region, found: Match, origin: Mapping[fx.Node, fx.Node], how: Mapping[str, Any]
+    region: Region, found: Match, origin: Mapping[fx.Node, fx.Node], how: Mapping[str, Any], cpp: bool
 ) -> RegionCall | None:
     """What is to stand in a region's place; None where it is left to Inductor.
 
     Args:
         origin: from the nodes of the graph that the region was found in to those of Inductor's, where they are others.
         how: further fields of the call.
+        cpp: as of :func:`replace_regions`.
     """
     if region.workload is None or found.schedule is None or found.schedule.config is None:
         return None
     label = region.workload.label or region.workload.fingerprint[:12]
     try:
         call = replace(_with_numbers(region, label, found), **how)
-        return _with_symbols(call, region, origin) if origin else call
+        call = _with_symbols(call, region, origin) if origin else call
+        if cpp:
+            prepared(call)
+            count("hits")  # no code is loaded that would count it
+        return call
     except Unsupported as e:
         count("unsupported")
         log.debug("%s is left to Inductor: %s", label, e)
+        if cpp:
+            warn_once(f"cpp {e}", f"autotune: {label} is left to Inductor in C++: {e}")
     except Exception as e:
         warn_once(f"replace {label}", f"autotune: {label} runs as without autotune: {type(e).__name__}: {e}")
         log.debug("the region that is not replaced", exc_info=True)

@@ -159,11 +159,16 @@ def _load(kernel: Kernel, device: int, sha: str) -> int:
         lib.cuCtxSetCurrent(previous)
 
 
+def asks_for_shared(kernel: Kernel) -> bool:
+    """Whether a kernel wants more shared memory than it gets without asking."""
+    # That covers its static and its dynamic shared memory together.
+    return int(kernel.launch.get("shared", 0)) + int(kernel.resources.get("shared", 0)) > _DEFAULT_SHARED
+
+
 def _allow_shared(function: int, kernel: Kernel, device: int) -> None:
-    shared = int(kernel.launch.get("shared", 0))
-    # What a kernel gets without asking covers its static and its dynamic shared memory together.
-    if shared + int(kernel.resources.get("shared", 0)) <= _DEFAULT_SHARED:
+    if not asks_for_shared(kernel):
         return
+    shared = int(kernel.launch.get("shared", 0))
     lib = driver()
     previous = ctypes.c_void_p()
     _check(lib, lib.cuCtxGetCurrent(ctypes.byref(previous)), "asking for the context")

@@ -8,43 +8,18 @@ Scratch comes from torch's caching allocator in the stream it is used on, so fre
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
 import torch
 
 from autotune.compiler.planner.plan import Plan, make_plan
-from autotune.compiler.schedules.limits import improper
-from autotune.errors import BuildError, Unsupported
-from autotune.ir.graph import STORAGE_BYTES, Graph
+from autotune.ir.graph import Graph
 from autotune.runtime.counters import count
-from autotune.runtime.launch.cuda import REFUSED, check_rule
+from autotune.runtime.launch.cuda import REFUSED
+from autotune.runtime.launch.prepared import TensorSpec, prepare
 from autotune.runtime.launch.verify import Check, WrongResult, kept
 from autotune.store.records import Schedule
-from autotune.task import Kernel
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """Shape, strides (elements) and type of a tensor; what an executor is given and what it must return."""
-
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, t: torch.Tensor) -> TensorSpec:
-        """That of a tensor, a fake one too, whose shape holds plain numbers."""
-        return cls(tuple(int(n) for n in t.shape), tuple(int(n) for n in t.stride()), t.dtype)
-
-    @property
-    def numel(self) -> int:
-        n = 1
-        for s in self.size:
-            n *= s
-        return n
-
 
 Launch = Callable[[int, Sequence[int]], None]
 _EMPTY = {
@@ -79,70 +54,18 @@ def load_executor(
     Raises:
         BuildError, Unsupported, RuntimeError: it cannot be loaded here; the region runs as the user had it.
     """
-    config, artifact = schedule.config, schedule.artifact
-    if config is None or artifact is None:
-        raise BuildError("the schedule has no kernels: a baseline won")
     side = "cpu" if device.type == "cpu" else "cuda"
-    if why := improper(config, side):
-        raise BuildError(f"the configuration is damaged: {why}")
-    plan = make_plan(graph, side, str(config.get("plan", "")))
-    if device.type == "cpu" and len(artifact.kernels) != len(plan.groups):
-        raise BuildError(f"the artifact has {len(artifact.kernels)} kernels and the plan {len(plan.groups)} groups")
-    own = artifact.scratch[len(plan.scratch) :]
-    if len(artifact.scratch) < len(plan.scratch) or not all(map(_is_scratch, own)):
-        raise BuildError("the artifact is of another plan")
-    _check_reach(graph, slots, results, inputs, outputs)
-    scratch = [(getattr(torch, dtype), n) for dtype, n in (*plan.scratch_numel(graph), *own)]
+    made = prepare(graph, schedule, slots, results, inputs, outputs, side)
     steps: list[tuple[Launch, tuple[int, ...]]] = []
-    aligned = [1] * len(graph.inputs)
-    if not any(n == 0 for n in graph.extents):
-        if device.type == "cpu":
-            there = None if tuned is None else make_plan(tuned, side, plan.text)
-            steps = _cpu_steps(plan, config, len(graph.inputs), len(graph.outputs), there)
-        else:
-            number = device.index if device.index is not None else torch.cuda.current_device()
-            steps = _cuda_steps(graph, plan, len(scratch), artifact.kernels, number, aligned)
-    elif any(spec.numel for spec in outputs):
-        raise Unsupported("a reduction over no elements")
-    return Executor(steps, slots, results, inputs, outputs, scratch, aligned, device)
+    if made.launches:
+        from autotune.runtime.launch.cuda import make_launch
 
-
-_MOST_SCRATCH = 1 << 40
-"""Elements of scratch that no kernel of ours has."""
-
-
-def _is_scratch(described: tuple[str, int]) -> bool:
-    storage, elements = described
-    return storage in STORAGE_BYTES and type(elements) is int and 0 <= elements < _MOST_SCRATCH
-
-
-def _check_reach(
-    graph: Graph,
-    slots: Sequence[int],
-    results: Sequence[int],
-    inputs: Sequence[TensorSpec],
-    outputs: Sequence[TensorSpec],
-) -> None:
-    """Refuse a graph that would touch memory outside its tensors: a damaged database must not corrupt a process."""
-    if len(slots) != len(graph.inputs) or len(results) != len(graph.outputs):
-        raise BuildError("the region's tensors are not those of its graph")
-    if any(n == 0 for n in graph.extents):
-        return
-    for slot, i in enumerate(slots):
-        if graph.input_numel(slot) > _span(inputs[i]) or str(inputs[i].dtype) != f"torch.{graph.inputs[slot]}":
-            raise BuildError(f"input {i} does not hold what the graph reads")
-    for k, i in enumerate(results):
-        if graph.output_numel(k) > _span(outputs[i]) or str(outputs[i].dtype) != f"torch.{graph.outputs[k].dtype}":
-            raise BuildError(f"output {i} does not hold what the graph writes")
-    if sorted(results) != list(range(len(outputs))):
-        raise BuildError("the graph does not write every output of the region")
-
-
-def _span(spec: TensorSpec) -> int:
-    """Elements from a tensor's first to its last in memory."""
-    if spec.numel == 0:
-        return 0
-    return 1 + sum((n - 1) * s for n, s in zip(spec.size, spec.stride, strict=True))
+        number = device.index if device.index is not None else torch.cuda.current_device()
+        steps = [(make_launch(one.kernel, number, one.grid, one.extent0), one.pointers) for one in made.launches]
+    elif side == "cpu" and not made.nothing:
+        there = None if tuned is None else make_plan(tuned, side, made.plan.text)
+        steps = _cpu_steps(made.plan, made.config, len(graph.inputs), len(graph.outputs), there)
+    return Executor(steps, slots, results, inputs, outputs, made.scratch, made.aligned, device)
 
 
 def _cpu_steps(
@@ -155,47 +78,6 @@ def _cpu_steps(
         (launch, tuple(start[s] + n for k in groups for s, n in (*plan.groups[k].inputs, *plan.groups[k].outputs)))
         for groups, launch in make_launches(plan, config, tuned)
     ]
-
-
-def _cuda_steps(
-    graph: Graph, plan: Plan, n_scratch: int, kernels: Sequence[Kernel], device: int, aligned: list[int]
-) -> list[tuple[Launch, tuple[int, ...]]]:
-    from autotune.runtime.launch.cuda import make_launch
-
-    start = {"input": 0, "output": len(graph.inputs), "scratch": len(graph.inputs) + len(graph.outputs)}
-    limit = {"input": len(graph.inputs), "output": len(graph.outputs), "scratch": n_scratch}
-    steps = []
-    for kernel in kernels:
-        rule = kernel.launch
-        check_rule(kernel)
-        pointers = []
-        for (kind, k), align in zip(rule["args"], rule["align"], strict=True):
-            if not (type(k) is int and kind in limit and 0 <= k < limit[kind] and _is_alignment(align)):
-                raise BuildError("the artifact's launch data does not fit its workload")
-            pointers.append(start[kind] + k)
-            if kind == "input":
-                aligned[k] = max(aligned[k], int(align))
-        # A kernel that takes an extent takes that of its group's axis 0.
-        own = plan.groups[int(rule.get("group", 0))].graph
-        extent0 = own.extents[0] if own.extents else 1
-        grid = grid_of(rule, extent0)
-        if grid:
-            steps.append((make_launch(kernel, device, grid, extent0), tuple(pointers)))
-    return steps
-
-
-def _is_alignment(align: object) -> bool:
-    return type(align) is int and 0 < align <= 256 and align & (align - 1) == 0
-
-
-def grid_of(rule: Any, extent0: int) -> int:
-    """Blocks of a CUDA launch: work units over units a block, at most ``cap`` where the grid is persistent."""
-    if "grid" in rule:
-        return int(rule["grid"])
-    units = (extent0 if rule.get("dynamic") else 1) * int(rule["inner"])
-    grid = -(-units // int(rule["per_block"])) * int(rule.get("cluster", 1))
-    cap = int(rule.get("cap", 0))
-    return min(grid, cap) if cap > 0 else grid
 
 
 class Executor:
@@ -470,5 +352,5 @@ def _restride(t: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
 def _realign(t: torch.Tensor) -> torch.Tensor:
     """A copy of the memory a tensor spans, at an address from the allocator (aligned to 64 bytes or more)."""
     count("misaligned")
-    span = _span(TensorSpec.of(t))
+    span = TensorSpec.of(t).span
     return t.as_strided((span,), (1,)).clone()

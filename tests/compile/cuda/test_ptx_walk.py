@@ -19,7 +19,7 @@ from autotune.compiler.targets.cuda.source import CudaSource, Listing
 from autotune.domains.c3.collectives.kernels import emit_comm
 from autotune.domains.fusion.task import FusionTask
 from autotune.ir.graph import STORAGE_BYTES, Graph
-from autotune.runtime.launch.executor import grid_of
+from autotune.runtime.launch.prepared import grid_of
 from autotune.task import Config, Kernel
 from tests.support.cpu_graphs import Build, layer_norm, softmax_of_everything
 from tests.support.many_parts import task_of

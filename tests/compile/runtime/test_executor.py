@@ -11,7 +11,8 @@ import torch
 from autotune.errors import BuildError
 from autotune.ir.graph import Graph, Output, Value
 from autotune.runtime.counters import counters
-from autotune.runtime.launch.executor import Executor, TensorSpec, grid_of, load_executor
+from autotune.runtime.launch.executor import Executor, load_executor
+from autotune.runtime.launch.prepared import TensorSpec, grid_of
 from autotune.store.records import Key, Schedule
 from autotune.task import Artifact, Kernel
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import json
 import os
 from dataclasses import replace
@@ -16,44 +15,21 @@ import torch
 from autotune.compiler.audit import BOUND, foreign
 from autotune.compiler.targets.cuda.source import GENERATOR
 from autotune.device import DeviceIdentity, Environment
-from autotune.domains.fusion.compositions import compositions
-from autotune.domains.fusion.task import FusionTask
 from autotune.errors import Unsupported
 from autotune.runtime.launch.cuda import LaunchError, check_rule
-from autotune.runtime.launch.executor import TensorSpec, load_executor
+from autotune.runtime.launch.executor import load_executor
+from autotune.runtime.launch.prepared import TensorSpec
 from autotune.runtime.matching.audits import foreign_kernels
 from autotune.runtime.matching.match import Level, Match, deployed, match
 from autotune.store import Key, Schedule, Store
 from autotune.store.codec import artifact_id, artifact_json
 from autotune.task import Artifact, Config
 from autotune.workload import Workload
-from tests.support.hostile import execute, normalised, softmax, workload_of
+from tests.support.cuda_schedules import built, cut
+from tests.support.hostile import execute
 
 GPU = DeviceIdentity("cuda", "NVIDIA Test", 132, 143360, "9.0")
 ENV = Environment("cuda", torch="2.11.0", numba="0.68.1", numba_cuda="0.30.4", cuda="13.0", driver="580.1")
-
-
-def both(x: torch.Tensor) -> torch.Tensor:
-    """Column maxima, then row sums of what they leave: several plans."""
-    y = x - x.amax(0)
-    return y / y.sum(1, keepdim=True)
-
-
-@functools.cache
-def built(name: str = "softmax") -> tuple[FusionTask, Config, Artifact]:
-    fn = {"softmax": softmax, "normalised": normalised, "both": both}[name]
-    task = FusionTask(workload_of(fn, torch.ones(64, 256)), "cuda:0", "sm_90", 132)
-    config = task.default()
-    return task, config, task.build(config)
-
-
-@functools.cache
-def cut() -> tuple[FusionTask, Config, Artifact]:
-    """A region under a plan of several launches, with scratch between."""
-    task, _, _ = built("both")
-    plan = next(p for p in (task.plan_of({"plan": c.name}) for c in compositions(task, 8)) if p.scratch)
-    config = task.joined(plan, [on.default(g.graph) for on, g in task.sides(plan)])
-    return task, config, task.build(config)
 
 
 def stored(db: Path, workload: Workload, config: Config, artifact: Artifact) -> None:

@@ -15,7 +15,8 @@ from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.device import environment, identify
 from autotune.errors import BuildError, Unsupported, UserError
 from autotune.ir.graph import Graph
-from autotune.runtime.launch.executor import TensorSpec, load_executor
+from autotune.runtime.launch.executor import load_executor
+from autotune.runtime.launch.prepared import TensorSpec
 from autotune.runtime.matching.lookup import lookup
 from autotune.runtime.matching.match import Level, match
 from autotune.space import load_space

@@ -1,0 +1,270 @@
+"""C++ that launches the stored kernels of a region, for Inductor's code that runs without Python.
+
+Inductor writes C++ under ``cpp_wrapper`` and for AOTInductor's packages. The cubins stand in that code, so that neither
+a database nor autotune is needed where it runs. A region's code is that of
+:meth:`autotune.runtime.launch.executor.Executor.writer`: addresses, copies of misaligned inputs, scratch, launches. It
+reads no results back to compare them, and nothing runs in a kernel's place: an error of the driver is raised.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from autotune.errors import Unsupported
+from autotune.ir.graph import Graph
+from autotune.runtime.inductor.region_call import RegionCall, found_for
+from autotune.runtime.launch.cuda import asks_for_shared
+from autotune.runtime.launch.prepared import CudaLaunch, Prepared, prepare
+from autotune.runtime.launch.verify import wanted
+from autotune.workload import Workload
+
+MOST_ARGUMENTS = 64
+"""Of a kernel that C++ launches."""
+
+LAUNCHER = f"""
+class AutotuneKernel {{
+  // A kernel whose cubin is part of this file; loaded once a device, and never unloaded: a CUDA graph may hold it.
+ public:
+  AutotuneKernel(const char* cubin, const char* entry, uint32_t threads, uint32_t shared, bool asks)
+      : cubin_(cubin), entry_(entry), threads_(threads), shared_(shared), asks_(asks) {{}}
+
+  void launch(int32_t device, cudaStream_t stream, uint32_t grid, std::initializer_list<uint64_t> values) {{
+    void* arguments[{MOST_ARGUMENTS}];
+    size_t n = 0;
+    for (const uint64_t& value : values) {{
+      arguments[n++] = const_cast<uint64_t*>(&value);
+    }}
+    check(
+        cuLaunchKernel(function(device), grid, 1, 1, threads_, 1, 1, shared_, stream, arguments, nullptr), "launching");
+  }}
+
+ private:
+  CUfunction function(int32_t device) {{
+    if (device < 0 || device >= kDevices) {{
+      throw std::runtime_error("autotune: device numbers end at 127");
+    }}
+    CUfunction found = functions_[device].load(std::memory_order_acquire);
+    if (found == nullptr) {{
+      std::lock_guard<std::mutex> guard(lock_);
+      found = functions_[device].load(std::memory_order_relaxed);
+      if (found == nullptr) {{
+        CUmodule module;
+        check(cuModuleLoadData(&module, cubin_), "loading");
+        check(cuModuleGetFunction(&found, module, entry_), "finding");
+        if (asks_) {{
+          check(
+              cuFuncSetAttribute(found, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, static_cast<int>(shared_)),
+              "asking for the shared memory of");
+        }}
+        functions_[device].store(found, std::memory_order_release);
+      }}
+    }}
+    return found;
+  }}
+
+  void check(CUresult code, const char* doing) const {{
+    if (code != CUDA_SUCCESS) {{
+      const char* text = nullptr;
+      cuGetErrorString(code, &text);
+      throw std::runtime_error(
+          std::string("autotune: ") + doing + " " + entry_ + ": " + (text == nullptr ? "unknown error" : text) +
+          " (CUDA error " + std::to_string(static_cast<int>(code)) + ")");
+    }}
+  }}
+
+  static constexpr int32_t kDevices = 128;
+  const char* cubin_;
+  const char* entry_;
+  const uint32_t threads_, shared_;
+  const bool asks_;
+  std::mutex lock_;
+  std::atomic<CUfunction> functions_[kDevices] = {{}};
+}};
+
+[[maybe_unused]] static cudaStream_t autotune_stream(int32_t device) {{
+  void* stream = nullptr;
+  AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
+  return static_cast<cudaStream_t>(stream);
+}}
+
+[[maybe_unused]] static uint64_t autotune_address(AtenTensorHandle tensor) {{
+  return reinterpret_cast<uint64_t>(get_data_ptr_wrapper(tensor));
+}}
+
+[[maybe_unused]] static uint64_t autotune_aligned(
+    AtenTensorHandle tensor, uint64_t mask, RAIIAtenTensorHandle& copied) {{
+  // Vector loads ask for aligned addresses: what is not aligned is copied, and lives until the launches are enqueued.
+  uint64_t address = autotune_address(tensor);
+  if (address & mask) {{
+    AtenTensorHandle copy = nullptr;
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_clone_preserve_strides(tensor, &copy));
+    copied = RAIIAtenTensorHandle(copy);
+    address = autotune_address(copied);
+  }}
+  return address;
+}}
+
+[[maybe_unused]] static RAIIAtenTensorHandle autotune_scratch(int64_t elements, int32_t dtype, int32_t device) {{
+  const int64_t stride = 1;
+  AtenTensorHandle made = nullptr;
+  AOTI_TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(1, &elements, &stride, dtype, aoti_torch_device_type_cuda(), device, &made));
+  return RAIIAtenTensorHandle(made);
+}}
+"""
+
+_INCLUDES = (
+    "#include <atomic>\n#include <initializer_list>\n#include <mutex>\n#include <stdexcept>\n#include <string>\n"
+)
+
+
+def prepared(call: RegionCall) -> Prepared:
+    """The launches of a call, checked so that C++ can be written for it.
+
+    Raises:
+        Unsupported: the call asks for what only Python does.
+        BuildError, RuntimeError: its schedule does not fit, or is damaged.
+    """
+    if call.device == "cpu":
+        raise Unsupported("Python alone launches kernels of a CPU")
+    if call.symbols:
+        raise Unsupported("Python alone chooses a kernel by sizes that are known at run time")
+    found = found_for(call)
+    assert found.schedule is not None
+    exact = Workload("fusion", call.spec).fingerprint == call.tuned
+    if wanted(found.proven and exact, call.verify) is not None:
+        raise Unsupported("Python alone verifies the results of its kernels, which the settings ask for")
+    graph = Graph.from_json(call.spec)
+    made = prepare(graph, found.schedule, call.slots, call.results, call.inputs, call.outputs, "cuda")
+    for one in made.launches:
+        if not one.kernel.code:
+            raise Unsupported(f"the stored kernel {one.kernel.entry!r} has no code")
+        if not one.kernel.entry.isascii() or not one.kernel.entry.isprintable() or set(one.kernel.entry) & set('"\\'):
+            raise Unsupported("its kernel's name holds letters that C++ does not take")
+        if len(one.pointers) + one.dynamic > MOST_ARGUMENTS:
+            raise Unsupported(f"its kernel has more than {MOST_ARGUMENTS} arguments")
+    return made
+
+
+class RegionCpp:
+    """The C++ of one of Inductor's files: a function for each different region, its cubins before the first that
+    launches them."""
+
+    def __init__(self) -> None:
+        self._functions: dict[str, str] = {}
+        self._cubins: dict[str, str] = {}
+        self._kernels: dict[tuple[str, str, int, int], str] = {}
+        self._lines: list[str] = []
+
+    def function(self, text: str, label: str) -> tuple[str, str]:
+        """The name of a region's function, and what must stand before its first call.
+
+        Args:
+            text: of a :class:`RegionCall` that :func:`prepared` takes.
+            label: a word for names.
+        """
+        if text in self._functions:
+            return self._functions[text], ""
+        self._lines = [] if self._functions else [LAUNCHER]
+        name = self._functions[text] = f"autotune_{label}_{len(self._functions)}"
+        call = RegionCall.of(text)
+        self._write(name, call, prepared(call))
+        return name, "\n".join(self._lines) + "\n"
+
+    def _write(self, name: str, call: RegionCall, made: Prepared) -> None:
+        kernels = [self._kernel(one) for one in made.launches]
+        takes = [f"AtenTensorHandle x{i}" for i in range(len(call.inputs))]
+        takes += [f"AtenTensorHandle y{k}" for k in range(len(call.outputs))]
+        pointers, body = self._pointers(call, made)
+        for kernel, one in zip(kernels, made.launches, strict=True):
+            values = [pointers[p] for p in one.pointers]
+            if one.dynamic:
+                values.append(f"static_cast<uint64_t>({one.extent0})")
+            body.append(f"{kernel}.launch(device, stream, {one.grid}u, {{{', '.join(values)}}});")
+        self._lines += [
+            f"static void {name}(int32_t device, cudaStream_t stream, {', '.join(takes)}) {{",
+            *(f"  {line}" for line in (body if made.launches else [])),
+            "}",
+        ]
+
+    def _pointers(self, call: RegionCall, made: Prepared) -> tuple[list[str], list[str]]:
+        """Names of the addresses by the numbers that launches use, and the statements that declare them."""
+        used = {p for one in made.launches for p in one.pointers}
+        body: list[str] = []
+        for slot, (i, align) in enumerate(zip(call.slots, made.aligned, strict=True)):
+            if slot not in used:
+                continue
+            if align > 1:
+                body.append(f"RAIIAtenTensorHandle copied{slot};")
+                body.append(f"const uint64_t p{slot} = autotune_aligned(x{i}, {align - 1}u, copied{slot});")
+            else:
+                body.append(f"const uint64_t p{slot} = autotune_address(x{i});")
+        names = [f"p{slot}" for slot in range(len(call.slots))]
+        for i in call.results:
+            body += [f"const uint64_t p{len(names)} = autotune_address(y{i});"] if len(names) in used else []
+            names.append(f"p{len(names)}")
+        for k, (dtype, elements) in enumerate(made.scratch):
+            if len(names) in used:
+                storage = str(dtype).removeprefix("torch.")
+                body.append(
+                    f"RAIIAtenTensorHandle z{k} = autotune_scratch({elements}, aoti_torch_dtype_{storage}(), device);"
+                )
+                body.append(f"const uint64_t p{len(names)} = autotune_address(z{k});")
+            names.append(f"p{len(names)}")
+        return names, body
+
+    def _kernel(self, one: CudaLaunch) -> str:
+        """The name of a kernel's object, declared where it is new."""
+        kernel = one.kernel
+        sha = hashlib.sha256(kernel.code).hexdigest()
+        threads, shared = int(kernel.launch["block"]), int(kernel.launch.get("shared", 0))
+        key = sha, kernel.entry, threads, shared
+        if key not in self._kernels:
+            if sha not in self._cubins:
+                self._cubins[sha] = f"autotune_cubin_{len(self._cubins)}"
+                self._lines.append(f"alignas(16) static const char {self._cubins[sha]}[] =")
+                self._lines += [*literal(kernel.code), ";"]
+            self._kernels[key] = f"autotune_kernel_{len(self._kernels)}"
+            asks = "true" if asks_for_shared(kernel) else "false"
+            self._lines.append(
+                f"static AutotuneKernel {self._kernels[key]}"
+                f'({self._cubins[sha]}, "{kernel.entry}", {threads}u, {shared}u, {asks});'
+            )
+        return self._kernels[key]
+
+
+_PLAIN = frozenset(range(0x20, 0x7F)) - frozenset(b"\"'?\\")
+"""Bytes that stand for themselves, in a literal that Inductor puts into a raw string of Python."""
+
+
+def literal(data: bytes, width: int = 64) -> list[str]:
+    """Bytes as literals of C++, a line each. Octal escapes of three digits end by themselves."""
+    words = [chr(b) if b in _PLAIN else f"\\{b:03o}" for b in data]
+    return ['"' + "".join(words[i : i + width]) + '"' for i in range(0, len(words), width)]
+
+
+def write_call(
+    wrapper: Any, text: str, label: str, arguments: Sequence[str], device: int, *, ahead_of_time: bool
+) -> None:
+    """Write a region's call into the C++ of ``wrapper``, one of Inductor's, and its function where it is new.
+
+    Args:
+        arguments: handles of its inputs, then of its outputs.
+        device: number of the device they lie on; a package made ahead of time knows its own.
+    """
+    written: RegionCpp | None = wrapper.__dict__.get("_autotune_cpp")
+    if written is None:
+        written = wrapper.__dict__["_autotune_cpp"] = RegionCpp()
+        wrapper.header.splice(_INCLUDES)
+    name, before = written.function(text, label)
+    if before:
+        wrapper.prefix.splice(before)
+    where = "this->device_idx_" if ahead_of_time else str(device)
+    # What Inductor declares a stream by it declares once, at the first call it writes: that may come after this one.
+    stream = "stream" if ahead_of_time else f"autotune_stream({device})"
+    wrapper.writeline(f"{name}({where}, {stream}, {', '.join(arguments)});")
+
+
+__all__ = ["LAUNCHER", "MOST_ARGUMENTS", "RegionCpp", "literal", "prepared", "write_call"]
