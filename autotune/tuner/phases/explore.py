@@ -27,6 +27,9 @@ _POLL_S = 0.25  # between looks at what other searches have measured
 _QUIET_S = 5.0  # so long measuring on a CPU waits for the rest of a batch to be compiled
 _POLISHED = 10
 """Candidates known before a sampler's proposals make room for neighbours of the best: that of fewer may be anywhere."""
+_GUESSED = 10
+"""Candidates under way beyond which guesses wait, while nothing is known. Optuna draws its first ten at random; later
+ones are better, the more results they know."""
 _GAIN = 0.01
 _SPARED = ("default", "asked", "elsewhere")
 """Seeds (by their origin) that are measured whatever the cost model says."""
@@ -137,9 +140,12 @@ class Explorer:
         return ""
 
     def _fill(self) -> None:
-        """Have enough candidates compiling."""
+        """Have enough candidates compiling: what was suggested at once, then no more guesses than there are results."""
         self._batch = time.monotonic()
-        while len(self._flying) < self._depth and self._attempts < self.s.trials and not self._exhausted:
+        while self._attempts < self.s.trials and not self._exhausted:
+            room = self._depth if self._seeds else min(self._depth, max(_GUESSED, len(self.s.known)))
+            if len(self._flying) >= room:
+                return
             candidate = self._propose()
             if candidate is None:
                 return

@@ -69,7 +69,7 @@ def main() -> int:
     from autotune.device import DeviceIdentity, Environment
     from autotune.ir.graph import Graph
     from autotune.runtime.launch import cuda as cuda_launch
-    from autotune.runtime.launch import executor
+    from autotune.runtime.launch import executor, prepared
     from autotune.runtime.matching.match import match
     from autotune.workload import Workload
 
@@ -86,10 +86,10 @@ def main() -> int:
         cuda_launch._through_torch = lambda *a: None  # type: ignore[assignment]
         graph = Graph.from_json(workload.spec)
         specs = [
-            executor.TensorSpec((graph.input_numel(k),), (1,), getattr(torch, t)) for k, t in enumerate(graph.inputs)
+            prepared.TensorSpec((graph.input_numel(k),), (1,), getattr(torch, t)) for k, t in enumerate(graph.inputs)
         ]
         outs = [
-            executor.TensorSpec((graph.output_numel(k),), (1,), getattr(torch, o.dtype))
+            prepared.TensorSpec((graph.output_numel(k),), (1,), getattr(torch, o.dtype))
             for k, o in enumerate(graph.outputs)
         ]
         where = torch.device("cuda", 0)
