@@ -14,6 +14,7 @@ import pytest
 from autotune.cli import app
 from autotune.errors import UserError
 from autotune.task import config_key
+from autotune.tuner.replay import replay
 from autotune.tuner.replay.recording import SUFFIX, Recording, load_all
 from autotune.tuner.replay.regret import Regret, geometric
 from autotune.tuner.replay.replay import Trace, search
@@ -189,3 +190,31 @@ def test_neighbours_of_the_best_come_when_something_is_known() -> None:
         polished = search(r, "tpe", candidates=40, seed=seed, without=("seeds", "model", "pruning")).best_us
         assert polished[:10] == alone[:10]
         assert polished[10:] != alone[10:]
+
+
+@pytest.mark.parametrize(("seeds", "first"), [(True, 14), (False, 10)])
+def test_guesses_wait_for_results_and_suggestions_do_not(
+    seeds: bool, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thirty processes compile; what a sampler draws before it knows anything is no better for being many."""
+    made = recording()
+    suggested = [row.config for row in made.rows[:13]]
+    begun, under_way = 0, list[int]()
+    submit, measure = replay._Pool.submit, replay._Measurer.measure
+
+    def submitted(pool: Any, *args: Any) -> Any:
+        nonlocal begun
+        begun += 1
+        return submit(pool, *args)
+
+    def measured(measurer: Any, *args: Any, **kwargs: Any) -> Any:
+        under_way.append(begun - len(under_way))
+        return measure(measurer, *args, **kwargs)
+
+    monkeypatch.setattr(replay._Pool, "submit", submitted)
+    monkeypatch.setattr(replay._Measurer, "measure", measured)
+    search(made, "tpe", candidates=60, asked=suggested if seeds else (), without=NOTHING, processes=30)
+    assert under_way[0] == first
+    for known, waiting in enumerate(under_way):
+        assert waiting <= 3 + max(first - known, 10, known), "some are known by another name, one is being measured"
+    assert max(under_way) > 20, "later so many are ahead as processes compile, for as many are known"
