@@ -19,6 +19,7 @@ from torch import fx, nn
 import autotune
 from autotune.errors import UserError
 from autotune.runtime.aoti import PackagedModel
+from autotune.runtime.backend import takes_kernels
 from tests.support.deployment import Tune
 
 
@@ -109,6 +110,15 @@ def test_what_is_no_package_is_refused(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(UserError, match="torch cannot load the package") as told:
         autotune.aoti_load_package(path)
     assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("name", ["fx_wrapper", "aot_inductor.use_runtime_constant_folding"])
+def test_where_inductor_has_no_place_for_kernels_it_compiles_alone(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert takes_kernels({"max_autotune": False})
+    assert not caplog.records
+    assert not takes_kernels({name: True})
+    (warning,) = [r.getMessage() for r in caplog.records]
+    assert warning == f"autotune: stored kernels are not used with Inductor's {name}"
 
 
 def test_a_model_that_was_not_exported_is_refused() -> None:
