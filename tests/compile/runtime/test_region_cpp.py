@@ -219,6 +219,14 @@ def test_what_only_python_does_is_refused() -> None:
         prepared(empty)
 
 
+@pytest.mark.parametrize("entry", ["", "a b", 'a"b', "a\\", "'''; import os; '''", "a\n", "naïve"])
+def test_a_name_that_would_write_more_than_a_name_is_refused(entry: str) -> None:
+    """A database names the kernels of its cubins; Inductor puts the C++ into a string of Python."""
+    call = call_of(built(), lambda kernel: replace(kernel, entry=entry))
+    with pytest.raises(Unsupported, match="name is none"):
+        prepared(call)
+
+
 def test_an_unproven_schedule_is_left_to_python_which_verifies_it() -> None:
     call = call_of(built())
     task, config, artifact = built()
