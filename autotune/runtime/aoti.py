@@ -10,8 +10,9 @@ Example::
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,10 +49,42 @@ def aoti_compile_and_package(
         kind = type(exported).__name__
         raise UserError(f"aoti_compile_and_package takes what torch.export.export returns, not {kind}")
     patches = dict(inductor_configs or {})
+    # AOTInductor's code believes what it is given: a call with other types or sizes would read what is not there.
+    patches["aot_inductor.metadata"] = {**patches.get("aot_inductor.metadata", {}), _INPUTS: _described(exported)}
     if takes_kernels(patches):
         patches |= passes(patches, "default", cpp=True)
     made: str = torch_s(exported, package_path=package_path, inductor_configs=patches)
     return made
+
+
+_INPUTS = "autotune.inputs"
+
+
+def _described(exported: Any) -> str:
+    """The tensors that a call takes, as JSON: type, device, sizes and strides, null where any number will do."""
+    import torch
+
+    names = set(exported.graph_signature.user_inputs)
+    values = [n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder" and n.name in names]
+    return json.dumps([_layout(value) for value in values if isinstance(value, torch.Tensor)])
+
+
+def _layout(tensor: Any) -> list[Any]:
+    """A stride that is never used, and one that follows from symbolic sizes, may be any."""
+    sizes = [n if isinstance(n, int) else None for n in tensor.shape]
+    strides = [s if isinstance(s, int) and n != 1 else None for n, s in zip(sizes, tensor.stride(), strict=True)]
+    return [str(tensor.dtype), tensor.device.type, sizes, strides]
+
+
+def _differ(expected: Sequence[Any], tensor: Any) -> bool:
+    dtype, device, sizes, strides = expected
+    return (
+        str(tensor.dtype) != dtype
+        or tensor.device.type != device
+        or len(tensor.shape) != len(sizes)
+        or any(n is not None and n != m for n, m in zip(sizes, tensor.shape, strict=True))
+        or any(s is not None and s != t for s, t in zip(strides, tensor.stride(), strict=True))
+    )
 
 
 def aoti_load_package(
@@ -83,6 +116,12 @@ def aoti_load_package(
     return PackagedModel(loader)
 
 
+def _told(layout: Sequence[Any]) -> str:
+    dtype, device, sizes, strides = layout
+    shape, steps = ("x".join("any" if n is None else str(n) for n in numbers) for numbers in (sizes, strides))
+    return f"{dtype.removeprefix('torch.')} {shape or 'scalar'} (strides {steps or 'none'}) on {device}"
+
+
 class PackagedModel:
     """A model that AOTInductor compiled, called as the model that was exported."""
 
@@ -91,6 +130,7 @@ class PackagedModel:
 
         self._loader, self._pytree = loader, pytree
         self._takes, self._gives = (pytree.treespec_loads(spec) for spec in loader.get_call_spec())
+        self._inputs: list[Any] | None = json.loads(loader.get_metadata().get(_INPUTS, "null"))
         _, keywords = self._takes.children()
         self._keywords = list(keywords.context)
 
@@ -98,8 +138,9 @@ class PackagedModel:
         """Run the model.
 
         Raises:
-            UserError: the arguments are not those of the exported model.
-            RuntimeError: of the package: sizes or types are not those it was made for, or the device failed.
+            UserError: the arguments are not those of the exported model, in number, type, size or stride. Types, sizes
+                and strides are not compared where torch's own function made the package.
+            RuntimeError: the device failed.
         """
         import torch
 
@@ -108,8 +149,13 @@ class PackagedModel:
         given = (args, {name: kwargs[name] for name in self._keywords})
         flat, structure = self._pytree.tree_flatten(given)
         if structure != self._takes:
-            raise UserError(f"the package takes arguments {self._takes}, not {structure}")
-        made = self._loader.boxed_run([x for x in flat if isinstance(x, torch.Tensor)])
+            took = " ".join(str(self._takes).split())
+            raise UserError(f"the package takes arguments {took}, not {' '.join(str(structure).split())}")
+        tensors = [x for x in flat if isinstance(x, torch.Tensor)]
+        for k, (expected, x) in enumerate(zip(self._inputs or (), tensors, strict=False)):
+            if _differ(expected, x):
+                raise UserError(f"the package was made for {_told(expected)} as tensor {k}, not {_told(_layout(x))}")
+        made = self._loader.boxed_run(tensors)
         return self._pytree.tree_unflatten(made, self._gives)
 
 

@@ -86,8 +86,20 @@ def test_a_package_is_the_model(tmp_path: Path, tune: Tune, caplog: pytest.LogCa
     same(torch._inductor.aoti_load_package(made.path)(x, **kwargs), want)
     with pytest.raises(UserError, match=r"takes the keywords \['scale', 'bias'\], not \['scale'\]"):
         run(x, scale=kwargs["scale"])
-    with pytest.raises(UserError, match="takes arguments"):
+    with pytest.raises(UserError, match="takes arguments") as told:
         run((x, x), **kwargs)
+    assert "\n" not in str(told.value)
+    for wrong, why in (
+        (x.double(), r"float32 32x48 \(strides 48x1\) on cpu as tensor 0, not float64 32x48"),
+        (torch.randn(33, 48), "not float32 33x48"),
+        (torch.randn(48, 32).T, r"not float32 32x48 \(strides 1x32\)"),
+        (torch.randn(48), "not float32 48 "),
+        (torch.empty(32, 48, device="meta"), "on meta"),
+    ):
+        with pytest.raises(UserError, match=why):
+            run(wrong, **kwargs)
+    with pytest.raises(UserError, match="as tensor 2"):
+        run(x, scale=kwargs["scale"], bias=torch.randn(47))
     job = f"""
 import sys, json, torch, autotune
 x, kwargs = torch.load({str(tmp_path / "given.pt")!r})
@@ -99,6 +111,20 @@ print(json.dumps([name for name in ("sympy", "torch._dynamo", "numba", "sqlalche
     done = subprocess.run([sys.executable, "-c", job], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout.splitlines()[-1]) == [], "nothing that compiles or looks up was imported"
     same(torch.load(tmp_path / "got.pt"), want)
+
+
+def test_dynamic_sizes_may_be_any_and_others_not(tmp_path: Path) -> None:
+    model = nn.Linear(48, 8)
+    rows = torch.export.Dim("rows", min=2, max=1024)
+    with torch.no_grad():
+        exported = torch.export.export(model, (torch.randn(32, 48),), dynamic_shapes=({0: rows},))
+        path = autotune.aoti_compile_and_package(exported, package_path=str(tmp_path / "model.pt2"))
+        run = autotune.aoti_load_package(path)
+        for n in (2, 32, 77):
+            x = torch.randn(n, 48)
+            torch.testing.assert_close(run(x), model(x))
+    with pytest.raises(UserError, match=r"float32 anyx48 \(strides 48x1\) on cpu as tensor 0, not float32 2x47"):
+        run(torch.randn(2, 47))
 
 
 @pytest.mark.parametrize("content", [b"", b"no package", b"PK\x03\x04" + bytes(40)])
