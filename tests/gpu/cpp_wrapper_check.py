@@ -1,6 +1,6 @@
 """Stored kernels in Inductor's C++: are they launched there, and are the results those of eager?
 
-    python tests/gpu/cpp_wrapper_check.py [--snapshot FILE.atdb] [--seconds 20]
+    python tests/gpu/cpp_wrapper_check.py [--snapshot FILE.atdb] [--seconds 20] [--device cuda:0]
 
 The model is two layers of `benchmarks.start_time`, in inference under ``cpp_wrapper``, in training under it, and as a
 package of AOTInductor's: plain, on another stream, from a misaligned input, captured in a CUDA graph, from more threads
@@ -154,15 +154,17 @@ assert (got.cpu().float() - want.float()).abs().max() <= {TOLERANCE}
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--snapshot")
     parser.add_argument("--seconds", type=float, default=20.0, help="of search, where there is no snapshot")
     options = parser.parse_args()
     checks = Checks()
+    torch.cuda.set_device(options.device)  # the benchmark's model lies on the current one
     with tempfile.TemporaryDirectory() as folder:
         if options.snapshot is None:
             db = f"{folder}/new.db"
             autotune.search(
-                "benchmarks.start_time:model()", inputs="benchmarks.start_time:inputs", device="cuda:0", db=db,
+                "benchmarks.start_time:model()", inputs="benchmarks.start_time:inputs", device=options.device, db=db,
                 timeout=options.seconds,
             )  # fmt: skip
         autotune.load(options.snapshot or db)

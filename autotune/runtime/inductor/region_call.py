@@ -47,9 +47,8 @@ from autotune.workload import Workload
 log = logging.getLogger("autotune")
 
 WRITTEN = b"region 3"
-"""Names the lines that :mod:`autotune.runtime.inductor.region_op` writes into Inductor's code, and the texts in them.
-Inductor's caches hold both, and outlive an upgrade: a change of either changes this, so that no older code
-is loaded."""
+"""Names what :mod:`autotune.runtime.inductor.region_op` and ``region_cpp`` write into Inductor's code.
+Inductor's caches hold it, and outlive an upgrade: a change of it changes this, so that no older code is loaded."""
 
 Call = Callable[..., None]
 """Takes the region's inputs, then its outputs, which it writes; on a GPU the raw stream last."""

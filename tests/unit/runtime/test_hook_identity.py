@@ -10,8 +10,8 @@ from autotune.runtime import backend, database
 from autotune.runtime.inductor import region_call
 
 
-def identity(mode: str = "default") -> object:
-    return backend._passes({}, mode, None, "")["post_grad_custom_post_pass"].uuid()
+def identity(mode: str = "default", *, cpp: bool = False) -> object:
+    return backend.passes({}, mode, cpp=cpp)["post_grad_custom_post_pass"].uuid()
 
 
 def test_code_written_by_another_version_is_not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -21,5 +21,6 @@ def test_code_written_by_another_version_is_not_loaded(monkeypatch: pytest.Monke
     assert now is not None
     assert identity() == now
     assert identity("max-autotune") != now
+    assert identity(cpp=True) != now, "C++ leaves out regions that Python has"
     monkeypatch.setattr(region_call, "WRITTEN", b"region of another version")
     assert identity() != now
