@@ -86,7 +86,7 @@ def child(way: str, snapshot: str, saved: str) -> None:
     reached("inputs made")
     with torch.no_grad():
         if way.endswith(" package") and Path(saved).exists():
-            compiled = _loader(ours)(saved)
+            compiled = _packages(ours).aoti_load_package(saved)
             reached("package loaded")
         else:
             run = model()
@@ -97,8 +97,8 @@ def child(way: str, snapshot: str, saved: str) -> None:
                 autotune.load(snapshot)
                 reached("snapshot open")
             if way.endswith(" package"):
-                _packer(ours)(torch.export.export(run, x), package_path=saved)
-                compiled = _loader(ours)(saved)
+                _packages(ours).aoti_compile_and_package(torch.export.export(run, x), package_path=saved)
+                compiled = _packages(ours).aoti_load_package(saved)
             else:
                 compiled = autotune.compile(run, fullgraph=True) if ours else torch.compile(run, fullgraph=True)
             if way.endswith(" saved"):
@@ -118,20 +118,13 @@ def child(way: str, snapshot: str, saved: str) -> None:
     print(json.dumps(done))
 
 
-def _loader(ours: bool) -> Any:
+def _packages(ours: bool) -> Any:
+    """Who makes and loads packages: both call it the same."""
     if not ours:
-        return torch._inductor.aoti_load_package
+        return torch._inductor
     import autotune
 
-    return autotune.aoti_load_package
-
-
-def _packer(ours: bool) -> Any:
-    if not ours:
-        return torch._inductor.aoti_compile_and_package
-    import autotune
-
-    return autotune.aoti_compile_and_package
+    return autotune
 
 
 def _ahead_of_time(compiled: Any, x: tuple[Any, ...], file: Path) -> None:

@@ -115,9 +115,8 @@ class AutotuneKernel {{
 }}
 """
 
-_INCLUDES = (
-    "#include <atomic>\n#include <initializer_list>\n#include <mutex>\n#include <stdexcept>\n#include <string>\n"
-)
+INCLUDES = "".join(f"#include <{name}>\n" for name in ("atomic", "initializer_list", "mutex", "stdexcept", "string"))
+"""What :data:`LAUNCHER` needs beside Inductor's own headers."""
 
 
 def prepared(call: RegionCall) -> Prepared:
@@ -258,7 +257,7 @@ def write_call(
     written: RegionCpp | None = wrapper.__dict__.get("_autotune_cpp")
     if written is None:
         written = wrapper.__dict__["_autotune_cpp"] = RegionCpp()
-        wrapper.header.splice(_INCLUDES)
+        wrapper.header.splice(INCLUDES)
     name, before = written.function(text, label)
     if before:
         wrapper.prefix.splice(before)
@@ -268,4 +267,4 @@ def write_call(
     wrapper.writeline(f"{name}({where}, {stream}, {', '.join(arguments)});")
 
 
-__all__ = ["LAUNCHER", "MOST_ARGUMENTS", "RegionCpp", "literal", "prepared", "write_call"]
+__all__ = ["INCLUDES", "LAUNCHER", "MOST_ARGUMENTS", "RegionCpp", "literal", "prepared", "write_call"]

@@ -15,7 +15,7 @@ import torch
 
 from autotune.errors import Unsupported
 from autotune.runtime.inductor.region_call import RegionCall, forget_calls, remember
-from autotune.runtime.inductor.region_cpp import RegionCpp, literal, prepared, write_call
+from autotune.runtime.inductor.region_cpp import INCLUDES, RegionCpp, literal, prepared, write_call
 from autotune.runtime.launch.prepared import TensorSpec
 from autotune.runtime.matching.match import Level, Match
 from autotune.store import Key, Schedule
@@ -23,7 +23,6 @@ from autotune.task import Artifact, Config, Kernel
 from tests.support.cuda_schedules import built, cut
 
 STUB = Path(__file__).parents[2] / "support" / "driver_stub.h"
-INCLUDES = ("atomic", "initializer_list", "mutex", "stdexcept", "string")
 KEY = Key("workload", "device", "environment", "by hand")
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
@@ -64,7 +63,7 @@ def ran(tmp_path: Path, calls: Sequence[RegionCall], main: str) -> list[str]:
             counts[one.kernel.entry] = len(one.pointers) + one.dynamic
             sizes[one.kernel.code] = len(one.kernel.code)
     cubins = re.findall(r"char (autotune_cubin_\d+)\[\]", text)
-    parts = [f"#include <{name}>" for name in INCLUDES] + [STUB.read_text(), text]
+    parts = [INCLUDES, STUB.read_text(), text]
     listed = ", ".join(f'{{"{entry}", {n}}}' for entry, n in counts.items())
     parts.append(f"const std::map<std::string, int> argument_counts = {{{listed}}};")
     listed = ", ".join(f"{{{name}, sizeof({name}) - 1}}" for name in cubins)
@@ -245,8 +244,7 @@ def test_the_text_compiles_with_torchs_own_headers(tmp_path: Path) -> None:
     written = RegionCpp()
     _, text = written.function(call_of(built()).text(), "softmax")
     source = tmp_path / "real.cpp"
-    includes = "".join(f"#include <{name}>\n" for name in INCLUDES)
-    header = f"#include <torch/csrc/inductor/aoti_include/cuda.h>\n{includes}"
+    header = f"#include <torch/csrc/inductor/aoti_include/cuda.h>\n{INCLUDES}"
     source.write_text(f"{header}namespace torch::aot_inductor {{\n{text}}}\n")
     include = Path(torch.__file__).parent / "include"
     where = [f"-I{folder}" for folder in (include, include / "torch/csrc/api/include", found)]
