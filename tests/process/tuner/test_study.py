@@ -49,6 +49,9 @@ def test_a_hopeless_default_is_not_compared(tune: Search, store: Store, policy: 
     default = config_key(ToyTask(workload(), "cpu").default())
     assert default in {config_key(m.config) for m in store.measurements(stage="screen")}
     assert default not in {config_key(m.config) for m in store.measurements(stage="final")}
+    again = tune(spec, patience=0, sampler="brute", policy=replace(policy, hopeless=1.5))
+    assert again.stop.startswith("nothing left to do")
+    assert again.default_us == found.default_us
 
 
 def test_whole_space_then_again_without_measuring(tune: Search, store: Store) -> None:
