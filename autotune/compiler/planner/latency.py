@@ -2,10 +2,12 @@
 
 FusionStitching (arXiv 2009.10924, section 4.3) ranks schedules by ``L = N_wave * L_warp`` with ``L_warp =
 N_instruction * CPI`` and the number of waves from the occupancy that registers and shared memory leave. Today's kernels
-are mostly bound by memory, so three times are estimated, and the longest counts, with a part of the second:
+are mostly bound by memory, so three times are estimated, and the longest counts. Other blocks of an SM hide the second:
+half of it counts where one block is resident, a quarter where two are.
+
 
 * *memory*: bytes over the bandwidth that the loads in flight can draw (Little's law: too few warps, or too narrow
-  loads, leave it idle);
+  loads, leave it idle), and what shared memory takes of kept values;
 * *issue*: instructions over the issue rate, less where few warps are resident or lanes of a row are idle;
 * *latency*: rows one after the other on an SM, each waiting for its loads and its reductions.
 
@@ -34,8 +36,11 @@ _BASE_REGISTERS = 22
 _CLOCK_GHZ = 1.7
 _ISSUE = 128.0  # lanes an SM issues for in a cycle
 _LATENCY_US = 0.75  # of a load from memory, on a busy device
-_REDUCE_US = 0.06, 0.25, 1.2  # a reduction over a warp, over a block, over a cluster
-_OVERLAP = 0.2
+_AGAIN_US = 0.25  # of a load of what was read before, from a cache
+_REDUCE_US = 0.06, 0.35, 1.2  # a reduction over a warp, over a block, over a cluster
+_SHARED_BYTES = 128.0  # that an SM moves to or from shared memory in a cycle
+_BESIDE = 0.5  # share of the second longest time that one block alone does not hide
+_OVERLAP = 0.2  # the same of kernels whose blocks are not counted
 _SPREAD = 3.0  # what a byte takes where the elements of a warp are each in a sector of their own, caches helping
 
 
@@ -52,6 +57,7 @@ class Shape:
     row_us: float
     rereads: float  # times that inputs are read again, from the cache where it holds them
     packs: float
+    shared_words: float = 0.0  # 32-bit words that an element of a row moves to and from shared memory
     spread: float = 1.0  # what moving a byte takes, for accesses to elements that are no neighbours
 
 
@@ -107,34 +113,36 @@ def _shape(program: Program, config: Schedule, accumulators: float) -> Shape | N
     if not vec:
         return None
     threads = t * per_block
-    inputs = max(1, len(program.graph.inputs))
-    widths = [STORAGE_BYTES[d] for d in program.graph.inputs] or [4]
-    each = sum(widths) / len(widths)
+    graph = program.graph
+    across = {v.slot for v in graph.values if v.op == "load" and set(v.axes) & set(program.cols)}
+    widths = [STORAGE_BYTES[graph.inputs[slot]] for slot in sorted(across)] or [4]
+    inputs, each = len(widths), sum(widths) / len(widths)
     flat = program.pointwise and not accumulators
     cols = float(program.n_cols)
     packs = 1.0 if flat else math.ceil(cols / (t * cluster * vec))
     lanes = 1.0 if flat else cols / (packs * t * cluster * vec)
     unroll = int(config["unroll"])
-    resident = packs if config["keep"] == "registers" else min(packs, unroll)
-    if flat:
-        resident = unroll
-    kept = kept_words(program) if config["keep"] == "registers" else 0.0
-    registers = _BASE_REGISTERS + kept * vec * packs + accumulators * vec * (packs if not flat else unroll)
-    registers += min(inputs, 6) * vec * each / 4 * min(resident, 2)
+    kept = kept_words(program) if config["keep"] != "reload" else 0.0
+    held = kept if config["keep"] == "registers" else 0.0
+    whole = bool(held or accumulators)  # a thread has its part of a row in registers
+    resident = packs if whole else unroll if flat else min(packs, unroll)
+    ahead = resident
+    if config["keep"] == "registers" and not flat:  # packs whose elements have registers before they are used
+        ahead = min(packs, 2) if whole else packs
+    registers = _BASE_REGISTERS + held * vec * packs + accumulators * vec * (packs if not flat else unroll)
+    registers += min(inputs, 6) * vec * each / 4 * ahead
     passes = sum(p.walks for p in program.passes)
     reductions = 0 if flat else len([p for p in program.passes if p.reduce or p.online])
     hop = _REDUCE_US[0] if t <= 32 else _REDUCE_US[1]
     hop = _REDUCE_US[2] if cluster > 1 else hop
     again = 0.0 if config["keep"] != "reload" else max(0.0, passes - 1.0)
-    loads = 1.0 + again
-    serial = max(1.0, packs / max(resident, 1.0)) if config["keep"] == "reload" else 1.0
-    if config.get("prefetch") and config["blocks_per_sm"]:
-        loads *= 0.4
-    row_us = loads * serial * _LATENCY_US + reductions * hop
+    first_us = _LATENCY_US * (0.4 if config.get("prefetch") and config["blocks_per_sm"] else 1.0)
+    row_us = max(1.0, packs / resident) * (first_us + again * _AGAIN_US) + reductions * hop
     rows = program.n_rows * cols / (threads * vec * unroll) if flat else program.n_rows / per_block * cluster
-    shared = 0.0 if config["keep"] != "shared" else kept_words(program) * 4 * cols * per_block / cluster
+    words = kept if config["keep"] == "shared" else 0.0
+    shared = words * 4 * cols * per_block / cluster
     in_flight = resident * vec * each * min(inputs, 4)
-    return Shape(threads, max(1.0, rows), registers, shared, in_flight, lanes, row_us, again, packs)
+    return Shape(threads, max(1.0, rows), registers, shared, in_flight, lanes, row_us, again, packs, 2.0 * words)
 
 
 def _tiled(graph: Graph, config: Schedule) -> Shape:
@@ -182,13 +190,15 @@ def _time(
     memory = math.hypot(total / figures.copy_gbs / 1e3, total * _LATENCY_US / max(flying, 1.0)) * tail
     memory = memory * shape.spread + shape.rereads * read / again / 1e3
     memory *= 1.0 + spilled / 32.0
+    shared_bytes = 4.0 * shape.shared_words * program.n_rows * program.n_cols
+    memory += shared_bytes / (_SHARED_BYTES * _CLOCK_GHZ * 1e3 * figures.units * busy)
     warps = resident * shape.threads / 32
     rate = _ISSUE * _CLOCK_GHZ * 1e3 * figures.units * min(1.0, warps / 12.0) * busy
     issued = (light * (1.0 + 0.5 * shape.rereads) + heavy * (1.0 + shape.rereads)) / max(shape.lanes, 0.05)
     issue = issued / rate * tail
     latency = sets / max(resident, 1e-9) * shape.row_us if not program.pointwise else shape.row_us
     longest, second = sorted((memory, issue, latency), reverse=True)[:2]
-    return longest + _OVERLAP * second
+    return longest + _BESIDE / resident * second
 
 
 def _scattered(graph: Graph, config: Schedule, figures: Figures, sm: SmLimits) -> float:

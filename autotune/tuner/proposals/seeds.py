@@ -4,6 +4,7 @@ for a neighbouring workload, and what the domain's cost model likes."""
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,7 +14,10 @@ from autotune.task import ComposedTask, Config, Task, config_key
 
 PICKS = 6
 """Candidates that the cost model may suggest."""
-_DRAWS = 100
+_DRAWS = 400
+_ALIKE = 0.05
+"""A candidate much like an earlier pick has to be expected faster than one unlike all of them, by this share at most.
+The model sees no difference between many candidates. Where it is wrong about one, it is about those like it."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,8 @@ def _distinct(task: Task, space: Space, proposals: Iterable[_Proposal]) -> Itera
 
 
 def picks(task: Task, space: Space, seed: int, n: int = PICKS) -> list[Config]:
-    """What the cost model likes best of the default, the heuristics and candidates drawn from ``space``; fastest first.
+    """What the cost model likes best of the default, the heuristics and candidates drawn from ``space``, the best first
+    and each unlike those before it.
 
     Empty where the domain has no cost model, or it cannot tell.
     """
@@ -98,11 +103,22 @@ def picks(task: Task, space: Space, seed: int, n: int = PICKS) -> list[Config]:
         return []
     rng = random.Random(seed)
     drawn = [task.normalize(space.sample(rng)) for _ in range(min(_DRAWS, 2 * space.size))]
-    different = {config_key(c): c for c in (task.default(), *task.seeds(), *drawn)}
-    found: list[tuple[float, int, Config]] = []
-    for k, config in enumerate(different.values()):
-        expected = task.predict(config)
-        if expected is not None:
-            found.append((expected, k, config))
-    fitting = (config for _, _, config in sorted(found, key=lambda f: f[:2]) if task.reject(config) is None)
-    return list(itertools.islice(fitting, n))
+    found: list[tuple[float, Config]] = []
+    for config in {config_key(c): c for c in (task.default(), *task.seeds(), *drawn)}.values():
+        if expected := task.predict(config):
+            found.append((math.log(expected), config))
+    found.sort(key=lambda f: f[0])
+    picked: list[Config] = []
+    alike = [0.0] * len(found)
+    while found and len(picked) < n:
+        k = min(range(len(found)), key=lambda k: found[k][0] + _ALIKE * alike[k])
+        (_, config), _ = found.pop(k), alike.pop(k)
+        if task.reject(config) is None:
+            picked.append(config)
+            alike = [max(a, _in_common(config, other)) for a, (_, other) in zip(alike, found, strict=True)]
+    return picked
+
+
+def _in_common(one: Config, other: Config) -> float:
+    """The share of parameters in which two candidates agree."""
+    return sum(other.get(name) == value for name, value in one.items()) / max(len(one), len(other), 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from autotune.resources import resource_dir
 from autotune.tuner.replay.recording import SUFFIX, Recording
-from benchmarks.search_quality import hub, plot, record, triton_autotune
+from benchmarks.search_quality import expect, hub, plot, record, triton_autotune
 from benchmarks.search_quality.spaces import GPU_SPACES, GROUPS
 from benchmarks.search_quality.triton_autotune import judged, key_of, line
 from tests.support import ROOT
@@ -139,3 +140,20 @@ def test_the_plot_has_a_line_for_each_search() -> None:
     searches = {name: {"regret": [0.5, 0.1]} for name in plot.LINES}
     values = plot.chart({"budgets": [5, 10], "cases": [{"searches": searches}]})["data"]["values"]
     assert [(v["candidates"], round(v["regret"], 6)) for v in values] == [(5, 0.5), (10, 0.1)] * 3
+
+
+def test_a_changed_model_tells_what_it_expects_of_what_was_recorded(tmp_path: Path) -> None:
+    path = tmp_path / f"softmax{SUFFIX}"
+    before = Recording.load(ROOT / "benchmarks" / "recordings" / "h200" / path.name)
+    replace(before, rows=tuple(replace(row, expected_us=1.0) for row in before.rows)).save(path)
+    assert expect.main([str(tmp_path)]) == 0
+    after = Recording.load(path)
+    assert [row.expected_us for row in after.rows] == [pytest.approx(row.expected_us, rel=1e-3) for row in before.rows]
+    assert [row.latency_us for row in after.rows] == [row.latency_us for row in before.rows]
+
+
+def test_a_folder_without_recordings_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        expect.main([str(tmp_path)])
+    assert ended.value.code == 2
+    assert f"no recording in {tmp_path}" in capsys.readouterr().err

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from autotune.domains.fusion.task import FusionTask
 from autotune.tuner.proposals.samplers import DEFAULT
+from autotune.tuner.proposals.seeds import picks
 from autotune.tuner.replay.recording import SUFFIX, load_all
 from autotune.tuner.replay.replay import search
 from tests.support import ROOT
@@ -46,8 +48,24 @@ def test_a_search_without_seeds_and_a_cost_model_is_as_good_as_it_was() -> None:
 
 @pytest.mark.slow
 def test_heuristics_and_the_cost_model_of_a_gpu_are_as_good_as_they_were() -> None:
-    """Three groups on an H200; without heuristics it is 0.029, without the cost model 0.041."""
-    assert away(["h200/column_sum", "h200/cross_entropy", "h200/layer_norm"], 20) < 0.025  # 0.017 and 0.0025
+    """Three groups on an H200; without heuristics it is 0.015, without the cost model 0.087."""
+    assert away(["h200/column_sum", "h200/cross_entropy", "h200/layer_norm"], 10) < 0.0153  # 0.0135 and 0.0006
+
+
+def test_the_cost_model_s_picks_are_as_good_as_they_were() -> None:
+    """Six groups on an H200, by the model of today. Any six candidates come to 0.100."""
+    best = []
+    for r in load_all(sorted((FOLDER / "h200").glob(f"*{SUFFIX}"))):
+        if r.workload.kind == "fusion":
+            task = FusionTask(r.workload, r.device, target="sm_90", sms=132)
+            for row in r.rows[::40]:
+                assert task.predict(row.config) == pytest.approx(row.expected_us, rel=1e-3), (
+                    "the model has changed: python -m benchmarks.search_quality.expect benchmarks/recordings/h200"
+                )
+            for seed in range(4):
+                picked = [r.row(config) for config in picks(task, r.space, seed)]
+                best.append(math.log(min(row.latency_us for row in picked if row and row.latency_us) / r.optimum_us))
+    assert statistics.fmean(best) < 0.0175  # 0.012 and 0.0018
 
 
 @pytest.mark.slow

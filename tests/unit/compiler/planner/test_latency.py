@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import statistics
 import zlib
 
 import pytest
 
 from autotune.compiler.planner.cost import Figures
+from autotune.compiler.planner.latency import Shape, _shape
+from autotune.compiler.program.program import build_program
 from autotune.domains.fusion.compositions import compositions
 from autotune.domains.fusion.task import FusionTask
 from autotune.ir.forms.canonical import canonicalize, to_workload
@@ -81,6 +84,44 @@ def test_it_knows_what_is_far_too_slow() -> None:
     assert spilling > 2 * good
 
 
+def test_it_knows_where_kept_values_are() -> None:
+    """As eight H200 spaces have it: registers, then the cache for a short row, then shared memory for a long one."""
+    t = task(softmax(16384, 1000))
+    by_warp = {**t.default(), "threads_per_row": 32, "rows_per_block": 4, "vector_bytes": 8, "unroll": 4}
+    times = {keep: t.predict({**by_warp, "keep": keep}) or math.inf for keep in ("registers", "shared", "reload")}
+    assert times["registers"] < times["shared"] < 1.5 * times["registers"]
+    assert times["reload"] < 1.5 * times["registers"], "what is read again comes from a cache"
+
+
+def test_registers_that_keep_nothing_do_not_hasten_a_row() -> None:
+    """A row's sum in one pass: loads of a whole row at once take registers, and no more of them are in flight."""
+    b = Build(4096, 32000)
+    b.out(b.reduce("sum", b.exp(b.load("bfloat16", 0, 1)), 1), "float32")
+    t = task(to_workload(canonicalize(simplify(b.graph()))[0]))
+    config = {**t.default(), "threads_per_row": 64, "rows_per_block": 4, "vector_bytes": 16}
+    whole = t.predict({**config, "keep": "registers", "unroll": 1})
+    ahead = t.predict({**config, "keep": "reload", "unroll": 4})
+    assert whole is not None
+    assert ahead is not None
+    assert ahead < 0.9 * whole
+
+
+def test_inputs_of_a_row_take_no_registers_of_its_elements() -> None:
+    def shape(scales: int) -> Shape:
+        b = Build(8192, 4096)
+        x = b.load("bfloat16", 0, 1)
+        for _ in range(scales):
+            x = b.mul(x, b.load("float32", 0))
+        b.out(b.reduce("sum", x, 1), "float32")
+        t = task(to_workload(canonicalize(simplify(b.graph()))[0]))
+        found = _shape(build_program(t.graph, keep=True, online=False), t.default(), 0.0)
+        assert found is not None
+        return found
+
+    assert shape(0).registers == shape(3).registers
+    assert shape(0).in_flight == shape(3).in_flight
+
+
 def test_twice_the_rows_take_twice_the_time() -> None:
     a, b = task(softmax(8192, 4096)), task(softmax(16384, 4096))
     first, second = a.predict(a.default()), b.predict(a.default())
@@ -111,8 +152,14 @@ def test_picks_are_the_best_by_the_model_and_can_be_tried() -> None:
     t = task(softmax(8192, 8192))
     chosen = seeds.picks(t, t.space(), 0)
     assert len(chosen) == seeds.PICKS
-    times = [t.predict(c) for c in chosen]
-    assert times == sorted(times, key=lambda us: us or math.inf)
+    times = [t.predict(c) or math.inf for c in chosen]
+    drawn = random.Random(1)
+    assert max(times) < min(t.predict(t.normalize(t.space().sample(drawn))) or math.inf for _ in range(8))
+    assert times[0] == min(times)
+    assert max(times) < times[0] * math.exp(seeds._ALIKE) ** 2
+    common = [seeds._in_common(a, b) for a, b in itertools.combinations(chosen, 2)]
+    assert max(common) < 1
+    assert statistics.fmean(common) < 0.6, "unlike each other"
     assert all(t.reject(c) is None and t.space().contains(c) for c in chosen)
     planned = seeds.plan(t, t.space(), [])
     assert {s.origin for s in planned} == {"default", "heuristic", "model"}
