@@ -192,16 +192,16 @@ def _shuffle(kind: str, warp: list[Thread]) -> None:
     waits = [t.waits for t in warp if t.waits]
     if kind == "ballot_sync":
         votes = intrinsics.int32(sum(bool(wait[1]) << lane for lane, wait in enumerate(waits)))
-        answers = [votes] * len(waits)
-    else:
-        answers = []
-        for lane, (*_, by) in enumerate(waits):
-            other = lane ^ by if kind == "shfl_xor_sync" else by
-            if not 0 <= other < len(waits):
-                raise KernelError(f"thread {warp[lane].name} shuffles with lane {other} of {len(waits)}")
-            answers.append(waits[other][1])
-    for thread, answer in zip(warp, answers, strict=True):
-        thread.waits, thread.answer = None, answer
+    for lane, thread in enumerate(warp):
+        thread.waits = None
+        if kind == "ballot_sync":
+            thread.answer = votes
+            continue
+        by = waits[lane][2]
+        other = lane ^ by if kind == "shfl_xor_sync" else by
+        if not 0 <= other < len(waits):
+            raise KernelError(f"thread {thread.name} shuffles with lane {other} of {len(waits)}")
+        thread.answer = waits[other][1]
 
 
 def _go(threads: list[Thread]) -> None:

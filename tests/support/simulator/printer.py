@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import CodeType
 
-from autotune.compiler.kernel.nodes import Const, Expr, Function, Intrinsic, Invoke, Load, Store, Tuple, Unpack
+from autotune.compiler.kernel import nodes
 from autotune.compiler.kernel.rewrite import expressions_of
 from autotune.compiler.targets.cuda import device
 from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT
@@ -22,7 +22,7 @@ from tests.support.simulator import intrinsics
 
 SHUFFLES = frozenset({"shfl_xor_sync", "shfl_sync", "ballot_sync"})
 WAITING = SHUFFLES | {"syncthreads", "cluster_sync", "cluster_wait"}
-_EVERY_LANE = Const(0xFFFFFFFF)
+_EVERY_LANE = nodes.Const(0xFFFFFFFF)
 
 Making = tuple[str | int | bool, ...]
 """What the machine makes a function, or a number, from: its kind and the arguments of that kind."""
@@ -69,7 +69,7 @@ class PlainPrinter(CudaPrinter):
         super().__init__(strict)
         self.bound: dict[Making, str] = {}
         self._arrays = 0
-        self._waits: dict[Function, bool] = {}
+        self._waits: dict[nodes.Function, bool] = {}
 
     def bind(self, *making: str | int | bool) -> str:
         """The name of what is made so; no variable of a kernel begins with an underscore."""
@@ -77,25 +77,31 @@ class PlainPrinter(CudaPrinter):
 
     # ---- numbers ----------------------------------------------------------------------------------------------------
 
-    def for_Const(self, x: Const) -> str:
+    def for_Const(self, x: nodes.Const) -> str:
         if x.dtype == "float32":
             return self.bind("number", repr(float(x.value)))
         if x.dtype in ("int32", "int64"):
             return str(getattr(intrinsics, x.dtype)(int(x.value)))
         return super().for_Const(x)
 
+    def for_Select(self, x: nodes.Select) -> str:
+        """Both sides are evaluated, which only a name or a number spares."""
+        if not all(isinstance(side, nodes.Var | nodes.Const) for side in (x.then, x.other)):
+            return super().for_Select(x)
+        return f"({self.text(x.then)} if {self.text(x.test)} else {self.text(x.other)})"
+
     # ---- memory -----------------------------------------------------------------------------------------------------
 
-    def for_Load(self, x: Load) -> str:
+    def for_Load(self, x: nodes.Load) -> str:
         name = self.bind("load", x.storage, x.lanes, x.form, x.hint == "coherent", x.guard is not None)
         return self.call(name, (x.pointer, x.index, *_there(x.guard)))
 
-    def for_Unpack(self, x: Unpack) -> str:
+    def for_Unpack(self, x: nodes.Unpack) -> str:
         return self.call(self.bind("unpack", x.storage, x.lanes), (x.words,))
 
-    def put_Store(self, s: Store) -> None:
+    def put_Store(self, s: nodes.Store) -> None:
         name = self.bind("store", s.storage, len(s.values), s.guard is not None)
-        value = s.values[0] if len(s.values) == 1 else Tuple(s.values)
+        value = s.values[0] if len(s.values) == 1 else nodes.Tuple(s.values)
         self.put(self.call(name, (s.pointer, s.index, value, *_there(s.guard))))
 
     def put_Shared(self, s: device.Shared) -> None:
@@ -108,7 +114,7 @@ class PlainPrinter(CudaPrinter):
     def for_ThreadIndex(self, x: device.ThreadIndex) -> str:
         return f"{self.bind('thread_index')}()"
 
-    def for_Intrinsic(self, x: Intrinsic) -> str:
+    def for_Intrinsic(self, x: nodes.Intrinsic) -> str:
         kind = _kind(x)
         if kind in intrinsics.PLAIN and not x.of:
             return self.call(kind, x.args)
@@ -118,22 +124,22 @@ class PlainPrinter(CudaPrinter):
         assert every == ((_EVERY_LANE,) if kind in SHUFFLES else ()), f"{kind} of some lanes"
         return f"(yield ({', '.join([repr(kind), *map(self.text, args)])},))"
 
-    def for_Invoke(self, x: Invoke) -> str:
+    def for_Invoke(self, x: nodes.Invoke) -> str:
         call = super().for_Invoke(x)
-        return f"(yield from {call})" if self._waiting(x.function) else call
+        return f"(yield from {call})" if self._waiting(x) else call
 
-    def _waiting(self, function: Function) -> bool:
-        if function not in self._waits:
-            self._waits[function] = any(
-                self._waiting(x.function) if isinstance(x, Invoke) else isinstance(x, Intrinsic) and _kind(x) in WAITING
-                for x in expressions_of(function.body)
-            )
-        return self._waits[function]
+    def _waiting(self, x: nodes.Expr) -> bool:
+        """Whether it is a call in which a thread waits for others."""
+        if not isinstance(x, nodes.Invoke):
+            return isinstance(x, nodes.Intrinsic) and _kind(x) in WAITING
+        if x.function not in self._waits:
+            self._waits[x.function] = any(map(self._waiting, expressions_of(x.function.body)))
+        return self._waits[x.function]
 
 
-def _kind(x: Intrinsic) -> str:
+def _kind(x: nodes.Intrinsic) -> str:
     return x.name.removeprefix("cuda.")
 
 
-def _there(guard: Expr | None) -> tuple[Expr, ...]:
+def _there(guard: nodes.Expr | None) -> tuple[nodes.Expr, ...]:
     return () if guard is None else (guard,)

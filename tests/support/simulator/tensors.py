@@ -179,7 +179,12 @@ def _as_words(data: np.ndarray[Any, Any]) -> Any:
 def unpack(storage: str, n: int) -> Function:
     """The function of words that gives the elements in them."""
     short = SHORT[storage]
-    return lambda words: tuple(decode(short, np.array(words, np.uint32).view(STORAGE[short])[:n]))
+
+    @functools.lru_cache(maxsize=4096)  # several passes unpack the same words
+    def elements(words: tuple[int, ...]) -> tuple[Any, ...]:
+        return tuple(decode(short, np.array(words, np.uint32).view(STORAGE[short])[:n]))
+
+    return elements
 
 
 @functools.cache
