@@ -18,8 +18,10 @@ from autotune.ir.oracle.interpret import interpret, make_inputs
 from autotune.measure.verify import compare
 from autotune.task import Config
 from tests.support.cpu_graphs import Build
-from tests.support.fake_cuda import KernelError, Machine, grid_of
-from tests.support.fake_intrinsics import Pointer
+from tests.support.simulator.errors import KernelError
+from tests.support.simulator.groups import grid_of
+from tests.support.simulator.machine import Machine
+from tests.support.simulator.tensors import Pointer
 
 
 def beside(*graphs: Graph, shared: Mapping[tuple[int, int], tuple[int, int]] | None = None) -> Graph:
@@ -73,13 +75,13 @@ def task_of(graph: Graph, device: str = "cuda:0") -> FusionTask:
 
 
 def run_packed(task: FusionTask, config: Config | None = None, seed: int = 0, special: bool = False) -> list[int]:
-    """Run every launch of a region without scratch by the fake machine, and compare its outputs with the oracle.
+    """Run every launch of a region without scratch by the simulator, and compare its outputs with the oracle.
 
     Returns:
         Blocks of each launch.
 
     Raises:
-        KernelError: an output is wrong or written twice, or what ``fake_cuda`` finds.
+        KernelError: an output is wrong or written twice, or what the machine finds.
     """
     graph, parts = task.graph, group_configs(task.plan, config or task.default())
     assert not task.plan.scratch
@@ -102,7 +104,7 @@ def run_packed(task: FusionTask, config: Config | None = None, seed: int = 0, sp
 
 
 def run_plan(task: FusionTask, text: str, seed: int = 0, special: bool = False) -> list[int]:
-    """Run a plan's kernels one after the other by the fake machine, and compare the region's outputs with the oracle.
+    """Run a plan's kernels one after the other by the simulator, and compare the region's outputs with the oracle.
 
     Returns:
         Blocks of each kernel.

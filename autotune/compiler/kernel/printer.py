@@ -127,7 +127,7 @@ class Printer:
         return f"({text})" if len(x.items) > _MOST_ITEMS else text
 
     def for_Intrinsic(self, x: nodes.Intrinsic) -> str:
-        return self.call(x.name, x.args)
+        return self.call("_".join(map(str, (x.name, *x.of))), x.args)
 
     def for_Invoke(self, x: nodes.Invoke) -> str:
         return self.call(self.names[x.function], x.args)

@@ -25,7 +25,7 @@ from autotune.errors import BuildError
 from autotune.ir.graph import Graph
 from autotune.ir.precision import asking
 from autotune.workload import Workload
-from tests.support.fake_cuda import check_group
+from tests.support.simulator.groups import check_group
 from tests.support.zoo import ZOO, workloads
 
 APPROXIMATE = re.compile(r"\.approx|\.ftz|div\.full|\bfma\.rn\.ftz")

@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -24,16 +23,17 @@ from autotune.space import load_space
 from autotune.task import Config
 from tests.gpu import large_check
 from tests.simulated.compiler.test_cuda_outer import Case, graphs_of
-from tests.support import fake_intrinsics
 from tests.support.cpu_graphs import check
-from tests.support.fake_cuda import KernelError, check_group, grid_of
 from tests.support.many_parts import beside, run_packed, task_of, update
+from tests.support.simulator import intrinsics
+from tests.support.simulator.errors import KernelError
+from tests.support.simulator.groups import check_group, grid_of
 from tests.support.zoo import BF16, T, layer_norm_backward, norm_then_softmax
 
 MOST = 300
-"""The numbers that the fake's int32 holds in these tests: those of threads, not those of rows, columns or packs."""
+"""The numbers that an int32 holds in these tests: those of threads, not those of rows, columns or packs."""
 HUGE = 1 << 31
-REAL_INT32 = fake_intrinsics.int32
+REAL_INT32 = intrinsics.int32
 
 
 def narrow_int32(x: Any) -> int:
@@ -96,8 +96,7 @@ def some_configs(scheme: Scheme, graph: Graph, n: int) -> list[Config]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_wide_kernels_compute_what_the_oracle_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fake_intrinsics, "int32", narrow_int32)
-    monkeypatch.setitem(fake_intrinsics.SHARED, narrow_int32, np.dtype(np.int32))
+    monkeypatch.setattr(intrinsics, "int32", narrow_int32)
     for case in CASES[name]:
         graph = graph_of(case)
         scheme = scheme_of(graph)
@@ -115,8 +114,7 @@ def test_wide_kernels_compute_what_the_oracle_does(name: str, monkeypatch: pytes
 
 
 def test_wide_kernels_share_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fake_intrinsics, "int32", narrow_int32)
-    monkeypatch.setitem(fake_intrinsics.SHARED, narrow_int32, np.dtype(np.int32))
+    monkeypatch.setattr(intrinsics, "int32", narrow_int32)
     task = task_of(beside(graph_of(CASES["rows"][0]), update(37), graph_of(CASES["flat"][0]), update(1301)))
     with pytest.raises(KernelError, match="in 32 bits"):
         run_packed(task)

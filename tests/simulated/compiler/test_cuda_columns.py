@@ -10,7 +10,7 @@ from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.targets.cuda.compile import build, compile_ptx
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.domains.fusion.task import FusionTask
-from tests.support.fake_cuda import check_group
+from tests.support.simulator.groups import check_group
 
 PLAIN = {"keep": "registers", "unroll": 1, "online": False, "blocks_per_sm": 0, "vector_bytes": 4}
 

@@ -22,7 +22,8 @@ from autotune.domains.fusion.program_spec import workloads_of
 from autotune.domains.fusion.task import FusionTask
 from autotune.ir.graph import Graph
 from autotune.ir.oracle.interpret import make_inputs
-from tests.support.fake_cuda import KernelError, check_inputs
+from tests.support.simulator.errors import KernelError
+from tests.support.simulator.groups import check_inputs
 
 
 def task_of(fn: Callable[..., Any], *args: Tensor) -> FusionTask:

@@ -19,7 +19,7 @@ from autotune.domains.fusion.program_spec import workloads_of
 from autotune.domains.fusion.task import FusionTask
 from autotune.space import load_space
 from tests.compile.cuda.test_ptx_walk import Made, configured, made, walk
-from tests.support.fake_cuda import check_group, run_group
+from tests.support.simulator.groups import check_group, run_group
 from tests.support.zoo import workloads
 
 __all__ = ["made"]

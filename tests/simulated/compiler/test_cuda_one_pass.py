@@ -15,7 +15,7 @@ from autotune.domains.fusion.program_spec import workloads_of
 from autotune.domains.fusion.task import FusionTask
 from autotune.ir.oracle.interpret import make_inputs
 from tests.support.edited import edited
-from tests.support.fake_cuda import check_group, check_inputs
+from tests.support.simulator.groups import check_group, check_inputs
 from tests.support.zoo import (
     I64,
     Case,

@@ -12,7 +12,7 @@ from autotune.compiler.schedules.cuda.columns import SCHEME
 from autotune.ir.graph import Graph
 from autotune.task import Config
 from tests.simulated.compiler.test_cuda_columns import layer_norm_backward, statistics, task_of
-from tests.support.fake_cuda import check_group
+from tests.support.simulator.groups import check_group
 
 ROWS, WIDTH = 70, 96
 SHAPES = [(ROWS, WIDTH), (ROWS, WIDTH), (WIDTH,)]

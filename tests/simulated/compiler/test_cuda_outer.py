@@ -20,7 +20,8 @@ from autotune.compiler.targets.cuda.kernels import GroupKernels
 from autotune.compiler.targets.cuda.source import CudaSource
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
-from tests.support.fake_cuda import KernelError, check_group
+from tests.support.simulator.errors import KernelError
+from tests.support.simulator.groups import check_group
 from tests.support.zoo import BF16, BOOL, F16, I64, T, drawn
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from autotune.compiler.kernel.nodes import Const, Do, Expr, If, Node, Pointer, Stmt, Var
 from autotune.compiler.schedules.cuda.outer import SCHEME
 from autotune.compiler.targets.cuda.compile import build, compile_ptx
+from autotune.compiler.targets.cuda.device import COMMIT_COPIES, THREAD, Shared, await_copies, copy_ahead, take
 from autotune.compiler.targets.cuda.kernels import GroupKernels
+from autotune.compiler.targets.cuda.outer.copied import MORE
 from autotune.compiler.targets.cuda.pack import Body, Run, pack_bodies
 from autotune.compiler.targets.cuda.source import CudaSource
 from autotune.errors import Unsupported
@@ -21,11 +25,13 @@ from autotune.measure.verify import compare
 from autotune.space import load_space
 from autotune.task import Config, Kernel
 from tests.simulated.compiler.test_cuda_outer import BY_NAME, SHAPES, big, graph, graphs_of
-from tests.simulated.compiler.test_fake_cuda import run
-from tests.simulated.compiler.test_fake_cuda import source as one_kernel
-from tests.support.edited import with_text
-from tests.support.fake_cuda import KernelError, Machine, check_group
-from tests.support.fake_intrinsics import Pointer
+from tests.simulated.compiler.test_simulator import run
+from tests.simulated.compiler.test_simulator import source as one_kernel
+from tests.support.edited import changed
+from tests.support.simulator.errors import KernelError
+from tests.support.simulator.groups import check_group
+from tests.support.simulator.machine import Machine
+from tests.support.simulator.tensors import Pointer as Tensor
 from tests.support.zoo import BF16, F16, F32, T
 
 COPIED: Config = {"keep": "shared", "prefetch": True, "unroll": 2, "cluster": 1, "vector_bytes": 8}
@@ -40,12 +46,10 @@ def source(g: Graph, **changes: Any) -> CudaSource:
     return only
 
 
-def with_body(kernels: GroupKernels, old: str, new: str) -> GroupKernels:
-    """The kernel with one kind of line replaced."""
+def with_body(kernels: GroupKernels, change: Callable[[Node], Node]) -> GroupKernels:
+    """The kernel with some nodes changed."""
     (only,) = kernels.sources
-    text = re.sub(old, new, only.text)
-    assert text != only.text
-    return replace(kernels, sources=(with_text(only, text),))
+    return replace(kernels, sources=(changed(only, change),))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "x".join(str(v) for v in s.values()))
@@ -93,29 +97,37 @@ def test_a_copy_is_awaited_before_it_is_read() -> None:
     kernels = made(graph("softmax"), threads_per_row=8, rows_per_block=8)
     check_group(graph("softmax"), kernels)
     with pytest.raises(KernelError, match="before its copy is there"):
-        check_group(graph("softmax"), with_body(kernels, r"await_copies_4\(\)", "await_copies_5()"))
+        check_group(graph("softmax"), with_body(kernels, lambda x: await_copies(5) if x == await_copies(4) else x))
 
 
 def test_the_next_strip_is_copied_only_where_there_is_one() -> None:
     kernels = made(graph("softmax"), threads_per_row=8, rows_per_block=8, blocks_per_sm=1)
     check_group(graph("softmax"), kernels, sms=2)
+
+    def always(node: Node) -> Node:
+        return replace(node, test=Const(True, "bool")) if isinstance(node, If) and node.test == MORE else node
+
     with pytest.raises(KernelError, match="ends before its copies are there"):
-        check_group(graph("softmax"), with_body(kernels, r"if more:", "if True:"), sms=2)
+        check_group(graph("softmax"), with_body(kernels, always), sms=2)
 
 
-def test_the_fake_knows_what_asynchronous_copies_are() -> None:
-    begin = ("s = cuda.shared.array(64, uint32)", "copy_f32_2_d(s, int32(tid * 2), int32(0), p0, int64(tid * 2))")
-    store = "x = take_f32_2(s, int32(tid * 2), int32(0))"
-    run(one_kernel(*begin, "commit_copies()", "await_copies_0()", store), once=False)
-    for missing in ("commit_copies()", "await_copies_0()"):
-        lines = [x for x in ("commit_copies()", "await_copies_0()") if x != missing]
+def test_the_machine_knows_what_asynchronous_copies_are() -> None:
+    array = Var("s", "uint32")
+
+    def taken(word: Expr) -> Stmt:
+        return Do(take("float32", 2, (array, word, Const(0))))
+
+    shared = Shared(array, 64, "uint32")
+    copied = copy_ahead("float32", 2, "default", (array, THREAD * 2, Const(0)), Pointer(0), THREAD * 2)
+    end = (COMMIT_COPIES, await_copies(0))
+    run(one_kernel(shared, copied, *end, taken(THREAD * 2)), once=False)
+    for one in end:
         with pytest.raises(KernelError, match="before its copy is there"):
-            run(one_kernel(*begin, *lines, store), once=False)
-    other = "x = take_f32_2(s, int32((tid ^ 1) * 2), int32(0))"
+            run(one_kernel(shared, copied, one, taken(THREAD * 2)), once=False)
     with pytest.raises(KernelError, match=r"before its copy is there|race for word"):
-        run(one_kernel(*begin, "commit_copies()", "await_copies_0()", other), once=False)
+        run(one_kernel(shared, copied, *end, taken((THREAD ^ 1) * 2)), once=False)
     with pytest.raises(KernelError, match="not aligned"):
-        run(one_kernel(begin[0], "x = take_f32_2(s, int32(tid * 2 + 1), int32(0))"), once=False)
+        run(one_kernel(shared, taken(THREAD * 2 + 1)), once=False)
 
 
 def test_exponentials_take_the_place_of_what_they_are_made_of() -> None:
@@ -250,9 +262,9 @@ def test_strips_of_two_groups_share_a_launch(blocks_per_sm: int) -> None:
         body = source(g, **shape)
         inputs = make_inputs(g, seed=n, special=True)
         (want,) = interpret(g, inputs)
-        end = Pointer.poisoned(g.outputs[0].dtype, g.output_numel(0), once=True)
+        end = Tensor.poisoned(g.outputs[0].dtype, g.output_numel(0), once=True)
         ends.append((end, want, g))
-        memory[("input", n)], memory[("output", n)] = Pointer.reading(inputs[0], g.inputs[0]), end
+        memory[("input", n)], memory[("output", n)] = Tensor.reading(inputs[0], g.inputs[0]), end
         bodies.append(Body(body, (Run((("input", n), ("output", n)), g.extents[0], g.size(range(len(g.extents)))),)))
     packed, refs = pack_bodies(bodies, 2)
     assert packed.launch["shared"] == max(b.source.launch["shared"] for b in bodies)

@@ -13,7 +13,7 @@ from torch import Tensor
 from autotune.compiler.schedules.configurations import group_configs
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.domains.fusion.task import FusionTask
-from tests.support.fake_cuda import check_group
+from tests.support.simulator.groups import check_group
 from tests.support.zoo import BF16, F16, F32, I8, Case, T, random_configs, workloads_of
 
 Fn = Callable[..., Tensor]

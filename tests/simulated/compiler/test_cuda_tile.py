@@ -18,7 +18,7 @@ from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS, Graph
 from autotune.space import load_space
 from tests.simulated.compiler.test_cuda_outer import Case, graphs_of
-from tests.support.fake_cuda import check_group
+from tests.support.simulator.groups import check_group
 from tests.support.zoo import BF16, BOOL, I32, T, drawn
 
 

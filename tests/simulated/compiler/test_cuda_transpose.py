@@ -28,9 +28,11 @@ from autotune.ir.oracle.interpret import make_inputs
 from autotune.space import load_space
 from autotune.task import Config
 from tests.simulated.compiler.test_cuda_outer import Case, graphs_of
-from tests.support import fake_cuda
-from tests.support.fake_cuda import KernelError, check_group
 from tests.support.many_parts import beside, run_packed, task_of, update
+from tests.support.simulator.errors import KernelError
+from tests.support.simulator.groups import check_group, run_group
+from tests.support.simulator.machine import Machine
+from tests.support.simulator.shared import Words
 from tests.support.zoo import BF16, BOOL, F16, I8, I64, T, drawn, nhwc
 
 
@@ -159,14 +161,14 @@ def test_large_tensors_are_read_and_written_in_whole_vectors(case: Case) -> None
     )
 
 
-class _Banks(fake_cuda._Words):
+class _Banks(Words):
     """Notes the word that each access of a thread touches, in order."""
 
     seen: dict[int, list[int]] = {}
 
-    def _touch(self, k: int, write: bool) -> None:
-        super()._touch(k, write)
-        self.seen.setdefault(self.machine.now.tid, []).append(k)
+    def touch(self, place: int, write: bool) -> None:
+        super().touch(place, write)
+        self.seen.setdefault(self.machine.now.number, []).append(place)
 
 
 ALIGNED = Case("aligned", both_outputs, (T(64, 64), T(64, 64), T(64), T(64)))
@@ -182,10 +184,10 @@ def test_a_warp_touches_every_bank_once(
     changed: Config = {"threads_per_row": 128, "vector_bytes": vector_bytes, "tile": tile}
     config = SCHEME.normalize(g, SCHEME.default(g) | changed)
     assert config["tile"] == tile
-    monkeypatch.setattr(fake_cuda, "_Words", _Banks)
+    monkeypatch.setattr(Machine, "words", _Banks)
     monkeypatch.setattr(_Banks, "seen", {})
     made = SCHEME.emit(g, config, 3)
-    fake_cuda.run_group(g, made, make_inputs(g, seed=0))
+    run_group(g, made, make_inputs(g, seed=0))
     block = made.sources[0].block
     assert min(map(len, _Banks.seen.values())) >= 2 * tile * tile // block
     for warp in range(block // 32):

@@ -15,8 +15,9 @@ from autotune.compiler.targets.cuda.source import Listing
 from autotune.domains.c3.collectives.kernels import MOST, build_comm, emit_comm
 from autotune.errors import Unsupported
 from tests.support.edited import with_text
-from tests.support.fake_cuda import KernelError, Machine
-from tests.support.fake_intrinsics import STORAGE, F, decode, encode
+from tests.support.simulator.errors import KernelError
+from tests.support.simulator.listings import run_listing
+from tests.support.simulator.tensors import STORAGE, decode, encode
 
 TORCH = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 BYTES = {"u8": 1, "bf16": 2, "f16": 2, "f32": 4}
@@ -73,7 +74,10 @@ class Pointer:
 
 def functions(text: str, memory: Memory) -> dict[str, Callable[..., Any]]:
     """The memory functions that the kernel calls, on ``memory``."""
-    made: dict[str, Callable[..., Any]] = {"addr": lambda p: p.address, "add_rn": lambda a, b: F(F(a) + F(b))}
+    made: dict[str, Callable[..., Any]] = {
+        "addr": lambda p: p.address,
+        "add_rn": lambda a, b: np.float32(a) + np.float32(b),
+    }
 
     def loads(short: str, n: int) -> Callable[..., Any]:
         def load(p: Pointer, index: int, where: bool = True) -> Any:
@@ -99,10 +103,9 @@ def functions(text: str, memory: Memory) -> dict[str, Callable[..., Any]]:
 
 
 def run(source: Listing, memory: Memory, grid: int, addresses: Sequence[int], count: int) -> None:
-    machine = Machine(source, grid, seed=grid)
-    machine.code.update(functions(source.text, memory))
     steps = [BYTES[short] for short in source.params]
-    machine.run([Pointer(a, s) for a, s in zip(addresses, steps, strict=True)], count)  # type: ignore[misc]
+    pointers = [Pointer(a, s) for a, s in zip(addresses, steps, strict=True)]
+    run_listing(source, grid, [*pointers, count], functions(source.text, memory), seed=grid)
 
 
 def check_copy(parts: int, grid: int, n: int, source_at: int, target_at: int, null: Sequence[int] = ()) -> None:
@@ -171,7 +174,7 @@ def test_a_sum_may_replace_one_of_its_terms(ranks: int) -> None:
     [
         ("f32", (1e8, 1.0, -1e8), 0.0),  # in the order of ranks; any other makes 1
         ("bf16", (256.0, 1.0, 1.0), 258.0),  # rounded once; else 256
-        ("f32", (1e-40, 1e-40, 0.0), float(F(2e-40))),
+        ("f32", (1e-40, 1e-40, 0.0), float(np.float32(2e-40))),
     ],
 )
 def test_sums_are_in_fp32_in_the_order_of_ranks(dtype: str, terms: tuple[float, ...], total: float) -> None:

@@ -16,7 +16,7 @@ from autotune.domains.fusion.bench import FusionBench
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.domains.fusion.task import FusionTask
 from autotune.workload import Workload
-from tests.support.fake_cuda import check_group
+from tests.support.simulator.groups import check_group
 
 
 class Norm(nn.Module):

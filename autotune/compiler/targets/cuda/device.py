@@ -47,8 +47,8 @@ def shared_bytes(body: Iterable[Stmt]) -> int:
     return sum(s.bytes for s in walk(body) if isinstance(s, Shared))
 
 
-def _do(name: str, *args: Expr) -> Do:
-    return Do(Intrinsic(name, args))
+def _do(name: str, *args: Expr, of: tuple[str | int, ...] = ()) -> Do:
+    return Do(Intrinsic(name, args, of=of))
 
 
 BARRIER = _do("cuda.syncthreads")
@@ -85,9 +85,9 @@ def bits_set(value: Expr) -> Expr:
     return Intrinsic("cuda.popc", (value,), "int32")
 
 
-def remote_store(array: Expr, index: Expr, block: Expr, value: Expr) -> Stmt:
+def remote_store(array: Expr, index: Expr, block: Expr, value: Expr) -> Do:
     """``array[index] = value`` in the shared memory of block ``block`` of the cluster; ``index`` is an int64."""
-    return _do(f"rs_{value.dtype}", array, index, block, value)
+    return _do("rs", array, index, block, value, of=(value.dtype,))
 
 
 Words = tuple[Expr, Expr, Const]
@@ -95,24 +95,24 @@ Words = tuple[Expr, Expr, Const]
 bytes is."""
 
 
-def copy_ahead(storage: str, lanes: int, hint: str, to: Words, pointer: Expr, index: Expr) -> Stmt:
+def copy_ahead(storage: str, lanes: int, hint: str, to: Words, pointer: Expr, index: Expr) -> Do:
     """Begins to copy ``lanes`` elements of a tensor to shared memory, as they lie in memory. See ``Load``."""
-    return _do(f"copy_{SHORT[storage]}_{lanes}_{HINTS[hint]}", *to, pointer, index)
+    return _do("copy", *to, pointer, index, of=(SHORT[storage], lanes, HINTS[hint]))
 
 
-def await_copies(groups: int) -> Stmt:
+def await_copies(groups: int) -> Do:
     """Waits until at most ``groups`` groups of the thread's copies are under way."""
-    return _do(f"await_copies_{groups}")
+    return _do("await_copies", of=(groups,))
 
 
 def take(storage: str, lanes: int, words: Words) -> Expr:
     """A tuple of ``lanes`` elements from shared memory, where they lie as in a tensor of type ``storage``."""
-    return Intrinsic(f"take_{SHORT[storage]}_{lanes}", words)
+    return Intrinsic("take", words, of=(SHORT[storage], lanes))
 
 
-def put(words: Words, values: tuple[Expr, ...]) -> Stmt:
+def put(words: Words, values: tuple[Expr, ...]) -> Do:
     """Leaves float32 numbers in shared memory."""
-    return _do(f"put_f32_{len(values)}", *words, Tuple(values))
+    return _do("put", *words, Tuple(values), of=("f32", len(values)))
 
 
 def rounds(count: int) -> Expr:

@@ -48,7 +48,7 @@ class CudaPrinter(Printer):
     def for_Load(self, x: Load) -> str:
         guarded = x.guard is not None
         kind = (_GUARDED if guarded else _LOADS)[x.form]
-        name = f"{kind}_{SHORT[x.storage]}_{x.lanes}_{HINTS.get(x.hint, x.hint)}"
+        name = f"{kind}_{SHORT[x.storage]}_{x.lanes}_{HINTS[x.hint]}"
         return self.call(name, (x.pointer, x.index, *([x.guard] if x.guard is not None else [])))
 
     def for_Unpack(self, x: Unpack) -> str:
@@ -56,7 +56,7 @@ class CudaPrinter(Printer):
 
     def put_Store(self, s: Store) -> None:
         lanes = len(s.values)
-        name = f"{'st' if s.guard is None else 'sg'}_{SHORT[s.storage]}_{lanes}_{HINTS.get(s.hint, s.hint)}"
+        name = f"{'st' if s.guard is None else 'sg'}_{SHORT[s.storage]}_{lanes}_{HINTS[s.hint]}"
         value: Expr = s.values[0] if lanes == 1 else Tuple(s.values)
         guard = [] if s.guard is None else [s.guard]
         self.put(self.call(name, (s.pointer, s.index, value, *guard)))

@@ -1,4 +1,4 @@
-"""Emitted kernels run in plain Python and compute what the oracle does; and the fake finds what it is there to find."""
+"""Kernels run in plain Python and compute what the oracle does; and the machine finds what it is there to find."""
 
 from __future__ import annotations
 
@@ -7,15 +7,35 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
+from autotune.compiler.kernel.nodes import (
+    Assign,
+    Cast,
+    Const,
+    Do,
+    Expr,
+    Function,
+    Intrinsic,
+    Pointer,
+    Return,
+    Stmt,
+    Store,
+    Var,
+    when,
+)
 from autotune.compiler.schedules.configurations import group_configs
 from autotune.compiler.schedules.cuda import scheme_of
-from autotune.compiler.targets.cuda.source import Listing
+from autotune.compiler.targets.cuda.access import COLUMN
+from autotune.compiler.targets.cuda.device import BARRIER, THREAD, Shared, ThreadIndex, shuffle
+from autotune.compiler.targets.cuda.source import CudaSource
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.domains.fusion.task import FusionTask
-from tests.support.edited import edited
-from tests.support.fake_cuda import KernelError, Machine, check_group
-from tests.support.fake_intrinsics import Pointer
+from tests.support.edited import changed, without
+from tests.support.simulator.errors import KernelError
+from tests.support.simulator.groups import check_group
+from tests.support.simulator.machine import Machine
+from tests.support.simulator.tensors import Pointer as Memory
 from tests.support.zoo import BY_NAME, random_configs, workloads
 
 SMALL = [
@@ -96,55 +116,87 @@ def test_a_wrong_kernel_does_not_pass() -> None:
     check_group(group.graph, made)
     (good,) = made.sources
     for bad, words in (
-        (edited(good, lambda line: "" if "syncthreads" in line else line), "race"),
-        (edited(good, lambda line: line.replace("c < 1001", "c < 1000")), "output 0"),
+        (changed(good, without(BARRIER)), "race"),
+        (changed(good, lambda x: COLUMN < 1000 if x == (COLUMN < 1001) else x), "output 0"),
     ):
         with pytest.raises(KernelError, match=words):
             check_group(group.graph, replace(made, sources=(bad,)))
 
 
-def source(*body: str, params: tuple[str, ...] = ("f32",), block: int = 32, shared: int = 0) -> Listing:
-    return Listing((), ("tid = int32(cuda.threadIdx.x)", *body), params, {"dynamic": False, "shared": shared}, block, 0)
+S, X, VALUE = Var("s", "float32"), Var("x", "float32"), Const(1.0, "float32")
+NEIGHBOUR = THREAD ^ 1
 
 
-def run(kernel: Listing, n: int = 64, once: bool = True) -> None:
-    Machine(kernel, 1).run([Pointer.poisoned("float32", n, once)], 0)
+def source(*body: Stmt, block: int = 32) -> CudaSource:
+    launch = {"dynamic": False, "shared": 0}
+    return CudaSource((Assign(THREAD, ThreadIndex()), *body), ("f32",), launch, block, 0)
+
+
+def stored(at: Expr, *values: Expr) -> Store:
+    return Store("float32", "default", Pointer(0), at, values)
+
+
+def run(kernel: CudaSource, n: int = 64, once: bool = True) -> Tensor:
+    memory = Memory.poisoned("float32", n, once)
+    Machine(kernel, 1).run([memory], 0)
+    return memory.tensor()
 
 
 def test_a_race_is_found() -> None:
-    lines = ("s = cuda.shared.array(32, float32)", "s[tid] = float32(1)")
-    read = "st_f32_1_d(p0, tid, s[tid ^ 1])"
-    run(source(*lines, "cuda.syncthreads()", read))
+    write = (Shared(S, 32, "float32"), Assign(S[THREAD], VALUE))
+    read = stored(THREAD, S[NEIGHBOUR])
+    run(source(*write, BARRIER, read))
     with pytest.raises(KernelError, match="race for word"):
-        run(source(*lines, read))
+        run(source(*write, read))
     with pytest.raises(KernelError, match="race for word"):
-        run(source(*lines, "cuda.syncthreads()", "x = s[tid ^ 1]", "s[tid] = x"))
+        run(source(*write, BARRIER, Assign(X, S[NEIGHBOUR]), Assign(S[THREAD], X)))
+
+
+def test_a_race_is_found_behind_two_readers_and_between_views_of_one_array() -> None:
+    words = Var("w", "uint32")
+    everybody = (Shared(S, 1, "float32"), Assign(X, S[Const(0)]))
+    with pytest.raises(KernelError, match="race for word"):
+        run(source(*everybody, when(THREAD.equals(7), [Assign(S[Const(0)], VALUE)])))
+    run(source(*everybody, BARRIER, when(THREAD.equals(7), [Assign(S[Const(0)], VALUE)])))
+    kernel = source(Shared(S, 0, "float32"), Shared(words, 0, "uint32"), Assign(S[THREAD], VALUE), Do(words[NEIGHBOUR]))
+    with pytest.raises(KernelError, match="race for word"):
+        run(replace(kernel, launch={"dynamic": False, "shared": 128}))
 
 
 def test_a_barrier_that_some_threads_miss_is_found() -> None:
     with pytest.raises(KernelError, match="wait for ever at syncthreads"):
-        run(source("if tid < 16:", "    cuda.syncthreads()"))
+        run(source(when(THREAD < 16, [BARRIER])))
     with pytest.raises(KernelError, match="wait for ever at shfl_xor_sync"):
-        run(source("if tid < 16:", "    y = cuda.shfl_xor_sync(0xffffffff, tid, 1)"))
+        run(source(when(THREAD < 16, [Do(shuffle(THREAD, 1))])))
 
 
 def test_accesses_outside_and_unaligned_ones_are_found() -> None:
     with pytest.raises(KernelError, match="of a tensor of 31"):
-        run(source("st_f32_1_d(p0, tid, float32(0))"), n=31)
+        run(source(stored(THREAD, VALUE)), n=31)
     with pytest.raises(KernelError, match="not aligned"):
-        run(source("if tid == 0:", "    st_f32_4_d(p0, 2, (float32(0), float32(0), float32(0), float32(0)))"))
+        run(source(when(THREAD.equals(0), [stored(Const(2), VALUE, VALUE, VALUE, VALUE)])))
     with pytest.raises(KernelError, match="written twice"):
-        run(source("st_f32_1_d(p0, tid >> 1, float32(0))"))
+        run(source(stored(THREAD >> 1, VALUE)))
     with pytest.raises(KernelError, match="outside a shared array"):
-        run(source("s = cuda.shared.array(31, float32)", "s[tid] = float32(0)"))
+        run(source(Shared(S, 31, "float32"), Assign(S[THREAD], VALUE)))
 
 
 def test_shuffles_and_barriers_in_device_functions() -> None:
-    text = "def f0(a):\n    return a + cuda.shfl_xor_sync(0xffffffff, a, 1)"
-    kernel = source("st_f32_1_d(p0, tid, float32(f0(tid)))")
-    p = Pointer.poisoned("float32", 32, True)
-    Machine(Listing((text,), kernel.lines, ("f32",), kernel.launch, 32, 0), 1).run([p], 0)
-    assert p.tensor().tolist() == [2 * (t // 2 * 2) + 1 for t in range(32)]
+    inner = Function((THREAD,), (BARRIER, Return((THREAD + shuffle(THREAD, 1),), alone=True)))
+    outer = Function((THREAD,), (Return((inner(),), alone=True),))
+    found = run(source(stored(THREAD, Cast("float32", outer()))), n=32)
+    assert found.tolist() == [2 * (t // 2 * 2) + 1 for t in range(32)]
+
+
+def test_what_the_simulator_does_not_know_is_an_error() -> None:
+    with pytest.raises(LookupError, match="no intrinsic sleep"):
+        run(source(Do(Intrinsic("sleep", ()))))
+    with pytest.raises(AttributeError, match="Sleep"):
+        run(source(Sleep()))
+
+
+class Sleep(Stmt):
+    """A statement of no target."""
 
 
 def test_every_case_is_one_of_the_zoo() -> None:
