@@ -19,6 +19,7 @@ from tests.support import ROOT, forks
 from tests.support.brief import measure_briefly
 from tests.support.cpu_times import CpuTimes
 from tests.support.headers import share_headers
+from tests.support.scalars import compile_without_vectors
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -113,6 +114,12 @@ def brief() -> Iterator[float]:
     with pytest.MonkeyPatch.context() as patch:
         measure_briefly(patch.setattr)
         yield busy
+
+
+@pytest.fixture(scope="session", autouse=True)
+def scalars() -> None:
+    """Inductor's C++ has no vectors."""
+    compile_without_vectors()
 
 
 @pytest.fixture

@@ -66,12 +66,14 @@ def _preload() -> None:
     from torch._inductor.fx_passes import joint_graph
 
     from tests.support.brief import measure_briefly
+    from tests.support.scalars import compile_without_vectors
 
     importlib.import_module("tqdm").tqdm.monitor_interval = 0  # or it has a thread; optuna has it, torch uses it
     joint_graph.lazy_init()  # half a second for the patterns of attention
     init_backend_registration()
     cpu_vec_isa.valid_vec_isa_list()  # compiles three programs in an empty cache
     measure_briefly()  # as tests/conftest.py does
+    compile_without_vectors()
     gc.collect()
     gc.freeze()
 
