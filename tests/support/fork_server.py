@@ -62,7 +62,6 @@ def _preload() -> None:
     gc.disable()
     for name in _PRELOADED:
         importlib.import_module(name)
-    from torch._inductor import cpu_vec_isa
     from torch._inductor.codegen.common import init_backend_registration
     from torch._inductor.fx_passes import joint_graph
 
@@ -72,7 +71,6 @@ def _preload() -> None:
     importlib.import_module("tqdm").tqdm.monitor_interval = 0  # or it has a thread; optuna has it, torch uses it
     joint_graph.lazy_init()  # half a second for the patterns of attention
     init_backend_registration()
-    cpu_vec_isa.valid_vec_isa_list()  # compiles three programs in an empty cache
     measure_briefly()  # as tests/conftest.py does
     compile_without_vectors()
     gc.collect()
