@@ -22,9 +22,8 @@ def ray_cluster() -> Iterator[LocalCluster]:
         yield cluster
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture
 def engine(ray_cluster: LocalCluster) -> Iterator[Engine]:
-    """One connection, so that Ray's processes which build and look at devices serve the next test too."""
     with contextlib.closing(Engine(ray_cluster.address)) as opened:
         yield opened
 
