@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import traceback
+import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -73,6 +74,8 @@ def _preload() -> None:
     init_backend_registration()
     measure_briefly()  # as tests/conftest.py does
     compile_without_vectors()
+    for made in [*weakref.finalize._registry]:  # type: ignore[attr-defined]
+        made.atexit = False  # a process that ends need not take torch's operators apart, a third of what a fork costs
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)  # a tenth of the time of those that compile
