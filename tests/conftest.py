@@ -17,6 +17,7 @@ import pytest
 from autotune.measure.timing import quiet
 from tests.support import ROOT, forks
 from tests.support.brief import measure_briefly
+from tests.support.bytecode import make_bytecode
 from tests.support.cpu_times import CpuTimes
 from tests.support.headers import share_headers
 from tests.support.scalars import compile_without_vectors
@@ -36,6 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
             compiled = tempfile.mkdtemp(prefix="autotune-inductor-")
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = compiled
             config.add_cleanup(lambda: shutil.rmtree(compiled, ignore_errors=True))
+            make_bytecode(config)
         return
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before libgomp is there, two thirds of a softmax's time
     folder = tempfile.mkdtemp(prefix=f"autotune-{worker}-")
