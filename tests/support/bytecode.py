@@ -22,10 +22,12 @@ def make_bytecode(config: pytest.Config) -> None:
     count, children = len(os.sched_getaffinity(0)), list[int]()
     for k in range(count):
         if (child := os.fork()) == 0:
-            with contextlib.suppress(Exception):  # they are pytest's own functions, and may go
+            try:
                 for path in files[k::count]:
-                    _compile(path, config)
-            os._exit(0)
+                    with contextlib.suppress(Exception):  # of a text that is no Python, or of pytest's own functions
+                        _compile(path, config)
+            finally:
+                os._exit(0)
         children.append(child)
     for child in children:
         os.waitpid(child, 0)
