@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,8 +17,10 @@ import pytest
 from autotune.measure.timing import quiet
 from tests.support import ROOT, forks
 from tests.support.brief import measure_briefly
+from tests.support.bytecode import make_bytecode
 from tests.support.cpu_times import CpuTimes
 from tests.support.headers import share_headers
+from tests.support.scalars import compile_without_vectors
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -35,6 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
             compiled = tempfile.mkdtemp(prefix="autotune-inductor-")
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = compiled
             config.add_cleanup(lambda: shutil.rmtree(compiled, ignore_errors=True))
+            make_bytecode(config)
         return
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before libgomp is there, two thirds of a softmax's time
     folder = tempfile.mkdtemp(prefix=f"autotune-{worker}-")
@@ -115,6 +118,12 @@ def brief() -> Iterator[float]:
         yield busy
 
 
+@pytest.fixture(scope="session", autouse=True)
+def scalars() -> None:
+    """Inductor's C++ has no vectors."""
+    compile_without_vectors()
+
+
 @pytest.fixture
 def new_interpreters() -> Iterator[None]:
     """Processes import for themselves: for tests of that, and of how interpreters start and end."""
@@ -142,6 +151,16 @@ def threads() -> Iterator[None]:
     yield
     os.sched_setaffinity(0, cpus)
     torch.set_num_threads(count)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Nothing is garbage while modules are imported; looking for it took a fifth of their time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:

@@ -158,16 +158,19 @@ class Child:
     Args:
         serve: runs in the process; takes a pipe, then ``args``. It sends anything once it is ready.
         patience: seconds to wait for an answer.
+        start: how multiprocessing starts it.
     """
 
-    def __init__(self, serve: Callable[..., None], args: tuple[Any, ...], patience: float = PATIENCE) -> None:
-        self.serve, self.args, self.patience = serve, args, patience
+    def __init__(
+        self, serve: Callable[..., None], args: tuple[Any, ...], patience: float = PATIENCE, start: str = "spawn"
+    ) -> None:
+        self.serve, self.args, self.patience, self.start = serve, args, patience, start
         self.deaths = 0
         self._process: Any = None
         self._pipe: Any = None
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context(self.start)
         self._pipe, other = context.Pipe()
         self._process = context.Process(target=self.serve, args=(other, *self.args), daemon=True)
         self._process.start()
@@ -288,9 +291,10 @@ def run(options: argparse.Namespace, report: Report) -> None:
 
         target, sms = describe_cuda(options.device)
     seeds = iter([options.only]) if options.only is not None else iter(range(options.first, 1 << 40))
-    child = Child(check_all, (options.device,))
+    start = "spawn" if options.device.startswith("cuda") else "fork"  # CUDA survives no fork; imports take seconds
+    child = Child(check_all, (options.device,), start=start)
     pool = ProcessPoolExecutor(
-        options.processes, multiprocessing.get_context("spawn"), initializer=_calm, initargs=(options.wide,)
+        options.processes, multiprocessing.get_context(start), initializer=_calm, initargs=(options.wide,)
     )
     pending: deque[Future[Prepared]] = deque()
 

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import traceback
+import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -59,21 +60,26 @@ def main(descriptor: int) -> None:
 
 
 def _preload() -> None:
+    gc.disable()
     for name in _PRELOADED:
         importlib.import_module(name)
-    from torch._inductor import cpu_vec_isa
     from torch._inductor.codegen.common import init_backend_registration
     from torch._inductor.fx_passes import joint_graph
 
     from tests.support.brief import measure_briefly
+    from tests.support.scalars import compile_without_vectors
 
     importlib.import_module("tqdm").tqdm.monitor_interval = 0  # or it has a thread; optuna has it, torch uses it
     joint_graph.lazy_init()  # half a second for the patterns of attention
     init_backend_registration()
-    cpu_vec_isa.valid_vec_isa_list()  # compiles three programs in an empty cache
     measure_briefly()  # as tests/conftest.py does
+    compile_without_vectors()
+    for made in [*weakref.finalize._registry]:  # type: ignore[attr-defined]
+        made.atexit = False  # a process that ends need not take torch's operators apart, a third of what a fork costs
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 50)  # a tenth of the time of those that compile
+    gc.enable()
 
 
 def _serve(requests: socket.socket) -> Callable[[], None]:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import fx, nn
+from torch.utils import _pytree as pytree
 
 import autotune
 from autotune.errors import UserError
@@ -24,19 +25,21 @@ from tests.support.deployment import Tune
 
 
 class Model(nn.Module):
-    """Keywords and nested results, as models of libraries have."""
+    """Keywords and nested results, as models of libraries have, and an input of any number of rows."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear = nn.Linear(48, 48)
+        self.linear, self.short = nn.Linear(48, 48), nn.Linear(48, 8)
 
-    def forward(self, x: torch.Tensor, *, scale: torch.Tensor, bias: torch.Tensor) -> dict[str, Any]:
+    def forward(
+        self, x: torch.Tensor, *, scale: torch.Tensor, bias: torch.Tensor, rows: torch.Tensor
+    ) -> dict[str, Any]:
         y = torch.softmax(self.linear(x) * scale + bias, -1)
-        return {"probabilities": y, "more": (y.sum(-1), x)}
+        return {"probabilities": y, "more": (y.sum(-1), x), "short": self.short(rows)}
 
 
 def arguments() -> tuple[tuple[torch.Tensor], dict[str, torch.Tensor]]:
-    return (torch.randn(32, 48),), {"scale": torch.randn(48), "bias": torch.randn(48)}
+    return (torch.randn(32, 48),), {"scale": torch.randn(48), "bias": torch.randn(48), "rows": torch.randn(32, 48)}
 
 
 class Made:
@@ -45,7 +48,7 @@ class Made:
     def __init__(self, folder: Path, tune: Tune, caplog: pytest.LogCaptureFixture) -> None:
         self.model = Model().eval()
         args, kwargs = arguments()
-        assert tune(lambda x, scale, bias: self.model(x, scale=scale, bias=bias), (*args, *kwargs.values()))
+        assert tune(lambda x, *more: self.model(x, **dict(zip(kwargs, more, strict=True))), (*args, *kwargs.values()))
         self.passes: list[int] = []
 
         def theirs(graph: fx.Graph) -> None:
@@ -53,8 +56,11 @@ class Made:
 
         self.path = str(folder / "model.pt2")
         with torch.no_grad():
-            exported = torch.export.export(self.model, args, kwargs)
-            configs = {"post_grad_custom_post_pass": theirs}
+            rows = torch.export.Dim("rows", min=2, max=1024)
+            sizes = {"x": None, "scale": None, "bias": None, "rows": {0: rows}}
+            exported = torch.export.export(self.model, args, kwargs, dynamic_shapes=sizes)
+            # No other test reads these headers.
+            configs = {"post_grad_custom_post_pass": theirs, "aot_inductor.precompile_headers": False}
             made = autotune.aoti_compile_and_package(exported, package_path=self.path, inductor_configs=configs)
         assert made == self.path
         self.warnings = [
@@ -67,6 +73,7 @@ def same(got: Any, want: Any) -> None:
     torch.testing.assert_close(got["probabilities"], want["probabilities"])
     torch.testing.assert_close(got["more"][0], want["more"][0])
     assert torch.equal(got["more"][1], want["more"][1])
+    torch.testing.assert_close(got["short"], want["short"])
 
 
 def test_a_package_is_the_model(tmp_path: Path, tune: Tune, caplog: pytest.LogCaptureFixture) -> None:
@@ -84,7 +91,7 @@ def test_a_package_is_the_model(tmp_path: Path, tune: Tune, caplog: pytest.LogCa
     same(run(x, **dict(reversed(kwargs.items()))), want)
     same(autotune.aoti_load_package(made.path, run_single_threaded=True)(x, **kwargs), want)
     same(torch._inductor.aoti_load_package(made.path)(x, **kwargs), want)
-    with pytest.raises(UserError, match=r"takes the keywords \['scale', 'bias'\], not \['scale'\]"):
+    with pytest.raises(UserError, match=r"takes the keywords \['scale', 'bias', 'rows'\], not \['scale'\]"):
         run(x, scale=kwargs["scale"])
     with pytest.raises(UserError, match="takes arguments") as told:
         run((x, x), **kwargs)
@@ -99,7 +106,13 @@ def test_a_package_is_the_model(tmp_path: Path, tune: Tune, caplog: pytest.LogCa
         with pytest.raises(UserError, match=why):
             run(wrong, **kwargs)
     with pytest.raises(UserError, match="as tensor 2"):
-        run(x, scale=kwargs["scale"], bias=torch.randn(47))
+        run(x, **{**kwargs, "bias": torch.randn(47)})
+    for n in (2, 32, 77):
+        other = {**kwargs, "rows": torch.randn(n, 48)}
+        with torch.no_grad():
+            same(run(x, **other), made.model(x, **other))
+    with pytest.raises(UserError, match=r"float32 anyx48 \(strides 48x1\) on cpu as tensor 3, not float32 2x47"):
+        run(x, **{**kwargs, "rows": torch.randn(2, 47)})
     job = f"""
 import sys, json, torch, autotune
 x, kwargs = torch.load({str(tmp_path / "given.pt")!r})
@@ -113,18 +126,26 @@ print(json.dumps([name for name in ("sympy", "torch._dynamo", "numba", "sqlalche
     same(torch.load(tmp_path / "got.pt"), want)
 
 
-def test_dynamic_sizes_may_be_any_and_others_not(tmp_path: Path) -> None:
-    model = nn.Linear(48, 8)
-    rows = torch.export.Dim("rows", min=2, max=1024)
-    with torch.no_grad():
-        exported = torch.export.export(model, (torch.randn(32, 48),), dynamic_shapes=({0: rows},))
-        path = autotune.aoti_compile_and_package(exported, package_path=str(tmp_path / "model.pt2"))
-        run = autotune.aoti_load_package(path)
-        for n in (2, 32, 77):
-            x = torch.randn(n, 48)
-            torch.testing.assert_close(run(x), model(x))
-    with pytest.raises(UserError, match=r"float32 anyx48 \(strides 48x1\) on cpu as tensor 0, not float32 2x47"):
-        run(torch.randn(2, 47))
+class OnePlace:
+    """torch's loader of a package of its own function, which takes a tensor by its place alone and adds one."""
+
+    def get_call_spec(self) -> list[str]:
+        return [pytree.treespec_dumps(pytree.tree_structure(given)) for given in (((0,), {}), 0)]
+
+    def get_metadata(self) -> dict[str, str]:
+        return {}
+
+    def boxed_run(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [x + 1 for x in tensors]
+
+
+def test_a_package_without_keywords_and_without_a_description() -> None:
+    run, x = PackagedModel(OnePlace()), torch.randn(3)
+    assert torch.equal(run(x), x + 1)
+    with pytest.raises(UserError, match=r"takes the keywords \[\], not \['x'\]"):
+        run(x=x)
+    with pytest.raises(UserError, match="takes arguments"):
+        run(x, x)
 
 
 @pytest.mark.parametrize("content", [b"", b"no package", b"PK\x03\x04" + bytes(40)])
