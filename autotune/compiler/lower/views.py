@@ -45,15 +45,6 @@ def permute(x: Lazy, dims: Sequence[int]) -> Lazy:
     return Lazy(x.region, [x.shape[d] for d in order], x.dtype, [x.names[d] for d in order], at)
 
 
-def transpose(x: Lazy, a: int, b: int) -> Lazy:
-    if x.ndim == 0:
-        return x
-    order = list(range(x.ndim))
-    a, b = x.dim(a), x.dim(b)
-    order[a], order[b] = b, a
-    return permute(x, order)
-
-
 def expand(x: Lazy, shape: Sequence[int]) -> Lazy:
     """Broadcast to ``shape``; -1 keeps an extent."""
     lead = len(shape) - x.ndim

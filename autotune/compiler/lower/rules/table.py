@@ -8,8 +8,9 @@ one. Operators that Inductor has decomposed before its post-grad passes run have
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -46,6 +47,16 @@ def rule(*names: str) -> Callable[[R], R]:
         return fn
 
     return add
+
+
+def rules(make: Callable[..., Any], ops: Mapping[str, str]) -> None:
+    """Register aten operators that differ in one operator of the graph only, which ``make`` is given first."""
+    for name, op in ops.items():
+
+        def apply(region: Region, *args: Any, op: str = op, **kwargs: Any) -> Any:
+            return make(op, *args, **kwargs)
+
+        rule(name)(functools.update_wrapper(apply, make))
 
 
 def numbers(value: Any) -> list[int]:
@@ -236,52 +247,34 @@ def _iota(region: Region, length: int, *, start: int, step: int, dtype: torch.dt
 # Gathers --------------------------------------------------------------------------------------------------------------
 
 
-def pick(table: Lazy, dim: int, index: Lazy, wrap: bool = False) -> Lazy:
-    """``table`` at ``index`` along ``dim``, where ``index`` has the result's shape (other dimensions run along).
-
-    ``wrap`` lets negative indices count from the end. The index is trusted to be in range, as torch's kernels check.
-    """
-    region, extent = table.region, table.shape[dim]
-    if index.kind not in ("int32", "int64"):
-        raise Unsupported("an index that is not an integer")
-    if wrap:
-        index = _counted(index, extent)
-    along = [d for d in range(index.ndim) if d != dim]
-    for d in along:
-        if index.shape[d] == table.shape[d]:
-            region.names.unify(index.names[d], table.names[d])
-
-    def at(where: tuple[Index, ...], guards: Guards) -> int:
-        chosen = Index(pick=(index.at(where, guards), 1, extent)) if extent > 1 else Index()
-        return table.at((*where[:dim], chosen, *where[dim + 1 :]), guards)
-
-    return Lazy(region, index.shape, table.dtype, index.names, at)
-
-
 @rule("gather")
 def _gather(region: Region, self: Lazy, dim: int, index: Lazy, *, sparse_grad: bool = False) -> Lazy:
     if self.ndim == 0:
         return self
-    return pick(self, self.dim(dim), index)
+    d = self.dim(dim)
+    for k in range(index.ndim):
+        if k != d and index.shape[k] == self.shape[k]:
+            region.names.unify(index.names[k], self.names[k])
+
+    def at(where: tuple[Index, ...], guards: Guards) -> int:
+        return self.at((*where[:d], picked(self.shape[d], index, where, guards), *where[d + 1 :]), guards)
+
+    return Lazy(region, index.shape, self.dtype, index.names, at)
 
 
-def _rows(table: Lazy, dim: int, index: Lazy, wrap: bool) -> Lazy:
-    """``table`` with dimension ``dim`` replaced by the dimensions of ``index``."""
-    before, after = table.shape[:dim], table.shape[dim + 1 :]
-    shape = (*before, *index.shape, *after)
-    region = table.region
-    flat = views.reshape(index, [index.numel])
-    line = views.reshape(flat, [1] * dim + [index.numel] + [1] * len(after))
-    wide = views.expand(line, [*before, index.numel, *after])
-    # The index does not vary along the table's other dimensions; these keep the table's names.
-    for d in [*range(dim), *range(dim + 1, table.ndim)]:
-        region.names.unify(wide.names[d], table.names[d])
-    return views.reshape(pick(table, dim, wide, wrap), shape)
+def picked(extent: int, index: Lazy, where: tuple[Index, ...], guards: Guards) -> Index:
+    """The place along an axis of ``extent`` that an element of ``index`` says; that of an axis of 1 need not be asked.
+
+    The index is trusted to be in range, as torch's kernels check.
+    """
+    if index.kind not in ("int32", "int64"):
+        raise Unsupported("an index that is not an integer")
+    return Index(pick=(index.at(where, guards), 1, extent)) if extent > 1 else Index()
 
 
 @rule("embedding")
 def _embedding(region: Region, weight: Lazy, indices: Lazy, *_: Any, **__: Any) -> Lazy:
-    return _rows(weight, 0, indices, wrap=False)
+    return _points(weight, [0], [indices])
 
 
 @rule("index", "_unsafe_index")
@@ -289,9 +282,7 @@ def _index(region: Region, self: Lazy, indices: Sequence[Lazy | None]) -> Lazy:
     given = [(d, i) for d, i in enumerate(indices) if i is not None]
     if not given or any(i.kind not in ("int32", "int64") for _, i in given):
         raise Unsupported("indexing by other than integer tensors")
-    if len(given) == 1:
-        return _rows(self, given[0][0], given[0][1], wrap=True)
-    return _points(self, [d for d, _ in given], [i for _, i in given])
+    return _points(self, [d for d, _ in given], [counted(i, self.shape[d]) for d, i in given])
 
 
 def _points(table: Lazy, dims: Sequence[int], indices: Sequence[Lazy]) -> Lazy:
@@ -304,15 +295,12 @@ def _points(table: Lazy, dims: Sequence[int], indices: Sequence[Lazy]) -> Lazy:
     names = broadcast_names(region, shape, indices)
     rest = [d for d in range(table.ndim) if d not in dims]
     first = dims[0] if list(dims) == list(range(dims[0], dims[-1] + 1)) else 0
-    indices = [_counted(i, table.shape[d]) for d, i in zip(dims, indices, strict=True)]
 
     def at(where: tuple[Index, ...], guards: Guards) -> int:
         chosen, other = where[first : first + len(shape)], [*where[:first], *where[first + len(shape) :]]
         back = dict(zip(rest, other, strict=True))
         for d, i in zip(dims, indices, strict=True):
-            extent = table.shape[d]
-            value = i.at(broadcast_index(chosen, i.shape), guards) if extent > 1 else 0
-            back[d] = Index(pick=(value, 1, extent)) if extent > 1 else Index()
+            back[d] = picked(table.shape[d], i, broadcast_index(chosen, i.shape), guards)
         return table.at(tuple(back[d] for d in range(table.ndim)), guards)
 
     kept = [(table.shape[d], table.names[d]) for d in rest]
@@ -320,7 +308,7 @@ def _points(table: Lazy, dims: Sequence[int], indices: Sequence[Lazy]) -> Lazy:
     return Lazy(region, [e for e, _ in whole], table.dtype, [n for _, n in whole], at)
 
 
-def _counted(index: Lazy, extent: int) -> Lazy:
+def counted(index: Lazy, extent: int) -> Lazy:
     """``index`` with negative numbers counted from the end."""
     negative = pointwise("lt", index, 0, dtype=torch.bool)
     return pointwise("where", negative, pointwise("add", index, extent), index, dtype=index.dtype)
@@ -344,4 +332,4 @@ def _scatter(region: Region, self: Lazy, dim: int, index: Lazy, src: Lazy | Numb
     return pointwise("where", pointwise("eq", position, index, dtype=torch.bool), written, self, dtype=self.dtype)
 
 
-__all__ = ["GENERATORS", "RULES", "VIEWS", "kind", "numbers", "padded", "pick", "rule"]
+__all__ = ["GENERATORS", "RULES", "VIEWS", "kind", "numbers", "padded", "rule", "rules"]
