@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from autotune.ir.nodes import (
     COMPUTE_TYPES,
@@ -46,7 +46,7 @@ from autotune.ir.reach import check_loads, check_numbers, check_outputs, reach
 
 __all__ = [
     "COMPUTE_TYPES", "EIGHT_BIT_FLOATS", "FLOATS", "LEAVES", "REDUCTIONS", "SHORT", "STORAGE_BYTES",
-    "Graph", "Output", "Value", "at_axis", "compute_type", "has_sum_at",
+    "Graph", "Output", "Value", "Walk", "at_axis", "compute_type", "has_sum_at",
 ]  # fmt: skip
 
 
@@ -59,6 +59,14 @@ def at_axis(graph: Graph, v: Value) -> int:
 def has_sum_at(graph: Graph) -> bool:
     """Whether a live value of a graph is a ``sum_at``."""
     return any(graph.values[i].op == "sum_at" for i in graph.live)
+
+
+class Walk(NamedTuple):
+    """How a tensor is walked: axes, its stride along each, and what it is stored as."""
+
+    axes: tuple[int, ...]
+    strides: tuple[int, ...]
+    storage: str
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,13 @@ class Graph:
     def live(self) -> tuple[int, ...]:
         """The values that some output needs, in order."""
         return tuple(self.making(o.value for o in self.outputs))
+
+    @cached_property
+    def walks(self) -> tuple[Walk, ...]:
+        """Those of what is loaded, then of what is stored; gathers go where their indices say."""
+        loads = (v for v in (self.values[i] for i in self.live) if v.op == "load")
+        found = [Walk(v.axes, v.strides, self.inputs[v.slot]) for v in loads]
+        return (*found, *(Walk(o.axes, o.strides, o.dtype) for o in self.outputs))
 
     def making(
         self,

@@ -82,7 +82,7 @@ def fake(
     offset: int = 0,
 ) -> torch.Tensor:
     """A fake tensor of a layout (strides and offset in elements)."""
-    span = compute_required_storage_length(shape, strides, offset)
+    span = compute_required_storage_length(tuple(shape), tuple(strides), offset)
     with mode:
         return torch.empty(span, dtype=dtype, device=device).as_strided(shape, strides, offset)
 
