@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -26,7 +27,6 @@ from torch import fx
 
 from autotune.compiler.capture.joint import is_written_back
 from autotune.compiler.lower.op_names import GENERATORS, PRODUCTS, SCATTERS, VIEWS
-from autotune.compiler.lower.rules import pointwise as rules_pointwise
 from autotune.compiler.lower.rules.product import is_memory_intensive, read_again
 from autotune.compiler.lower.rules.table import RULES
 from autotune.compiler.lower.translate import meta, op_name, translate
@@ -41,6 +41,7 @@ from autotune.compiler.regions.tensors import (
     factors,
     is_aligned,
     is_float8,
+    is_pointwise,
     is_random,
     is_window,
     storable,
@@ -230,21 +231,24 @@ class Finder:
             n = stack.pop()
             if n not in members:
                 continue
-            made_by = RULES.get(op_name(n))  # none for a tuple's element
-            if getattr(made_by, "__module__", "") != rules_pointwise.__name__ or len(self._readers(n)) > 1:
+            if not is_pointwise(n) or len(self._readers(n)) > 1:
                 return False
             stack += self.producers(n)
         return True
 
-    def _readers(self, node: fx.Node) -> set[fx.Node]:
-        """The nodes that read one, as it is or through views."""
-        stack, seen = list(node.users), set()
+    def _readers(self, node: fx.Node, copied: AbstractSet[fx.Node] = frozenset()) -> set[fx.Node]:
+        """The nodes that read one, as it is or through views, and through what is ``copied``."""
+        found, seen, stack = set(), set(), list(node.users)
         while stack:
             user = stack.pop()
-            if user not in seen:
-                seen.add(user)
-                stack += user.users if self.free(user) else ()
-        return {user for user in seen if not self.free(user)}
+            if user in seen:
+                continue
+            seen.add(user)
+            if self.free(user) or user in copied:
+                stack += user.users
+            else:
+                found.add(user)
+        return found
 
     def _may_wait(self, node: fx.Node, members: set[fx.Node]) -> bool:
         """Whether nothing but nodes of regions reads a tensor. (A tuple's elements do not leave it.)"""
@@ -325,16 +329,7 @@ class Finder:
         """Whether a node that is not in the region reads it, as it is or through views."""
         if not isinstance(meta(node), torch.Tensor) or node in self.copied:
             return False  # a tuple: its getitems are nodes of the region themselves
-        stack, seen = list(node.users), set()
-        while stack:
-            user = stack.pop()
-            if user in seen or (user in inside and user not in self.copied):
-                continue
-            seen.add(user)
-            if not self.free(user) and user not in self.copied:
-                return True
-            stack.extend(user.users)
-        return False
+        return not self._readers(node, self.copied) <= inside
 
     def region(self, nodes: Sequence[fx.Node]) -> Region:
         """The region of a group. Raises Unsupported with the responsible node of this graph as ``node``."""

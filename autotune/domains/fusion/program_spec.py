@@ -202,7 +202,7 @@ def captures(
     with training(fn, args, kwargs, label, train=train) as (given, named):
         try:
             return [
-                capture_for_user(fn, given, named, label=label, grad=grad, fuse_attention=fuse).graphs
+                capture_for_user(fn, given, named, label=label, grad=grad, fuse_attention=fuse)
                 for grad in gradients_of(fn, given, named, train=train)
             ]
         except SystemExit as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autotune.ir.graph import REDUCTIONS, Graph, Value
+from autotune.ir.graph import REDUCTIONS, Graph, Output, Value
 from autotune.ir.ops import POINTWISE
 
 Range = tuple[int, int]
@@ -21,8 +21,9 @@ def guard_selected(graph: Graph) -> Graph:
     Not where neighbours in memory lie along that axis: there two loads and a select are a vector's worth of elements.
     Nor where a load varies over fewer axes than what it is selected for (a bias): it costs next to nothing.
     """
-    reads = [v for v in (graph.values[i] for i in graph.live) if v.op in ("load", "gather")]
-    neighbours = {a for t in (*reads, *graph.outputs) for a, s in zip(t.axes, t.strides, strict=True) if s == 1}
+    tensors: list[Value | Output] = [graph.values[i] for i in graph.live if graph.values[i].op in ("load", "gather")]
+    tensors += graph.outputs
+    neighbours = {a for t in tensors for a, s in zip(t.axes, t.strides, strict=True) if s == 1}
     bounds = {i: b for i, b in ((i, _bound(graph, i)) for i in graph.live) if b is not None}
     for axis in sorted({a for a, _ in bounds.values()} - neighbours):
         cuts = {i: t for i, (a, t) in bounds.items() if a == axis}

@@ -46,7 +46,7 @@ def test_all_of_a_case_is_captured_as_regions(case: Case) -> None:
     args = case.arguments("cpu", "cpu")
     results = case.fn(*args)
     assert all(t.isfinite().all() for t in pytree.tree_leaves(results))
-    graphs = capture(case.fn, args, grad=False).graphs
+    graphs = capture(case.fn, args, grad=False)
     regions = [region for graph in graphs for region in find_regions(graph.module)]
     assert [region.reason for region in regions if region.workload is None] == []
     for graph in graphs:
