@@ -139,8 +139,7 @@ def capture(
     """
     graphs: list[CapturedGraph] = []
     mode = contextlib.nullcontext() if grad is None else torch.set_grad_enabled(grad)
-    # Every capture is a new code object: it neither finds nor evicts what the caller has compiled.
-    compiled = torch.compile(_fresh(fn), backend=recording_backend(graphs.append, fuse_attention), dynamic=dynamic)
+    compiled = torch.compile(fresh(fn), backend=recording_backend(graphs.append, fuse_attention), dynamic=dynamic)
     with mode, torch._dynamo.config.patch(recompile_limit=256):
         results = compiled(*args, **dict(kwargs or {}))
         _run_backward(results)
@@ -169,7 +168,9 @@ def capture_for_user(
         raise UserError(f"{label} failed on its inputs: {first_line(error)}") from error
 
 
-def _fresh(fn: Callable[..., Any]) -> Callable[..., Any]:
+def fresh(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A callable as a new code object: to compile it neither finds nor evicts what its owner has compiled."""
+
     def call(*args: Any, **kwargs: Any) -> Any:
         return fn(*args, **kwargs)
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.compiler.lower.op_names import PRODUCTS, telling
-from autotune.compiler.planner.plan import Plan
+from autotune.compiler.planner.groups import Plan
 from autotune.compiler.targets.cuda.source import PREFIX
 from autotune.ir.forms.canonical import row_extent
 from autotune.ir.graph import REDUCTIONS, Graph

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from autotune.compiler.planner.cost import Costs, Figures
-from autotune.compiler.planner.plan import Roots, all_roots, cone, root_value, sketch
+from autotune.compiler.planner.groups import Roots
+from autotune.compiler.planner.plan import all_roots, cone, root_value, sketch
 from autotune.compiler.schedules.cuda import legal
 from autotune.ir.graph import REDUCTIONS, Graph
 
@@ -110,15 +111,15 @@ class Vertices:
         finish = self.figures.next_us if len(kinds) > 1 else 0.0  # partials of one kind need a kernel to finish them
         return cost.us(self.figures) + self.figures.next_us + finish
 
-    def single_us(self, k: int) -> float:
-        """A vertex by itself; dear where no kernel can run it alone."""
-        found = self.us(1 << k)
+    def price(self, mask: Mask) -> float:
+        """As :meth:`us`; dear where no kernel can run the group."""
+        found = self.us(mask)
         return 1e6 if found is None else found
 
     def gain(self, mask: Mask) -> float:
         """The delta-evaluator's f of a group against its vertices one by one; minus infinity where it is not legal."""
         found = self.us(mask)
-        return float("-inf") if found is None else sum(map(self.single_us, bits(mask))) - found
+        return float("-inf") if found is None else sum(self.price(1 << k) for k in bits(mask)) - found
 
     @cached_property
     def producers(self) -> list[tuple[Mask, Mask]]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.compiler.planner.beam import shape_us
 from autotune.compiler.planner.cost import Costs
-from autotune.compiler.planner.plan import read_text
+from autotune.compiler.planner.groups import read_text
 from autotune.device import DeviceIdentity
 from autotune.domains.fusion.task import FusionTask
 from autotune.errors import Unsupported

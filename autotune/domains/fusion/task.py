@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 from autotune.compiler.planner import methods as ablation
 from autotune.compiler.planner.cost import Figures
+from autotune.compiler.planner.groups import Group, Plan, read_text, write_text
 from autotune.compiler.planner.methods import FULL, METHODS, Method
-from autotune.compiler.planner.plan import Group, Plan, make_plan, read_text, write_text
+from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.schedules import cpu as target_cpu
 from autotune.compiler.schedules.configurations import Choices, agree, group_configs, join_configs, join_spaces
 from autotune.compiler.schedules.cuda import scheme_of

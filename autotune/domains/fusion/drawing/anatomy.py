@@ -6,12 +6,12 @@ plan`` shows it as text and :mod:`autotune.domains.fusion.drawing.picture` draws
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from autotune.compiler.planner.plan import Group, Plan, make_plan
+from autotune.compiler.planner.groups import Group, Plan
+from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.program.columns import split_columns
 from autotune.compiler.program.full_reduction import cut_everything
 from autotune.compiler.program.program import Program, build_program
@@ -158,7 +158,6 @@ class Anatomy:
     plan: str
     launches: tuple[tuple[GroupAnatomy, ...], ...]
     scratch_bytes: int
-    notes: tuple[str, ...] = field(default=())
 
     @property
     def groups(self) -> list[GroupAnatomy]:
@@ -353,9 +352,3 @@ def reduction_home(graph: Graph, i: int, config: Config, side: str, scheme: str)
     if not config.get("parts"):
         return "thread"
     return "grid" if cut_everything(graph) is not None or i in split_columns(graph).reduced else "thread"
-
-
-def operator_counts(operators: list[Operator]) -> str:
-    """Such as ``2 mul, sub, rsqrt``."""
-    counts = Counter(o.name for o in operators)
-    return ", ".join(f"{n} {name}" if n > 1 else name for name, n in counts.items())
