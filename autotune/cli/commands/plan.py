@@ -94,7 +94,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Plan; returns 0."""
     with machine_output(args.json) as emit:
-        from autotune.domains.fusion.planning import side_of
+        from autotune.domains.fusion.program_spec import side_of
         from autotune.store import attach
 
         side = side_of(args.device)
@@ -143,7 +143,8 @@ def plan_target(
     """
     from autotune.compiler.lower.eager import eager_cost
     from autotune.domains.fusion.drawing.anatomy import dissect
-    from autotune.domains.fusion.planning import planned, side_of
+    from autotune.domains.fusion.planning import planned
+    from autotune.domains.fusion.program_spec import side_of
     from autotune.domains.fusion.task import FusionTask
     from autotune.errors import Unsupported
 

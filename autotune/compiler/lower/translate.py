@@ -106,14 +106,11 @@ def _blamed(node: fx.Node, work: Any) -> Any:
     try:
         return work()
     except Unsupported as error:
-        if getattr(error, "node", None) is None:
-            error.node = node  # type: ignore[attr-defined]
+        error.node = error.node or node
         raise
     except (TypeError, AssertionError, AttributeError, ValueError) as problem:
         # A form of the operator that its rule was not written for (an overload, a dtype argument).
-        form = Unsupported(f"{node.target} in this form ({problem})")
-        form.node = node  # type: ignore[attr-defined]
-        raise form from problem
+        raise Unsupported(f"{node.target} in this form ({problem})", node) from problem
 
 
 def _tensor(value: Any) -> torch.Tensor:
@@ -167,9 +164,7 @@ def _outputs(region: Region, results: Any, env: dict[fx.Node, Any]) -> list[Outp
             for axis, c in i.terms:
                 strides[axis] = c * s
         if any(s <= 0 for s in strides.values()):
-            overlap = Unsupported("a result whose elements overlap")
-            overlap.node = node  # type: ignore[attr-defined]
-            raise overlap
+            raise Unsupported("a result whose elements overlap", node)
         axes = tuple(sorted(strides))
         out.append(Output(value, axes, tuple(strides[a] for a in axes), storage_name(like.dtype)))
     return out

@@ -103,7 +103,6 @@ class Finder:
         self.kept: set[fx.Node] = set()
         self.copied: set[fx.Node] = set()
         self.once: set[fx.Node] = set()
-        self.refused: dict[fx.Node, str] = {}
         self._known: dict[str, tuple[Workload, Binding]] = {}
         self._passing = passing(self.nodes)
         self._sorts = {n: self._classify(n) for n in self.nodes}
@@ -321,9 +320,7 @@ class Finder:
         inside = set(nodes)
         readers = [n for n in nodes if any(is_wide(p) for p in self.producers(n) if p not in inside)]
         for n in (*readers, *filter(is_wide, outputs)):
-            error = Unsupported("float64 that is not made and read in one region")
-            error.node = n  # type: ignore[attr-defined]
-            raise error
+            raise Unsupported("float64 that is not made and read in one region", n)
 
     def _used_outside(self, node: fx.Node, inside: set[fx.Node]) -> bool:
         """Whether a node that is not in the region reads it, as it is or through views."""
@@ -344,10 +341,9 @@ class Finder:
         except Repeated:
             raise
         except Unsupported as error:
-            culprit = getattr(error, "node", None)
-            origin = culprit.meta.get("origin") if isinstance(culprit, fx.Node) else None
+            origin = error.node and error.node.meta.get("origin")
             if origin is not None:
-                error.node = origin  # type: ignore[attr-defined]
+                error.node = origin
                 raise
             return Region(tuple(nodes), tuple(inputs), tuple(outputs), module, reason=str(error))
         return Region(tuple(nodes), tuple(inputs), tuple(outputs), module, workload, binding)
@@ -405,13 +401,13 @@ def find_regions(gm: fx.GraphModule, side: str | None = None) -> list[Region]:
                 except Repeated as error:
                     _keep(finder, [n.meta["origin"] for n in error.nodes])
                 except Unsupported as error:
-                    culprit: fx.Node = error.node  # type: ignore[attr-defined]
+                    culprit: fx.Node = error.node
                     if borrowed := finder.borrowed(nodes):
                         finder.once |= borrowed  # they may be what it cannot do in its place
                     elif op_name(culprit) in SCATTERS and culprit not in finder.kept:
                         finder.kept.add(culprit)  # it may do where those that read it in other shapes read it stored
                     else:
-                        _harden(finder, culprit, str(error))
+                        _harden(finder, culprit)
                 if key not in done:
                     failed = True
                     continue
@@ -454,16 +450,14 @@ def _keep(finder: Finder, products: Sequence[fx.Node]) -> None:
     """Have products stored before they are read; those that are and are repeated all the same become opaque."""
     for n in products:
         if n in finder.kept:
-            _harden(finder, n, "a product computed several times over")
+            _harden(finder, n)
     finder.kept.update(products)
 
 
-def _harden(finder: Finder, culprit: fx.Node, reason: str) -> None:
+def _harden(finder: Finder, culprit: fx.Node) -> None:
     """Make a node opaque, together with what cannot be told apart from it: a tuple and its elements."""
     owner = culprit
     while owner.target is operator.getitem:
         owner = owner.args[0]  # type: ignore[assignment]
-    for n in (owner, *[u for u in owner.users if u.target is operator.getitem]):
-        finder.hard.add(n)
-        finder.refused[n] = reason
+    finder.hard.update([owner, *(u for u in owner.users if u.target is operator.getitem)])
     finder.once.clear()  # groups are others now

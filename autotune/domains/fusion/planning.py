@@ -26,6 +26,7 @@ from autotune.domains.fusion.program_spec import (
     load_inputs,
     named_after,
     resolve,
+    side_of,
 )
 from autotune.errors import UserError
 
@@ -61,21 +62,6 @@ def outside(graph: fx.Graph, regions: Iterable[Region]) -> Counter[str]:
     nodes = [n for n in graph.nodes if n.op == "call_function" and n not in inside]
     names = (op_name(n) or str(n.target) for n in nodes)
     return Counter(n for n in names if n not in VIEWS and n not in GENERATORS and n != "getitem")
-
-
-def side_of(device: str) -> str:
-    """ "cpu" or "cuda".
-
-    Raises:
-        UserError: another device.
-    """
-    try:
-        kind = torch.device(device).type
-    except RuntimeError:
-        kind = ""
-    if kind not in ("cpu", "cuda"):
-        raise UserError(f"unknown device {device!r}; give cpu, cuda or cuda:N")
-    return kind
 
 
 def here(device: str) -> bool:

@@ -277,14 +277,23 @@ def _requires_grad(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     return any(isinstance(t, torch.Tensor) and t.requires_grad for t in leaves)
 
 
-def _check_device(device: str) -> None:
+def side_of(device: str) -> str:
+    """ "cpu" or "cuda".
+
+    Raises:
+        UserError: another device.
+    """
     try:
-        wanted = torch.device(device)
+        kind = torch.device(device).type
     except RuntimeError:
-        raise UserError(f"unknown device {device!r}; give cpu, cuda or cuda:N") from None
-    if wanted.type not in ("cpu", "cuda"):
-        raise UserError(f"device {device!r} is not supported; give cpu, cuda or cuda:N")
-    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+        kind = ""
+    if kind not in ("cpu", "cuda"):
+        raise UserError(f"unknown device {device!r}; give cpu, cuda or cuda:N")
+    return kind
+
+
+def _check_device(device: str) -> None:
+    if side_of(device) == "cuda" and (torch.device(device).index or 0) >= torch.cuda.device_count():
         raise UserError(
             f"no device {device!r} here: torch sees {torch.cuda.device_count()} CUDA devices; try --device cpu"
         )

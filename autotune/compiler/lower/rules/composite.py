@@ -15,7 +15,7 @@ import torch
 from autotune.compiler.lower import views
 from autotune.compiler.lower.lazy import Lazy, Number, Region, cast, pointwise, reduce
 from autotune.compiler.lower.rules.pointwise import compare
-from autotune.compiler.lower.rules.table import numbers, rule, rules
+from autotune.compiler.lower.rules.table import alike, rule, rules
 from autotune.errors import Unsupported
 
 F32 = torch.float32
@@ -25,7 +25,7 @@ Dim = int | Sequence[int] | None
 def _dims(x: Lazy, dim: Dim) -> list[int]:
     if dim is None or (not isinstance(dim, int) and len(dim) == 0):
         return list(range(x.ndim))
-    return numbers(dim)
+    return views.numbers(dim)
 
 
 def _count(x: Lazy, dims: Sequence[int]) -> int:
@@ -92,7 +92,7 @@ def _any(op: str, self: Lazy, dim: Dim = None, keepdim: bool = False) -> Lazy:
 
 
 rules(_extreme, {"amax": "max", "amin": "min"})
-rules(_with_index, {"max": "max", "min": "min"})
+rules(_with_index, alike("max", "min"))
 rules(_any, {"any": "max", "all": "min"})
 
 

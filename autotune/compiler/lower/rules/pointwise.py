@@ -9,7 +9,7 @@ import torch
 
 from autotune.compiler.lower import views
 from autotune.compiler.lower.lazy import Lazy, Number, Operand, Region, cast, kind, pointwise, scalar
-from autotune.compiler.lower.rules.table import rule, rules
+from autotune.compiler.lower.rules.table import alike, rule, rules
 from autotune.errors import Unsupported
 from autotune.ir.ops import LIBRARY
 
@@ -237,16 +237,10 @@ def _glu(region: Region, self: Lazy, dim: int = -1) -> Lazy:
     return a * pointwise("sigmoid", b)
 
 
-def _alike(*names: str) -> dict[str, str]:
-    return {name: name for name in names}
-
-
-rules(arithmetic, _alike("mul", "maximum", "minimum") | {"clamp_min": "maximum", "clamp_max": "minimum"})
+rules(arithmetic, alike("mul", "maximum", "minimum") | {"clamp_min": "maximum", "clamp_max": "minimum"})
 rules(arithmetic, {f"bitwise_{op}": op for op in ("and", "or", "xor")})
 rules(_logical, {f"logical_{op}": op for op in ("and", "or", "xor")})
-rules(compare, _alike("lt", "le", "gt", "ge", "eq", "ne"))
-rules(
-    _of_float, _alike("sqrt", "rsqrt", "reciprocal", "exp", "exp2", "log", "log2", "erf", "tanh", "sigmoid", *LIBRARY)
-)
-rules(_test, _alike("isnan", "isinf"))
-rules(_keeping, _alike("neg", "abs", "sign", "floor", "ceil", "trunc"))
+rules(compare, alike("lt", "le", "gt", "ge", "eq", "ne"))
+rules(_of_float, alike("sqrt", "rsqrt", "reciprocal", "exp", "exp2", "log", "log2", "erf", "tanh", "sigmoid", *LIBRARY))
+rules(_test, alike("isnan", "isinf"))
+rules(_keeping, alike("neg", "abs", "sign", "floor", "ceil", "trunc"))

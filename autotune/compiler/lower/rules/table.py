@@ -59,12 +59,9 @@ def rules(make: Callable[..., Any], ops: Mapping[str, str]) -> None:
         rule(name)(functools.update_wrapper(apply, make))
 
 
-def numbers(value: Any) -> list[int]:
-    """A list of plain integers (a shape, some dimensions). Raises Unsupported for symbolic ones."""
-    out = [value] if isinstance(value, int) else list(value)
-    if not all(type(n) is int for n in out):
-        raise Unsupported("symbolic shapes")
-    return out
+def alike(*names: str) -> dict[str, str]:
+    """Operators that have one name in aten and in the graph, for :func:`rules`."""
+    return {name: name for name in names}
 
 
 # Views ----------------------------------------------------------------------------------------------------------------
@@ -74,7 +71,7 @@ def numbers(value: Any) -> list[int]:
 def _view(region: Region, self: Lazy, size: Sequence[int], *_: Any) -> Lazy:
     if isinstance(size, torch.dtype):
         raise Unsupported("a view as another type")
-    return views.reshape(self, numbers(size))
+    return views.reshape(self, size)
 
 
 @rule("as_strided")
@@ -84,8 +81,8 @@ def _as_strided(
     """Of all elements in the order that they have in memory: group normalisation drops extents of 1 so."""
     node: Any = region.origin
     memory = node.args[0].meta["val"]
-    shape, start = numbers(size), memory.storage_offset()
-    dense = zip(shape, numbers(stride), torch.empty(shape, device="meta").stride(), strict=True)
+    shape, start = views.numbers(size), memory.storage_offset()
+    dense = zip(shape, views.numbers(stride), torch.empty(shape, device="meta").stride(), strict=True)
     if not memory.is_contiguous() or storage_offset not in (None, start) or math.prod(shape) != self.numel:
         raise Unsupported("memory read by strides of its own")
     if any(e > 1 and given != plain for e, given, plain in dense):
@@ -108,64 +105,36 @@ def _copy(region: Region, self: Lazy, src: Lazy, non_blocking: bool = False) -> 
     return cast(views.expand(src, self.shape), self.dtype)
 
 
-@rule("permute")
-def _permute(region: Region, self: Lazy, dims: Sequence[int]) -> Lazy:
-    return views.permute(self, numbers(dims))
-
-
-@rule("unsqueeze")
-def _unsqueeze(region: Region, self: Lazy, dim: int) -> Lazy:
-    return views.unsqueeze(self, dim)
-
-
-@rule("squeeze")
-def _squeeze(region: Region, self: Lazy, dim: int | Sequence[int] | None = None) -> Lazy:
-    return views.squeeze(self, dim)
-
-
 @rule("expand")
 def _expand(region: Region, self: Lazy, size: Sequence[int], *, implicit: bool = False) -> Lazy:
-    return views.expand(self, numbers(size))
+    return views.expand(self, size)
 
 
-@rule("slice")
-def _slice(
-    region: Region, self: Lazy, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> Lazy:
-    return views.narrow(self, dim, start, end, step)
+_VIEWS: dict[str, Callable[..., Any]] = {
+    "permute": views.permute,
+    "unsqueeze": views.unsqueeze,
+    "squeeze": views.squeeze,
+    "slice": views.narrow,
+    "select": views.select,
+    "split": views.split,
+    "split_with_sizes": views.split,
+    "unbind": views.unbind,
+    "diagonal": views.diagonal,
+    "rev": views.flip,
+    "repeat": views.repeat,
+    "cat": views.cat,
+}
+"""Functions that take what the operator takes, in its order."""
 
 
-@rule("select")
-def _select(region: Region, self: Lazy, dim: int, index: int) -> Lazy:
-    return views.select(self, dim, index)
+def _seen(name: str, *args: Any, **kwargs: Any) -> Any:
+    return _VIEWS[name](*args, **kwargs)
 
 
-@rule("split", "split_with_sizes")
-def _split(region: Region, self: Lazy, split_size: int | Sequence[int], dim: int = 0) -> tuple[Lazy, ...]:
-    return views.split(self, split_size, dim)
-
-
-@rule("unbind")
-def _unbind(region: Region, self: Lazy, dim: int = 0) -> tuple[Lazy, ...]:
-    return tuple(views.select(self, dim, k) for k in range(self.shape[self.dim(dim)]))
-
-
-@rule("diagonal")
-def _diagonal(region: Region, self: Lazy, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Lazy:
-    return views.diagonal(self, offset, dim1, dim2)
+rules(_seen, alike(*_VIEWS))
 
 
 # Copies with another layout -------------------------------------------------------------------------------------------
-
-
-@rule("cat")
-def _cat(region: Region, tensors: Sequence[Lazy], dim: int = 0) -> Lazy:
-    return views.cat(tensors, dim)
-
-
-@rule("repeat")
-def _repeat(region: Region, self: Lazy, repeats: Sequence[int]) -> Lazy:
-    return views.repeat(self, numbers(repeats))
 
 
 def padded(x: Lazy, dim: int, before: int, after: int, number: Number) -> Lazy:
@@ -221,11 +190,6 @@ def _select_scatter(region: Region, self: Lazy, src: Lazy, dim: int, index: int)
     d = self.dim(dim)
     first = index % self.shape[d]
     return _slice_scatter(region, self, views.unsqueeze(src, d), d, first, first + 1)
-
-
-@rule("rev")
-def _reverse(region: Region, self: Lazy, dims: Sequence[int]) -> Lazy:
-    return views.flip(self, numbers(dims))
 
 
 # Generators -----------------------------------------------------------------------------------------------------------
@@ -332,4 +296,4 @@ def _scatter(region: Region, self: Lazy, dim: int, index: Lazy, src: Lazy | Numb
     return pointwise("where", pointwise("eq", position, index, dtype=torch.bool), written, self, dtype=self.dtype)
 
 
-__all__ = ["GENERATORS", "RULES", "VIEWS", "kind", "numbers", "padded", "rule", "rules"]
+__all__ = ["GENERATORS", "RULES", "VIEWS", "alike", "counted", "kind", "padded", "rule", "rules"]
