@@ -16,7 +16,7 @@ from autotune.compiler.planner.cost import Costs, Figures, plan_us
 from autotune.compiler.planner.groups import Roots, Shape, groups_of, read_text, write_text
 from autotune.compiler.planner.methods import Method
 from autotune.compiler.planner.packing import pack, unpack
-from autotune.compiler.planner.patterns import Mask, Vertices, bits, candidates
+from autotune.compiler.planner.patterns import Mask, Vertices, bits, candidates, union
 from autotune.compiler.planner.plan import build_plan, by_rows, can_be_read_back, cone, homes, make_plan
 from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph
@@ -108,9 +108,7 @@ def beam(v: Vertices) -> list[list[Roots]]:
     for _, options in reversed(heads):
         grown = dict.fromkeys(states)
         for score, masks in states:
-            covered = 0
-            for m in masks:
-                covered |= m
+            covered = union(masks)
             for m in options:
                 if not m & covered and v.gain(m) > 0 and _acyclic(v, (*masks, m)):
                     grown[(score + v.gain(m), (*masks, m))] = None
@@ -122,13 +120,10 @@ def beam(v: Vertices) -> list[list[Roots]]:
     return [[v.names(m) for m in _ordered(v, masks)] for masks in ranked]
 
 
-def _complete(v: Vertices, masks: Iterable[Mask]) -> list[Mask]:
+def _complete(v: Vertices, masks: Sequence[Mask]) -> list[Mask]:
     """With the vertices that no group has, each by itself."""
-    out = list(masks)
-    covered = 0
-    for m in out:
-        covered |= m
-    return out + [1 << k for k in range(len(v)) if not covered >> k & 1]
+    covered = union(masks)
+    return [*masks, *(1 << k for k in range(len(v)) if not covered >> k & 1)]
 
 
 def _merged(v: Vertices, masks: Sequence[Mask]) -> list[Mask]:

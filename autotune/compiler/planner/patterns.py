@@ -10,7 +10,9 @@ remote fusion.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
@@ -26,6 +28,11 @@ _LARGE = 1 << 14  # bytes of an input from which its readers are worth joining
 
 Mask = int
 """A set of vertices, one bit each."""
+
+
+def union(masks: Iterable[Mask]) -> Mask:
+    """The vertices that are in any of the sets."""
+    return functools.reduce(operator.or_, masks, 0)
 
 
 def bits(mask: Mask) -> Iterable[int]:
@@ -69,10 +76,7 @@ class Vertices:
                 self.users[p] |= 1 << k
         self.before: list[Mask] = []
         for k in range(n):
-            seen = self.needs[k]
-            for p in bits(self.needs[k]):
-                seen |= self.before[p]
-            self.before.append(seen)
+            self.before.append(self.needs[k] | union(self.before[p] for p in bits(self.needs[k])))
         self._us: dict[Mask, float | None] = {}
 
     def __len__(self) -> int:
@@ -87,9 +91,7 @@ class Vertices:
 
     def convex(self, mask: Mask) -> bool:
         """Whether no vertex outside lies between two of the set: it would wait for the group, and the group for it."""
-        above = 0
-        for k in bits(mask):
-            above |= self.before[k]
+        above = union(self.before[k] for k in bits(mask))
         return not any(self.before[k] & mask for k in bits(above & ~mask))
 
     def us(self, mask: Mask) -> float | None:
@@ -156,10 +158,7 @@ def _reduced(v: Vertices, own: Mask, consumers: Sequence[list[Mask]]) -> list[Ma
     for at in range(0, len(consumers), 2):
         pair = consumers[at : at + 2]
         joined = {base | a | b for base in kept for a, b in itertools.product(pair[0], pair[1] if pair[1:] else [0])}
-        everything = own
-        for options in consumers[: at + 2]:
-            everything |= options[0]
-        joined.add(everything)
+        joined.add(own | union(options[0] for options in consumers[: at + 2]))
         ranked = sorted((m for m in joined if m), key=lambda m: (-v.gain(m), m))
         kept = [m for m in ranked if v.gain(m) > float("-inf")][:TOP]
         if own and own not in kept:
