@@ -55,7 +55,14 @@ def first_line(error: BaseException) -> str:
 
 
 class Unsupported(Exception):
-    """A region, group or operator that this version cannot express; the caller falls back and records the reason."""
+    """A region, group or operator that this version cannot express; the caller falls back and records the reason.
+
+    ``node`` is the node of a graph that is to blame, where a single one is.
+    """
+
+    def __init__(self, reason: str = "", node: Any = None) -> None:
+        super().__init__(reason)
+        self.node = node
 
 
 class Unreachable(Unsupported):

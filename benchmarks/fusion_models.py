@@ -59,7 +59,7 @@ def regions_of(example: Example) -> dict[str, Any]:
 
     captured = capture(example.module, example.inputs, grad=example.train)
     found, left = [], Counter[str]()
-    for g in captured.graphs:
+    for g in captured:
         regions = [r for r in find_regions(g.module) if r.workload is not None]
         found += [r.workload for r in regions]
         left += outside(g.module.graph, regions)

@@ -111,13 +111,13 @@ def region_times(target: str, policy: Any, device: str) -> tuple[dict[str, float
 
     from autotune.compiler.regions import aten
     from autotune.domains.fusion.bench import source_inputs
-    from autotune.domains.fusion.program_spec import fusion_workloads
+    from autotune.domains.fusion.program_spec import captured
     from autotune.ir.graph import Graph
     from autotune.ir.oracle.interpret import make_inputs
 
     total: dict[str, float] = {}
     moved, regions = 0, []
-    for workload, count in fusion_workloads(target, None, device):
+    for workload, count in captured(target, None, device).workloads:
         graph = Graph.from_json(workload.spec)
         flat = make_inputs(graph, 0, device)
         module = aten.from_json(workload.source, torch.device(device).type)

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from autotune.compiler.planner.groups import Group, Plan
 from autotune.compiler.planner.kernel_names import launch_names, part_name
-from autotune.compiler.planner.plan import Group, Plan
 from autotune.compiler.schedules.configurations import one_block
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.targets.cuda.compile import build

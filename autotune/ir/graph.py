@@ -26,7 +26,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 from autotune.ir.nodes import (
     COMPUTE_TYPES,
@@ -41,11 +42,11 @@ from autotune.ir.nodes import (
     compute_type,
 )
 from autotune.ir.ops import POINTWISE
-from autotune.ir.reach import check_loads, check_numbers, check_outputs
+from autotune.ir.reach import check_loads, check_numbers, check_outputs, reach
 
 __all__ = [
     "COMPUTE_TYPES", "EIGHT_BIT_FLOATS", "FLOATS", "LEAVES", "REDUCTIONS", "SHORT", "STORAGE_BYTES",
-    "Graph", "Output", "Value", "at_axis", "compute_type", "has_sum_at",
+    "Graph", "Output", "Value", "Walk", "at_axis", "compute_type", "has_sum_at",
 ]  # fmt: skip
 
 
@@ -58,6 +59,14 @@ def at_axis(graph: Graph, v: Value) -> int:
 def has_sum_at(graph: Graph) -> bool:
     """Whether a live value of a graph is a ``sum_at``."""
     return any(graph.values[i].op == "sum_at" for i in graph.live)
+
+
+class Walk(NamedTuple):
+    """How a tensor is walked: axes, its stride along each, and what it is stored as."""
+
+    axes: tuple[int, ...]
+    strides: tuple[int, ...]
+    storage: str
 
 
 @dataclass(frozen=True)
@@ -77,10 +86,7 @@ class Graph:
 
     def size(self, axes: Iterable[int]) -> int:
         """Product of the extents of ``axes``."""
-        n = 1
-        for a in axes:
-            n *= self.extents[a]
-        return n
+        return prod(self.extents[a] for a in axes)
 
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:
@@ -95,6 +101,13 @@ class Graph:
     def live(self) -> tuple[int, ...]:
         """The values that some output needs, in order."""
         return tuple(self.making(o.value for o in self.outputs))
+
+    @cached_property
+    def walks(self) -> tuple[Walk, ...]:
+        """Those of what is loaded, then of what is stored; gathers go where their indices say."""
+        loads = (v for v in (self.values[i] for i in self.live) if v.op == "load")
+        found = [Walk(v.axes, v.strides, self.inputs[v.slot]) for v in loads]
+        return (*found, *(Walk(o.axes, o.strides, o.dtype) for o in self.outputs))
 
     def making(
         self,
@@ -119,21 +132,17 @@ class Graph:
 
     def input_numel(self, slot: int) -> int:
         """Elements from the slot's base pointer that the region may touch (1 + the largest reachable offset)."""
-        top = 0
-        for v in self.values:
-            if v.slot != slot or v.op not in ("load", "gather"):
-                continue
-            reach = v.offset
-            for a, s in zip(v.axes, v.strides, strict=True):
-                hi = self.extents[a] - 1
-                for ga, _, ghi in v.guards:
-                    if ga == a:
-                        hi = min(hi, ghi - 1)
-                reach += max(hi, 0) * s
-            if v.op == "gather":
-                reach += (v.bound - 1) * v.index_stride
-            top = max(top, reach)
-        return top + 1
+        return 1 + max((reach(self.extents, v)[1] for v in self.values if v.slot == slot), default=0)
+
+    def read_extents(self, v: Value) -> tuple[int, ...]:
+        """How many elements a load reads along each axis that it moves along, within its guards; a gather moves where
+        its index does too."""
+        moving = {a for a, s in zip(v.axes, v.strides, strict=True) if s}
+        if v.op == "gather":
+            moving |= set(self.values[v.args[0]].axes)
+        guards = {a: (lo, hi) for a, lo, hi in v.guards}
+        parts = ((guards.get(a, (0, self.extents[a])), self.extents[a]) for a in sorted(moving))
+        return tuple(max(0, min(hi, extent) - max(lo, 0)) for (lo, hi), extent in parts)
 
     def output_numel(self, k: int) -> int:
         """Elements from output ``k``'s base pointer that are written (1 + the largest offset)."""
@@ -146,27 +155,13 @@ class Graph:
 
         A gather counts the elements it can pick (one for each index), not the table it picks from.
         """
-        total = 0
         per_slot: dict[int, int] = {}
         for v in self.values:
             if v.op in ("load", "gather"):
-                moving = [a for a, s in zip(v.axes, v.strides, strict=True) if s != 0]
-                if v.op == "gather":
-                    moving = sorted(set(moving) | set(self.values[v.args[0]].axes))
-                n = 1
-                for a in moving:
-                    e = self.extents[a]
-                    for ga, lo, hi in v.guards:
-                        if ga == a:
-                            e = max(0, min(e, hi) - max(0, lo))
-                    n *= e
-                n = min(n, self.input_numel(v.slot))
+                n = min(prod(self.read_extents(v)), self.input_numel(v.slot))
                 per_slot[v.slot] = max(per_slot.get(v.slot, 0), n)
-        for slot, n in per_slot.items():
-            total += n * STORAGE_BYTES[self.inputs[slot]]
-        for o in self.outputs:
-            total += self.size(o.axes) * STORAGE_BYTES[o.dtype]
-        return total
+        read = sum(n * STORAGE_BYTES[self.inputs[slot]] for slot, n in per_slot.items())
+        return read + sum(self.size(o.axes) * STORAGE_BYTES[o.dtype] for o in self.outputs)
 
     def to_json(self) -> dict[str, Any]:
         how = {"precision": self.precision} if self.precision else {}

@@ -69,9 +69,9 @@ def check_loads(extents: Sequence[int], values: Sequence[Value]) -> None:
         walked = [a for a, _, _ in v.guards]
         if len(set(walked)) != len(walked) or not set(walked) <= set(v.axes):
             raise ValueError(f"value {i}: bad guards")
-        low, high, empty = _reach(extents, v)
+        low, high, empty = reach(extents, v)
         if v.op == "gather":
-            high += _check_gather(values, i, v)
+            _check_gather(values, i, v)
         elif v.args:
             raise ValueError(f"value {i}: a load that takes values")
         if not empty and low < 0:
@@ -81,26 +81,22 @@ def check_loads(extents: Sequence[int], values: Sequence[Value]) -> None:
 
 
 def _check_size(extents: Sequence[int], i: int, v: Value) -> None:
-    n = 1
-    for a in {*v.axes, *v.over}:
-        n *= max(1, extents[a])
-    if n >= MOST:
+    if prod(max(1, extents[a]) for a in {*v.axes, *v.over}) >= MOST:
         raise ValueError(f"value {i}: more elements than 63 bits count")
 
 
-def _check_gather(values: Sequence[Value], i: int, v: Value) -> int:
-    """How much further than its own walk a gather reaches."""
+def _check_gather(values: Sequence[Value], i: int, v: Value) -> None:
     if len(v.args) != 1 or v.bound < 0 or v.index_stride < 1:
         raise ValueError(f"value {i}: bad index, bound or stride of a gather")
     index = values[v.args[0]]
     if index.dtype not in ("int32", "int64") or not set(index.axes) <= set(v.axes):
         raise ValueError(f"value {i}: a gather by what is no integer, or varies over other axes")
-    return max(0, v.bound - 1) * v.index_stride
 
 
-def _reach(extents: Sequence[int], v: Value) -> tuple[int, int, bool]:
-    """(lowest, highest) element that a load's own axes reach within its guards, and whether there is none."""
-    low = high = v.offset
+def reach(extents: Sequence[int], v: Value) -> tuple[int, int, bool]:
+    """(lowest, highest) element that a load or gather reaches within its guards, and whether its axes have none."""
+    low = v.offset
+    high = v.offset + max(0, v.bound - 1) * v.index_stride
     empty = False
     parts = {a: (lo, hi) for a, lo, hi in v.guards}
     for a, s in zip(v.axes, v.strides, strict=True):

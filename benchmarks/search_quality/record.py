@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from autotune.domains.fusion.program_spec import fusion_workloads
+from autotune.domains.fusion.program_spec import captured
 from autotune.domains.kernel.measuring.bench import Candidate
 from autotune.domains.kernel.measuring.inputs import make
 from autotune.domains.kernel.target import resolve
@@ -51,7 +51,7 @@ def workload_of(name: str, device: str) -> Workload:
     if name not in GROUPS:
         return workloads_of(resolve(name), name, None, device)[0]
     module = "benchmarks.search_quality.spaces"
-    ((workload, _),) = fusion_workloads(f"{module}:{name}", f'{module}:inputs("{name}")', device)
+    ((workload, _),) = captured(f"{module}:{name}", f'{module}:inputs("{name}")', device).workloads
     return workload
 
 

@@ -19,7 +19,7 @@ import torch
 from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.program.program import build_program
 from autotune.domains.fusion.bench import FusionBench
-from autotune.domains.fusion.program_spec import fusion_workloads
+from autotune.domains.fusion.program_spec import captured
 from autotune.errors import BuildError, Unsupported, UserError
 from autotune.ir.graph import Graph
 from autotune.space import Space, load_space
@@ -34,7 +34,7 @@ MOST = 1 << 14
 
 def workloads_of(target: str, inputs: str | None) -> list[tuple[Workload, int]]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    found = fusion_workloads(target, inputs, device)
+    found = captured(target, inputs, device).workloads
     return [(replace(w, kind=KIND, family=w.family and digest([KIND, w.family])), n) for w, n in found]
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from autotune.compiler.planner.plan import Plan, make_plan
+from autotune.compiler.planner.groups import Plan
+from autotune.compiler.planner.plan import make_plan
 from autotune.ir.graph import Graph
 from autotune.task import Config
 from examples.triton_target.kernel import Emitter

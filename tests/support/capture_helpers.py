@@ -40,7 +40,7 @@ def uncached() -> Iterator[None]:
 
 
 def regions_of(fn: Callable[..., Any], *args: Any, grad: bool | None = None) -> list[Region]:
-    return [r for g in capture(fn, args, grad=grad).graphs for r in find_regions(g.module)]
+    return [r for g in capture(fn, args, grad=grad) for r in find_regions(g.module)]
 
 
 def only_region(fn: Callable[..., Any], *args: Any, grad: bool | None = False) -> Region:

@@ -30,7 +30,7 @@ def normalised(x: torch.Tensor) -> torch.Tensor:
 
 
 def workload_of(fn: Callable[..., Any], *args: torch.Tensor) -> Workload:
-    (region,) = [r for g in capture(fn, args).graphs for r in find_regions(g.module)]
+    (region,) = [r for g in capture(fn, args) for r in find_regions(g.module)]
     assert region.workload is not None
     return region.workload
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from autotune.bench.fusion.cases.case import Arguments
+from autotune.compiler.capture.recording import fresh
 from autotune.errors import UserError
 
 Call = Callable[..., object]
@@ -100,7 +100,7 @@ def compiled(fn: Callable[..., Any], args: Arguments, **kwargs: Any) -> Call:
 
     Each has a code object of its own: what Dynamo keeps for one contender neither serves nor evicts another's.
     """
-    run = torch.compile(_fresh(fn), dynamic=False, **kwargs)
+    run = torch.compile(fresh(fn), dynamic=False, **kwargs)
 
     def call(given: Arguments = args) -> object:
         with torch.no_grad():
@@ -120,10 +120,3 @@ def deployed(fn: Callable[..., Any], args: Arguments) -> Call:
     from autotune.runtime.backend import dynamo_backend
 
     return compiled(fn, args, backend=dynamo_backend)
-
-
-def _fresh(fn: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
-        return fn(*args)
-
-    return types.FunctionType(call.__code__.replace(), call.__globals__, "call", None, call.__closure__)

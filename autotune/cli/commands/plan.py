@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,7 +94,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Plan; returns 0."""
     with machine_output(args.json) as emit:
-        from autotune.domains.fusion.planning import side_of
+        from autotune.domains.fusion.program_spec import side_of
         from autotune.store import attach
 
         side = side_of(args.device)
@@ -142,7 +143,8 @@ def plan_target(
     """
     from autotune.compiler.lower.eager import eager_cost
     from autotune.domains.fusion.drawing.anatomy import dissect
-    from autotune.domains.fusion.planning import planned, side_of
+    from autotune.domains.fusion.planning import planned
+    from autotune.domains.fusion.program_spec import side_of
     from autotune.domains.fusion.task import FusionTask
     from autotune.errors import Unsupported
 
@@ -278,8 +280,6 @@ def _launch(number: int, groups: Sequence[GroupAnatomy]) -> Iterator[str]:
 
 
 def _group(group: GroupAnatomy, many: int) -> Iterator[str]:
-    from autotune.domains.fusion.drawing.anatomy import operator_counts
-
     kernels = f", {group.kernels} kernels" if group.kernels > 1 else ""
     times = f"{many} groups of this form, the first of " if many > 1 else ""
     yield from _wrapped(f"{times}{group.shape}; scheme {group.scheme}{kernels}; {', '.join(group.roots)}", "     ")
@@ -293,10 +293,10 @@ def _group(group: GroupAnatomy, many: int) -> Iterator[str]:
             parts.append("read " + ", ".join(dict.fromkeys(o.name.rpartition(" ")[0] for o in reads)))
         point = [o for o in ops if o.kind in ("pointwise", "leaf")]
         if point:
-            parts.append(operator_counts(point))
+            parts.append(_counts(Counter(o.name for o in point)))
         for home in dict.fromkeys(o.home for o in ops if o.kind == "reduction"):
             reduced = [o for o in ops if o.kind == "reduction" and o.home == home]
-            parts.append(f"{operator_counts(reduced)} in {PLACES[home]}")
+            parts.append(f"{_counts(Counter(o.name for o in reduced))} in {PLACES[home]}")
         writes = [stored[o.value] for o in ops if o.value in stored and not _finished(o)]
         if writes:
             parts.append("write " + ", ".join(writes))

@@ -27,13 +27,6 @@ class Calls:
     def to(self, x: fx.Node, dtype: torch.dtype) -> fx.Node:
         return x if x.meta["val"].dtype == dtype else self(prims.convert_element_type.default, x, dtype)
 
-    def zero(self, like: torch.Tensor) -> fx.Node:
-        """A scalar of the type and on the device of ``like``."""
-        options: dict[str, Any] = {"dtype": like.dtype, "device": like.device, "pin_memory": False}
-        made = self.graph.call_function(aten.full.default, ([], 0), options)
-        made.meta = {**self.node.meta, "val": like.new_zeros(())}
-        return made
-
 
 def is_static(node: fx.Node) -> bool:
     """Whether the extents of a node's tensor are numbers, and none of them 0."""

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from autotune.compiler.capture.calls import Calls
+
 aten = torch.ops.aten
 
 Parts = tuple[fx.Node, fx.Node | None]
@@ -113,12 +115,9 @@ class _Split:
         self.parts: dict[fx.Node, Parts] = {}
 
     def call(self, like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """A call before ``like``, of whose metadata it has all but the value."""
+        """A call before ``like``."""
         with self.graph.inserting_before(like):
-            made = self.graph.call_function(target, args, kwargs)
-        values, named = fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
-        made.meta = {**like.meta, "val": target(*values, **named)}
-        return made
+            return Calls(self.graph, like)(target, *args, **kwargs)
 
     def of(self, operand: Any, at: fx.Node) -> tuple[Any, fx.Node | None]:
         """The parts of an operand of ``at``; a real one has no imaginary part."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,13 +30,6 @@ class CapturedGraph:
 
     kind: str
     module: fx.GraphModule
-
-
-@dataclass(frozen=True)
-class Capture:
-    """The graphs of one callable on one set of inputs, in the order they were compiled."""
-
-    graphs: tuple[CapturedGraph, ...] = field(default_factory=tuple)
 
 
 class _Recorded(Exception):
@@ -130,8 +123,9 @@ def capture(
     grad: bool | None = None,
     dynamic: bool | None = False,
     fuse_attention: bool = True,
-) -> Capture:
-    """Run ``fn`` once (and its backward, where results require grad) and keep the graphs.
+) -> tuple[CapturedGraph, ...]:
+    """Run ``fn`` once (and its backward, where results require grad) and keep the graphs, in the order they were
+    compiled.
 
     Graph breaks give several graphs. Gradients of parameters and inputs are left as they were; what ``fn`` itself
     mutates is mutated.
@@ -145,12 +139,11 @@ def capture(
     """
     graphs: list[CapturedGraph] = []
     mode = contextlib.nullcontext() if grad is None else torch.set_grad_enabled(grad)
-    # Every capture is a new code object: it neither finds nor evicts what the caller has compiled.
-    compiled = torch.compile(_fresh(fn), backend=recording_backend(graphs.append, fuse_attention), dynamic=dynamic)
+    compiled = torch.compile(fresh(fn), backend=recording_backend(graphs.append, fuse_attention), dynamic=dynamic)
     with mode, torch._dynamo.config.patch(recompile_limit=256):
         results = compiled(*args, **dict(kwargs or {}))
         _run_backward(results)
-    return Capture(tuple(graphs))
+    return tuple(graphs)
 
 
 def capture_for_user(
@@ -161,7 +154,7 @@ def capture_for_user(
     label: str = "the callable",
     grad: bool | None = None,
     fuse_attention: bool = True,
-) -> Capture:
+) -> tuple[CapturedGraph, ...]:
     """As :func:`capture`, for a callable and inputs that a user gave.
 
     Raises:
@@ -175,7 +168,9 @@ def capture_for_user(
         raise UserError(f"{label} failed on its inputs: {first_line(error)}") from error
 
 
-def _fresh(fn: Callable[..., Any]) -> Callable[..., Any]:
+def fresh(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A callable as a new code object: to compile it neither finds nor evicts what its owner has compiled."""
+
     def call(*args: Any, **kwargs: Any) -> Any:
         return fn(*args, **kwargs)
 

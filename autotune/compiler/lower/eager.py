@@ -61,7 +61,7 @@ def _operators(graph: fx.Graph) -> list[list[fx.Node]]:
     """The nodes that compute, those together that the same operator was decomposed into."""
     owner: dict[fx.Node, list[fx.Node]] = {}
     for node in graph.nodes:
-        if node.op != "call_function" or op_name(node) in VIEWS or op_name(node) in GENERATORS or _is_view(node):
+        if node.op != "call_function" or op_name(node) in VIEWS | GENERATORS or getattr(node.target, "is_view", False):
             continue
         mine = [node]
         for given in node.all_input_nodes:
@@ -76,14 +76,6 @@ def _operators(graph: fx.Graph) -> list[list[fx.Node]]:
         for n in mine:
             owner[n] = mine
     return list({id(nodes): nodes for nodes in owner.values()}.values())
-
-
-def _is_view(node: fx.Node) -> bool:
-    """Whether the operator's schema says that its result shares its argument's memory."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or schema.is_mutable:
-        return False
-    return any(r.alias_info is not None for r in schema.returns)
 
 
 def _bytes(value: Any) -> int:

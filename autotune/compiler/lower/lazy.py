@@ -256,8 +256,8 @@ class Lazy:
                 found = self._at(index, guards)
             except Unsupported as error:
                 handed_on = isinstance(error, Unreachable) and _beyond(index)
-                if getattr(error, "node", None) is None and not handed_on:
-                    error.node = self.origin  # type: ignore[attr-defined]
+                if error.node is None and not handed_on:
+                    error.node = self.origin
                 raise
             self._memo[key] = found
         return found
@@ -272,26 +272,11 @@ class Lazy:
     def __add__(self, other: Operand) -> Lazy:
         return pointwise("add", self, other)
 
-    def __radd__(self, other: Operand) -> Lazy:
-        return pointwise("add", self, other)
-
     def __sub__(self, other: Operand) -> Lazy:
         return pointwise("sub", self, other)
 
-    def __rsub__(self, other: Operand) -> Lazy:
-        return pointwise("sub", other, self)
-
     def __mul__(self, other: Operand) -> Lazy:
         return pointwise("mul", self, other)
-
-    def __rmul__(self, other: Operand) -> Lazy:
-        return pointwise("mul", self, other)
-
-    def __truediv__(self, other: Operand) -> Lazy:
-        return pointwise("div", self, other)
-
-    def __neg__(self) -> Lazy:
-        return pointwise("neg", self)
 
 
 Number = int | float | bool

@@ -54,6 +54,9 @@ GENERATORS = frozenset(
 )
 """Operators that read nothing: recomputed in whichever region wants them."""
 
+CASTS = frozenset(["_to_copy", "convert_element_type"])
+"""Operators that change a type and nothing else."""
+
 PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1, "mv": 0, "addmv": 1}
 """Operators that multiply matrices, and which argument is the first of the two operands."""
 

@@ -11,7 +11,7 @@ import operator
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from autotune.compiler.lower.lazy import Index, Lazy, Region, cast, source, stor
 from autotune.compiler.lower.rules import RULES
 from autotune.compiler.lower.rules import product as rules_product
 from autotune.errors import Unsupported
-from autotune.ir.forms.simplify import simplify
+from autotune.ir.forms.simplify import drop_slots, simplify
 from autotune.ir.graph import Graph, Output
 from autotune.ir.precision import asked
 
@@ -93,22 +93,24 @@ def translate(gm: fx.GraphModule, precision: str | None = None) -> Translation:
     rules_product.check_work(region)
     inputs = tuple(storage_name(meta(p).dtype) for p in placeholders)
     how = asked() if precision is None else precision
-    graph = simplify(Graph(tuple(region.build.extents), tuple(region.build.values), inputs, tuple(outputs), how))
-    return _without_unused_slots(graph)
+    whole = Graph(tuple(region.build.extents), tuple(region.build.values), inputs, tuple(outputs), how)
+    graph, slots = drop_slots(simplify(whole))
+    try:
+        graph.check()
+    except ValueError as problem:
+        raise Unsupported(f"a malformed graph ({problem})") from problem
+    return Translation(graph, slots)
 
 
 def _blamed(node: fx.Node, work: Any) -> Any:
     try:
         return work()
     except Unsupported as error:
-        if getattr(error, "node", None) is None:
-            error.node = node  # type: ignore[attr-defined]
+        error.node = error.node or node
         raise
     except (TypeError, AssertionError, AttributeError, ValueError) as problem:
         # A form of the operator that its rule was not written for (an overload, a dtype argument).
-        form = Unsupported(f"{node.target} in this form ({problem})")
-        form.node = node  # type: ignore[attr-defined]
-        raise form from problem
+        raise Unsupported(f"{node.target} in this form ({problem})", node) from problem
 
 
 def _tensor(value: Any) -> torch.Tensor:
@@ -162,24 +164,10 @@ def _outputs(region: Region, results: Any, env: dict[fx.Node, Any]) -> list[Outp
             for axis, c in i.terms:
                 strides[axis] = c * s
         if any(s <= 0 for s in strides.values()):
-            overlap = Unsupported("a result whose elements overlap")
-            overlap.node = node  # type: ignore[attr-defined]
-            raise overlap
+            raise Unsupported("a result whose elements overlap", node)
         axes = tuple(sorted(strides))
         out.append(Output(value, axes, tuple(strides[a] for a in axes), storage_name(like.dtype)))
     return out
-
-
-def _without_unused_slots(graph: Graph) -> Translation:
-    used = sorted({v.slot for v in graph.values if v.slot >= 0})
-    where = {old: new for new, old in enumerate(used)}
-    values = tuple(replace(v, slot=where[v.slot]) if v.slot >= 0 else v for v in graph.values)
-    graph = replace(graph, values=values, inputs=tuple(graph.inputs[s] for s in used))
-    try:
-        graph.check()
-    except ValueError as problem:
-        raise Unsupported(f"a malformed graph ({problem})") from problem
-    return Translation(graph, tuple(used))
 
 
 @contextmanager

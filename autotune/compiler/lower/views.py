@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -27,6 +28,14 @@ MOST_PARTS = 16
 """Tensors in a concatenation above which it stays with torch: every element would ask each of them."""
 
 
+def numbers(value: Any) -> list[int]:
+    """A list of plain integers (a shape, some dimensions). Raises Unsupported for symbolic ones."""
+    out = [value] if isinstance(value, int) else list(value)
+    if not all(type(n) is int for n in out):
+        raise Unsupported("symbolic shapes")
+    return out
+
+
 def full(region: Region, shape: Sequence[int], number: Number, dtype: torch.dtype) -> Lazy:
     """A tensor whose every element is ``number``."""
     names = [region.names.new(e) for e in shape]
@@ -34,7 +43,7 @@ def full(region: Region, shape: Sequence[int], number: Number, dtype: torch.dtyp
 
 
 def permute(x: Lazy, dims: Sequence[int]) -> Lazy:
-    order = [x.dim(d) for d in dims]
+    order = [x.dim(d) for d in numbers(dims)]
 
     def at(index: tuple[Index, ...], guards: Guards) -> int:
         back: list[Index] = [_ZERO] * len(order)
@@ -45,18 +54,9 @@ def permute(x: Lazy, dims: Sequence[int]) -> Lazy:
     return Lazy(x.region, [x.shape[d] for d in order], x.dtype, [x.names[d] for d in order], at)
 
 
-def transpose(x: Lazy, a: int, b: int) -> Lazy:
-    if x.ndim == 0:
-        return x
-    order = list(range(x.ndim))
-    a, b = x.dim(a), x.dim(b)
-    order[a], order[b] = b, a
-    return permute(x, order)
-
-
 def expand(x: Lazy, shape: Sequence[int]) -> Lazy:
     """Broadcast to ``shape``; -1 keeps an extent."""
-    lead = len(shape) - x.ndim
+    lead = len(numbers(shape)) - x.ndim
     target = [x.shape[d - lead] if e == -1 and d >= lead else e for d, e in enumerate(shape)]
     if lead < 0 or any(e not in (1, t) for e, t in zip(x.shape, target[lead:], strict=True)):
         raise Unsupported(f"an expansion from {x.shape} to {tuple(shape)}")
@@ -86,7 +86,7 @@ def _groups(a: Sequence[int], b: Sequence[int]) -> list[tuple[range, range]]:
 
 def reshape(x: Lazy, shape: Sequence[int]) -> Lazy:
     """The same elements in row-major order as ``shape``; one extent may be -1."""
-    target = list(shape)
+    target = numbers(shape)
     if -1 in target:
         rest = math.prod(e for e in target if e != -1)
         target[target.index(-1)] = x.numel // rest
@@ -157,7 +157,7 @@ def narrow(x: Lazy, dim: int, start: int | None = None, stop: int | None = None,
 
 def flip(x: Lazy, dims: Sequence[int]) -> Lazy:
     """``x`` from its end to its beginning along ``dims``: a gather, since no load walks backwards."""
-    region, gone = x.region, sorted({x.dim(d) for d in dims} - {d for d, e in enumerate(x.shape) if e == 1})
+    region, gone = x.region, sorted({x.dim(d) for d in numbers(dims)} - {d for d, e in enumerate(x.shape) if e == 1})
 
     def at(index: tuple[Index, ...], guards: Guards) -> int:
         back = list(index)
@@ -210,24 +210,18 @@ def diagonal(x: Lazy, offset: int = 0, a: int = 0, b: int = 1) -> Lazy:
     return Lazy(x.region, [*(x.shape[d] for d in kept), count], x.dtype, names, at)
 
 
+def unbind(x: Lazy, dim: int = 0) -> tuple[Lazy, ...]:
+    return tuple(select(x, dim, k) for k in range(x.shape[x.dim(dim)]))
+
+
 def repeat(x: Lazy, times: Sequence[int]) -> Lazy:
     """``x`` tiled ``times`` along each dimension."""
-    region = x.region
-    inner = reshape(x, [1] * (len(times) - x.ndim) + list(x.shape))
-    names: list[tuple[int, ...]] = []
-    for d, n in enumerate(times):
-        if n < 1:
-            raise Unsupported("a tensor repeated 0 times")
-        names.append((*region.names.new(n), *inner.names[d]))
-
-    def at(index: tuple[Index, ...], guards: Guards) -> int:
-        back: list[Index] = []
-        for d, n in enumerate(times):
-            extent = inner.shape[d]
-            back.append(_ZERO if extent == 1 else index[d] if n == 1 else region.split_index(index[d], extent)[1])
-        return inner.at(tuple(back), guards)
-
-    return Lazy(region, [n * e for n, e in zip(times, inner.shape, strict=True)], x.dtype, names, at)
+    if min(numbers(times), default=1) < 1:
+        raise Unsupported("a tensor repeated 0 times")
+    shape = [1] * (len(times) - x.ndim) + list(x.shape)
+    apart = reshape(x, [e for extent in shape for e in (1, extent)])
+    tiled = expand(apart, [e for pair in zip(times, shape, strict=True) for e in pair])
+    return reshape(tiled, [n * e for n, e in zip(times, shape, strict=True)])
 
 
 def _threshold(region: Region, index: Index, bound: int) -> tuple[int, int]:

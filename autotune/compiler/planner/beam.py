@@ -13,21 +13,11 @@ import random
 from collections.abc import Iterable, Sequence
 
 from autotune.compiler.planner.cost import Costs, Figures, plan_us
+from autotune.compiler.planner.groups import Roots, Shape, groups_of, read_text, write_text
 from autotune.compiler.planner.methods import Method
 from autotune.compiler.planner.packing import pack, unpack
-from autotune.compiler.planner.patterns import Mask, Vertices, bits, candidates
-from autotune.compiler.planner.plan import (
-    Roots,
-    Shape,
-    build_plan,
-    by_rows,
-    can_be_read_back,
-    cone,
-    homes,
-    make_plan,
-    read_text,
-    write_text,
-)
+from autotune.compiler.planner.patterns import Mask, Vertices, bits, candidates, union
+from autotune.compiler.planner.plan import build_plan, by_rows, can_be_read_back, cone, homes, make_plan
 from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph
 from autotune.ir.ops import LIGHT, POINTWISE
@@ -89,7 +79,7 @@ def _different(graph: Graph, costs: Costs, found: Sequence[Shape]) -> list[Shape
     us = {write_text(s): shape_us(graph, costs, s) for s in found}
     best: dict[object, Shape] = {}
     for shape in sorted(found, key=lambda s: us[write_text(s)] * (1 + _CUT_GAIN * _cut_count(s))):
-        groups = [group for launch in shape for group in launch]
+        groups = groups_of(shape)
         reductions = frozenset(frozenset(r for r in g if r[0] == "r") for g in groups)
         alike = (reductions, len(shape))
         best.setdefault(alike, shape)
@@ -108,7 +98,7 @@ _CUT_GAIN, _TIE = 0.03, 0.01
 
 
 def _cut_count(shape: Shape) -> int:
-    return sum(r[0] == "v" for launch in shape for group in launch for r in group)
+    return sum(r[0] == "v" for group in groups_of(shape) for r in group)
 
 
 def beam(v: Vertices) -> list[list[Roots]]:
@@ -118,9 +108,7 @@ def beam(v: Vertices) -> list[list[Roots]]:
     for _, options in reversed(heads):
         grown = dict.fromkeys(states)
         for score, masks in states:
-            covered = 0
-            for m in masks:
-                covered |= m
+            covered = union(masks)
             for m in options:
                 if not m & covered and v.gain(m) > 0 and _acyclic(v, (*masks, m)):
                     grown[(score + v.gain(m), (*masks, m))] = None
@@ -128,17 +116,14 @@ def beam(v: Vertices) -> list[list[Roots]]:
     whole = {tuple(sorted(_merged(v, _complete(v, masks)))) for _, masks in states}
     # Groups by the axes that their reductions run over: what a kernel does best, and what more daring plans must beat.
     whole.add(tuple(sorted(_by_axes(v))))
-    ranked = sorted(whole, key=lambda masks: (sum(v.us(m) or 1e6 for m in masks), masks))
+    ranked = sorted(whole, key=lambda masks: (sum(map(v.price, masks)), masks))
     return [[v.names(m) for m in _ordered(v, masks)] for masks in ranked]
 
 
-def _complete(v: Vertices, masks: Iterable[Mask]) -> list[Mask]:
+def _complete(v: Vertices, masks: Sequence[Mask]) -> list[Mask]:
     """With the vertices that no group has, each by itself."""
-    out = list(masks)
-    covered = 0
-    for m in out:
-        covered |= m
-    return out + [1 << k for k in range(len(v)) if not covered >> k & 1]
+    covered = union(masks)
+    return [*masks, *(1 << k for k in range(len(v)) if not covered >> k & 1)]
 
 
 def _merged(v: Vertices, masks: Sequence[Mask]) -> list[Mask]:
@@ -151,7 +136,7 @@ def _merged(v: Vertices, masks: Sequence[Mask]) -> list[Mask]:
                 joined = v.us(groups[a] | groups[b])
                 if joined is None:
                     continue
-                gain = (v.us(groups[a]) or 1e6) + (v.us(groups[b]) or 1e6) - joined
+                gain = v.price(groups[a]) + v.price(groups[b]) - joined
                 rest = [m for n, m in enumerate(groups) if n not in (a, b)]
                 if gain > best[0] and _acyclic(v, (*rest, groups[a] | groups[b])):
                     best = (gain, a, b)
@@ -221,7 +206,7 @@ def _ordered(v: Vertices, masks: Sequence[Mask]) -> list[Mask]:
 
 def shape_us(graph: Graph, costs: Costs, shape: Shape) -> float:
     """Microseconds of a plan by the delta-evaluator; works on shapes with cut values, not on those that read back."""
-    groups = [group for launch in shape for group in launch]
+    groups = groups_of(shape)
     home = homes(graph, groups)
     cones = [cone(graph, roots, home, k) for k, roots in enumerate(groups)]
     crossing = {i for k, values in enumerate(cones) for i in values if home.get(i, k) != k}
@@ -238,7 +223,7 @@ def shape_us(graph: Graph, costs: Costs, shape: Shape) -> float:
 
 def _cuts(graph: Graph, costs: Costs, shape: Shape) -> list[Shape]:
     """Variants of a shape that keep an expensive value, which several groups compute, in memory: the best two."""
-    groups = [group for launch in shape for group in launch]
+    groups = groups_of(shape)
     if len(groups) < 2:
         return []
     home = homes(graph, groups)

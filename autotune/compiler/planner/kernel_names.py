@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from autotune.compiler.lower.op_names import PRODUCTS, telling
-from autotune.compiler.planner.plan import Plan
+from autotune.compiler.lower.op_names import CASTS, PRODUCTS, telling
+from autotune.compiler.planner.groups import Plan
 from autotune.compiler.targets.cuda.source import PREFIX
 from autotune.ir.forms.canonical import row_extent
 from autotune.ir.graph import REDUCTIONS, Graph
@@ -24,7 +24,6 @@ from autotune.workload import Json
 LONGEST = 60
 """Characters of a name."""
 _SUFFIX = 12  # of these, kept free for "_finish" and a number
-_CASTS = frozenset(["_to_copy", "convert_element_type"])
 
 
 def kernel_name(ops: Iterable[str]) -> str:
@@ -46,7 +45,7 @@ def program_ops(source: Json) -> list[str]:
     calls: Sequence[Any] = source.get("calls") or ()
     parts = [str(call.get("of", call["op"])).split(".") for call in calls]
     ops = [p[1] for p in parts if len(p) > 1]  # of "aten.addmm.default"
-    return telling(op for op in ops if op not in _CASTS) or telling(ops)
+    return telling(op for op in ops if op not in CASTS) or telling(ops)
 
 
 def graph_ops(graph: Graph, vectors: bool = False) -> list[str]:

@@ -9,9 +9,8 @@ do not wait for each other may share one: each gets blocks of its own in proport
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
-from autotune.compiler.schedules import configurations
+from autotune.compiler.planner.groups import Group, Plan, Shape
 from autotune.compiler.schedules.configurations import one_block
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.ir.forms.families import Family, family_of
@@ -24,30 +23,6 @@ MOST_BODIES = 8
 SMALL_BYTES = 4 << 20
 """Bytes that a group moves in about the time of a launch. Larger ones share a launch with their like only: a block size
 and register count that suit all of them would cost more than the launch."""
-
-Roots = tuple[str, ...]
-Shape = tuple[tuple[Roots, ...], ...]
-"""Launches of groups, each group its roots."""
-
-
-class Group(configurations.Group, Protocol):
-    """What is asked of a group here; see ``autotune.compiler.planner.plan.Group``."""
-
-    @property
-    def inputs(self) -> Sequence[tuple[str, int]]: ...
-
-    @property
-    def outputs(self) -> Sequence[tuple[str, int]]: ...
-
-    @property
-    def roots(self) -> Roots: ...
-
-
-class Plan(configurations.Plan, Protocol):
-    """What is asked of a plan here; see ``autotune.compiler.planner.plan.Plan``."""
-
-    @property
-    def groups(self) -> Sequence[Group]: ...
 
 
 def packable(group: Group) -> bool:

@@ -10,12 +10,15 @@ remote fusion.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from autotune.compiler.planner.cost import Costs, Figures
-from autotune.compiler.planner.plan import Roots, all_roots, cone, root_value, sketch
+from autotune.compiler.planner.groups import Roots
+from autotune.compiler.planner.plan import all_roots, cone, root_value, sketch
 from autotune.compiler.schedules.cuda import legal
 from autotune.ir.graph import REDUCTIONS, Graph
 
@@ -25,6 +28,11 @@ _LARGE = 1 << 14  # bytes of an input from which its readers are worth joining
 
 Mask = int
 """A set of vertices, one bit each."""
+
+
+def union(masks: Iterable[Mask]) -> Mask:
+    """The vertices that are in any of the sets."""
+    return functools.reduce(operator.or_, masks, 0)
 
 
 def bits(mask: Mask) -> Iterable[int]:
@@ -68,10 +76,7 @@ class Vertices:
                 self.users[p] |= 1 << k
         self.before: list[Mask] = []
         for k in range(n):
-            seen = self.needs[k]
-            for p in bits(self.needs[k]):
-                seen |= self.before[p]
-            self.before.append(seen)
+            self.before.append(self.needs[k] | union(self.before[p] for p in bits(self.needs[k])))
         self._us: dict[Mask, float | None] = {}
 
     def __len__(self) -> int:
@@ -86,9 +91,7 @@ class Vertices:
 
     def convex(self, mask: Mask) -> bool:
         """Whether no vertex outside lies between two of the set: it would wait for the group, and the group for it."""
-        above = 0
-        for k in bits(mask):
-            above |= self.before[k]
+        above = union(self.before[k] for k in bits(mask))
         return not any(self.before[k] & mask for k in bits(above & ~mask))
 
     def us(self, mask: Mask) -> float | None:
@@ -110,15 +113,15 @@ class Vertices:
         finish = self.figures.next_us if len(kinds) > 1 else 0.0  # partials of one kind need a kernel to finish them
         return cost.us(self.figures) + self.figures.next_us + finish
 
-    def single_us(self, k: int) -> float:
-        """A vertex by itself; dear where no kernel can run it alone."""
-        found = self.us(1 << k)
+    def price(self, mask: Mask) -> float:
+        """As :meth:`us`; dear where no kernel can run the group."""
+        found = self.us(mask)
         return 1e6 if found is None else found
 
     def gain(self, mask: Mask) -> float:
         """The delta-evaluator's f of a group against its vertices one by one; minus infinity where it is not legal."""
         found = self.us(mask)
-        return float("-inf") if found is None else sum(map(self.single_us, bits(mask))) - found
+        return float("-inf") if found is None else sum(self.price(1 << k) for k in bits(mask)) - found
 
     @cached_property
     def producers(self) -> list[tuple[Mask, Mask]]:
@@ -155,10 +158,7 @@ def _reduced(v: Vertices, own: Mask, consumers: Sequence[list[Mask]]) -> list[Ma
     for at in range(0, len(consumers), 2):
         pair = consumers[at : at + 2]
         joined = {base | a | b for base in kept for a, b in itertools.product(pair[0], pair[1] if pair[1:] else [0])}
-        everything = own
-        for options in consumers[: at + 2]:
-            everything |= options[0]
-        joined.add(everything)
+        joined.add(own | union(options[0] for options in consumers[: at + 2]))
         ranked = sorted((m for m in joined if m), key=lambda m: (-v.gain(m), m))
         kept = [m for m in ranked if v.gain(m) > float("-inf")][:TOP]
         if own and own not in kept:

@@ -1,110 +1,24 @@
 """Partition a region into groups, and groups into launches.
 
-A plan is written as text, which is what a configuration stores (``config["plan"]``) and all that deployment needs::
-
-    r3,o0 / r5,o1 + v7,o3
-
-``/`` separates launches, ``+`` groups packed side by side in one launch. A group is the list of its *roots*: reductions
-(``r`` and the value's number), region outputs (``o`` and the output's number), and values that other groups read from
-memory instead of computing them again (``v``). Everything else a group needs it computes for itself. Results that
-another group reads travel through scratch tensors. An output that is written ``b`` instead of ``o`` is read back: other
-groups take its value as it was stored, rounded to its type, as eager mode's next operator does. They read the output
-itself where neighbours along its last axis are neighbours in memory, else a copy in scratch where they are.
-
 Each group's graph is canonical, so that equal groups of different regions are equal workloads: they are tuned once.
 """
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import replace
+from functools import lru_cache
 
-from autotune.compiler.planner.packing import Roots as Roots
-from autotune.compiler.planner.packing import Shape as Shape
+from autotune.compiler.planner.groups import Group, Plan, Roots, Shape, Source, groups_of, read_text, write_text
 from autotune.compiler.planner.packing import pack
 from autotune.compiler.schedules.cuda import legal
 from autotune.errors import Unsupported
+from autotune.ir.forms.canonical import canonicalize
 from autotune.ir.forms.components import components
+from autotune.ir.forms.simplify import simplify
 from autotune.ir.graph import FLOATS, REDUCTIONS, Graph, Output, Value
 from autotune.ir.precision import STRICT
-
-Source = tuple[str, int]
-"""A tensor of a region: ("input" | "output" | "scratch", number)."""
-
-
-@dataclass(frozen=True)
-class Group:
-    """The operators of one body of a kernel.
-
-    ``inputs`` says for each slot of ``graph`` where it comes from: ("input", slot of the region), ("scratch", number)
-    or ("output", number), which another group has written. ``outputs`` says likewise "output" or "scratch". ``roots``
-    are numbered as in the region's graph, ``graph``
-    is canonical.
-    """
-
-    graph: Graph
-    inputs: tuple[Source, ...]
-    outputs: tuple[Source, ...]
-    roots: Roots = ()
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Groups in order, and how they are launched.
-
-    Attributes:
-        groups: every group, each after those whose scratch it reads.
-        scratch: (storage type, axes) of each global intermediate, dense in that axis order.
-        launches: for each launch the numbers of its groups.
-        text: the plan as stored.
-    """
-
-    groups: tuple[Group, ...]
-    scratch: tuple[tuple[str, tuple[int, ...]], ...]
-    launches: tuple[tuple[int, ...], ...]
-    text: str
-
-    @cached_property
-    def leaders(self) -> tuple[int, ...]:
-        """For each group the one whose parameters it takes: the largest of those that one kernel can run."""
-        from autotune.ir.forms.families import family_of
-
-        families = [family_of(g.graph) for g in self.groups]
-        order = sorted(range(len(self.groups)), key=lambda k: (-self.groups[k].graph.bytes_moved, k))
-        found: list[int] = []
-        for k in order:
-            if not any(families[n].has(families[k]) for n in found):
-                found.append(k)
-        return tuple(next(n for n in found if families[n].has(f)) for f in families)
-
-    def scratch_numel(self, graph: Graph) -> tuple[tuple[str, int], ...]:
-        """(storage type, elements) of each scratch tensor for the region ``graph``."""
-        return tuple((dtype, graph.size(axes)) for dtype, axes in self.scratch)
-
-
-def read_text(text: str) -> Shape:
-    """The launches and groups of a plan's text.
-
-    Raises:
-        ValueError: it is not of the form.
-    """
-    out = []
-    for launch in text.split("/"):
-        groups = []
-        for group in launch.split("+"):
-            roots = tuple(r.strip() for r in group.split(","))
-            if not all(re.fullmatch(r"[rovb]\d+", r) for r in roots):
-                raise ValueError(f"{group.strip()!r} is not a list of roots such as r3,o0")
-            groups.append(roots)
-        out.append(tuple(groups))
-    return tuple(out)
-
-
-def write_text(shape: Shape) -> str:
-    """The text of a plan; the inverse of :func:`read_text`."""
-    return " / ".join(" + ".join(",".join(group) for group in launch) for launch in shape)
 
 
 def all_roots(graph: Graph) -> Roots:
@@ -131,7 +45,7 @@ def build_plan(graph: Graph, shape: Shape, target: str = "cuda") -> Plan:
         Unsupported: a root is missing, is there twice or does not exist; a group reads what is made after it; or a
             group has no kernel.
     """
-    drafts = [roots for launch in shape for roots in launch]
+    drafts = groups_of(shape)
     _check_roots(graph, drafts)
     home, back = homes(graph, drafts), read_back(graph, drafts)
     crossing: dict[int, Source] = {}
@@ -177,8 +91,6 @@ def read_back(graph: Graph, groups: Iterable[Roots]) -> dict[int, int]:
 
 @lru_cache(maxsize=256)
 def _planned(key: str, text: str, target: str) -> Plan:
-    import json
-
     graph = Graph.from_json(json.loads(key))
     if text:
         try:
@@ -201,8 +113,6 @@ def make_plan(graph: Graph, target: str = "cuda", text: str = "") -> Plan:
     Raises:
         Unsupported: some group has no kernel in this version, or the text does not fit the graph.
     """
-    import json
-
     return _planned(json.dumps(graph.to_json(), sort_keys=True), text, target)
 
 
@@ -219,8 +129,6 @@ def greedy(graph: Graph, target: str = "cuda", *, exact: bool = False) -> Shape:
     Raises:
         Unsupported: a root has no kernel even alone.
     """
-    from autotune.ir.forms.canonical import canonicalize
-
     groups: list[list[str]] = []
     home: dict[int, int] = {}
 
@@ -299,8 +207,6 @@ def sketch(graph: Graph, roots: Sequence[str], home: Mapping[int, int], k: int) 
 
     Reductions of other groups are loads. Those of its own are kept where a root that is not of the group needs them.
     """
-    from autotune.ir.forms.simplify import simplify
-
     values = cone(graph, roots, home, k)
     readers = _readers(graph)
     own = [i for i in values if home.get(i, k) == k and f"r{i}" in roots and not readers[i] <= set(roots)]
@@ -453,7 +359,6 @@ def _build_group(
     crossing: Mapping[int, Source], back: Mapping[int, int],
 ) -> Group:  # fmt: skip
     from autotune.ir.forms.canonical import canonicalize
-    from autotune.ir.forms.simplify import simplify
 
     raw, slots, sinks = _raw_group(graph, roots, values, home, k, crossing, back)
     if not raw.outputs:

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from autotune.compiler.program.one_pass import Column, find_moments
-from autotune.compiler.program.program import Program, build_program
+from autotune.compiler.program.program import Program, build_program, stride_of
 from autotune.errors import Unsupported
 from autotune.ir.forms.canonical import canonicalize
 from autotune.ir.forms.simplify import remap, simplify
@@ -71,9 +71,7 @@ class Split:
 def _unit_axis(graph: Graph) -> int:
     """The axis along which neighbours in memory lie, in the largest tensor."""
     best, found = 0, -1
-    for axes, strides in [(v.axes, v.strides) for v in (graph.values[i] for i in graph.live) if v.op == "load"] + [
-        (o.axes, o.strides) for o in graph.outputs
-    ]:
+    for axes, strides, _ in graph.walks:
         n = graph.size(axes)
         for a, s in zip(axes, strides, strict=True):
             if s == 1 and graph.extents[a] > 1 and n > best:
@@ -83,17 +81,13 @@ def _unit_axis(graph: Graph) -> int:
 
 def _order(graph: Graph, axes: Iterable[int]) -> tuple[int, ...]:
     """Axes by falling stride in the largest tensor; the one that neighbours in memory lie along is innermost."""
-    loads = [graph.values[i] for i in graph.live if graph.values[i].op == "load"]
-    walks = [(v.axes, v.strides) for v in loads] + [(o.axes, o.strides) for o in graph.outputs]
-    walks.sort(key=lambda walk: -graph.size(walk[0]))
+    walks = sorted(graph.walks, key=lambda walk: -graph.size(walk.axes))
     unit = _unit_axis(graph)
 
     def place(a: int) -> tuple[bool, int, int, int]:
-        for n, walk in enumerate(walks):
-            stride = dict(zip(*walk, strict=True)).get(a, 0)
-            if stride:
-                return (a == unit, n, -stride, a)
-        return (a == unit, -1, 0, a)  # a position that no tensor has
+        strides = ((n, stride_of(walk, a)) for n, walk in enumerate(walks))
+        n, stride = next((found for found in strides if found[1]), (-1, 0))  # no tensor has a position
+        return a == unit, n, -stride, a
 
     return tuple(sorted(axes, key=place))
 

@@ -10,12 +10,6 @@ ACROSS = "across_"
 """Prefix of the operators that reduce over the axis that packs lie on; see :func:`lower`."""
 
 
-def _tensors(graph: Graph) -> list[tuple[tuple[int, ...], tuple[int, ...], str]]:
-    """(axes, strides, storage type) of what is read and written."""
-    found = [(v.axes, v.strides, graph.inputs[v.slot]) for v in (graph.values[i] for i in graph.live) if v.op == "load"]
-    return found + [(o.axes, o.strides, o.dtype) for o in graph.outputs]
-
-
 def lower(graph: Graph, axis: int) -> Graph:
     """``graph`` with its reductions over ``axis`` as operators across lanes; those over more axes become two.
 
@@ -43,7 +37,7 @@ def unit_axis(graph: Graph) -> int:
     at their size (a reduced one in case of a tie); -1 if there is none."""
     reduced = {a for i in graph.live for a in graph.values[i].over}
     weight: dict[int, int] = {}
-    for axes, strides, storage in _tensors(graph):
+    for axes, strides, storage in graph.walks:
         for a, s in zip(axes, strides, strict=True):
             if s == 1 and graph.extents[a] > 1 and reduced & set(axes):
                 weight[a] = weight.get(a, 0) + graph.size(axes) * STORAGE_BYTES[storage]
@@ -54,7 +48,7 @@ def narrowest(graph: Graph, axis: int) -> int:
     """Bytes of the narrowest storage type that has unit stride along ``axis`` and varies over more than it."""
     sizes = [
         STORAGE_BYTES[storage]
-        for axes, strides, storage in _tensors(graph)
+        for axes, strides, storage in graph.walks
         if axis in axes and strides[axes.index(axis)] == 1 and len(axes) > 1
     ]
     return min(sizes, default=4)

@@ -17,13 +17,15 @@ The program knows nothing of threads: ``compiler.targets`` prints it for CUDA an
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from autotune.compiler.program.one_pass import Column, Moments, Online, find_moments, find_online
 from autotune.errors import Unsupported
-from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph, Value, has_sum_at
+from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph, Output, Value, Walk, has_sum_at
 from autotune.ir.ops import LIGHT, POINTWISE
 
 
@@ -44,14 +46,14 @@ class Pass:
         moments: means with variances that this walk contributes to (listed here only, as ``online``).
     """
 
-    row_values: tuple[int, ...]
-    row_stores: tuple[int, ...]
-    kept_in: tuple[int, ...]
-    compute: tuple[int, ...]
-    kept_out: tuple[int, ...]
-    reduce: tuple[int, ...]
-    online: tuple[Online, ...]
-    stores: tuple[int, ...]
+    row_values: tuple[int, ...] = ()
+    row_stores: tuple[int, ...] = ()
+    kept_in: tuple[int, ...] = ()
+    compute: tuple[int, ...] = ()
+    kept_out: tuple[int, ...] = ()
+    reduce: tuple[int, ...] = ()
+    online: tuple[Online, ...] = ()
+    stores: tuple[int, ...] = ()
     columns: tuple[int, ...] = ()
     row_columns: tuple[int, ...] = ()
     moments: tuple[Moments, ...] = ()
@@ -73,8 +75,8 @@ class Program:
     graph: Graph
     rows: tuple[int, ...]
     cols: tuple[int, ...]
-    passes: tuple[Pass, ...]
-    dynamic: int
+    passes: tuple[Pass, ...] = ()
+    dynamic: int = -1
     columns: tuple[Column, ...] = ()
     """Accumulators over all the rows; see ``autotune.compiler.program.columns``."""
     early: Pass | None = None
@@ -97,7 +99,12 @@ class Program:
 
     def domain(self, i: int) -> str:
         """ "const", "row", "col" or "full" for value ``i``."""
-        return _domain(self.graph, self.rows, self.cols, i)
+        v = self.graph.values[i]
+        if v.op == "const":
+            return "const"
+        if not any(a in self.cols for a in v.axes):
+            return "row"
+        return "full" if not self.rows or any(a in self.rows for a in v.axes) else "col"
 
     @cached_property
     def kept(self) -> tuple[int, ...]:
@@ -113,6 +120,15 @@ class Program:
         values = self.graph.values
         return self.graph.making([i], lambda j: values[j].op in REDUCTIONS or values[j].op == "const")
 
+    def elementwise(self, roots: Iterable[int], have: Container[int] = ()) -> list[int]:
+        """Col and full values that make ``roots`` from ``have``, row values and constants, in order."""
+        return self.graph.making(roots, lambda i: i in have or self.domain(i) in ("const", "row"))
+
+    def row_values(self, read: Iterable[int]) -> list[int]:
+        """Row values among ``read``, and those that make these, in order; reductions and constants not."""
+        values = self.graph.values
+        return self.graph.making(read, lambda i: self.domain(i) != "row" or values[i].op in REDUCTIONS)
+
     def col_stride(self, v: Value) -> int:
         """Stride of a load along the innermost column axis."""
         return stride_of(v, self.cols[-1]) if self.cols else 0
@@ -127,9 +143,9 @@ def power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-def stride_of(v: Value, axis: int) -> int:
-    """Stride of a load or gather along ``axis``; 0 where it does not vary."""
-    return v.strides[v.axes.index(axis)] if axis in v.axes else 0
+def stride_of(tensor: Value | Output | Walk, axis: int) -> int:
+    """Stride of what is read or written along ``axis``; 0 where it does not vary."""
+    return tensor.strides[tensor.axes.index(axis)] if axis in tensor.axes else 0
 
 
 def read_once(graph: Graph, i: int, axes: Iterable[int]) -> bool:
@@ -139,31 +155,15 @@ def read_once(graph: Graph, i: int, axes: Iterable[int]) -> bool:
     return all(stride_of(v, a) or a in single for a in axes if graph.extents[a] > 1)
 
 
-def _domain(graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], i: int) -> str:
-    v = graph.values[i]
-    if v.op == "const":
-        return "const"
-    on_cols = any(a in cols for a in v.axes)
-    if not on_cols:
-        return "row"
-    return "full" if not rows or any(a in rows for a in v.axes) else "col"
-
-
 def _weight(graph: Graph, axis: int) -> int:
     """How far apart in memory neighbours along ``axis`` lie, in the largest tensors; without end where no tensor says.
 
     A position that no tensor has (what is summed over the parts of a stack) is then never the innermost one.
     """
-    best = 0
-    for o in graph.outputs:
-        if axis in o.axes:
-            best = max(best, o.strides[o.axes.index(axis)] * max(1, graph.size(o.axes)))
-    if best:
-        return best
-    for v in graph.values:
-        if v.op == "load" and axis in v.axes:
-            best = max(best, stride_of(v, axis) * max(1, graph.size(v.axes)))
-    return best or sys.maxsize
+    for tensors in (graph.outputs, [v for v in graph.values if v.op == "load"]):
+        if best := max((stride_of(t, axis) * max(1, graph.size(t.axes)) for t in tensors), default=0):
+            return best
+    return sys.maxsize
 
 
 def split_axes(graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -225,8 +225,10 @@ def build_program(
         raise Unsupported("sums at places that other data tell")
     if not any(o.axes for o in graph.outputs) and not any(v.axes for v in graph.values):
         graph = _as_row(graph)
-    rows, cols = split or split_axes(graph)
-    vals = graph.values
+    program = Program(graph, *(split or split_axes(graph)), columns=columns)
+    rows, cols, vals = program.rows, program.cols, graph.values
+    if any(a not in o.axes and graph.extents[a] > 1 for o in graph.outputs for a in rows):
+        raise Unsupported("an output that does not vary over the group's rows")
     pairs = find_online(graph) if online else ()
     spreads = find_moments(graph, cols) if moments else ()
     by_total: dict[int, Online | Moments] = {o.total: o for o in pairs}
@@ -243,116 +245,85 @@ def build_program(
             level[i] = max(level[a] for a in v.args)
     n_passes = 1 + max((level[i] for i in live), default=0)
 
-    def dom(i: int) -> str:
-        return _domain(graph, rows, cols, i)
-
-    if any(not _covers(graph, rows, cols, k) for k in range(len(graph.outputs))):
-        raise Unsupported("an output that does not vary over the group's rows")
-
-    # What each pass must produce for every element.
+    # What each pass does, by the fields of Pass, and what it must produce for every element.
+    parts: list[dict[str, list[Any]]] = [defaultdict(list) for _ in range(n_passes)]
     roots: list[list[int]] = [[] for _ in range(n_passes)]
-    reduce: list[list[int]] = [[] for _ in range(n_passes)]
-    onlines: list[list[Online]] = [[] for _ in range(n_passes)]
-    spread_at: list[list[Moments]] = [[] for _ in range(n_passes)]
-    stores: list[list[int]] = [[] for _ in range(n_passes)]
-    row_stores: list[list[int]] = [[] for _ in range(n_passes)]
-    full_columns: list[list[int]] = [[] for _ in range(n_passes)]
-    row_columns: list[list[int]] = [[] for _ in range(n_passes)]
-    fused = {o.peak for o in pairs} | {o.total for o in pairs}
-    fused |= {m.total for m in spreads} | {m.square for m in spreads}
+
+    def put(part: str, item: object, value: int, wide: bool = True) -> None:
+        parts[level[value]][part].append(item)
+        if wide:
+            roots[level[value]].append(value)
+
     for m in spreads:
-        spread_at[level[m.score]].append(m)
-        roots[level[m.score]].append(m.score)
+        put("moments", m, m.score)
     for o in pairs:
-        onlines[level[o.score]].append(o)
-        roots[level[o.score]].append(o.score)
+        put("online", o, o.score)
+    fused = {o.peak for o in pairs} | {m.total for m in spreads} | by_total.keys()
     for i in live:
         if vals[i].op in REDUCTIONS and i not in fused:
-            p = level[vals[i].args[0]]
-            reduce[p].append(i)
-            roots[p].append(vals[i].args[0])
+            put("reduce", i, vals[i].args[0])
     for k, out in enumerate(graph.outputs):
-        p = level[out.value]
-        if any(a in cols for a in out.axes):
-            stores[p].append(k)
-            roots[p].append(out.value)
-        else:
-            row_stores[p].append(k)
-
+        wide = any(a in cols for a in out.axes)
+        put("stores" if wide else "row_stores", k, out.value, wide)
     for n, c in enumerate(columns):
-        p = level[c.value]
-        if any(a in cols for a in graph.values[c.value].axes):
-            full_columns[p].append(n)
-            roots[p].append(c.value)
-        else:
-            row_columns[p].append(n)
+        wide = any(a in cols for a in vals[c.value].axes)
+        put("columns" if wide else "row_columns", n, c.value, wide)
 
-    masks = _masks(graph, rows, cols, roots) if early and keep else []
+    masks = _masks(program, roots) if early and keep else []
     made_at: dict[int, int] = dict.fromkeys(masks, -1)
     wanted: list[set[int]] = []  # values from earlier passes that each pass takes
     for p in range(n_passes):
 
         def kept_before(i: int, p: int = p) -> bool:
-            return keep and dom(i) == "full" and made_at.get(i, p) < p
+            return keep and program.domain(i) == "full" and made_at.get(i, p) < p
 
-        made = graph.making(roots[p], lambda i: dom(i) in ("const", "row"), kept_before)
+        made = graph.making(roots[p], lambda i: program.domain(i) in ("const", "row"), kept_before)
         wanted.append(set(filter(kept_before, made)))
         for i in made:
             made_at.setdefault(i, p)
-    wanted = _drop_light(graph, rows, cols, _prefer_packed(graph, rows, cols, wanted))
-
-    kept: dict[int, int] = {}  # value -> last pass that takes it
-    for p, taken in enumerate(wanted):
-        for i in taken:
-            kept[i] = p
+    wanted = _drop_light(program, _prefer_packed(program, wanted))
+    last = {i: p for p, taken in enumerate(wanted) for i in taken}  # the last pass that takes a value
 
     passes = []
-    beside = _closure(graph, rows, cols, masks, set())
+    beside = program.elementwise(masks)
     computed_rows: set[int] = set()
-    for p in range(n_passes):
-        compute = _closure(graph, rows, cols, roots[p], wanted[p])
-        row_read = [graph.outputs[k].value for k in row_stores[p]] + [columns[n].value for n in row_columns[p]]
-        row_needed = _row_closure(graph, rows, cols, compute + (beside if p == 0 else []), row_read, roots[p])
-        row_now = [i for i in sorted(row_needed) if i not in computed_rows]
+    for p, part in enumerate(parts):
+        compute = program.elementwise(roots[p], wanted[p])
+        read = [a for i in (*compute, *(beside if p == 0 else ())) for a in vals[i].args] + roots[p]
+        read += [graph.outputs[k].value for k in part["row_stores"]] + [columns[n].value for n in part["row_columns"]]
+        row_now = [i for i in program.row_values(read) if i not in computed_rows]
         computed_rows.update(row_now)
-        kept_out = tuple(i for i in compute if i in kept and made_at.get(i) == p and kept[i] > p)
         passes.append(
             Pass(
                 row_values=tuple(row_now),
-                row_stores=tuple(row_stores[p]),
                 kept_in=tuple(sorted(wanted[p])),
                 compute=tuple(compute),
-                kept_out=kept_out,
-                reduce=tuple(reduce[p]),
-                online=tuple(onlines[p]),
-                stores=tuple(stores[p]),
-                columns=tuple(full_columns[p]),
-                row_columns=tuple(row_columns[p]),
-                moments=tuple(spread_at[p]),
+                kept_out=tuple(i for i in compute if made_at.get(i) == p and last.get(i, p) > p),
+                **{name: tuple(items) for name, items in part.items()},
             )
         )
-    reduces = bool(fused) or any(reduce)
+    reduces = bool(fused) or any(part["reduce"] for part in parts)
     dynamic = 0 if (rows and rows[0] == 0) or (not rows and cols == (0,) and not reduces) else -1
-    side = Pass((), (), (), tuple(beside), tuple(masks), (), (), ()) if masks else None
-    return Program(graph, rows, cols, tuple(passes), dynamic, columns, side)
+    side = Pass(compute=tuple(beside), kept_out=tuple(masks)) if masks else None
+    return replace(program, passes=tuple(passes), dynamic=dynamic, early=side)
 
 
-def _masks(graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], roots: list[list[int]]) -> list[int]:
+def _masks(program: Program, roots: list[list[int]]) -> list[int]:
     """Full booleans of later passes that many operators make from indices and row values, as a dropout's hash does,
     but not from reductions."""
-    first = set(_closure(graph, rows, cols, roots[0], set()))
-    later = {i for made in roots[1:] for i in _closure(graph, rows, cols, made, set())}
+    values = program.graph.values
+    first = set(program.elementwise(roots[0]))
+    later = {i for made in roots[1:] for i in program.elementwise(made)}
     found = []
     for i in sorted(later - first):
-        if graph.values[i].dtype != "bool" or _domain(graph, rows, cols, i) != "full":
+        if values[i].dtype != "bool" or program.domain(i) != "full":
             continue
-        made = _closure(graph, rows, cols, [i], set())
-        ops = [graph.values[j].op for j in made]
-        reads = {a for j in made for a in graph.values[j].args} | _row_closure(graph, rows, cols, made, (), ())
-        reads |= {a for j in reads for a in graph.values[j].args}
-        if any(graph.values[a].op in REDUCTIONS for a in reads):
+        made = program.elementwise([i])
+        reads = {a for j in made for a in values[j].args}
+        reads |= {a for j in (*reads, *program.row_values(reads)) for a in values[j].args}
+        if any(values[a].op in REDUCTIONS for a in reads):
             continue
-        if len(made) >= MASK_OPERATORS and all(op == "index" or op in POINTWISE for op in ops):
+        if len(made) >= MASK_OPERATORS and all(values[j].op == "index" or values[j].op in POINTWISE for j in made):
             found.append(i)
     return found
 
@@ -379,77 +350,40 @@ def once_a_row(program: Program) -> None:
             raise Unsupported("a reduction that is the same for several rows")
 
 
-def _covers(graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], k: int) -> bool:
-    axes = graph.outputs[k].axes
-    return all(a in axes or graph.extents[a] <= 1 for a in rows)
-
-
-def _closure(
-    graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], roots: Iterable[int], stop: set[int]
-) -> list[int]:
-    """Col and full values that make ``roots`` from ``stop``, loads and row values, in order."""
-    return graph.making(roots, lambda i: i in stop or _domain(graph, rows, cols, i) in ("const", "row"))
-
-
-def _row_closure(
-    graph: Graph,
-    rows: tuple[int, ...],
-    cols: tuple[int, ...],
-    compute: Iterable[int],
-    stored: Iterable[int],
-    roots: Iterable[int],
-) -> set[int]:
-    """Row values (reductions included, constants not) that a pass reads, directly or through other row values."""
-    read = [*(a for i in compute for a in graph.values[i].args), *stored, *roots]
-    row_values = graph.making(
-        read, lambda i: _domain(graph, rows, cols, i) != "row" or graph.values[i].op in REDUCTIONS
-    )
-    return set(row_values)
-
-
-def _prefer_packed(
-    graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], wanted: list[set[int]]
-) -> list[set[int]]:
+def _prefer_packed(program: Program, wanted: list[set[int]]) -> list[set[int]]:
     """Keep a 16-bit input as it was loaded rather than what light operators make of it: half the space."""
+    values, inputs = program.graph.values, program.graph.inputs
     out = []
-    for c in wanted:
-        new = set(c)
-        for i in c:
-            need = _closure(graph, rows, cols, [i], set())
-            leaves = [j for j in need if graph.values[j].op not in POINTWISE]
-            full = [j for j in leaves if _domain(graph, rows, cols, j) == "full"]
-            cost = sum(POINTWISE[graph.values[j].op].cost for j in need if graph.values[j].op in POINTWISE)
+    for taken in wanted:
+        new = set(taken)
+        for i in taken:
+            need = program.elementwise([i])
+            leaves = [j for j in need if values[j].op not in POINTWISE]
+            full = [j for j in leaves if program.domain(j) == "full"]
+            cost = sum(POINTWISE[values[j].op].cost for j in need if values[j].op in POINTWISE)
             halves = all(
-                graph.values[j].op == "load"
-                and not graph.values[j].guards
-                and STORAGE_BYTES[graph.inputs[graph.values[j].slot]] == 2
+                values[j].op == "load" and not values[j].guards and STORAGE_BYTES[inputs[values[j].slot]] == 2
                 for j in leaves
             )
-            if graph.values[i].op in POINTWISE and halves and len(full) == len(leaves) == 1 and cost <= 2 * LIGHT:
+            if values[i].op in POINTWISE and halves and len(full) == len(leaves) == 1 and cost <= 2 * LIGHT:
                 new.discard(i)
                 new.update(full)
         out.append(new)
     return out
 
 
-def _drop_light(graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], wanted: list[set[int]]) -> list[set[int]]:
+def _drop_light(program: Program, wanted: list[set[int]]) -> list[set[int]]:
     """Drop kept values that light operators make again from values that the same pass takes anyway."""
     wanted = [set(c) for c in wanted]
     for i in sorted({i for c in wanted for i in c}, reverse=True):
-        if graph.values[i].op not in POINTWISE:
-            continue
-        takers = [p for p, c in enumerate(wanted) if i in c]
-        if all(_cheap_from(graph, rows, cols, i, wanted[p] - {i}) for p in takers):
-            for p in takers:
-                wanted[p].discard(i)
+        takers = [c for c in wanted if i in c]
+        if all(_cheap_from(program, i, c - {i}) for c in takers):
+            for c in takers:
+                c.discard(i)
     return wanted
 
 
-def _cheap_from(graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], i: int, have: set[int]) -> bool:
-    cost = 0
-    for j in _closure(graph, rows, cols, [i], have):
-        v = graph.values[j]
-        if v.op not in POINTWISE:
-            return False  # it would load again
-        cost += POINTWISE[v.op].cost
-    return cost <= 2 * LIGHT
+def _cheap_from(program: Program, i: int, have: set[int]) -> bool:
+    ops = [program.graph.values[j].op for j in program.elementwise([i], have)]
+    # Of what is no operator, it would load again.
+    return all(op in POINTWISE for op in ops) and sum(POINTWISE[op].cost for op in ops) <= 2 * LIGHT

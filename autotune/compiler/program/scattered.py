@@ -104,16 +104,15 @@ def _part(
     graph: Graph, rows: tuple[int, ...], cols: tuple[int, ...], values: list[int], takes: tuple[int, ...] = ()
 ) -> Program:
     """The program of one pass over ``values``: it keeps the last one, or takes sums and stores all outputs."""
-    first = Pass((), (), (), (), (), (), (), ())
-    program = Program(graph, rows, cols, (first,), -1)
+    program = Program(graph, rows, cols)
     row = tuple(i for i in values if program.domain(i) == "row")
     wide = tuple(i for i in values if program.domain(i) != "row")
     if not takes:
         if not values or values[-1] not in wide:
             raise Unsupported("terms or places that are the same everywhere")
-        return replace(program, passes=(Pass(row, (), (), wide, wide[-1:], (), (), ()),))
-    stores = Pass(row, (), takes, wide, (), (), (), tuple(range(len(graph.outputs))))
-    return replace(program, passes=(replace(first, kept_out=takes), stores))
+        return replace(program, passes=(Pass(row_values=row, compute=wide, kept_out=wide[-1:]),))
+    stores = Pass(row_values=row, kept_in=takes, compute=wide, stores=tuple(range(len(graph.outputs))))
+    return replace(program, passes=(Pass(kept_out=takes), stores))
 
 
 def _with_column(graph: Graph, totals: list[int]) -> Graph:

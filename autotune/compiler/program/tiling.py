@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from autotune.compiler.program.program import Program, build_program
+from autotune.compiler.program.program import Program, build_program, stride_of
 from autotune.compiler.program.vectors import narrowest
 from autotune.errors import Unsupported
-from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph, Output, Value
+from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph, Output, Value, Walk
 
 NARROWEST = 16
 """Elements of either axis below which a tile would be mostly empty."""
@@ -58,13 +58,9 @@ class Tiling:
         return along_x, along_y
 
 
-def _unit(graph: Graph, t: Value | Output) -> int:
+def _unit(graph: Graph, t: Value | Output | Walk) -> int:
     """The axis along which a tensor's neighbours lie; -1 if there is none."""
     return next((a for a, s in zip(t.axes, t.strides, strict=True) if s == 1 and graph.extents[a] > 1), -1)
-
-
-def _moves(t: Value | Output, axis: int) -> bool:
-    return any(a == axis and s for a, s in zip(t.axes, t.strides, strict=True))
 
 
 @lru_cache(maxsize=512)
@@ -76,16 +72,14 @@ def tiling(graph: Graph) -> Tiling:
     """
     if any(graph.values[i].op in REDUCTIONS for i in graph.live):
         raise Unsupported("a group with reductions")
-    tensors: list[tuple[Value | Output, int]] = [(o, STORAGE_BYTES[o.dtype]) for o in graph.outputs]
-    for v in (graph.values[i] for i in graph.live):
-        if v.op == "load":
-            tensors.append((v, STORAGE_BYTES[graph.inputs[v.slot]]))
     weight: dict[tuple[int, int], int] = {}  # bytes with unit stride along the first axis that vary over the second
-    for t, size in tensors:
+    for t in graph.walks:
         u = _unit(graph, t)
         for a in t.axes:
-            if u >= 0 and a != u and _moves(t, a) and min(graph.extents[a], graph.extents[u]) >= NARROWEST:
-                weight[u, a] = weight.get((u, a), 0) + graph.size(b for b in t.axes if _moves(t, b)) * size
+            if u >= 0 and a != u and stride_of(t, a) and min(graph.extents[a], graph.extents[u]) >= NARROWEST:
+                weight[u, a] = (
+                    weight.get((u, a), 0) + graph.size(b for b in t.axes if stride_of(t, b)) * STORAGE_BYTES[t.storage]
+                )
     pairs = [(x, y) for x, y in weight if (y, x) in weight]
     if not pairs:
         raise Unsupported("no two axes that tensors disagree on")
@@ -101,9 +95,9 @@ def tiling(graph: Graph) -> Tiling:
     loads = tuple(
         i
         for i in graph.live
-        if (v := graph.values[i]).op == "load" and _unit(graph, v) == y and _moves(v, x)
+        if (v := graph.values[i]).op == "load" and _unit(graph, v) == y and stride_of(v, x)
     )  # fmt: skip
-    stores = tuple(k for k, o in enumerate(graph.outputs) if stored[k] == y and _moves(o, x))
+    stores = tuple(k for k, o in enumerate(graph.outputs) if stored[k] == y and stride_of(o, x))
     size = min(narrowest(program), *(STORAGE_BYTES[graph.inputs[graph.values[i].slot]] for i in loads), 16)
     share = weight[y, x] / (weight[x, y] + weight[y, x])
     straight = {v.slot for i in graph.live if (v := graph.values[i]).op == "load" and _unit(graph, v) == x}

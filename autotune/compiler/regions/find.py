@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -26,7 +27,6 @@ from torch import fx
 
 from autotune.compiler.capture.joint import is_written_back
 from autotune.compiler.lower.op_names import GENERATORS, PRODUCTS, SCATTERS, VIEWS
-from autotune.compiler.lower.rules import pointwise as rules_pointwise
 from autotune.compiler.lower.rules.product import is_memory_intensive, read_again
 from autotune.compiler.lower.rules.table import RULES
 from autotune.compiler.lower.translate import meta, op_name, translate
@@ -41,6 +41,7 @@ from autotune.compiler.regions.tensors import (
     factors,
     is_aligned,
     is_float8,
+    is_pointwise,
     is_random,
     is_window,
     storable,
@@ -102,7 +103,6 @@ class Finder:
         self.kept: set[fx.Node] = set()
         self.copied: set[fx.Node] = set()
         self.once: set[fx.Node] = set()
-        self.refused: dict[fx.Node, str] = {}
         self._known: dict[str, tuple[Workload, Binding]] = {}
         self._passing = passing(self.nodes)
         self._sorts = {n: self._classify(n) for n in self.nodes}
@@ -230,21 +230,24 @@ class Finder:
             n = stack.pop()
             if n not in members:
                 continue
-            made_by = RULES.get(op_name(n))  # none for a tuple's element
-            if getattr(made_by, "__module__", "") != rules_pointwise.__name__ or len(self._readers(n)) > 1:
+            if not is_pointwise(n) or len(self._readers(n)) > 1:
                 return False
             stack += self.producers(n)
         return True
 
-    def _readers(self, node: fx.Node) -> set[fx.Node]:
-        """The nodes that read one, as it is or through views."""
-        stack, seen = list(node.users), set()
+    def _readers(self, node: fx.Node, copied: AbstractSet[fx.Node] = frozenset()) -> set[fx.Node]:
+        """The nodes that read one, as it is or through views, and through what is ``copied``."""
+        found, seen, stack = set(), set(), list(node.users)
         while stack:
             user = stack.pop()
-            if user not in seen:
-                seen.add(user)
-                stack += user.users if self.free(user) else ()
-        return {user for user in seen if not self.free(user)}
+            if user in seen:
+                continue
+            seen.add(user)
+            if self.free(user) or user in copied:
+                stack += user.users
+            else:
+                found.add(user)
+        return found
 
     def _may_wait(self, node: fx.Node, members: set[fx.Node]) -> bool:
         """Whether nothing but nodes of regions reads a tensor. (A tuple's elements do not leave it.)"""
@@ -317,24 +320,13 @@ class Finder:
         inside = set(nodes)
         readers = [n for n in nodes if any(is_wide(p) for p in self.producers(n) if p not in inside)]
         for n in (*readers, *filter(is_wide, outputs)):
-            error = Unsupported("float64 that is not made and read in one region")
-            error.node = n  # type: ignore[attr-defined]
-            raise error
+            raise Unsupported("float64 that is not made and read in one region", n)
 
     def _used_outside(self, node: fx.Node, inside: set[fx.Node]) -> bool:
         """Whether a node that is not in the region reads it, as it is or through views."""
         if not isinstance(meta(node), torch.Tensor) or node in self.copied:
             return False  # a tuple: its getitems are nodes of the region themselves
-        stack, seen = list(node.users), set()
-        while stack:
-            user = stack.pop()
-            if user in seen or (user in inside and user not in self.copied):
-                continue
-            seen.add(user)
-            if not self.free(user) and user not in self.copied:
-                return True
-            stack.extend(user.users)
-        return False
+        return not self._readers(node, self.copied) <= inside
 
     def region(self, nodes: Sequence[fx.Node]) -> Region:
         """The region of a group. Raises Unsupported with the responsible node of this graph as ``node``."""
@@ -349,10 +341,9 @@ class Finder:
         except Repeated:
             raise
         except Unsupported as error:
-            culprit = getattr(error, "node", None)
-            origin = culprit.meta.get("origin") if isinstance(culprit, fx.Node) else None
+            origin = error.node and error.node.meta.get("origin")
             if origin is not None:
-                error.node = origin  # type: ignore[attr-defined]
+                error.node = origin
                 raise
             return Region(tuple(nodes), tuple(inputs), tuple(outputs), module, reason=str(error))
         return Region(tuple(nodes), tuple(inputs), tuple(outputs), module, workload, binding)
@@ -410,13 +401,13 @@ def find_regions(gm: fx.GraphModule, side: str | None = None) -> list[Region]:
                 except Repeated as error:
                     _keep(finder, [n.meta["origin"] for n in error.nodes])
                 except Unsupported as error:
-                    culprit: fx.Node = error.node  # type: ignore[attr-defined]
+                    culprit: fx.Node = error.node
                     if borrowed := finder.borrowed(nodes):
                         finder.once |= borrowed  # they may be what it cannot do in its place
                     elif op_name(culprit) in SCATTERS and culprit not in finder.kept:
                         finder.kept.add(culprit)  # it may do where those that read it in other shapes read it stored
                     else:
-                        _harden(finder, culprit, str(error))
+                        _harden(finder, culprit)
                 if key not in done:
                     failed = True
                     continue
@@ -459,16 +450,14 @@ def _keep(finder: Finder, products: Sequence[fx.Node]) -> None:
     """Have products stored before they are read; those that are and are repeated all the same become opaque."""
     for n in products:
         if n in finder.kept:
-            _harden(finder, n, "a product computed several times over")
+            _harden(finder, n)
     finder.kept.update(products)
 
 
-def _harden(finder: Finder, culprit: fx.Node, reason: str) -> None:
+def _harden(finder: Finder, culprit: fx.Node) -> None:
     """Make a node opaque, together with what cannot be told apart from it: a tuple and its elements."""
     owner = culprit
     while owner.target is operator.getitem:
         owner = owner.args[0]  # type: ignore[assignment]
-    for n in (owner, *[u for u in owner.users if u.target is operator.getitem]):
-        finder.hard.add(n)
-        finder.refused[n] = reason
+    finder.hard.update([owner, *(u for u in owner.users if u.target is operator.getitem)])
     finder.once.clear()  # groups are others now

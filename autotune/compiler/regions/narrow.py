@@ -15,10 +15,8 @@ from collections.abc import Set as AbstractSet
 from torch import fx
 
 from autotune.compiler.lower.op_names import PRODUCTS
-from autotune.compiler.lower.rules import pointwise
-from autotune.compiler.lower.rules.table import RULES
 from autotune.compiler.lower.translate import meta, op_name
-from autotune.compiler.regions.tensors import bytes_of, is_float8
+from autotune.compiler.regions.tensors import bytes_of, is_float8, is_pointwise
 from autotune.compiler.regions.wide import is_wide
 
 MOST_REPEATED = 8
@@ -45,7 +43,9 @@ def copied_nodes(
     home = {n: k for k, nodes in enumerate(groups) for n in nodes}
     copied: set[fx.Node] = set()
     inner: dict[fx.Node, tuple[Nodes, Nodes]] = {}  # of what is worth repeating: what that repeats and reads
-    for n in (n for nodes in groups for n in nodes if _is_pointwise(n) and n not in once):
+    for n in home:
+        if not is_pointwise(n) or is_wide(n) or is_float8(n) or n in once:
+            continue
         others = {r for r in readers(n) if home.get(r) != home[n]}
         multiplied = any(op_name(r) in PRODUCTS and n in stored.get(r, ()) for r in others)
         if multiplied or not others <= home.keys():
@@ -59,8 +59,3 @@ def copied_nodes(
             inner[n] = work, reads
             copied |= work if others else set()
     return copied
-
-
-def _is_pointwise(node: fx.Node) -> bool:
-    rule = RULES.get(op_name(node))
-    return getattr(rule, "__module__", "") == pointwise.__name__ and not is_wide(node) and not is_float8(node)

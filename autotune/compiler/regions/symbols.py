@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._prims_common import compute_required_storage_length
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from autotune.compiler.regions import aten
 from autotune.compiler.regions.find import Region
@@ -80,7 +82,7 @@ def fake(
     offset: int = 0,
 ) -> torch.Tensor:
     """A fake tensor of a layout (strides and offset in elements)."""
-    span = offset + 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if all(shape) else offset
+    span = compute_required_storage_length(tuple(shape), tuple(strides), offset)
     with mode:
         return torch.empty(span, dtype=dtype, device=device).as_strided(shape, strides, offset)
 
@@ -124,15 +126,7 @@ def places_of(symbols: Sequence[str], tensors: Sequence[torch.Tensor]) -> dict[s
 
 def traced(program: Mapping[str, Any], device: str) -> fx.GraphModule:
     """A program as JSON, of numbers, as a graph with fake tensors in ``meta["val"]``; nothing is computed."""
-    gm, mode = aten.from_json(program, device), FakeTensorMode()
-    specs = iter(program["inputs"])
-    for node in gm.graph.nodes:
-        if node.op == "placeholder":
-            spec = next(specs)
-            dtype = getattr(torch, spec["dtype"])
-            node.meta["val"] = fake(mode, spec["shape"], spec["strides"], dtype, torch.device(device))
-        elif node.op == "call_function":
-            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-            with mode:
-                node.meta["val"] = node.target(*args, **kwargs)
+    gm, mode, where = aten.from_json(program, device), FakeTensorMode(), torch.device(device)
+    layouts = ((spec["shape"], spec["strides"], getattr(torch, spec["dtype"])) for spec in program["inputs"])
+    FakeTensorProp(gm, mode).propagate_dont_convert_inputs(*(fake(mode, *layout, where) for layout in layouts))
     return gm

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from autotune.compiler.lower.op_names import PRODUCTS
+from autotune.compiler.lower.rules import RULES, pointwise
 from autotune.compiler.lower.translate import meta, op_name
 from autotune.ir.graph import EIGHT_BIT_FLOATS, STORAGE_BYTES
 
@@ -37,6 +38,11 @@ def storable(t: torch.Tensor, wide: bool = False) -> bool:
         return False
     sizes = (*t.shape, *t.stride())
     return all(type(n) is int for n in sizes) and 0 not in t.shape and not t.is_conj() and not t.is_neg()
+
+
+def is_pointwise(node: fx.Node) -> bool:
+    """Whether a rule of pointwise operators translates a node; none translates a tuple's element."""
+    return getattr(RULES.get(op_name(node)), "__module__", "") == pointwise.__name__
 
 
 def is_random(node: fx.Node) -> bool:

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from autotune.compiler.lower.op_names import VIEWS
+from autotune.compiler.lower.op_names import CASTS, VIEWS
 from autotune.compiler.lower.translate import meta, op_name
 from autotune.ir.graph import FLOATS
 
-_CASTS = frozenset(["_to_copy", "convert_element_type"])
 _LARGEST = frozenset(["amax", "max"])
 _SCALING = frozenset(["clamp", "clamp_min", "clamp_max", "maximum", "minimum", "mul", "div", "reciprocal", "abs"])
 
@@ -28,7 +27,7 @@ def is_wide(node: fx.Node) -> bool:
 
 def passing(nodes: Sequence[fx.Node]) -> set[fx.Node]:
     """The float64 nodes that begin in a cast of a largest element, scale it, and end in casts to narrower floats."""
-    found = {n for n in nodes if is_wide(n) and op_name(n) in _CASTS | _SCALING | VIEWS and n.users}
+    found = {n for n in nodes if is_wide(n) and op_name(n) in CASTS | _SCALING | VIEWS and n.users}
     while True:
         kept = {n for n in found if all(i in found or _begins(n, i) for i in n.all_input_nodes) and _ends(n, found)}
         if kept == found:
@@ -42,12 +41,12 @@ def _narrow(node: fx.Node) -> bool:
 
 
 def _begins(node: fx.Node, source: fx.Node) -> bool:
-    if op_name(node) not in _CASTS or not _narrow(source):
+    if op_name(node) not in CASTS or not _narrow(source):
         return False
-    while op_name(source) in _CASTS | VIEWS | {"getitem"}:
+    while op_name(source) in CASTS | VIEWS | {"getitem"}:
         source = source.all_input_nodes[0]
     return op_name(source) in _LARGEST
 
 
 def _ends(node: fx.Node, found: set[fx.Node]) -> bool:
-    return all(u in found or (op_name(u) in _CASTS and _narrow(u)) for u in node.users)
+    return all(u in found or (op_name(u) in CASTS and _narrow(u)) for u in node.users)

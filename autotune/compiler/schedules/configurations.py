@@ -46,14 +46,14 @@ class Choices(Protocol):
 
 
 class Group(Protocol):
-    """What is asked of a group here; see ``autotune.compiler.planner.plan.Group``."""
+    """What is asked of a group here; see ``autotune.compiler.planner.groups.Group``."""
 
     @property
     def graph(self) -> Graph: ...
 
 
 class Plan(Protocol):
-    """What is asked of a plan here; see ``autotune.compiler.planner.plan.Plan``."""
+    """What is asked of a plan here; see ``autotune.compiler.planner.groups.Plan``."""
 
     @property
     def groups(self) -> Sequence[Group]: ...

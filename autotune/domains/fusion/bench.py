@@ -211,13 +211,16 @@ class FusionBench:
         if expected.lost is None:
             expected.lost = [None] * len(self.graph.outputs)
             if self.source:
+                from torch._prims_common import compute_required_storage_length
+
                 from autotune.domains.fusion.rederive import results_of
 
                 results = self._module().forward(*source_inputs(self.source, expected.inputs, self.device))
                 results = results if isinstance(results, (tuple, list)) else [results]
                 for k, (o, r) in enumerate(zip(self.graph.outputs, results_of(self.workload), strict=True)):
                     shape, made = [self.graph.extents[a] for a in o.axes], results[r]
-                    if made.is_floating_point() and _span(made) == self.graph.output_numel(k):
+                    span = compute_required_storage_length(made.shape, made.stride(), 0)
+                    if made.is_floating_point() and span == self.graph.output_numel(k):
                         seen = made.as_strided(shape, o.strides, made.storage_offset() + o.offset)
                         expected.lost[k] = ~seen.isfinite()
         return expected.lost
@@ -273,12 +276,13 @@ def source_inputs(source: Mapping[str, Any], flat: Sequence[torch.Tensor], devic
     An input that no slot reads (only its shape matters) gets fresh memory.
     """
     import torch
+    from torch._prims_common import compute_required_storage_length
 
     slot_of = {int(i): slot for slot, i in enumerate(source["slots"])}
     out = []
     for i, spec in enumerate(source["inputs"]):
         shape, strides = [int(n) for n in spec["shape"]], [int(n) for n in spec["strides"]]
-        span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if all(shape) else 0
+        span = compute_required_storage_length(shape, strides, 0)
         dtype = getattr(torch, spec["dtype"])
         base = torch.zeros(max(span, 1), dtype=dtype, device=device)
         if i in slot_of:
@@ -291,19 +295,10 @@ def source_inputs(source: Mapping[str, Any], flat: Sequence[torch.Tensor], devic
     return out
 
 
-def _span(t: torch.Tensor) -> int:
-    """Elements of memory from a tensor's first to its last."""
-    return 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-
-
 def _poison(t: torch.Tensor) -> torch.Tensor:
     """A value no kernel writes by chance: an element that is not written shows."""
-    if t.dtype.is_floating_point and t.dtype.itemsize == 1:
-        return t.fill_(-352.0)
     if t.dtype.is_floating_point:
-        return t.fill_(-7.03125e4 if t.dtype.itemsize == 4 else -60000.0)
-    return (
-        t.fill_(True)
-        if t.dtype.itemsize == 1 and str(t.dtype) == "torch.bool"
-        else t.fill_(-113 if t.dtype.is_signed else 113)
-    )
+        return t.fill_({1: -352.0, 2: -60000.0, 4: -7.03125e4}[t.dtype.itemsize])
+    if str(t.dtype) == "torch.bool":
+        return t.fill_(True)
+    return t.fill_(-113 if t.dtype.is_signed else 113)

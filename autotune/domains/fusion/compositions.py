@@ -12,14 +12,16 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from autotune.compiler.planner.cost import Costs, Figures, GroupCost, plan_us
+from autotune.compiler.planner.groups import Group, Plan, write_text
 from autotune.compiler.planner.kernel_names import graph_ops
 from autotune.compiler.planner.latency import predict_cpu, predict_cuda
 from autotune.compiler.planner.methods import Method
-from autotune.compiler.planner.plan import Group, Plan, make_plan, write_text
+from autotune.compiler.planner.plan import make_plan
+from autotune.compiler.regions.label import form
 from autotune.compiler.schedules.configurations import group_configs
 from autotune.errors import Unsupported
 from autotune.ir.forms.canonical import to_workload
-from autotune.ir.graph import SHORT, Graph
+from autotune.ir.graph import Graph
 from autotune.task import Composition, Config, Ranked
 from autotune.workload import Workload
 
@@ -179,17 +181,9 @@ def group_cost(group: Group, figures: Figures) -> GroupCost:
 
 
 def group_workload(graph: Graph) -> Workload:
-    """The workload of a group's (canonical) graph, under a label of its operators."""
-    return to_workload(graph, f"part {describe_graph(graph)}")
-
-
-def describe_graph(graph: Graph) -> str:
-    """The telling operators of a graph, the type of its largest output and the extents of its largest value."""
+    """The workload of a group's (canonical) graph, under a label of its telling operators."""
     names = graph_ops(graph)
-    largest = max(graph.outputs, key=lambda o: graph.size(o.axes))
-    widest = max([v.axes for v in graph.values] + [o.axes for o in graph.outputs], key=graph.size)
-    extents = "x".join(str(graph.extents[a]) for a in widest) or "1"
-    return f"{'+'.join(names[:3])}{'+...' if len(names) > 3 else ''} {SHORT[largest.dtype]} {extents}"
+    return to_workload(graph, f"part {'+'.join(names[:3])}{'+...' if len(names) > 3 else ''} {form(graph)}")
 
 
 def _alone(group: Group, side: str) -> bool:
@@ -200,4 +194,4 @@ def _alone(group: Group, side: str) -> bool:
         return False
 
 
-__all__ = ["composition", "compositions", "describe_graph", "group_cost", "group_workload"]
+__all__ = ["composition", "compositions", "group_cost", "group_workload"]

@@ -7,13 +7,14 @@ delta-evaluator about the best of different workloads and about different plans 
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autotune.compiler.planner.beam import shape_us
 from autotune.compiler.planner.cost import Costs
-from autotune.compiler.planner.plan import read_text
+from autotune.compiler.planner.groups import read_text
 from autotune.device import DeviceIdentity
 from autotune.domains.fusion.task import FusionTask
 from autotune.errors import Unsupported
@@ -156,14 +157,5 @@ def spearman(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    order = sorted(range(len(values)), key=lambda i: values[i])
-    out = [0.0] * len(values)
-    at = 0
-    while at < len(order):
-        end = at
-        while end + 1 < len(order) and values[order[end + 1]] == values[order[at]]:
-            end += 1
-        for i in order[at : end + 1]:
-            out[i] = (at + end) / 2
-        at = end + 1
-    return out
+    ordered = sorted(values)
+    return [(bisect_left(ordered, v) + bisect_right(ordered, v) - 1) / 2 for v in values]

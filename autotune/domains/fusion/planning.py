@@ -14,14 +14,21 @@ from typing import Any
 import torch
 from torch import fx
 
-from autotune.compiler.capture.recording import capture_for_user
 from autotune.compiler.lower.op_names import GENERATORS, VIEWS
 from autotune.compiler.lower.translate import op_name
 from autotune.compiler.regions.find import Region, find_regions
 from autotune.domains.fusion.builtin import BUILTIN
-from autotune.domains.fusion.program_spec import Call, load_callable, load_inputs, resolve, training
+from autotune.domains.fusion.program_spec import (
+    Call,
+    captures,
+    gradients_of,
+    load_callable,
+    load_inputs,
+    named_after,
+    resolve,
+    side_of,
+)
 from autotune.errors import UserError
-from autotune.runtime.settings import settings
 
 
 @dataclass(frozen=True)
@@ -55,21 +62,6 @@ def outside(graph: fx.Graph, regions: Iterable[Region]) -> Counter[str]:
     nodes = [n for n in graph.nodes if n.op == "call_function" and n not in inside]
     names = (op_name(n) or str(n.target) for n in nodes)
     return Counter(n for n in names if n not in VIEWS and n not in GENERATORS and n != "getitem")
-
-
-def side_of(device: str) -> str:
-    """ "cpu" or "cuda".
-
-    Raises:
-        UserError: another device.
-    """
-    try:
-        kind = torch.device(device).type
-    except RuntimeError:
-        kind = ""
-    if kind not in ("cpu", "cuda"):
-        raise UserError(f"unknown device {device!r}; give cpu, cuda or cuda:N")
-    return kind
 
 
 def here(device: str) -> bool:
@@ -118,36 +110,23 @@ def planned(target: str, inputs: str | None, device: str, *, train: bool = False
 def _regions(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], label: str, train: bool, side: str
 ) -> Planned:
-    from autotune.domains.fusion.program_spec import gradients_of
-
     counts: Counter[str] = Counter()
     rest: Counter[str] = Counter()
     found: dict[str, Region] = {}
-    with training(fn, args, kwargs, label, train=train) as (given, named):
-        modes = gradients_of(fn, given, named, train=train)
-        for grad in modes:
-            once: Counter[str] = Counter()
-            left: Counter[str] = Counter()
-            for graph in capture_for_user(
-                fn, given, named, label=label, grad=grad, fuse_attention=settings().attention == "fuse"
-            ).graphs:
-                regions = find_regions(graph.module, side)
-                for region in regions:
-                    key = region.workload.fingerprint if region.workload else f"none {region.reason} {region.nodes}"
-                    found.setdefault(key, region)
-                    once[key] += 1
-                left += outside(graph.module.graph, regions)
-            counts |= once
-            rest |= left
-    if label in BUILTIN and len(found) == 1:
-        found = {k: _named(r, label) for k, r in found.items()}
+    for graphs in captures(fn, args, kwargs, label, train=train):
+        once: Counter[str] = Counter()
+        left: Counter[str] = Counter()
+        for graph in graphs:
+            regions = find_regions(graph.module, side)
+            for region in regions:
+                key = region.workload.fingerprint if region.workload else f"none {region.reason} {region.nodes}"
+                found.setdefault(key, region)
+                once[key] += 1
+            left += outside(graph.module.graph, regions)
+        counts |= once
+        rest |= left
+    if len(found) == 1:
+        found = {k: replace(r, workload=r.workload and named_after(label, r.workload)) for k, r in found.items()}
     distinct = [PlannedRegion(region, counts[key]) for key, region in found.items()]
+    modes = gradients_of(fn, args, kwargs, train=train)
     return Planned(sorted(distinct, key=lambda p: p.region.workload is None), dict(rest.most_common()), modes)
-
-
-def _named(region: Region, name: str) -> Region:
-    """A built-in target of one region: its own name says more than its operators'."""
-    workload = region.workload
-    if workload is None:
-        return region
-    return replace(region, workload=replace(workload, label=f"{name} {workload.label.partition(' ')[2]}"))

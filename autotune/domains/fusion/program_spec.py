@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from autotune.compiler.capture.recording import capture_for_user
+from autotune.compiler.capture.recording import CapturedGraph, capture_for_user
 from autotune.compiler.capture.signature import signature
 from autotune.compiler.regions.find import find_regions
 from autotune.domains.fusion.builtin import BUILTIN
@@ -113,28 +113,6 @@ def captured(
     rows: int | None = None,
     known: Callable[[str], list[tuple[Workload, int]] | None] | None = None,
 ) -> Captured:
-    """As :func:`fusion_workloads`; a module whose signature is ``known`` is not captured again.
-
-    Args:
-        rows: see :func:`with_rows`.
-        known: from a signature (:mod:`autotune.compiler.capture.signature`) to what an earlier capture
-            found; None where there was none.
-    """
-    if ":" not in target:
-        return Captured(fusion_workloads(target, inputs, device, train=train, rows=rows))
-    fn, call, label = resolve(target, inputs, device)
-    args, kwargs = call if rows is None else with_rows(call, rows)
-    signed = signature(fn, args, kwargs, train=train, device=device)
-    gradients = gradients_of(fn, args, kwargs, train=train)
-    found = known(signed) if known is not None and signed is not None else None
-    if found:
-        return Captured(found, signed, known=True, gradients=gradients)
-    return Captured(workloads_of(fn, args, kwargs, label, train=train), signed, gradients=gradients)
-
-
-def fusion_workloads(
-    target: str, inputs: str | None, device: str, *, train: bool = False, rows: int | None = None
-) -> list[tuple[Workload, int]]:
     """The distinct workloads of a target, in order of appearance, with how often each occurs.
 
     A target that requires a gradient is captured with and without autograd: the regions store different results.
@@ -144,17 +122,28 @@ def fusion_workloads(
         train: only the way with autograd, forward and backward, whatever the target says requires grad; see
             :func:`training`.
         rows: see :func:`with_rows`; None for the inputs as they are.
+        known: from a signature (:mod:`autotune.compiler.capture.signature`) to what an earlier capture of a module
+            found, which is then not captured again; None where there was none.
 
     Raises:
         UserError: as :func:`resolve`, or where the callable fails on the inputs.
     """
     fn, call, label = resolve(target, inputs, device)
     args, kwargs = call if rows is None else with_rows(call, rows)
+    gradients = gradients_of(fn, args, kwargs, train=train)
+    signed = signature(fn, args, kwargs, train=train, device=device) if ":" in target else None
+    if known and signed and (found := known(signed)):
+        return Captured(found, signed, known=True, gradients=gradients)
     found = workloads_of(fn, args, kwargs, label, train=train)
-    if target in BUILTIN and len(found) == 1:  # its own name says more than its operators'
-        workload, count = found[0]
-        return [(replace(workload, label=f"{target} {workload.label.partition(' ')[2]}"), count)]
-    return found
+    if len(found) == 1:
+        found = [(named_after(target, workload), count) for workload, count in found]
+    return Captured(found, signed, gradients=gradients)
+
+
+def named_after(target: str, workload: Workload) -> Workload:
+    """The one workload of a built-in target: its own name says more than its operators'. Others as they are."""
+    extents = workload.label.partition(" ")[2]
+    return replace(workload, label=f"{target} {extents}") if target in BUILTIN else workload
 
 
 def with_rows(call: Call, rows: int) -> Call:
@@ -191,22 +180,33 @@ def workloads_of(
     *,
     train: bool = False,
 ) -> list[tuple[Workload, int]]:
-    """As :func:`fusion_workloads`, for a callable and its inputs."""
+    """As :func:`captured`, for a callable and its inputs."""
     arguments = tuple(args)
     _refuse_meta(fn, (arguments, kwargs), label)
     counts: Counter[Workload] = Counter()
-    with training(fn, arguments, kwargs, label, train=train) as given:
-        arguments, kwargs = given
-        for grad in gradients_of(fn, arguments, kwargs, train=train):
-            try:
-                captured = capture_for_user(
-                    fn, arguments, kwargs, label=label, grad=grad, fuse_attention=settings().attention == "fuse"
-                )
-            except SystemExit as error:
-                raise UserError(f"{label} failed on the inputs: {first_line(error)}") from error
-            regions = (r for g in captured.graphs for r in find_regions(g.module))
-            counts |= Counter(r.workload for r in regions if r.workload is not None)
+    for graphs in captures(fn, arguments, kwargs, label, train=train):
+        regions = (r for g in graphs for r in find_regions(g.module))
+        counts |= Counter(r.workload for r in regions if r.workload is not None)
     return list(counts.items())
+
+
+def captures(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None, label: str, *, train: bool
+) -> list[tuple[CapturedGraph, ...]]:
+    """The graphs of a target in each of the ways that :func:`gradients_of` tells.
+
+    Raises:
+        UserError: the callable fails on the inputs, or has nothing to train.
+    """
+    fuse = settings().attention == "fuse"
+    with training(fn, args, kwargs, label, train=train) as (given, named):
+        try:
+            return [
+                capture_for_user(fn, given, named, label=label, grad=grad, fuse_attention=fuse)
+                for grad in gradients_of(fn, given, named, train=train)
+            ]
+        except SystemExit as error:
+            raise UserError(f"{label} failed on the inputs: {first_line(error)}") from error
 
 
 @contextlib.contextmanager
@@ -277,14 +277,23 @@ def _requires_grad(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
     return any(isinstance(t, torch.Tensor) and t.requires_grad for t in leaves)
 
 
-def _check_device(device: str) -> None:
+def side_of(device: str) -> str:
+    """ "cpu" or "cuda".
+
+    Raises:
+        UserError: another device.
+    """
     try:
-        wanted = torch.device(device)
+        kind = torch.device(device).type
     except RuntimeError:
-        raise UserError(f"unknown device {device!r}; give cpu, cuda or cuda:N") from None
-    if wanted.type not in ("cpu", "cuda"):
-        raise UserError(f"device {device!r} is not supported; give cpu, cuda or cuda:N")
-    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+        kind = ""
+    if kind not in ("cpu", "cuda"):
+        raise UserError(f"unknown device {device!r}; give cpu, cuda or cuda:N")
+    return kind
+
+
+def _check_device(device: str) -> None:
+    if side_of(device) == "cuda" and (torch.device(device).index or 0) >= torch.cuda.device_count():
         raise UserError(
             f"no device {device!r} here: torch sees {torch.cuda.device_count()} CUDA devices; try --device cpu"
         )

@@ -14,8 +14,7 @@ from autotune.errors import Unsupported
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
-    import torch
-    from torch import fx
+    from autotune.compiler.regions.find import Binding
 
 _SIDES = ("cpu", "cuda")
 
@@ -42,14 +41,14 @@ def check_source(workload: Workload) -> str:
     why = ""
     for side in _sides(workload.source):
         try:
-            fingerprint, slots, _ = rederived(workload, side)
+            fingerprint, binding = rederived(workload, side)
         except Unsupported as error:
             why = why or f"it is no region ({error})"
             continue
         except Exception as error:  # whatever torch says of a program that makes no sense
             why = why or f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
             continue
-        if fingerprint == workload.fingerprint and slots == list(workload.source.get("slots", ())):
+        if fingerprint == workload.fingerprint and list(binding.inputs) == list(workload.source.get("slots", ())):
             return ""
         why = why or "it computes something else"
     return f"the stored program is not what the workload was made of: {why}"
@@ -66,46 +65,17 @@ def _sides(source: Mapping[str, Any]) -> list[str]:
 def results_of(workload: Workload) -> tuple[int, ...]:
     """Which of its program's results each output of a workload's graph is, for one whose source was checked."""
     for side in _sides(workload.source):
-        fingerprint, _, order = rederived(workload, side)
+        fingerprint, binding = rederived(workload, side)
         if fingerprint == workload.fingerprint:
-            return order
+            return binding.outputs
     raise Unsupported("the stored program is not what the workload was made of")
 
 
-def rederived(workload: Workload, side: str) -> tuple[str, list[int], tuple[int, ...]]:
-    """Fingerprint of the graph of a workload's program, which of the program's inputs each slot of that reads, and
-    which of its results each output is. Computes nothing."""
-    source = workload.source
-    from torch._subclasses.fake_tensor import FakeTensorMode
+def rederived(workload: Workload, side: str) -> tuple[str, Binding]:
+    """Fingerprint of the graph of a workload's program, and how the program's tensors meet that. Computes nothing."""
+    from autotune.compiler.regions.find import workload_of
+    from autotune.compiler.regions.symbols import traced
 
-    from autotune.compiler.lower.translate import translate
-    from autotune.compiler.regions import aten
-    from autotune.ir.forms.canonical import canonicalize, to_workload
-
-    gm = aten.from_json(source, side)
-    with FakeTensorMode():
-        _propagate(gm, [_fake_input(spec, side) for spec in source["inputs"]])
-    translation = translate(gm, str(workload.spec.get("precision", "")))
-    graph, slots, order = canonicalize(translation.graph)
-    return to_workload(graph).fingerprint, [translation.slots[s] for s in slots], order
-
-
-def _fake_input(spec: Mapping[str, Any], side: str) -> torch.Tensor:
-    import torch
-
-    dtype = getattr(torch, str(spec["dtype"]), None)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"an input of type {spec['dtype']!r}")
-    return torch.empty_strided(list(spec["shape"]), list(spec["strides"]), dtype=dtype, device=side)
-
-
-def _propagate(gm: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> None:
-    """Put what each node computes, as fake tensors, into its ``meta["val"]``."""
-    from torch import fx
-
-    class Propagate(fx.Interpreter):
-        def run_node(self, n: fx.Node) -> Any:
-            n.meta["val"] = super().run_node(n)
-            return n.meta["val"]
-
-    Propagate(gm, garbage_collect_values=False).run(*inputs)
+    module = traced(workload.source, side)
+    made, binding = workload_of(module, str(workload.spec.get("precision", "")), dict(workload.source))
+    return made.fingerprint, binding

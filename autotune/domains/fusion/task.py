@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 from autotune.compiler.planner import methods as ablation
 from autotune.compiler.planner.cost import Figures
+from autotune.compiler.planner.groups import Group, Plan, read_text, write_text
 from autotune.compiler.planner.methods import FULL, METHODS, Method
-from autotune.compiler.planner.plan import Group, Plan, make_plan, read_text, write_text
+from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.schedules import cpu as target_cpu
 from autotune.compiler.schedules.configurations import Choices, agree, group_configs, join_configs, join_spaces
 from autotune.compiler.schedules.cuda import scheme_of
@@ -98,13 +99,9 @@ class FusionTask:
         return Figures.of("cuda", self.figures, arch, sms)
 
     @property
-    def _cuda(self) -> bool:
-        return self.device.startswith("cuda")
-
-    @property
     def side(self) -> str:
         """ "cuda" or "cpu"."""
-        return "cuda" if self._cuda else "cpu"
+        return "cuda" if self.device.startswith("cuda") else "cpu"
 
     def target(self) -> tuple[str, int]:
         """(architecture, streaming multiprocessors) of the device."""
@@ -166,11 +163,11 @@ class FusionTask:
 
     def sides(self, plan: Plan) -> list[tuple[Choices, Group]]:
         """Each group with what knows how to schedule it on this target."""
-        return [(scheme_of(g.graph) if self._cuda else target_cpu, g) for g in plan.groups]
+        return [(scheme_of(g.graph) if self.side == "cuda" else target_cpu, g) for g in plan.groups]
 
     def _joined(self, plan: Plan, parts: Sequence[Config]) -> Config:
         """The region's configuration: one copy for each family of groups, block sizes agreed within each launch."""
-        if self._cuda and any(len(launch) > 1 for launch in plan.launches):
+        if self.side == "cuda" and any(len(launch) > 1 for launch in plan.launches):
             # Another block size may leave other parameters without effect.
             agreed = zip(self.sides(plan), agree(plan, parts), strict=True)
             parts = agree(plan, [on.normalize(g.graph, c) for (on, g), c in agreed])
@@ -192,7 +189,7 @@ class FusionTask:
             space = self.space_for(config)
         except Unsupported:
             return None
-        if not self._cuda:
+        if self.side == "cpu":
             config = target_cpu.completed(config, [p.name for p in space])
         fitted = space.project(config)
         return None if fitted is None else self.normalize(fitted)
@@ -202,7 +199,7 @@ class FusionTask:
             raise BuildError(why)
         plan = self.plan_of(config)
         parts = group_configs(plan, config)
-        if not self._cuda:
+        if self.side == "cpu":
             kernels = tuple(Kernel(entry=f"cpu_{k}") for k in range(len(parts)))
             self._compile_cpu(plan, parts)
             return Artifact("cpu", kernels, plan.scratch_numel(self.graph), "cpu-1")

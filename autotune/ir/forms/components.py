@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autotune.ir.forms.simplify import drop_dead
+from autotune.ir.forms.simplify import drop_dead, drop_slots
 from autotune.ir.graph import REDUCTIONS, Graph
 
 
@@ -43,13 +43,8 @@ def components(graph: Graph) -> tuple[tuple[int, ...], ...]:
     """The outputs of each connected part of a graph, by their first output; () where there are none."""
     free = _numbers(graph)
     sets = _Sets()
-    stack = [o.value for o in graph.outputs if free[o.value]]  # results that are numbers keep what they are made of
-    wanted: set[int] = set()
-    while stack:
-        i = stack.pop()
-        if i not in wanted:
-            wanted.add(i)
-            stack.extend(a for a in graph.values[i].args)
+    # Results that are numbers keep what they are made of.
+    wanted = set(graph.making(o.value for o in graph.outputs if free[o.value]))
     for i in graph.live:
         v = graph.values[i]
         if v.op == "const" or (free[i] and i not in wanted):
@@ -72,8 +67,4 @@ def components(graph: Graph) -> tuple[tuple[int, ...], ...]:
 
 def part(graph: Graph, outputs: Sequence[int]) -> tuple[Graph, tuple[int, ...]]:
     """The graph of some outputs alone, and which of the graph's slots each of its slots is."""
-    made = drop_dead(replace(graph, outputs=tuple(graph.outputs[k] for k in outputs)))
-    used = sorted({v.slot for v in made.values if v.slot >= 0})
-    where = {old: new for new, old in enumerate(used)}
-    values = tuple(replace(v, slot=where[v.slot]) if v.slot >= 0 else v for v in made.values)
-    return replace(made, values=values, inputs=tuple(graph.inputs[s] for s in used)), tuple(used)
+    return drop_slots(drop_dead(replace(graph, outputs=tuple(graph.outputs[k] for k in outputs))))

@@ -21,18 +21,14 @@ def guard_selected(graph: Graph) -> Graph:
     Not where neighbours in memory lie along that axis: there two loads and a select are a vector's worth of elements.
     Nor where a load varies over fewer axes than what it is selected for (a bias): it costs next to nothing.
     """
-    neighbours = {a for axes, strides in _walks(graph) for a, s in zip(axes, strides, strict=True) if s == 1}
+    tensors: list[Value | Output] = [graph.values[i] for i in graph.live if graph.values[i].op in ("load", "gather")]
+    tensors += graph.outputs
+    neighbours = {a for t in tensors for a, s in zip(t.axes, t.strides, strict=True) if s == 1}
     bounds = {i: b for i, b in ((i, _bound(graph, i)) for i in graph.live) if b is not None}
     for axis in sorted({a for a, _ in bounds.values()} - neighbours):
         cuts = {i: t for i, (a, t) in bounds.items() if a == axis}
         graph = _guarded(graph, axis, cuts)
     return graph
-
-
-def _walks(graph: Graph) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """(axes, strides) of what is read and written."""
-    loads = [v for v in (graph.values[i] for i in graph.live) if v.op in ("load", "gather")]
-    return [(v.axes, v.strides) for v in loads] + [(o.axes, o.strides) for o in graph.outputs]
 
 
 def _bound(graph: Graph, i: int) -> tuple[int, int] | None:
@@ -68,7 +64,7 @@ def _guarded(graph: Graph, axis: int, cuts: dict[int, int]) -> Graph:
                 same[i] = then
             elif _is_zero(values[then]) and _inside(values[other], axis, cut, graph.extents[axis]):
                 same[i] = other
-    outputs = tuple(_output(o, same) for o in graph.outputs)
+    outputs = tuple(replace(o, value=same.get(o.value, o.value)) for o in graph.outputs)
     return replace(graph, values=tuple(values), outputs=outputs)
 
 
@@ -105,10 +101,6 @@ def _needs(graph: Graph, axis: int, cuts: dict[int, int]) -> dict[int, Range]:
         and part != whole
         and wide[i] - {axis} <= set(graph.values[i].axes)
     }
-
-
-def _output(o: Output, same: dict[int, int]) -> Output:
-    return replace(o, value=same.get(o.value, o.value))
 
 
 def _inside(v: Value, axis: int, low: int, high: int) -> bool:

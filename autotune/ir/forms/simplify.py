@@ -55,6 +55,14 @@ def drop_dead(graph: Graph) -> Graph:
     return remap(graph, values, {a: k for k, a in enumerate(kept)}, tuple(graph.extents[a] for a in kept))
 
 
+def drop_slots(graph: Graph) -> tuple[Graph, tuple[int, ...]]:
+    """The graph without the slots that nothing reads, and which of the graph's slots each of its slots is."""
+    used = sorted({v.slot for v in graph.values if v.slot >= 0})
+    where = {old: new for new, old in enumerate(used)}
+    values = tuple(replace(v, slot=where[v.slot]) if v.slot >= 0 else v for v in graph.values)
+    return replace(graph, values=values, inputs=tuple(graph.inputs[s] for s in used)), tuple(used)
+
+
 @dataclass(frozen=True)
 class _Place:
     """A sum of indices and constants: a position along several axes. ``used``: by something that is no such sum."""

@@ -65,14 +65,5 @@ def slack(graph: Graph, inputs: Sequence[Tensor], want: Sequence[Tensor], device
 
 def from_float(graph: Graph, k: int) -> bool:
     """Whether output ``k`` is an integer made from floats."""
-    stack, seen = [graph.outputs[k].value], set()
-    while stack:
-        i = stack.pop()
-        if i in seen:
-            continue
-        seen.add(i)
-        v = graph.values[i]
-        if v.op == "cast" and v.dtype != "bool" and graph.values[v.args[0]].dtype == "float32":
-            return True
-        stack.extend(v.args)
-    return False
+    made = (graph.values[i] for i in graph.making([graph.outputs[k].value]))
+    return any(v.op == "cast" and v.dtype != "bool" and graph.values[v.args[0]].dtype == "float32" for v in made)

@@ -23,49 +23,23 @@ _TINY = 2.0**-150
 _CHUNK = 1 << 26
 """Elements of the largest value above which the row axis is taken in pieces (64 Mi, 512 MiB in float64)."""
 
-_UNARY: dict[str, Callable[[Tensor], Tensor]] = {
-    "neg": torch.neg,
-    "abs": torch.abs,
-    "sign": torch.sign,
-    "sqrt": torch.sqrt,
-    "rsqrt": torch.rsqrt,
-    "reciprocal": torch.reciprocal,
-    "exp": torch.exp,
-    "exp2": torch.exp2,
-    "log": torch.log,
-    "log2": torch.log2,
-    "erf": torch.erf,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-    "floor": torch.floor,
-    "ceil": torch.ceil,
-    "round": torch.round,
-    "trunc": torch.trunc,
-    "not": torch.bitwise_not,
-    "isnan": torch.isnan,
-    "isinf": torch.isinf,
-    **{name: getattr(torch, name) for name in LIBRARY},
+_UNARY = {"not": torch.bitwise_not} | {
+    name: getattr(torch, name)
+    for name in (
+        *("neg", "abs", "sign", "sqrt", "rsqrt", "reciprocal", "exp", "exp2", "log", "log2", "erf", "tanh", "sigmoid"),
+        *("floor", "ceil", "round", "trunc", "isnan", "isinf", *LIBRARY),
+    )
 }
-_BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "add": torch.add,
-    "sub": torch.sub,
-    "mul": torch.mul,
-    "div": torch.div,
-    "maximum": torch.maximum,
-    "minimum": torch.minimum,
-    "pow": torch.pow,
+_BINARY = {
     "floordiv": torch.floor_divide,
     "mod": torch.remainder,
-    "lt": torch.lt,
-    "le": torch.le,
-    "gt": torch.gt,
-    "ge": torch.ge,
-    "eq": torch.eq,
-    "ne": torch.ne,
     "and": torch.bitwise_and,
     "or": torch.bitwise_or,
     "xor": torch.bitwise_xor,
     "shr": torch.bitwise_right_shift,
+} | {
+    name: getattr(torch, name)
+    for name in ("add", "sub", "mul", "div", "maximum", "minimum", "pow", "lt", "le", "gt", "ge", "eq", "ne")
 }
 _MAY_OVERFLOW = frozenset(
     ["add", "sub", "mul", "div", "pow", "reciprocal", "exp", "exp2", "sum", "sum_at", "prod", "sigmoid", *LIBRARY]
@@ -336,14 +310,9 @@ def make_inputs(graph: Graph, seed: int, device: torch.device | str = "cpu", spe
 
 def _places(graph: Graph) -> set[int]:
     """The slots that say where the terms of a ``sum_at`` go."""
-    stack = [v.args[1] for v in graph.values if v.op == "sum_at"]
-    found: set[int] = set()
-    while stack:
-        v = graph.values[stack.pop()]
-        stack.extend(v.args)
-        if v.op == "load" and v.dtype in ("int32", "int64"):
-            found.add(v.slot)
-    return found
+    made = graph.making(v.args[1] for v in graph.values if v.op == "sum_at")
+    values = (graph.values[i] for i in made)
+    return {v.slot for v in values if v.op == "load" and v.dtype in ("int32", "int64")}
 
 
 def _sprinkle(t: Tensor, dtype: torch.dtype, rng: torch.Generator, most: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from autotune.compiler.planner.plan import Plan
+from autotune.compiler.planner.groups import Plan
 from autotune.compiler.schedules.configurations import group_configs
 from autotune.task import Config
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from autotune.compiler.planner.plan import Plan, make_plan
+from autotune.compiler.planner.groups import Plan
+from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.schedules.limits import improper
 from autotune.errors import BuildError, Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Graph

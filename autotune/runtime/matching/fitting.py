@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from autotune.compiler.planner.plan import Plan
+from autotune.compiler.planner.groups import Plan
 from autotune.compiler.program.columns import finish_graph
 from autotune.compiler.schedules.configurations import group_configs
 from autotune.compiler.targets.cuda.counts import check_launch

@@ -178,7 +178,7 @@ def lookup(
         label=label or getattr(fn, "__name__", type(fn).__name__),
         fuse_attention=settings().attention == "fuse",
     )
-    regions = [r for graph in captured.graphs for r in find_regions(graph.module, name.partition(":")[0])]
+    regions = [r for graph in captured for r in find_regions(graph.module, name.partition(":")[0])]
     with opened(db) as store:
         return match_regions(regions, store, name, strict=strict, explained=explain)
 

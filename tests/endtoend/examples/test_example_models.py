@@ -39,7 +39,7 @@ def example(name: str) -> Example:
 @functools.cache
 def captured(name: str) -> tuple[tuple[torch.fx.GraphModule, tuple[Region, ...]], ...]:
     one = example(name)
-    graphs = capture(one.module, one.inputs, grad=one.train).graphs
+    graphs = capture(one.module, one.inputs, grad=one.train)
     return tuple((g.module, tuple(find_regions(g.module))) for g in graphs)
 
 
@@ -103,7 +103,7 @@ def test_regions_for_a_gpu_hold_small_products(name: str) -> None:
 def test_the_decoder_s_block_is_three_regions() -> None:
     """The norm, what makes the gated activation, and the rest; the weights become numbers in the kernels."""
     block = Block(32, 48).requires_grad_(False)
-    (graph,) = capture(block, (torch.randn(1, 32, dtype=torch.bfloat16),), grad=False).graphs
+    (graph,) = capture(block, (torch.randn(1, 32, dtype=torch.bfloat16),), grad=False)
     regions = find_regions(graph.module, "cuda")
     assert [sum(op_name(n) in PRODUCTS for n in r.nodes) for r in regions] == [0, 2, 1]
     for region in regions:
@@ -116,7 +116,7 @@ def test_steps_of_recurrences_are_few_workloads() -> None:
     different = []
     for steps in (6, 12):
         one = make("dien_infer", "cpu", "cpu", steps=steps, batch=16)
-        (graph,) = capture(one.module, one.inputs, grad=False).graphs
+        (graph,) = capture(one.module, one.inputs, grad=False)
         regions = find_regions(graph.module)
         assert len(regions) >= 2 * steps
         different.append(len({r.workload.fingerprint for r in regions if r.workload is not None}))

@@ -31,7 +31,7 @@ def step(x: Tensor) -> Tensor:
 
 
 def fingerprint(fn: Callable[..., Any], x: Tensor = X) -> str:
-    (graph,) = capture(fn, (x,)).graphs
+    (graph,) = capture(fn, (x,))
     return graph_fingerprint(graph.module.graph, find_regions(graph.module))
 
 

@@ -10,8 +10,9 @@ import pytest
 from autotune.compiler.assemble import packed
 from autotune.compiler.kernel.nodes import Cast, Const, Function
 from autotune.compiler.kernel.rewrite import functions_of
+from autotune.compiler.planner.groups import read_text, write_text
 from autotune.compiler.planner.packing import pack
-from autotune.compiler.planner.plan import build_plan, greedy, read_text, write_text
+from autotune.compiler.planner.plan import build_plan, greedy
 from autotune.compiler.schedules.configurations import group_configs
 from autotune.compiler.targets.cuda.access import COLUMN
 from autotune.compiler.targets.cuda.compile import build, compile_ptx

@@ -24,7 +24,7 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 def aten_graphs(p: Program) -> list[fx.GraphModule]:
     """The graphs of aten calls that regions are looked for in: of a training program forward and backward."""
-    return [g.module for g in capture(p.fn, p.arguments(), grad=p.train).graphs]
+    return [g.module for g in capture(p.fn, p.arguments(), grad=p.train)]
 
 
 @functools.lru_cache(maxsize=512)

@@ -17,7 +17,7 @@ from autotune.bench.fusion.suite import CASES, choose
 from autotune.bench.fusion.xla import xla
 from autotune.compiler.capture.recording import capture
 from autotune.compiler.regions.find import Finder, find_regions
-from autotune.domains.fusion.program_spec import fusion_workloads
+from autotune.domains.fusion.program_spec import captured
 from autotune.errors import UserError
 
 LISTED = {
@@ -46,7 +46,7 @@ def test_all_of_a_case_is_captured_as_regions(case: Case) -> None:
     args = case.arguments("cpu", "cpu")
     results = case.fn(*args)
     assert all(t.isfinite().all() for t in pytree.tree_leaves(results))
-    graphs = capture(case.fn, args, grad=False).graphs
+    graphs = capture(case.fn, args, grad=False)
     regions = [region for graph in graphs for region in find_regions(graph.module)]
     assert [region.reason for region in regions if region.workload is None] == []
     for graph in graphs:
@@ -83,10 +83,10 @@ def test_cases_are_chosen_by_name_and_by_kind() -> None:
 
 def test_a_case_is_a_target_of_the_other_commands() -> None:
     where = "autotune.bench.fusion.suite"
-    (found,) = fusion_workloads(f"{where}:rope", f"{where}:rope_inputs", "cpu")
+    (found,) = captured(f"{where}:rope", f"{where}:rope_inputs", "cpu").workloads
     assert json.dumps(found[0].to_json())
     with pytest.raises(UserError, match="did you mean 'rope'"):
-        fusion_workloads(f"{where}:ropes", f"{where}:rope_inputs", "cpu")
+        captured(f"{where}:ropes", f"{where}:rope_inputs", "cpu")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="no JAX")

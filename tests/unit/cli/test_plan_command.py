@@ -267,12 +267,13 @@ def counted(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def test_regions_are_those_that_a_search_finds() -> None:
-    from autotune.domains.fusion.program_spec import fusion_workloads
+    from autotune.domains.fusion.program_spec import captured
 
     for train in (False, True):
         names = (f"{HERE}:Block", f"{HERE}:normed_inputs", "cpu")
         tuned = [p.region.workload for p in planned(*names, train=train).regions]
-        assert [w and w.fingerprint for w in tuned] == [w.fingerprint for w, _ in fusion_workloads(*names, train=train)]
+        searched = captured(*names, train=train).workloads
+        assert [w and w.fingerprint for w in tuned] == [w.fingerprint for w, _ in searched]
 
 
 def test_json_adds_up(capsys: pytest.CaptureFixture[str]) -> None:

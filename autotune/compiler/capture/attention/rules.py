@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -173,8 +173,7 @@ class _Walk:
         return True
 
     def _after(self, node: fx.Node, method: str, *args: Any) -> None:
-        made = self._graph.call_method(method, (node, *args))
-        made.meta["example_value"] = getattr(_value(node), method)(*args)
+        made = self._method(method, node, *args)
         node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)
 
     def _method(self, name: str, node: fx.Node, *args: Any) -> fx.Node:
@@ -199,8 +198,8 @@ class _Walk:
         for one in dict.fromkeys((mask, _unexpanded(mask), chosen, _unexpanded(chosen))):
             hides = self._what_hides(one, square)
             if hides is not None:
-                return _replaced(call, attn_mask=None, is_causal=hides == "what comes later")
-        return _replaced(call, attn_mask=self._with_neighbours(chosen, node, keys))
+                return replace(call, attn_mask=None, is_causal=hides == "what comes later")
+        return replace(call, attn_mask=self._with_neighbours(chosen, node, keys))
 
     def _what_hides(self, mask: fx.Node, square: bool) -> Hides | None:
         """What a mask hides, where that is known and has a name."""
@@ -282,7 +281,7 @@ class _Walk:
             return call
         if self._written(key, call.key, node) or self._written(value, call.value, node):
             return call
-        grouped = _replaced(call, key=key, value=value, enable_gqa=True)
+        grouped = replace(call, key=key, value=value, enable_gqa=True)
         if _fused_takes(grouped):
             return grouped
         if query.shape[-2] > 1 or call.is_causal is not False:
@@ -292,7 +291,7 @@ class _Walk:
         turned = self._method("reshape", call.query, batch, few, heads // few, query.shape[-1])
         if mask is not None:
             mask = self._method("expand", mask, -1, -1, heads // few, -1)
-        return _replaced(call, query=turned, key=key, value=value, attn_mask=mask)
+        return replace(call, query=turned, key=key, value=value, attn_mask=mask)
 
 
 def _fused_takes(call: _Call) -> bool:
@@ -322,10 +321,6 @@ def _fused_takes(call: _Call) -> bool:
     except Exception:
         log.debug("torch's choice of a kernel for attention cannot be asked for", exc_info=True)
     return False
-
-
-def _replaced(call: _Call, **changed: Any) -> _Call:
-    return _Call(**{**vars(call), **changed})
 
 
 def what_hides(mask: torch.Tensor, square: bool) -> Hides | None:

@@ -15,7 +15,7 @@ import torch
 from autotune.compiler.lower import views
 from autotune.compiler.lower.lazy import Lazy, Number, Region, cast, pointwise, reduce
 from autotune.compiler.lower.rules.pointwise import compare
-from autotune.compiler.lower.rules.table import numbers, rule
+from autotune.compiler.lower.rules.table import alike, rule, rules
 from autotune.errors import Unsupported
 
 F32 = torch.float32
@@ -25,7 +25,7 @@ Dim = int | Sequence[int] | None
 def _dims(x: Lazy, dim: Dim) -> list[int]:
     if dim is None or (not isinstance(dim, int) and len(dim) == 0):
         return list(range(x.ndim))
-    return numbers(dim)
+    return views.numbers(dim)
 
 
 def _count(x: Lazy, dims: Sequence[int]) -> int:
@@ -74,49 +74,26 @@ def _prod(
     return reduce("prod", cast(self, region.out[0][1]), _dims(self, dim), keepdim)
 
 
-@rule("amax")
-def _amax(region: Region, self: Lazy, dim: Dim = None, keepdim: bool = False) -> Lazy:
-    return _extreme("max", self, dim, keepdim)
-
-
-@rule("amin")
-def _amin(region: Region, self: Lazy, dim: Dim = None, keepdim: bool = False) -> Lazy:
-    return _extreme("min", self, dim, keepdim)
-
-
-def _extreme(op: str, x: Lazy, dim: Dim, keepdim: bool) -> Lazy:
-    if x.dtype == torch.bool:
+def _extreme(op: str, self: Lazy, dim: Dim = None, keepdim: bool = False) -> Lazy:
+    if self.dtype == torch.bool:
         raise Unsupported("the extreme of booleans")
-    return reduce(op, x, _dims(x, dim), keepdim)
+    return reduce(op, self, _dims(self, dim), keepdim)
 
 
-def _with_index(op: str) -> Any:
+def _with_index(op: str, self: Lazy, dim: int | None = None, keepdim: bool = False) -> Any:
     """``max(x)`` and the values of ``max(x, dim)``; whoever wants the indices stays with torch."""
-
-    def apply(region: Region, self: Lazy, dim: int | None = None, keepdim: bool = False) -> Any:
-        values = _extreme(op, self, dim, keepdim)
-        return values if len(region.out) == 1 else (values, None)
-
-    return apply
+    values = _extreme(op, self, dim, keepdim)
+    return values if len(self.region.out) == 1 else (values, None)
 
 
-rule("max")(_with_index("max"))
-rule("min")(_with_index("min"))
+def _any(op: str, self: Lazy, dim: Dim = None, keepdim: bool = False) -> Lazy:
+    ones = cast(cast(self, torch.bool), torch.int32)
+    return compare("ne", reduce(op, ones, _dims(self, dim), keepdim), 0)
 
 
-def _any(x: Lazy, dim: Dim, keepdim: bool, op: str) -> Lazy:
-    ones = cast(cast(x, torch.bool), torch.int32)
-    return compare("ne", reduce(op, ones, _dims(x, dim), keepdim), 0)
-
-
-@rule("any")
-def _any_rule(region: Region, self: Lazy, dim: Dim = None, keepdim: bool = False) -> Lazy:
-    return _any(self, dim, keepdim, "max")
-
-
-@rule("all")
-def _all_rule(region: Region, self: Lazy, dim: Dim = None, keepdim: bool = False) -> Lazy:
-    return _any(self, dim, keepdim, "min")
+rules(_extreme, {"amax": "max", "amin": "min"})
+rules(_with_index, alike("max", "min"))
+rules(_any, {"any": "max", "all": "min"})
 
 
 @rule("var", "var_mean")

@@ -9,7 +9,7 @@ import torch
 
 from autotune.compiler.lower import views
 from autotune.compiler.lower.lazy import Lazy, Number, Operand, Region, cast, kind, pointwise, scalar
-from autotune.compiler.lower.rules.table import rule
+from autotune.compiler.lower.rules.table import alike, rule, rules
 from autotune.errors import Unsupported
 from autotune.ir.ops import LIBRARY
 
@@ -76,11 +76,6 @@ def _sub(region: Region, self: Lazy, other: Operand, *, alpha: Number = 1) -> La
     return arithmetic("sub", self, _scaled(other, alpha))
 
 
-@rule("mul")
-def _mul(region: Region, self: Lazy, other: Operand) -> Lazy:
-    return arithmetic("mul", self, other)
-
-
 @rule("div")
 def _div(region: Region, self: Lazy, other: Operand, *, rounding_mode: str | None = None) -> Lazy:
     dtype = promote(self, other)
@@ -119,19 +114,6 @@ def _fmod(region: Region, self: Lazy, other: Operand) -> Lazy:
     return pointwise("where", below, *same(arithmetic("sub", rest, other), rest, dtype=dtype), dtype=dtype)
 
 
-def _arithmetic_rule(name: str, op: str) -> None:
-    def apply(region: Region, self: Lazy, other: Operand) -> Lazy:
-        return arithmetic(op, self, other)
-
-    rule(name)(apply)
-
-
-for _name in ("maximum", "minimum"):
-    _arithmetic_rule(_name, _name)
-for _name in ("and", "or", "xor"):
-    _arithmetic_rule(f"bitwise_{_name}", _name)
-
-
 @rule("bitwise_right_shift", "__rshift__")
 def _shift_right(region: Region, self: Lazy, other: Operand) -> Lazy:
     width = {"int32": 32, "int64": 64}.get(self.kind, 0)
@@ -140,15 +122,8 @@ def _shift_right(region: Region, self: Lazy, other: Operand) -> Lazy:
     return pointwise("shr", self, int(other))
 
 
-def _logical_rule(name: str, op: str) -> None:
-    def apply(region: Region, self: Lazy, other: Operand) -> Lazy:
-        return pointwise(op, *same(self, other, dtype=torch.bool), dtype=torch.bool)
-
-    rule(name)(apply)
-
-
-for _name in ("and", "or", "xor"):
-    _logical_rule(f"logical_{_name}", _name)
+def _logical(op: str, a: Operand, b: Operand) -> Lazy:
+    return pointwise(op, *same(a, b, dtype=torch.bool), dtype=torch.bool)
 
 
 def compare(op: str, a: Operand, b: Operand) -> Lazy:
@@ -160,17 +135,6 @@ def compare(op: str, a: Operand, b: Operand) -> Lazy:
     return pointwise(op, *same(a, b, dtype=dtype), dtype=torch.bool)
 
 
-def _compare_rule(op: str) -> None:
-    def apply(region: Region, self: Lazy, other: Operand) -> Lazy:
-        return compare(op, self, other)
-
-    rule(op)(apply)
-
-
-for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
-    _compare_rule(_name)
-
-
 @rule("logical_not", "bitwise_not")
 def _not(region: Region, self: Lazy) -> Lazy:
     if region.out[0][1] in NARROW:
@@ -178,39 +142,21 @@ def _not(region: Region, self: Lazy) -> Lazy:
     return pointwise("not", cast(self, region.out[0][1]))
 
 
-def _unary_rule(name: str, op: str) -> None:
-    def apply(region: Region, self: Lazy) -> Lazy:
-        return pointwise(op, to_float(self))
-
-    rule(name)(apply)
+def _of_float(op: str, x: Lazy) -> Lazy:
+    return pointwise(op, to_float(x))
 
 
-for _name in ("sqrt", "rsqrt", "reciprocal", "exp", "exp2", "log", "log2", "erf", "tanh", "sigmoid", *LIBRARY):
-    _unary_rule(_name, _name)
+def _test(op: str, x: Lazy) -> Lazy:
+    return pointwise(op, to_float(x), dtype=torch.bool)
 
 
-def _keeping_rule(name: str, op: str) -> None:
+def _keeping(op: str, x: Lazy) -> Lazy:
     """Operators that keep integers integers."""
-
-    def apply(region: Region, self: Lazy) -> Lazy:
-        if self.kind != "float32" and op in ("floor", "ceil", "round", "trunc"):
-            return self
-        if self.dtype in NARROW or self.dtype == torch.bool:
-            raise Unsupported(f"{op} of {self.dtype}")
-        return pointwise(op, self)
-
-    rule(name)(apply)
-
-
-for _name, _op in {
-    "neg": "neg",
-    "abs": "abs",
-    "sign": "sign",
-    "floor": "floor",
-    "ceil": "ceil",
-    "trunc": "trunc",
-}.items():
-    _keeping_rule(_name, _op)
+    if x.kind != "float32" and op in ("floor", "ceil", "trunc"):
+        return x
+    if x.dtype in NARROW or x.dtype == torch.bool:
+        raise Unsupported(f"{op} of {x.dtype}")
+    return pointwise(op, x)
 
 
 @rule("round")
@@ -218,17 +164,6 @@ def _round(region: Region, self: Lazy, *, decimals: int = 0) -> Lazy:
     if decimals:
         raise Unsupported("rounding to decimals")
     return self if self.kind != "float32" else pointwise("round", self)
-
-
-def _test_rule(op: str) -> None:
-    def apply(region: Region, self: Lazy) -> Lazy:
-        return pointwise(op, to_float(self), dtype=torch.bool)
-
-    rule(op)(apply)
-
-
-_test_rule("isnan")
-_test_rule("isinf")
 
 
 @rule("log10")
@@ -275,16 +210,6 @@ def select(condition: Lazy, a: Operand, b: Operand) -> Lazy:
     return pointwise("where", cast(condition, torch.bool), *[cast(x, dtype) for x in tensors], dtype=dtype)
 
 
-@rule("clamp_min")
-def _clamp_min(region: Region, self: Lazy, min: Operand) -> Lazy:
-    return arithmetic("maximum", self, min)
-
-
-@rule("clamp_max")
-def _clamp_max(region: Region, self: Lazy, max: Operand) -> Lazy:
-    return arithmetic("minimum", self, max)
-
-
 @rule("fma")
 def _fma(region: Region, x: Operand, y: Operand, z: Operand) -> Lazy:
     """``x * y + z``: as torch has the backward of a softmax."""
@@ -310,3 +235,12 @@ def _relu(region: Region, self: Lazy) -> Lazy:
 def _glu(region: Region, self: Lazy, dim: int = -1) -> Lazy:
     a, b = views.split(self, self.shape[self.dim(dim)] // 2, dim)
     return a * pointwise("sigmoid", b)
+
+
+rules(arithmetic, alike("mul", "maximum", "minimum") | {"clamp_min": "maximum", "clamp_max": "minimum"})
+rules(arithmetic, {f"bitwise_{op}": op for op in ("and", "or", "xor")})
+rules(_logical, {f"logical_{op}": op for op in ("and", "or", "xor")})
+rules(compare, alike("lt", "le", "gt", "ge", "eq", "ne"))
+rules(_of_float, alike("sqrt", "rsqrt", "reciprocal", "exp", "exp2", "log", "log2", "erf", "tanh", "sigmoid", *LIBRARY))
+rules(_test, alike("isnan", "isinf"))
+rules(_keeping, alike("neg", "abs", "sign", "floor", "ceil", "trunc"))

@@ -12,7 +12,7 @@ import torch
 
 from autotune.compiler.lower import views
 from autotune.compiler.lower.lazy import Guards, Index, Lazy, Number, Region, pointwise, scalar
-from autotune.compiler.lower.rules.table import rule
+from autotune.compiler.lower.rules.table import counted, rule
 from autotune.errors import Unsupported
 from autotune.ir.build import Builder
 
@@ -100,7 +100,7 @@ def _index_put(
     index = _only(indices)
     if not accumulate or self.dtype != values.dtype:
         raise Unsupported("other than an addition at one index")
-    places = _counted(index, self.shape[0])
+    places = counted(index, self.shape[0])
     return self + _sum_at(views.expand(values, [*index.shape, *self.shape[1:]]), places, self.shape[0])
 
 
@@ -114,7 +114,7 @@ def _masked_index_put(region: Region, self: Lazy, mask: Lazy, indices: Sequence[
         mask = views.squeeze(mask, [mask.ndim - 1])
     nowhere = scalar(region, -1, index.dtype)
     kept = views.expand(mask, index.shape)
-    places = pointwise("where", kept, _counted(index, self.shape[0]), nowhere, dtype=index.dtype)
+    places = pointwise("where", kept, counted(index, self.shape[0]), nowhere, dtype=index.dtype)
     return self + _sum_at(views.expand(values, [*index.shape, *self.shape[1:]]), places, self.shape[0])
 
 
@@ -126,10 +126,3 @@ def _only(indices: Sequence[Lazy | None]) -> Lazy:
     if index.dtype not in (torch.int32, torch.int64):  # a mask, which may have bytes
         raise Unsupported("an addition at other than integers")
     return index
-
-
-def _counted(index: Lazy, extent: int) -> Lazy:
-    """Negative numbers count from the end."""
-    zero, size = (scalar(index.region, n, index.dtype) for n in (0, extent))
-    back = pointwise("lt", index, zero, dtype=torch.bool)
-    return pointwise("where", back, pointwise("add", index, size), index, dtype=index.dtype)

@@ -8,8 +8,9 @@ one. Operators that Inductor has decomposed before its post-grad passes run have
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -48,12 +49,19 @@ def rule(*names: str) -> Callable[[R], R]:
     return add
 
 
-def numbers(value: Any) -> list[int]:
-    """A list of plain integers (a shape, some dimensions). Raises Unsupported for symbolic ones."""
-    out = [value] if isinstance(value, int) else list(value)
-    if not all(type(n) is int for n in out):
-        raise Unsupported("symbolic shapes")
-    return out
+def rules(make: Callable[..., Any], ops: Mapping[str, str]) -> None:
+    """Register aten operators that differ in one operator of the graph only, which ``make`` is given first."""
+    for name, op in ops.items():
+
+        def apply(region: Region, *args: Any, op: str = op, **kwargs: Any) -> Any:
+            return make(op, *args, **kwargs)
+
+        rule(name)(functools.update_wrapper(apply, make))
+
+
+def alike(*names: str) -> dict[str, str]:
+    """Operators that have one name in aten and in the graph, for :func:`rules`."""
+    return {name: name for name in names}
 
 
 # Views ----------------------------------------------------------------------------------------------------------------
@@ -63,7 +71,7 @@ def numbers(value: Any) -> list[int]:
 def _view(region: Region, self: Lazy, size: Sequence[int], *_: Any) -> Lazy:
     if isinstance(size, torch.dtype):
         raise Unsupported("a view as another type")
-    return views.reshape(self, numbers(size))
+    return views.reshape(self, size)
 
 
 @rule("as_strided")
@@ -73,8 +81,8 @@ def _as_strided(
     """Of all elements in the order that they have in memory: group normalisation drops extents of 1 so."""
     node: Any = region.origin
     memory = node.args[0].meta["val"]
-    shape, start = numbers(size), memory.storage_offset()
-    dense = zip(shape, numbers(stride), torch.empty(shape, device="meta").stride(), strict=True)
+    shape, start = views.numbers(size), memory.storage_offset()
+    dense = zip(shape, views.numbers(stride), torch.empty(shape, device="meta").stride(), strict=True)
     if not memory.is_contiguous() or storage_offset not in (None, start) or math.prod(shape) != self.numel:
         raise Unsupported("memory read by strides of its own")
     if any(e > 1 and given != plain for e, given, plain in dense):
@@ -97,64 +105,36 @@ def _copy(region: Region, self: Lazy, src: Lazy, non_blocking: bool = False) -> 
     return cast(views.expand(src, self.shape), self.dtype)
 
 
-@rule("permute")
-def _permute(region: Region, self: Lazy, dims: Sequence[int]) -> Lazy:
-    return views.permute(self, numbers(dims))
-
-
-@rule("unsqueeze")
-def _unsqueeze(region: Region, self: Lazy, dim: int) -> Lazy:
-    return views.unsqueeze(self, dim)
-
-
-@rule("squeeze")
-def _squeeze(region: Region, self: Lazy, dim: int | Sequence[int] | None = None) -> Lazy:
-    return views.squeeze(self, dim)
-
-
 @rule("expand")
 def _expand(region: Region, self: Lazy, size: Sequence[int], *, implicit: bool = False) -> Lazy:
-    return views.expand(self, numbers(size))
+    return views.expand(self, size)
 
 
-@rule("slice")
-def _slice(
-    region: Region, self: Lazy, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> Lazy:
-    return views.narrow(self, dim, start, end, step)
+_VIEWS: dict[str, Callable[..., Any]] = {
+    "permute": views.permute,
+    "unsqueeze": views.unsqueeze,
+    "squeeze": views.squeeze,
+    "slice": views.narrow,
+    "select": views.select,
+    "split": views.split,
+    "split_with_sizes": views.split,
+    "unbind": views.unbind,
+    "diagonal": views.diagonal,
+    "rev": views.flip,
+    "repeat": views.repeat,
+    "cat": views.cat,
+}
+"""Functions that take what the operator takes, in its order."""
 
 
-@rule("select")
-def _select(region: Region, self: Lazy, dim: int, index: int) -> Lazy:
-    return views.select(self, dim, index)
+def _seen(name: str, *args: Any, **kwargs: Any) -> Any:
+    return _VIEWS[name](*args, **kwargs)
 
 
-@rule("split", "split_with_sizes")
-def _split(region: Region, self: Lazy, split_size: int | Sequence[int], dim: int = 0) -> tuple[Lazy, ...]:
-    return views.split(self, split_size, dim)
-
-
-@rule("unbind")
-def _unbind(region: Region, self: Lazy, dim: int = 0) -> tuple[Lazy, ...]:
-    return tuple(views.select(self, dim, k) for k in range(self.shape[self.dim(dim)]))
-
-
-@rule("diagonal")
-def _diagonal(region: Region, self: Lazy, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Lazy:
-    return views.diagonal(self, offset, dim1, dim2)
+rules(_seen, alike(*_VIEWS))
 
 
 # Copies with another layout -------------------------------------------------------------------------------------------
-
-
-@rule("cat")
-def _cat(region: Region, tensors: Sequence[Lazy], dim: int = 0) -> Lazy:
-    return views.cat(tensors, dim)
-
-
-@rule("repeat")
-def _repeat(region: Region, self: Lazy, repeats: Sequence[int]) -> Lazy:
-    return views.repeat(self, numbers(repeats))
 
 
 def padded(x: Lazy, dim: int, before: int, after: int, number: Number) -> Lazy:
@@ -212,11 +192,6 @@ def _select_scatter(region: Region, self: Lazy, src: Lazy, dim: int, index: int)
     return _slice_scatter(region, self, views.unsqueeze(src, d), d, first, first + 1)
 
 
-@rule("rev")
-def _reverse(region: Region, self: Lazy, dims: Sequence[int]) -> Lazy:
-    return views.flip(self, numbers(dims))
-
-
 # Generators -----------------------------------------------------------------------------------------------------------
 
 
@@ -236,52 +211,34 @@ def _iota(region: Region, length: int, *, start: int, step: int, dtype: torch.dt
 # Gathers --------------------------------------------------------------------------------------------------------------
 
 
-def pick(table: Lazy, dim: int, index: Lazy, wrap: bool = False) -> Lazy:
-    """``table`` at ``index`` along ``dim``, where ``index`` has the result's shape (other dimensions run along).
-
-    ``wrap`` lets negative indices count from the end. The index is trusted to be in range, as torch's kernels check.
-    """
-    region, extent = table.region, table.shape[dim]
-    if index.kind not in ("int32", "int64"):
-        raise Unsupported("an index that is not an integer")
-    if wrap:
-        index = _counted(index, extent)
-    along = [d for d in range(index.ndim) if d != dim]
-    for d in along:
-        if index.shape[d] == table.shape[d]:
-            region.names.unify(index.names[d], table.names[d])
-
-    def at(where: tuple[Index, ...], guards: Guards) -> int:
-        chosen = Index(pick=(index.at(where, guards), 1, extent)) if extent > 1 else Index()
-        return table.at((*where[:dim], chosen, *where[dim + 1 :]), guards)
-
-    return Lazy(region, index.shape, table.dtype, index.names, at)
-
-
 @rule("gather")
 def _gather(region: Region, self: Lazy, dim: int, index: Lazy, *, sparse_grad: bool = False) -> Lazy:
     if self.ndim == 0:
         return self
-    return pick(self, self.dim(dim), index)
+    d = self.dim(dim)
+    for k in range(index.ndim):
+        if k != d and index.shape[k] == self.shape[k]:
+            region.names.unify(index.names[k], self.names[k])
+
+    def at(where: tuple[Index, ...], guards: Guards) -> int:
+        return self.at((*where[:d], picked(self.shape[d], index, where, guards), *where[d + 1 :]), guards)
+
+    return Lazy(region, index.shape, self.dtype, index.names, at)
 
 
-def _rows(table: Lazy, dim: int, index: Lazy, wrap: bool) -> Lazy:
-    """``table`` with dimension ``dim`` replaced by the dimensions of ``index``."""
-    before, after = table.shape[:dim], table.shape[dim + 1 :]
-    shape = (*before, *index.shape, *after)
-    region = table.region
-    flat = views.reshape(index, [index.numel])
-    line = views.reshape(flat, [1] * dim + [index.numel] + [1] * len(after))
-    wide = views.expand(line, [*before, index.numel, *after])
-    # The index does not vary along the table's other dimensions; these keep the table's names.
-    for d in [*range(dim), *range(dim + 1, table.ndim)]:
-        region.names.unify(wide.names[d], table.names[d])
-    return views.reshape(pick(table, dim, wide, wrap), shape)
+def picked(extent: int, index: Lazy, where: tuple[Index, ...], guards: Guards) -> Index:
+    """The place along an axis of ``extent`` that an element of ``index`` says; that of an axis of 1 need not be asked.
+
+    The index is trusted to be in range, as torch's kernels check.
+    """
+    if index.kind not in ("int32", "int64"):
+        raise Unsupported("an index that is not an integer")
+    return Index(pick=(index.at(where, guards), 1, extent)) if extent > 1 else Index()
 
 
 @rule("embedding")
 def _embedding(region: Region, weight: Lazy, indices: Lazy, *_: Any, **__: Any) -> Lazy:
-    return _rows(weight, 0, indices, wrap=False)
+    return _points(weight, [0], [indices])
 
 
 @rule("index", "_unsafe_index")
@@ -289,9 +246,7 @@ def _index(region: Region, self: Lazy, indices: Sequence[Lazy | None]) -> Lazy:
     given = [(d, i) for d, i in enumerate(indices) if i is not None]
     if not given or any(i.kind not in ("int32", "int64") for _, i in given):
         raise Unsupported("indexing by other than integer tensors")
-    if len(given) == 1:
-        return _rows(self, given[0][0], given[0][1], wrap=True)
-    return _points(self, [d for d, _ in given], [i for _, i in given])
+    return _points(self, [d for d, _ in given], [counted(i, self.shape[d]) for d, i in given])
 
 
 def _points(table: Lazy, dims: Sequence[int], indices: Sequence[Lazy]) -> Lazy:
@@ -304,15 +259,12 @@ def _points(table: Lazy, dims: Sequence[int], indices: Sequence[Lazy]) -> Lazy:
     names = broadcast_names(region, shape, indices)
     rest = [d for d in range(table.ndim) if d not in dims]
     first = dims[0] if list(dims) == list(range(dims[0], dims[-1] + 1)) else 0
-    indices = [_counted(i, table.shape[d]) for d, i in zip(dims, indices, strict=True)]
 
     def at(where: tuple[Index, ...], guards: Guards) -> int:
         chosen, other = where[first : first + len(shape)], [*where[:first], *where[first + len(shape) :]]
         back = dict(zip(rest, other, strict=True))
         for d, i in zip(dims, indices, strict=True):
-            extent = table.shape[d]
-            value = i.at(broadcast_index(chosen, i.shape), guards) if extent > 1 else 0
-            back[d] = Index(pick=(value, 1, extent)) if extent > 1 else Index()
+            back[d] = picked(table.shape[d], i, broadcast_index(chosen, i.shape), guards)
         return table.at(tuple(back[d] for d in range(table.ndim)), guards)
 
     kept = [(table.shape[d], table.names[d]) for d in rest]
@@ -320,7 +272,7 @@ def _points(table: Lazy, dims: Sequence[int], indices: Sequence[Lazy]) -> Lazy:
     return Lazy(region, [e for e, _ in whole], table.dtype, [n for _, n in whole], at)
 
 
-def _counted(index: Lazy, extent: int) -> Lazy:
+def counted(index: Lazy, extent: int) -> Lazy:
     """``index`` with negative numbers counted from the end."""
     negative = pointwise("lt", index, 0, dtype=torch.bool)
     return pointwise("where", negative, pointwise("add", index, extent), index, dtype=index.dtype)
@@ -344,4 +296,4 @@ def _scatter(region: Region, self: Lazy, dim: int, index: Lazy, src: Lazy | Numb
     return pointwise("where", pointwise("eq", position, index, dtype=torch.bool), written, self, dtype=self.dtype)
 
 
-__all__ = ["GENERATORS", "RULES", "VIEWS", "kind", "numbers", "padded", "pick", "rule"]
+__all__ = ["GENERATORS", "RULES", "VIEWS", "alike", "counted", "kind", "padded", "rule", "rules"]

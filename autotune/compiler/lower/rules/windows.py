@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from autotune.compiler.lower import views
 from autotune.compiler.lower.lazy import Lazy, Region, pointwise
 from autotune.compiler.lower.rules.composite import mean
-from autotune.compiler.lower.rules.table import numbers, padded, rule
+from autotune.compiler.lower.rules.table import padded, rule
 from autotune.errors import Unsupported
 
 _MOST_TAPS = 25
@@ -19,7 +19,7 @@ Pair = int | Sequence[int]
 
 
 def _pair(value: Pair, default: Sequence[int] = ()) -> list[int]:
-    given = numbers(value) or list(default)
+    given = views.numbers(value) or list(default)
     return given * 2 if len(given) == 1 else given
 
 

@@ -6,11 +6,12 @@ plan`` shows it as text and :mod:`autotune.domains.fusion.drawing.picture` draws
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from math import prod
 from typing import Any
 
-from autotune.compiler.planner.plan import Group, Plan, make_plan
+from autotune.compiler.planner.groups import Group, Plan
+from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.program.columns import split_columns
 from autotune.compiler.program.full_reduction import cut_everything
 from autotune.compiler.program.program import Program, build_program
@@ -157,7 +158,6 @@ class Anatomy:
     plan: str
     launches: tuple[tuple[GroupAnatomy, ...], ...]
     scratch_bytes: int
-    notes: tuple[str, ...] = field(default=())
 
     @property
     def groups(self) -> list[GroupAnatomy]:
@@ -260,23 +260,9 @@ def _tensor_name(kind: str, n: int) -> str:
 
 def _read(graph: Graph, slot: int, name: str) -> Tensor:
     """The part of a slot that the group reads, each element once."""
-    best: tuple[int, tuple[int, ...]] = (0, ())
-    for v in graph.values:
-        if v.slot != slot or v.op not in ("load", "gather"):
-            continue
-        axes = {a for a, s in zip(v.axes, v.strides, strict=True) if s}
-        if v.op == "gather":
-            axes |= set(graph.values[v.args[0]].axes)
-        bounds = {a: (lo, hi) for a, lo, hi in v.guards}
-        extents = []
-        for a in sorted(axes):
-            lo, hi = bounds.get(a, (0, graph.extents[a]))
-            extents.append(max(0, min(hi, graph.extents[a]) - max(lo, 0)))
-        n = 1
-        for e in extents:
-            n *= e
-        best = max(best, (min(n, graph.input_numel(slot)), tuple(extents)))
-    return Tensor(name, graph.inputs[slot], best[1], best[0] * STORAGE_BYTES[graph.inputs[slot]])
+    parts = (graph.read_extents(v) for v in graph.values if v.slot == slot)
+    elements, extents = max(((min(prod(p), graph.input_numel(slot)), p) for p in parts), default=(0, ()))
+    return Tensor(name, graph.inputs[slot], extents, elements * STORAGE_BYTES[graph.inputs[slot]])
 
 
 def _shape(graph: Graph) -> str:
@@ -366,9 +352,3 @@ def reduction_home(graph: Graph, i: int, config: Config, side: str, scheme: str)
     if not config.get("parts"):
         return "thread"
     return "grid" if cut_everything(graph) is not None or i in split_columns(graph).reduced else "thread"
-
-
-def operator_counts(operators: list[Operator]) -> str:
-    """Such as ``2 mul, sub, rsqrt``."""
-    counts = Counter(o.name for o in operators)
-    return ", ".join(f"{n} {name}" if n > 1 else name for name, n in counts.items())

@@ -208,7 +208,7 @@ def test_results_that_shared_memory_share_it(forced: list[bool]) -> None:
 
 
 def test_attention_gets_the_strides_that_it_was_chosen_for(forced: list[bool]) -> None:
-    (graph,) = capture(Crossed(), [spatial()], grad=False).graphs
+    (graph,) = capture(Crossed(), [spatial()], grad=False)
     (attention,) = (n for n in graph.module.graph.nodes if "attention" in str(n.target))
     assert convolutions(graph.module)[0].meta["val"].is_contiguous(memory_format=LAST)
     assert all(n.meta["val"].stride(-1) == 1 for n in attention.all_input_nodes)
@@ -216,7 +216,7 @@ def test_attention_gets_the_strides_that_it_was_chosen_for(forced: list[bool]) -
 
 def test_nothing_is_converted_between_convolutions(forced: list[bool]) -> None:
     module = nn.Sequential(conv(4, 6), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2), conv(6, 8), nn.ReLU(), conv(8, 4))
-    (graph,) = capture(module.eval(), [spatial()], grad=False).graphs
+    (graph,) = capture(module.eval(), [spatial()], grad=False)
     copies = [n for n in graph.module.graph.nodes if n.target is aten.clone.default]
     sources = [n.args[0] for n in copies]
     assert [s.op for s in sources[:4]] == ["placeholder"] * 4, "of the input and three weights alone"
@@ -230,7 +230,7 @@ def test_nothing_is_converted_between_convolutions(forced: list[bool]) -> None:
 
 def test_a_graph_stays_as_it_is_where_it_is_not_wanted_or_not_of_that_device() -> None:
     module = nn.Sequential(conv(4, 6), nn.ReLU())
-    (graph,) = capture(module, [spatial()], grad=False).graphs
+    (graph,) = capture(module, [spatial()], grad=False)
     assert not convolutions(graph.module)[0].meta["val"].is_contiguous(memory_format=LAST)
     before = str(graph.module.graph)
     put_channels_last(graph.module, True, wanted=lambda gm, inference: False, devices=("cpu",))
@@ -257,7 +257,7 @@ def test_of_one_dimension_or_symbolic_shapes_it_stays_as_it_is(forced: list[bool
 def test_torch_is_asked_and_not_relied_on(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor.graph import GraphLowering
 
-    (graph,) = capture(nn.Sequential(conv(4, 6), nn.ReLU()), [spatial()], grad=False).graphs
+    (graph,) = capture(nn.Sequential(conv(4, 6), nn.ReLU()), [spatial()], grad=False)
     assert isinstance(inductor_wants(graph.module, True), bool)
     for answer in (True, False):
         monkeypatch.setattr(GraphLowering, "decide_layout_opt", staticmethod(lambda gm, is_inference, a=answer: a))

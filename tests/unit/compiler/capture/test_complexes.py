@@ -54,7 +54,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
 
 def complex_nodes(fn: Callable[..., Any], *args: Tensor) -> list[str]:
     """Calls that make complex numbers, of the graph as it is searched."""
-    (graph,) = capture(fn, args, grad=False).graphs
+    (graph,) = capture(fn, args, grad=False)
     made = (n for n in graph.module.graph.nodes if n.op == "call_function")
     return [n.name for n in made if isinstance(v := n.meta["val"], Tensor) and v.is_complex()]
 

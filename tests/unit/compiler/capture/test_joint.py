@@ -109,7 +109,7 @@ def test_seeds_of_a_graph_are_drawn_at_once_and_layers_are_one_workload() -> Non
 
     x, w = t(8, 8, grad=True), t(8, 8, grad=True)
     for train in (False, True):
-        module = capture(f, (x, w), grad=train).graphs[0].module
+        module = capture(f, (x, w), grad=train)[0].module
         assert [op_name(n) for n in module.graph.nodes].count("inductor_seeds") == 1
         prints = [r.workload.fingerprint for r in find_regions(module) if r.workload is not None]
         assert len(prints) == 4
@@ -125,7 +125,7 @@ def test_no_dropout_where_there_is_nothing_to_drop() -> None:
 def test_eager_random_numbers_where_the_user_wants_them() -> None:
     x = torch.ones(64, 64)
     with torch._inductor.config.patch(fallback_random=True):
-        (graph,) = capture(lambda x: F.dropout(x, 0.5), (x,), grad=False).graphs
+        (graph,) = capture(lambda x: F.dropout(x, 0.5), (x,), grad=False)
         assert "shr" not in {op_name(n) for n in graph.module.graph.nodes}
         run = compiled(lambda x: F.dropout(x, 0.5))
         torch.manual_seed(4)
@@ -136,7 +136,7 @@ def test_eager_random_numbers_where_the_user_wants_them() -> None:
 
 def test_what_is_not_uniform_stays_inductors() -> None:
     for draw in (torch.randn_like, lambda x: torch.randint(0, 9, x.shape)):
-        (graph,) = capture(lambda x, draw=draw: x + draw(x), (t(4, 5),), grad=False).graphs
+        (graph,) = capture(lambda x, draw=draw: x + draw(x), (t(4, 5),), grad=False)
         names = {op_name(n) for n in graph.module.graph.nodes}
         assert names & {"inductor_random", "inductor_randint"}
         assert "bitwise_right_shift" not in names

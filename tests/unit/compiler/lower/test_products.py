@@ -26,7 +26,7 @@ from tests.unit.compiler.regions.test_regions import acyclic, assert_no_cycle
 
 def regions_of(fn: Callable[..., Any], *args: Tensor, side: str = "cuda", grad: bool = False) -> list[Region]:
     found = []
-    for g in capture(fn, args, grad=grad).graphs:
+    for g in capture(fn, args, grad=grad):
         here = find_regions(g.module, side)
         assert_no_cycle(g.module, here)
         found += here
@@ -197,7 +197,7 @@ def test_forms_that_are_left_to_torch() -> None:
     assert not any(
         "addmm" in names(r) for r in regions_of(lambda b, x, w: torch.addmm(b, x, w, alpha=0).relu(), *[t(4, 4)] * 3)
     )
-    (graph,) = capture(lambda x, w: torch.tanh(x @ w), (t(4, 8), t(8, 16)), grad=False).graphs
+    (graph,) = capture(lambda x, w: torch.tanh(x @ w), (t(4, 8), t(8, 16)), grad=False)
     (product,) = graph.module.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
     product.args, product.kwargs = product.args[:1], {"mat2": product.args[1]}
     assert [names(r) for r in find_regions(graph.module, "cuda")] == [{"tanh"}]
@@ -257,7 +257,7 @@ def test_products_alone_are_a_library_s_but_a_vector_s() -> None:
 
 
 def test_without_a_side_the_device_of_the_tensors_decides() -> None:
-    (graph,) = capture(lambda x, w: torch.tanh(x @ w), (t(4, 8), t(8, 16)), grad=False).graphs
+    (graph,) = capture(lambda x, w: torch.tanh(x @ w), (t(4, 8), t(8, 16)), grad=False)
     assert [names(r) for r in find_regions(graph.module)] == [{"tanh"}]
 
 

@@ -10,9 +10,10 @@ import torch
 
 from autotune.compiler.planner.beam import beam, confined, shape_us, shapes
 from autotune.compiler.planner.cost import Costs, Figures
+from autotune.compiler.planner.groups import read_text, write_text
 from autotune.compiler.planner.methods import METHODS, choose, method
 from autotune.compiler.planner.patterns import Vertices, bits, candidates
-from autotune.compiler.planner.plan import build_plan, make_plan, read_text, write_text
+from autotune.compiler.planner.plan import build_plan, make_plan
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.errors import UserError

@@ -9,7 +9,8 @@ import pytest
 
 from autotune.cli.app import main
 from autotune.compiler.planner.beam import shapes
-from autotune.compiler.planner.plan import make_plan, write_text
+from autotune.compiler.planner.groups import write_text
+from autotune.compiler.planner.plan import make_plan
 from autotune.device import DeviceIdentity, Environment, identify
 from autotune.domains.fusion import calibrate as module
 from autotune.domains.fusion.calibrate import _renamed, _time, figures, probes

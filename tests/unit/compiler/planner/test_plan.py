@@ -9,16 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from autotune.compiler.planner.plan import (
-    Plan,
-    all_roots,
-    build_plan,
-    greedy,
-    make_plan,
-    read_text,
-    root_value,
-    sketch,
-)
+from autotune.compiler.planner.groups import Plan, read_text
+from autotune.compiler.planner.plan import all_roots, build_plan, greedy, make_plan, root_value, sketch
 from autotune.compiler.schedules.cuda import legal
 from autotune.errors import Unsupported
 from autotune.ir.forms.canonical import canonicalize

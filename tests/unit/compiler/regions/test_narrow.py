@@ -101,7 +101,7 @@ def test_rows_of_an_embedding_s_gradient_are_as_narrow_as_they_come() -> None:
         return norm(torch.nn.functional.embedding(ids, table) * scale)
 
     table, scale = t(32, 16, dtype=HALF).requires_grad_(), t(16, dtype=HALF).requires_grad_()
-    graphs = capture(f, (torch.randint(0, 32, (24,)), table, scale), grad=True).graphs
+    graphs = capture(f, (torch.randint(0, 32, (24,)), table, scale), grad=True)
     regions = find_regions(graphs[1].module, "cuda")
     (scatter,) = (r for r in regions if any("index_put" in op_name(n) for n in r.nodes))
     assert [n.meta["val"].dtype for n in scatter.inputs if n.meta["val"].ndim == 2] == [HALF]
@@ -110,7 +110,7 @@ def test_rows_of_an_embedding_s_gradient_are_as_narrow_as_they_come() -> None:
 
 
 def test_what_another_region_cannot_do_is_stored_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    (graph,) = capture(lambda x, w: around(torch.relu(x).float(), w), halves()).graphs
+    (graph,) = capture(lambda x, w: around(torch.relu(x).float(), w), halves())
     made = Finder.region
 
     def region(self: Finder, nodes: list[torch.fx.Node]) -> Region:

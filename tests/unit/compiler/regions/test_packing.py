@@ -12,8 +12,9 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from autotune.compiler.planner.groups import read_text, write_text
 from autotune.compiler.planner.packing import MOST_POINTERS, pack, unpack
-from autotune.compiler.planner.plan import build_plan, greedy, make_plan, read_text, write_text
+from autotune.compiler.planner.plan import build_plan, greedy, make_plan
 from autotune.compiler.regions.contraction import bundle_groups
 from autotune.compiler.regions.find import find_regions
 from autotune.compiler.regions.remote import Candidate, may_join

@@ -45,9 +45,9 @@ def assert_no_cycle(module: fx.GraphModule, regions: list[Region]) -> None:
 def test_bert_layer(train: bool, dtype: torch.dtype) -> None:
     layer, x, mask = bert(train, dtype)
     captured = capture(layer, (x, mask), grad=train)
-    assert [g.kind for g in captured.graphs] == (["forward", "backward"] if train else ["inference"])
+    assert [g.kind for g in captured] == (["forward", "backward"] if train else ["inference"])
     opaque = {"addmm", "mm", "native_dropout", "t"}
-    for g in captured.graphs:
+    for g in captured:
         regions = find_regions(g.module)
         assert_no_cycle(g.module, regions)
         assert all(r.workload is not None for r in regions), [r.reason for r in regions]
@@ -261,7 +261,7 @@ def _matching(region: Region, *tensors: Tensor) -> list[Tensor]:
 
 def test_the_same_graph_gives_the_same_regions() -> None:
     layer, x, mask = bert(train=True)
-    module = capture(layer, (x, mask), grad=True).graphs[1].module
+    module = capture(layer, (x, mask), grad=True)[1].module
     one, other = find_regions(module), find_regions(module)
     assert [(r.nodes, r.inputs, r.outputs, r.binding) for r in one] == [
         (r.nodes, r.inputs, r.outputs, r.binding) for r in other

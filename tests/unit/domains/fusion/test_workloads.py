@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from autotune.domains.fusion.builtin import BUILTIN, Size
-from autotune.domains.fusion.program_spec import fusion_workloads, resolve, with_rows
+from autotune.domains.fusion.program_spec import captured, resolve, with_rows
 from autotune.errors import UserError
 from tests.support.capture_helpers import check, regions_of
 
@@ -54,7 +54,7 @@ def test_bert_weights_leave_the_callers_random_state_alone() -> None:
 
 
 def test_the_name_of_a_builtin_is_its_label() -> None:
-    ((workload, count),) = fusion_workloads("softmax_mask", None, "cpu")
+    ((workload, count),) = captured("softmax_mask", None, "cpu").workloads
     assert workload.label == "softmax_mask f32 12x256x256"
     assert count == 1
 
@@ -109,7 +109,7 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.parametrize("inputs", ["tensor", "positional", "both"])
 def test_a_class_of_ones_own(user: str, inputs: str) -> None:
-    found = fusion_workloads(f"{user}:Block", f"{user}:{inputs}", "cpu")
+    found = captured(f"{user}:Block", f"{user}:{inputs}", "cpu").workloads
     assert found
     # Parameters require grad: inference and training regions both, the three equal layers counted once.
     assert any("backward" in w.label for w, _ in found)
@@ -117,16 +117,16 @@ def test_a_class_of_ones_own(user: str, inputs: str) -> None:
 
 
 def test_inference_only_where_nothing_requires_grad(user: str) -> None:
-    found = fusion_workloads(f"{user}:frozen", f"{user}:tensor", "cpu")
+    found = captured(f"{user}:frozen", f"{user}:tensor", "cpu").workloads
     assert [(w.label, count) for w, count in found] == [("silu+layer_norm f32 4x16", 3)]
 
 
 def test_other_numbers_of_rows_are_other_workloads_of_the_family(user: str) -> None:
-    ((own, _),) = fusion_workloads(f"{user}:frozen", f"{user}:tensor", "cpu")
-    ((same, _),) = fusion_workloads(f"{user}:frozen", f"{user}:tensor", "cpu", rows=4)
+    ((own, _),) = captured(f"{user}:frozen", f"{user}:tensor", "cpu").workloads
+    ((same, _),) = captured(f"{user}:frozen", f"{user}:tensor", "cpu", rows=4).workloads
     assert same == own
     for rows in (6, 64):
-        ((other, count),) = fusion_workloads(f"{user}:frozen", f"{user}:tensor", "cpu", rows=rows)
+        ((other, count),) = captured(f"{user}:frozen", f"{user}:tensor", "cpu", rows=rows).workloads
         assert (other.extent, other.family, count) == (rows, own.family, 3)
         assert other != own
 
@@ -173,7 +173,7 @@ def test_factories_make_targets_and_inputs(user: str, target: str, inputs: str, 
 
 
 def test_a_factory_is_given_what_its_call_says_and_called_once(user: str) -> None:
-    assert fusion_workloads(f"{user}:make()", f"{user}:keywords", "cpu")
+    assert captured(f"{user}:make()", f"{user}:keywords", "cpu").workloads
     assert importlib.import_module(user).calls == [("scaled", 16, 1)]
 
 
@@ -214,7 +214,7 @@ MISTAKES = [
 @pytest.mark.parametrize(("target", "inputs", "says"), MISTAKES)
 def test_mistakes_are_one_clear_line(user: str, target: str, inputs: str | None, says: str) -> None:
     with pytest.raises(UserError) as caught:
-        fusion_workloads(target.format(user=user), inputs and inputs.format(user=user), "cpu")
+        captured(target.format(user=user), inputs and inputs.format(user=user), "cpu")
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -222,4 +222,4 @@ def test_mistakes_are_one_clear_line(user: str, target: str, inputs: str | None,
 @pytest.mark.parametrize("device", ["gpu", "mps", "cuda:99"])
 def test_devices_that_are_not_there(device: str) -> None:
     with pytest.raises(UserError):
-        fusion_workloads("layer_norm", None, device)
+        captured("layer_norm", None, device)
