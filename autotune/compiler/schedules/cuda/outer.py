@@ -144,9 +144,10 @@ class OuterScheme:
         packs = -(-program.n_cols // (deep * cluster))
         if not program.kept and packs <= int(config["unroll"]):
             config["keep"] = "registers"  # straight-line either way
-        if config["keep"] != "shared" or not may_copy(self.program(graph, True, bool(config["online"])), config):
+        shared = config["keep"] == "shared" and not config["blocks_per_sm"]
+        if not shared or not may_copy(self.program(graph, True, bool(config["online"])), config):
             config["prefetch"] = False
-        if not config["prefetch"] or int(config["blocks_per_sm"]):
+        if not config["prefetch"]:
             config["held"] = 0
         config["held"] = max(n for n in HELD if n <= min(int(config["held"]), packs - 1))
         if config["keep"] == "registers":

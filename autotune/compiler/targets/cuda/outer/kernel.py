@@ -194,10 +194,6 @@ class Outer:
         """What stands between the indices of a strip and its first walk."""
         return []
 
-    def ahead_of_loop(self) -> list[Stmt]:
-        """What stands before the first strip of a persistent grid."""
-        return []
-
     # ---- the kernel -------------------------------------------------------------------------------------------------
 
     def body(self) -> list[Stmt]:
@@ -256,19 +252,12 @@ class Outer:
             *taken_apart(_LINE, self.outer, self.graph.extents, count, fixed_index),
         ]
 
-    def bases(self, loads: Iterable[int]) -> list[Stmt]:
-        """Where loads and gathers begin."""
-        return [Assign(self.lanes.base(i), Cast("int64", self.lanes.access[i].base())) for i in loads]
-
     def indices(self) -> list[Stmt]:
         """The indices of a pack, and the bases of all tensors there."""
-        live = set(self.graph.live)
-        outputs = enumerate(self.lanes.out_access)
-        return [
-            *self.pack_indices(),
-            *self.bases(i for i in self.lanes.access if i in live),
-            *(Assign(self.lanes.out_base(k), Cast("int64", access.base())) for k, access in outputs),
-        ]
+        lanes, live = self.lanes, set(self.graph.live)
+        begins = [(lanes.base(i), access) for i, access in lanes.access.items() if i in live]
+        begins += [(lanes.out_base(k), access) for k, access in enumerate(lanes.out_access)]
+        return [*self.pack_indices(), *(Assign(base, Cast("int64", access.base())) for base, access in begins)]
 
     def kernel(self) -> CudaSource:
         schedule, threads = self.schedule, self.threads
@@ -297,7 +286,8 @@ class Outer:
         strip += [*self.indices(), *self.ahead_of_walks(), *body]
         if schedule.blocks_per_sm:
             strip += self.joins.next_strip()
-            text = [*self.ahead_of_loop(), For(GROUP, BLOCK, self.groups_of_packs(), BLOCKS, tuple(strip))]
+            strips = (ROWS + (threads - 1)) // threads
+            text: list[Stmt] = [For(GROUP, BLOCK, strips, BLOCKS, tuple(strip))]
         else:
             text = [Assign(GROUP, quotient(BLOCK, self.cluster) if self.cluster > 1 else BLOCK), *strip]
         return CudaSource.scheduled(
@@ -313,7 +303,3 @@ class Outer:
             shared=shared,
             align=self.lanes.alignments(),
         )
-
-    def groups_of_packs(self) -> Expr:
-        """Strips, that is sets of packs that the threads of a block lie along."""
-        return (ROWS + (self.threads - 1)) // self.threads
