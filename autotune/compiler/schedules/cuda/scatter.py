@@ -87,17 +87,13 @@ class ScatterScheme:
     def space_of(self, graph: Graph, space: Space) -> Space:
         s = scattered(graph)
         usable = vectors(s)
-        space = narrow(having(space, ScatterSchedule), "vector_bytes", usable)
         widest = min(s.vector(b) for b in usable)
         most = next((t for t in THREADS if t * widest >= s.n_cols), THREADS[-1])
-        space = narrow(space, "threads_per_row", [t for t in THREADS if t <= most])
-        space = narrow(space, "rows_per_block", MATCH)
-        space = narrow(space, "owned", [r for r in OWNED if r < 2 * s.n_places and r <= most_owned(s)])
-        if not fetchable(s):
-            space = narrow(space, "prefetch", [False])
-        for name, only in _ONE.items():
-            space = narrow(space, name, [only])
-        return space
+        threads = [t for t in THREADS if t <= most]
+        owned = [r for r in OWNED if r < 2 * s.n_places and r <= most_owned(s)]
+        space = narrow(having(space, ScatterSchedule), **{name: [only] for name, only in _ONE.items()})
+        space = narrow(space, vector_bytes=usable, threads_per_row=threads, rows_per_block=MATCH, owned=owned)
+        return space if fetchable(s) else narrow(space, prefetch=[False])
 
     def normalize(self, graph: Graph, config: Config) -> Config:
         s = scattered(graph)

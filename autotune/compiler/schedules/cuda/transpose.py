@@ -67,7 +67,7 @@ class TransposeScheme:
     def space_of(self, graph: Graph, space: Space) -> Space:
         flat = _FLAT.space_of(graph, space)
         sizes = {*_vectors(tiling(graph)), *flat["vector_bytes"].choices}
-        vectors = narrow(space, "vector_bytes", sizes)["vector_bytes"]
+        vectors = narrow(space, vector_bytes=sizes)["vector_bytes"]
         made = [vectors if p.name == "vector_bytes" else p for p in flat]
         own = [p for p in having(space, TransposeSchedule) if p.name not in {f.name for f in flat}]
         return replace(flat, parameters=(*made, *own))
