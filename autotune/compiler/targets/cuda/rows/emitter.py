@@ -35,11 +35,11 @@ from autotune.compiler.kernel.nodes import (
 )
 from autotune.compiler.kernel.reducers import reducers_of
 from autotune.compiler.kernel.rewrite import closed
-from autotune.compiler.program.one_pass import Column
 from autotune.compiler.program.program import Pass, Program
 from autotune.compiler.targets.cuda.access import FALSE, OK, Accesses
 from autotune.compiler.targets.cuda.operators import computed
 from autotune.compiler.targets.cuda.rows.moments import BEFORE, WEIGHT
+from autotune.compiler.targets.cuda.rows.running import beginning, parts_of, taken
 from autotune.compiler.targets.cuda.source import CudaSchedule
 from autotune.errors import Unsupported
 from autotune.ir.ops import POINTWISE
@@ -55,11 +55,6 @@ def bits_taken(lanes: Sequence[Var], word: Expr) -> list[Stmt]:
     """Takes booleans out of a word."""
     bits = [Cast("int32", word & Const(1 << e, "int32")) for e in range(len(lanes))]
     return [Assign(x, bit.differs(Const(0, "int32"))) for x, bit in zip(lanes, bits, strict=True)]
-
-
-def beginning(c: Column) -> Const:
-    """What an accumulator over the rows begins with."""
-    return Const(0, "float32") if c.kind == "moments" else lower.identity(c.kind, c.dtype)
 
 
 def accumulators_of(pas: Pass) -> int:
@@ -195,8 +190,7 @@ class CudaEmitter(Accesses):
         """The accumulators of pass ``q`` in the order of their tuple: (column, "" or "m" or "s", lane)."""
         out = []
         for n in self.all_passes[q].columns:
-            for part in ("m", "s") if self.program.columns[n].kind == "moments" else ("",):
-                out += [(n, part, lane) for lane in range(self.vec)]
+            out += [(n, part, lane) for part in parts_of(self.program.columns[n]) for lane in range(self.vec)]
         return out
 
     def beginnings(self, q: int) -> list[Const]:
@@ -211,17 +205,9 @@ class CudaEmitter(Accesses):
         for n in pas.columns:
             c = self.program.columns[n]
             for lane in range(self.vec):
-                x = lower.term(self.name(c.value, lane), c.dtype)
-                if c.kind == "moments":
-                    mean, square = held[n, "m", lane], held[n, "s", lane]
-                    away = Var(f"d{n}", "float32")
-                    body.append(Assign(away, x - mean))
-                    body.append(Assign(new[n, "m", lane], mean + away * Var("rn", "float32")))
-                    body.append(Assign(new[n, "s", lane], square + away * (x - new[n, "m", lane])))
-                else:
-                    body.append(Assign(new[n, "", lane], lower.combine(c.kind, c.dtype, held[n, "", lane], x)))
+                x, here = lower.term(self.name(c.value, lane), c.dtype), [(n, part, lane) for part in parts_of(c)]
+                body += taken(n, c, x, [held[at] for at in here], [new[at] for at in here])
                 if self.ok_needed:
-                    here = [at for at in order if (at[0], at[2]) == (n, lane)]
                     body += [Assign(new[at], Select(OK, new[at], held[at])) for at in here]
         return [new[at] for at in order]
 
