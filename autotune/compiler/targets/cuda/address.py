@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-from autotune.compiler.kernel.nodes import Assign, Cast, Expr, Stmt, Var, sum_of
+from autotune.compiler.kernel import lower
+from autotune.compiler.kernel.nodes import (
+    Assign,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Pointer,
+    Stmt,
+    Store,
+    Var,
+    both,
+    sum_of,
+    when,
+)
 from autotune.compiler.program.program import Program, read_once
 from autotune.compiler.targets.cuda.counts import Counts
 from autotune.compiler.targets.cuda.source import CudaSchedule
@@ -85,6 +99,65 @@ class Tensors:
         """Where the elements of output ``k`` begin."""
         return Var(f"o{k}", "int64")
 
+    def out_pointer(self, k: int) -> Pointer:
+        return Pointer(len(self.graph.inputs) + k)
+
+    def raw(self, i: int) -> Var:
+        """A pack of load ``i`` as it lies in memory."""
+        return Var(f"u{i}")
+
+    # ---- values by lanes --------------------------------------------------------------------------------------------
+
+    def varies(self, i: int) -> bool:
+        """Whether value ``i`` has a number for each lane of a pack."""
+        raise NotImplementedError
+
+    def variable(self, i: int, lane: int = 0) -> Var:
+        return Var(f"v{i}_{lane}" if self.varies(i) else f"v{i}", self.graph.values[i].dtype)
+
+    def variables(self, i: int) -> list[Var]:
+        """Value ``i`` of a pack, lane by lane."""
+        return [self.variable(i, lane) for lane in range(self.vec if self.varies(i) else 1)]
+
+    def name(self, i: int, lane: int = 0) -> Expr:
+        """Value ``i`` in a lane; constants inline."""
+        v = self.graph.values[i]
+        return Const(v.number, v.dtype) if v.op == "const" else self.variable(i, lane)
+
+    def guard(self, v: Value, lane: int) -> Expr | None:
+        """Condition under which a guarded load may touch memory in one lane."""
+        raise NotImplementedError
+
+    def gather_each(self, i: int) -> list[Stmt]:
+        """Gather ``i`` lane by lane: zero where its index or its guards are outside."""
+        v = self.graph.values[i]
+        out: list[Stmt] = []
+        for lane, x in enumerate(self.variables(i)):
+            index = self.name(v.args[0], lane)
+            inside = both(index >= 0, index < v.bound, self.guard(v, lane))
+            at = self.access[i].at(self.base(i), lane) + Cast("int64", index) * v.index_stride
+            load = Load(self.storage(i), 1, "default", Pointer(v.slot), at, "fixed")
+            out += [Assign(x, Const(0, v.dtype)), when(inside, [Assign(x, load)])]
+        return out
+
+    def stored(self, k: int, lanes: int) -> list[Expr]:
+        """The lanes of output ``k`` in the arithmetic type that its storage takes."""
+        o = self.graph.outputs[k]
+        return [lower.stored(self.name(o.value, lane), o.dtype) for lane in range(lanes)]
+
+    def store_pack(self, k: int, hint: str, lanes: int, guard: Expr | None = None) -> list[Stmt]:
+        """Stores the lanes of output ``k``: at once where they are neighbours."""
+        o, access, values = self.graph.outputs[k], self.out_access[k], self.stored(k, lanes)
+        step = self.vec if access.vector else 1
+        return [
+            Store(
+                o.dtype, hint, self.out_pointer(k), access.at(self.out_base(k), e), tuple(values[e : e + step]), guard
+            )
+            for e in range(0, lanes, step)
+        ]
+
+    # ---- how tensors lie --------------------------------------------------------------------------------------------
+
     def storage(self, i: int) -> str:
         """Storage type of load or gather ``i``."""
         return self.graph.inputs[self.graph.values[i].slot]
@@ -117,6 +190,17 @@ class Tensors:
         slots = {values[i].slot for i in whole if values[i].op == "load" or self.gathers_packs(i)}
         slots |= {n_inputs + k for k, access in enumerate(self.out_access) if access.vector}
         return [min(16, self.vec * size) if k in slots else size for k, size in enumerate(need)]
+
+
+def within(
+    guards: Iterable[tuple[int, int, int]], extents: Sequence[int], open_axis: int, index: Callable[[int], Expr]
+) -> Expr | None:
+    """Whether ``index(axis)`` lies between the bounds of each guard; ``open_axis`` may be longer than its extent."""
+    tests: list[Expr] = []
+    for axis, low, high in guards:
+        tests += [index(axis) >= low] if low > 0 else []
+        tests += [index(axis) < high] if high < extents[axis] or axis == open_axis else []
+    return both(*tests)
 
 
 def taken_apart(

@@ -28,7 +28,6 @@ from autotune.compiler.kernel.nodes import (
     Stmt,
     Store,
     Var,
-    both,
     loop,
     sum_of,
     when,
@@ -38,7 +37,7 @@ from autotune.compiler.program.program import Program
 from autotune.compiler.program.tiling import Tiling, tiling
 from autotune.compiler.program.vectors import narrowest
 from autotune.compiler.targets.cuda.access import AHEAD, COLUMN, FALSE, OK
-from autotune.compiler.targets.cuda.address import taken_apart
+from autotune.compiler.targets.cuda.address import taken_apart, within
 from autotune.compiler.targets.cuda.counts import Counts
 from autotune.compiler.targets.cuda.device import BARRIER, BLOCK, BLOCKS, EXTENT, THREAD, Shared, ThreadIndex
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
@@ -116,12 +115,12 @@ class _Emitter(CudaEmitter):
     def emit_load(self, i: int, number: int) -> list[Stmt]:
         if i not in self.t.loads:
             return super().emit_load(i, number)
-        return [Assign(x, self.take("load", i, e)) for e, x in enumerate(self.lanes(i))]
+        return [Assign(x, self.take("load", i, e)) for e, x in enumerate(self.variables(i))]
 
     def emit_store(self, k: int) -> list[Stmt]:
         if k not in self.t.stores:
             return super().emit_store(k)
-        return [self.put("store", k, e, x) for e, x in enumerate(self.stored(k))]
+        return [self.put("store", k, e, x) for e, x in enumerate(self.stored(k, self.vec))]
 
     # ---- along y ----------------------------------------------------------------------------------------------------
 
@@ -141,12 +140,9 @@ class _Emitter(CudaEmitter):
     def read(self, i: int) -> Load:
         """A load of one pack along ``y``."""
         v = self.graph.values[i]
-        tests: list[Expr] = []
-        for a, lo, hi in v.guards:
-            tests += [self.along(a) >= lo] if lo > 0 else []
-            tests += [self.along(a) < hi] if hi < self.graph.extents[a] or a == 0 else []
         hint, at = self.load_hint(i), self.across("load", i)
-        return Load(self.storage(i), self.along_y, hint, Pointer(v.slot), at, guard=both(*tests))
+        guard = within(v.guards, self.graph.extents, 0, self.along)
+        return Load(self.storage(i), self.along_y, hint, Pointer(v.slot), at, guard=guard)
 
     def filling(self) -> Function:
         """Leaves the packs of all loads in shared memory."""

@@ -119,12 +119,12 @@ class CudaEmitter(Accesses):
         returns: list[Expr] = list(reducers.fields)
         for i in self.kept_of[q]:
             if i in self.masks:
-                body.append(bits_made(self.bits(i), self.lanes(i)))
+                body.append(bits_made(self.bits(i), self.variables(i)))
                 returns.append(self.bits(i))
             elif self.packed(i):
                 returns += [self.raw(i)[w] for w in range(self.kept_words(i))]
             else:
-                returns += self.lanes(i)
+                returns += self.variables(i)
         returns += columns
         if returns:
             body.append(Return(tuple(returns)))
@@ -142,23 +142,23 @@ class CudaEmitter(Accesses):
         """A value that an earlier pass kept."""
         z, at = self.kept(self.where_kept[i]), self.kept_offset(self.where_kept[i], i)
         if i in self.masks:
-            return bits_taken(self.lanes(i), z[at])
+            return bits_taken(self.variables(i), z[at])
         if self.packed(i):
             words = Tuple(tuple(z[at + w] for w in range(self.kept_words(i))))
             unpacked = self.raw(i)
-            lanes = [Assign(x, unpacked[e]) for e, x in enumerate(self.lanes(i))]
+            lanes = [Assign(x, unpacked[e]) for e, x in enumerate(self.variables(i))]
             return [Assign(unpacked, Unpack(self.storage(i), self.vec, words)), *lanes]
-        return [Assign(x, z[at + e]) for e, x in enumerate(self.lanes(i))]
+        return [Assign(x, z[at + e]) for e, x in enumerate(self.variables(i))]
 
     def value(self, i: int, q: int) -> list[Stmt]:
         """Value ``i`` of one pack in pass ``q``."""
-        v, lanes = self.graph.values[i], self.lanes(i)
+        v, lanes = self.graph.values[i], self.variables(i)
         if i in self.joins.skipped:
             return []
         if i in self.joins.results:
             one = self.joins.results[i]
             zero = [Const(0, v.dtype)] if self.joins.loads[one].added else []
-            return [Assign(x, sum(zero, y)) for x, y in zip(lanes, self.lanes(one), strict=True)]
+            return [Assign(x, sum(zero, y)) for x, y in zip(lanes, self.variables(one), strict=True)]
         if v.op == "load":
             return self.emit_load(i, q)
         if v.op == "gather":
@@ -171,7 +171,7 @@ class CudaEmitter(Accesses):
 
     def positions(self, i: int) -> list[Stmt]:
         """The index along an axis, lane by lane."""
-        v, lanes = self.graph.values[i], self.lanes(i)
+        v, lanes = self.graph.values[i], self.variables(i)
         (axis,) = v.axes
         inner = axis == self.program.cols[-1]
         out: list[Stmt] = []
