@@ -269,7 +269,7 @@ class OuterScheme:
 
     def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
         _, source = self._emit(graph, config, fixed)
-        return GroupKernels.single(source, len(graph.inputs), len(graph.outputs))
+        return GroupKernels.single(source, graph)
 
 
 SCHEME = OuterScheme("outer", 50, _program, packs=True)

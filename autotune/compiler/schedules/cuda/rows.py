@@ -379,7 +379,7 @@ class RowsScheme:
         program = _built(graph, schedule)
         if fixed:
             program = replace(program, dynamic=-1)
-        return GroupKernels.single(emit(program, schedule), len(graph.inputs), len(graph.outputs))
+        return GroupKernels.single(emit(program, schedule), graph)
 
 
 SCHEME = RowsScheme("rows", 70)

@@ -20,7 +20,7 @@ from autotune.compiler.targets.cuda.counts import LIMIT
 from autotune.compiler.targets.cuda.cubin import too_large
 from autotune.compiler.targets.cuda.kernels import GroupKernels
 from autotune.compiler.targets.cuda.scatter import emit_scatter, fetchable
-from autotune.compiler.targets.cuda.source import CudaSchedule, ScatterSchedule
+from autotune.compiler.targets.cuda.source import ScatterSchedule
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Graph
 from autotune.task import Choice, Config
@@ -174,9 +174,9 @@ class ScatterScheme:
         return [c for n, c in enumerate(made) if c != d and c not in made[:n] and self.reject(graph, c) is None]
 
     def reject(self, graph: Graph, config: Config) -> str | None:
-        schedule = CudaSchedule.from_config(config)
+        schedule = ScatterSchedule.from_config(config)
         try:
-            source = emit_scatter(graph, schedule, int(config["owned"]))
+            source = emit_scatter(graph, schedule)
         except Unsupported as error:
             return str(error)
         return too_large(int(source.launch["shared"]), schedule.block, schedule.max_registers)
@@ -189,8 +189,8 @@ class ScatterScheme:
         return row_wise.SCHEME.home(graph, i, config)
 
     def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
-        source = emit_scatter(graph, CudaSchedule.from_config(config), int(config["owned"]))
-        return GroupKernels.single(source, len(graph.inputs), len(graph.outputs))
+        source = emit_scatter(graph, ScatterSchedule.from_config(config))
+        return GroupKernels.single(source, graph)
 
 
 SCHEME = ScatterScheme()

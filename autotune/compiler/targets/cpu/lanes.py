@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from autotune.compiler.kernel.nodes import Assign, Const, Do, Expr, Stmt, Var, loop, sum_of
+from autotune.compiler.kernel.nodes import Assign, Const, Expr, Stmt, Var, loop, sum_of
 from autotune.compiler.program.program import Pass, Program, stride_of
 from autotune.compiler.targets.cpu.builder import STEP, THREADS, UNIT, UNITS, Builder, axis, call, index
 from autotune.compiler.targets.cpu.forms import start
-from autotune.compiler.targets.cpu.moves import AHEAD, fetched, streamed
+from autotune.compiler.targets.cpu.moves import AHEAD
 from autotune.compiler.targets.cpu.nodes import Accumulate, Fetch, Stream, buffer, source
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.ir.graph import STORAGE_BYTES
@@ -47,13 +47,9 @@ class LaneBuilder(Builder):
     """Builds blocks of neighbouring rows."""
 
     def __init__(self, program: Program, schedule: CpuSchedule) -> None:
-        super().__init__(program, schedule)
+        super().__init__(program, schedule, lanes=True)
         self.lanes = max(schedule.row_block, _LEAST)
         self.row, self.column = axis(program.rows[-1]), axis(program.cols[-1])
-        self.streams = streamed(program, lanes=True) if schedule.stream else ()
-        self.ahead = fetched(program, lanes=True) if schedule.prefetch else ()
-        if self.streams:
-            self.last.append(Do(call("drain")))
         for i in program.kept:
             self.scratch.take(f"kept{i}", program.n_cols * self.lanes, self.values[i].dtype)
 
@@ -130,7 +126,7 @@ class LaneBuilder(Builder):
 
     def _walk(self, pas: Pass) -> list[Stmt]:
         inner = self.inner
-        partial = [i for i in pas.reduce if self.values[i].op == "sum" and self.values[i].dtype == "float32"]
+        partial = self.float_sums(pas)
         begin: list[Stmt] = []
         for i in pas.reduce:
             begin.append(self.keep(self.variable(i), start(self.values[i].op, self.values[i].dtype)))

@@ -59,7 +59,7 @@ from autotune.compiler.targets.cuda.device import (
     shuffle_from,
 )
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
-from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
+from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource, ScatterSchedule
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Graph
 
@@ -172,7 +172,8 @@ class _Adder:
 class _Kernel:
     """The statements of one kernel."""
 
-    def __init__(self, s: Scattered, schedule: CudaSchedule, owned: int) -> None:
+    def __init__(self, s: Scattered, schedule: ScatterSchedule) -> None:
+        owned = schedule.owned
         self.s, self.schedule, self.owned = s, schedule, owned
         self.lanes, self.match, self.block = schedule.threads_per_row, schedule.rows_per_block, schedule.block
         if not 32 <= self.block <= 1024 or self.block % 32:
@@ -438,17 +439,16 @@ class _Kernel:
         )
 
 
-def emit_scatter(graph: Graph, schedule: CudaSchedule, owned: int) -> CudaSource:
+def emit_scatter(graph: Graph, schedule: ScatterSchedule) -> CudaSource:
     """The kernel of a group with sums at places.
 
     Args:
         schedule: ``threads_per_row`` threads lie along the columns, ``rows_per_block`` are the match lanes, ``unroll``
-            places are stored at a time.
-        owned: places a block.
+            places are stored at a time, and a block has ``owned`` of them.
 
     Raises:
         Unsupported: it is no such group, or the schedule does not fit it.
     """
     if any(n == 0 for n in graph.extents):
         raise Unsupported("an empty axis")
-    return _Kernel(scattered(graph), schedule, owned).source()
+    return _Kernel(scattered(graph), schedule).source()

@@ -42,7 +42,7 @@ from autotune.compiler.targets.cuda.counts import Counts
 from autotune.compiler.targets.cuda.device import BARRIER, BLOCK, BLOCKS, EXTENT, THREAD, Shared, ThreadIndex
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.prefetch import MOST_WORDS, load_function, loads_ahead
-from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
+from autotune.compiler.targets.cuda.source import CudaSource, TransposeSchedule
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Graph, compute_type
 
@@ -62,7 +62,8 @@ _TYPE = {"sf": "float32", "si": "int32", "sl": "int64"}
 class _Emitter(CudaEmitter):
     """Builds the computing of one pack along ``x``; what is in shared memory is found at the word ``at``."""
 
-    def __init__(self, t: Tiling, program: Program, schedule: CudaSchedule, tile: int) -> None:
+    def __init__(self, t: Tiling, program: Program, schedule: TransposeSchedule) -> None:
+        tile = schedule.tile
         self.t, self.tile = t, tile
         self.along_x, self.along_y = t.vectors(schedule.vector_bytes)
         super().__init__(program, replace(schedule, vector_bytes=self.along_x * narrowest(program)), apart=t.loads)
@@ -327,8 +328,8 @@ class _Kernel:
         return need
 
 
-def emit_transpose(graph: Graph, schedule: CudaSchedule, tile: int, fixed: bool = False) -> CudaSource:
-    """The kernel of a pointwise group in tiles of ``tile`` by ``tile`` elements.
+def emit_transpose(graph: Graph, schedule: TransposeSchedule, fixed: bool = False) -> CudaSource:
+    """The kernel of a pointwise group in square tiles.
 
     Args:
         fixed: take no extent as an argument.
@@ -340,4 +341,4 @@ def emit_transpose(graph: Graph, schedule: CudaSchedule, tile: int, fixed: bool 
         raise Unsupported("an empty axis")
     t = tiling(graph)
     program = replace(t.program, dynamic=-1) if fixed else t.program
-    return _Kernel(_Emitter(t, program, schedule, tile)).source()
+    return _Kernel(_Emitter(t, program, schedule)).source()

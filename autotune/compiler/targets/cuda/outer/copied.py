@@ -38,6 +38,7 @@ from autotune.compiler.kernel.nodes import (
 from autotune.compiler.program.program import Pass
 from autotune.compiler.targets.cuda.device import (
     COMMIT_COPIES,
+    THREAD,
     Words,
     await_copies,
     copy_ahead,
@@ -48,7 +49,6 @@ from autotune.compiler.targets.cuda.device import (
 from autotune.compiler.targets.cuda.outer.joins import INSIDE
 from autotune.compiler.targets.cuda.outer.kernel import NUMBER, STEP, WORDS, Outer
 from autotune.compiler.targets.cuda.outer.lanes import LIVE
-from autotune.compiler.targets.cuda.outer.share import THREAD
 from autotune.errors import Superseded, Unsupported
 from autotune.ir.graph import STORAGE_BYTES
 

@@ -34,10 +34,10 @@ from autotune.compiler.kernel.nodes import (
 )
 from autotune.compiler.program.program import Pass, Program
 from autotune.compiler.targets.cuda.address import fixed_index, taken_apart
-from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT, Shared, ThreadIndex, shared_bytes
+from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT, THREAD, Shared, ThreadIndex, shared_bytes
 from autotune.compiler.targets.cuda.outer.joins import DEEP, INSIDE, RANK, Joins
 from autotune.compiler.targets.cuda.outer.lanes import LIVE, PLACE, TILE_LANE, Lanes
-from autotune.compiler.targets.cuda.outer.share import ALONG, THREAD, quotient
+from autotune.compiler.targets.cuda.outer.share import ALONG, quotient
 from autotune.compiler.targets.cuda.rows.kernel import MAX_PACK_LANES
 from autotune.compiler.targets.cuda.source import CudaSource, OuterSchedule
 from autotune.errors import Unsupported
