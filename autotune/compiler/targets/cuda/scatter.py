@@ -176,8 +176,7 @@ class _Kernel:
         owned = schedule.owned
         self.s, self.schedule, self.owned = s, schedule, owned
         self.lanes, self.match, self.block = schedule.threads_per_row, schedule.rows_per_block, schedule.block
-        if not 32 <= self.block <= 1024 or self.block % 32:
-            raise Unsupported("a block is a multiple of 32 up to 1024 threads")
+        schedule.check_block()
         if self.match & (self.match - 1) or owned & (owned - 1):
             raise Unsupported("match lanes and owned places are powers of two")
         self.vec = s.vector(schedule.vector_bytes)
@@ -229,10 +228,7 @@ class _Kernel:
         """Stores what is made of the sums of place number ``place`` of the block's where ``ok``. That of another place
         is computed all the same, at the last one there is."""
         row = Assign(ROW, _least(_int(FIRST + place), self.s.n_places - 1))
-        together: Expr = sums[0]
-        for x in sums[1:]:
-            together = together + x
-        given = {COLUMN.name: COL, self.results.kept(0).name: together, OK.name: ok}
+        given = {COLUMN.name: COL, self.results.kept(0).name: reduce(add, sums), OK.name: ok}
         return [row, *_before(self.results, 1), Do(self.result(given))]
 
     def fetch(self) -> list[Stmt]:

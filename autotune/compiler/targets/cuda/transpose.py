@@ -169,8 +169,7 @@ class _Kernel:
         self.e, self.t, self.tile, self.count = e, e.t, e.tile, e.count
         self.block = e.schedule.block
         self.steps: dict[int, int] = {}  # lines that the block takes at a time, by the axis that its threads lie along
-        if self.block > 1024 or self.block < 32 or self.block % 32:
-            raise Unsupported("a block is a multiple of 32 up to 1024 threads")
+        e.schedule.check_block()
         for a, vec in ((self.t.x, e.along_x), (self.t.y, e.along_y)):
             self.steps[a], rest = divmod(self.block * vec, self.tile)
             if rest or not self.steps[a] or self.tile % self.steps[a]:

@@ -34,7 +34,7 @@ from autotune.compiler.kernel.nodes import (
 )
 from autotune.compiler.program.program import Pass, Program
 from autotune.compiler.targets.cuda.address import fixed_index, taken_apart
-from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT, THREAD, Shared, ThreadIndex, shared_bytes
+from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT, THREAD, Shared, ThreadIndex, check_static
 from autotune.compiler.targets.cuda.outer.joins import DEEP, INSIDE, RANK, Joins
 from autotune.compiler.targets.cuda.outer.lanes import LIVE, PLACE, TILE_LANE, Lanes
 from autotune.compiler.targets.cuda.outer.share import ALONG, quotient
@@ -43,7 +43,6 @@ from autotune.compiler.targets.cuda.source import CudaSource, OuterSchedule
 from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS
 
-MAX_STATIC = 48 * 1024
 NUMBERS, WORDS = Var("shared_numbers"), Var("shared_words")
 """What passes keep in shared memory, as float32 and as uint32."""
 GROUP, STEP = Var("group"), Var("step")
@@ -88,8 +87,7 @@ class Outer:
             raise Unsupported("threads_per_row must be a power of two")
         if self.threads % self.lanes.across:
             raise Unsupported(f"fewer than {self.lanes.across} threads_per_row on a tile")
-        if schedule.block > 1024 or schedule.block % 32:
-            raise Unsupported("a block must be a multiple of 32 up to 1024 threads")
+        schedule.check_block()
         if self.cluster > 1 and (schedule.blocks_per_sm or self.deep < self.cluster):
             raise Unsupported("a cluster works on one strip, and has at least as many rows_per_block as blocks")
         if self.cluster > 1 and self.packs == 1:
@@ -271,9 +269,7 @@ class Outer:
         if self.lanes.tile:
             before.append(Assign(TILE_LANE, Cast("int32", ALONG & (self.lanes.across - 1))))
         before += self.joins.arrays()
-        static = shared_bytes(before)
-        if static > MAX_STATIC:
-            raise Unsupported(f"{static} bytes of static shared memory")
+        check_static(before)
         shared = 0
         if schedule.keep == "shared":
             shared = 4 * self.words() * (self.packs - schedule.held) * schedule.block

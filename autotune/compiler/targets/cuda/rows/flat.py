@@ -30,8 +30,7 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
     """
     program, vec = e.program, e.vec
     block, unroll = e.schedule.block, e.schedule.unroll
-    if block > 1024 or block < 32 or block % 32:
-        raise Unsupported("a flat kernel's block is a multiple of 32 up to 1024 threads")
+    e.schedule.check_block()
     (pas,) = program.passes
     if pas.row_stores:
         raise Unsupported("an output without a column axis in a flat kernel")

@@ -16,7 +16,7 @@ from autotune.compiler.targets.cuda.device import (
     EXTENT,
     THREAD,
     ThreadIndex,
-    shared_bytes,
+    check_static,
 )
 from autotune.compiler.targets.cuda.rows.columns import Accumulators
 from autotune.compiler.targets.cuda.rows.early import Early
@@ -49,8 +49,6 @@ from autotune.ir.graph import REDUCTIONS
 
 MAX_PACK_LANES = 4096
 """packs * elements * values that a thread's straight-line code may hold: beyond it compiling crawls."""
-MAX_STATIC = 48 * 1024
-"""Bytes of shared memory of fixed size that a block may have."""
 
 
 class Rows:
@@ -214,8 +212,7 @@ class Rows:
         else:
             body.append(Assign(GROUP, Counts().quotient(BLOCK, shape.cluster) if shape.cluster > 1 else BLOCK))
             body += row
-        if shared_bytes(body) > MAX_STATIC:
-            raise Unsupported(f"{shared_bytes(body)} bytes of static shared memory")
+        check_static(body)
         planes = self.accumulators.params() if self.accumulators else ()
         return CudaSource.scheduled(
             body,
