@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 from autotune.compiler.kernel.lower import pointwise
@@ -25,7 +25,7 @@ from autotune.compiler.kernel.nodes import (
 from autotune.compiler.program.program import Pass, Program, stride_of
 from autotune.compiler.targets.cpu.forms import number, plain, zero
 from autotune.compiler.targets.cpu.moves import fetched, streamed
-from autotune.compiler.targets.cpu.nodes import Break, Loop, Named, buffer, output, plane, source
+from autotune.compiler.targets.cpu.nodes import Accumulate, Break, Loop, Memory, Named, buffer, output, plane, source
 from autotune.compiler.targets.cpu.passes import shared_exponentials
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.ir.graph import Value, compute_type
@@ -174,6 +174,25 @@ class Builder:
     def float_sums(self, pas: Pass) -> list[int]:
         """The sums of a pass that are added up in parts, so that rounding errors stay small."""
         return [i for i in pas.reduce if self.values[i].op == "sum" and self.values[i].dtype == "float32"]
+
+    def element(self, pas: Pass, at: Expr, carried: Mapping[int, Var]) -> list[Stmt]:
+        """One element of a pass, but for its stores.
+
+        Args:
+            at: where it lies in the buffers of kept values.
+            carried: what each reduction is carried in.
+        """
+        self.ready.clear()
+
+        def kept(i: int) -> Memory:
+            return buffer(f"kept{i}")
+
+        return [
+            *(Assign(self.variable(i), kept(i).load(self.values[i].dtype, at)) for i in pas.kept_in),
+            *(s for i in pas.compute for s in self.compute(i)),
+            *(kept(i).store(self.values[i].dtype, at, self.variable(i)) for i in pas.kept_out),
+            *(Assign(x, Accumulate(self.values[i].op, x, self.reduced(i))) for i, x in carried.items()),
+        ]
 
     # ---- places -----------------------------------------------------------------------------------------------------
 

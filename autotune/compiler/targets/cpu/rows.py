@@ -267,18 +267,8 @@ class RowBuilder(Builder):
 
     def columns(self, pas: Pass, position: Sequence[Term], in_tile: Expr, partial: Collection[int]) -> list[Stmt]:
         """The body of the innermost loop, for the column at a ``position`` of the row and ``in_tile``."""
-        self.ready.clear()
-        out: list[Stmt] = []
-        at = sum_of(position)
-        for i in pas.kept_in:
-            out.append(Assign(self.variable(i), buffer(f"kept{i}").load(self.values[i].dtype, at)))
-        for i in pas.compute:
-            out += self.compute(i)
-        for i in pas.kept_out:
-            out.append(buffer(f"kept{i}").store(self.values[i].dtype, at, self.variable(i)))
-        for i in pas.reduce:
-            carried = self.variable(i, "t" if i in partial else "v")
-            out.append(Assign(carried, Accumulate(self.values[i].op, carried, self.reduced(i))))
+        carried = {i: self.variable(i, "t" if i in partial else "v") for i in pas.reduce}
+        out = self.element(pas, sum_of(position), carried)
         for pair in pas.online:
             highest, score = self.variable(pair.peak, "t"), self.value(pair.score)
             out.append(buffer(f"tile{pair.score}").store("float32", in_tile, score))

@@ -118,7 +118,7 @@ class Accesses(Tensors):
     def unpacked(self, i: int, pack: Expr) -> list[Stmt]:
         """The lanes of a pack that was loaded as one."""
         whole = Var(f"w{i}")
-        return [Assign(whole, pack), *(Assign(x, whole[e]) for e, x in enumerate(self.variables(i)))]
+        return [Assign(whole, pack), *self.spread(i, whole)]
 
     def emit_load(self, i: int, number: int) -> list[Stmt]:
         """Load ``i`` in pass ``number``."""

@@ -1,4 +1,8 @@
-"""How a kernel finds the elements of its tensors: axes that make a base once, and axes that are added to it."""
+"""How a kernel finds the elements of its tensors: axes that make a base once, and axes that are added to it.
+
+:class:`Tensors` also says what row-wise kernels (``rows``) and kernels of lanes (``outer``) do alike with a pack of
+elements: how its lanes are called, gathered, stored, kept and taken up again.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,8 @@ from autotune.compiler.kernel.nodes import (
     Pointer,
     Stmt,
     Store,
+    Tuple,
+    Unpack,
     Var,
     both,
     sum_of,
@@ -124,6 +130,33 @@ class Tensors:
         v = self.graph.values[i]
         return Const(v.number, v.dtype) if v.op == "const" else self.variable(i, lane)
 
+    def assigned(self, i: int, values: Sequence[Expr]) -> list[Stmt]:
+        """Gives value ``i`` its lanes."""
+        return [Assign(x, value) for x, value in zip(self.variables(i), values, strict=True)]
+
+    def spread(self, i: int, values: Expr, first: int = 0) -> list[Stmt]:
+        """The same from items of a tuple."""
+        return self.assigned(i, items(values, len(self.variables(i)), first))
+
+    # ---- what passes keep -------------------------------------------------------------------------------------------
+
+    def kept_words(self, i: int) -> int:
+        """Items that a kept value takes in the tuple that its pass returns."""
+        return self.vec // 2 if self.packed(i) else len(self.variables(i))
+
+    def left(self, i: int) -> list[Expr]:
+        """These items: the lanes of the value, or its words as they lie in memory."""
+        return items(self.raw(i), self.kept_words(i)) if self.packed(i) else [*self.variables(i)]
+
+    def taken_up(self, i: int, result: Expr, first: int) -> list[Stmt]:
+        """A kept value from the items of ``result`` from number ``first`` on."""
+        if not self.packed(i):
+            return self.spread(i, result, first)
+        words = Tuple(tuple(items(result, self.kept_words(i), first)))
+        return [Assign(self.raw(i), Unpack(self.storage(i), self.vec, words)), *self.spread(i, self.raw(i))]
+
+    # ---- loads and stores -------------------------------------------------------------------------------------------
+
     def guard(self, v: Value, lane: int) -> Expr | None:
         """Condition under which a guarded load may touch memory in one lane."""
         raise NotImplementedError
@@ -190,6 +223,11 @@ class Tensors:
         slots = {values[i].slot for i in whole if values[i].op == "load" or self.gathers_packs(i)}
         slots |= {n_inputs + k for k, access in enumerate(self.out_access) if access.vector}
         return [min(16, self.vec * size) if k in slots else size for k, size in enumerate(need)]
+
+
+def items(values: Expr, count: int, first: int = 0) -> list[Expr]:
+    """Some items of a tuple."""
+    return [values[first + n] for n in range(count)]
 
 
 def within(

@@ -12,8 +12,6 @@ axes that a pack covers and neither a row nor a column of the program.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from autotune.compiler.kernel import lower
 from autotune.compiler.kernel.nodes import (
     Assign,
@@ -134,9 +132,6 @@ class Lanes(Tensors):
 
     # ---- what is kept -----------------------------------------------------------------------------------------------
 
-    def kept_words(self, i: int) -> int:
-        return self.vec // 2 if self.packed(i) else self.lanes(i)
-
     def pass_words(self, pas: Pass) -> int:
         """Words that a pack of a pass leaves for later ones."""
         return sum(self.kept_words(i) for i in pas.kept_out)
@@ -156,20 +151,14 @@ class Lanes(Tensors):
         """Computes value ``i`` in all its lanes."""
         v = self.graph.values[i]
         if i in self.ahead:
-            return self._given(i)
+            return self.spread(i, self.handed(i))
         if v.op == "load":
             return self._load(i, v)
         if v.op == "gather":
             return self.gather_each(i)
         if v.op.startswith(ACROSS):
             return self._reduce_across(i, v)
-        return self._set(i, [self._pointwise(v, lane) for lane in range(self.lanes(i))])
-
-    def _set(self, i: int, values: Sequence[Expr]) -> list[Stmt]:
-        return [Assign(var, x) for var, x in zip(self.variables(i), values, strict=True)]
-
-    def _given(self, i: int) -> list[Stmt]:
-        return self._set(i, _items(self.handed(i), self.lanes(i)))
+        return self.assigned(i, [self._pointwise(v, lane) for lane in range(self.lanes(i))])
 
     def _pointwise(self, v: Value, lane: int) -> Expr:
         if v.op == "index":
@@ -216,7 +205,7 @@ class Lanes(Tensors):
                 out.append(when(guard, [Assign(whole, load(0, self.vec, "fixed"))]))
             else:
                 out.append(Assign(whole, load(0, self.vec, "plain")))
-            return out + self._set(i, _items(whole, self.vec))
+            return out + self.spread(i, whole)
         for lane, var in enumerate(self.variables(i)):
             guard = self.guard(v, lane)
             if guard:
@@ -254,8 +243,7 @@ class Lanes(Tensors):
         body += [when(LIVE, stores)] if stores and guarded else stores
         returns: list[Expr] = [*self.returned(pas)]
         for i in (i for i in pas.kept_out if i not in self.ahead):
-            kept = _items(self.raw(i), self.kept_words(i))
-            returns += kept if self.packed(i) else [self.name(i, lane) for lane in range(self.lanes(i))]
+            returns += self.left(i)
         returns += scores if self.copied else []
         return closed([*body, Return(tuple(returns))] if returns else body)
 
@@ -270,15 +258,11 @@ class Lanes(Tensors):
     def _take(self, i: int, source: int) -> list[Stmt]:
         """Value ``i`` as pass ``source`` kept it."""
         if self.copied:
-            return self._given(i)
+            return self.spread(i, self.handed(i))
         pas = self.program.passes[source]
         before = pas.kept_out[: pas.kept_out.index(i)]
         first = len(self.fields(pas)) + sum(self.kept_words(k) for k in before)
-        words = _items(self.results(source), self.kept_words(i), first)
-        if not self.packed(i):
-            return self._set(i, words)
-        unpacked = Unpack(self.storage(i), self.vec, Tuple(tuple(words)))
-        return [Assign(self.raw(i), unpacked), *self._set(i, _items(self.raw(i), self.vec))]
+        return self.taken_up(i, self.results(source), first)
 
     # ---- after a walk -----------------------------------------------------------------------------------------------
 
@@ -286,7 +270,7 @@ class Lanes(Tensors):
         """Gives the reductions of a pass their names as values."""
         out: list[Stmt] = [p.finish() for p in self.plain(pas)]
         for pair in pas.online:
-            out += self._set(pair.peak, [x.peak for x in self._pairs(pair)])
+            out += self.assigned(pair.peak, [x.peak for x in self._pairs(pair)])
         return out
 
     def totals(self, pair: Online) -> list[Stmt]:
@@ -296,8 +280,3 @@ class Lanes(Tensors):
             peak, shift = self.name(pair.peak, lane), self.name(pair.shift, lane)
             out += x.rescaled(self.variable(pair.total, lane), peak, shift)
         return out
-
-
-def _items(values: Expr, count: int, first: int = 0) -> list[Expr]:
-    """Some items of a tuple."""
-    return [values[first + n] for n in range(count)]

@@ -27,8 +27,6 @@ from autotune.compiler.kernel.nodes import (
     Select,
     Stmt,
     Store,
-    Tuple,
-    Unpack,
     Var,
     both,
     when,
@@ -85,9 +83,7 @@ class CudaEmitter(Accesses):
     # ---- names and small pieces -------------------------------------------------------------------------------------
 
     def kept_words(self, i: int) -> int:
-        if i in self.masks:
-            return 1
-        return self.vec // 2 if self.packed(i) else self.vec
+        return 1 if i in self.masks else super().kept_words(i)
 
     def kept(self, q: int) -> Var:
         """The tuple that pass ``q`` returned for the pack at hand."""
@@ -121,10 +117,8 @@ class CudaEmitter(Accesses):
             if i in self.masks:
                 body.append(bits_made(self.bits(i), self.variables(i)))
                 returns.append(self.bits(i))
-            elif self.packed(i):
-                returns += [self.raw(i)[w] for w in range(self.kept_words(i))]
             else:
-                returns += self.variables(i)
+                returns += self.left(i)
         returns += columns
         if returns:
             body.append(Return(tuple(returns)))
@@ -141,14 +135,7 @@ class CudaEmitter(Accesses):
     def taken(self, i: int) -> list[Stmt]:
         """A value that an earlier pass kept."""
         z, at = self.kept(self.where_kept[i]), self.kept_offset(self.where_kept[i], i)
-        if i in self.masks:
-            return bits_taken(self.variables(i), z[at])
-        if self.packed(i):
-            words = Tuple(tuple(z[at + w] for w in range(self.kept_words(i))))
-            unpacked = self.raw(i)
-            lanes = [Assign(x, unpacked[e]) for e, x in enumerate(self.variables(i))]
-            return [Assign(unpacked, Unpack(self.storage(i), self.vec, words)), *lanes]
-        return [Assign(x, z[at + e]) for e, x in enumerate(self.variables(i))]
+        return bits_taken(self.variables(i), z[at]) if i in self.masks else self.taken_up(i, z, at)
 
     def value(self, i: int, q: int) -> list[Stmt]:
         """Value ``i`` of one pack in pass ``q``."""
