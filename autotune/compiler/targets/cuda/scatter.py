@@ -46,7 +46,6 @@ from autotune.compiler.kernel.rewrite import closed
 from autotune.compiler.program.program import Program, stride_of
 from autotune.compiler.program.scattered import Scattered, Sum, scattered
 from autotune.compiler.program.vectors import narrowest
-from autotune.compiler.targets.cuda.access import COLUMN, FALSE, OK, ROW
 from autotune.compiler.targets.cuda.counts import LIMIT, Counts
 from autotune.compiler.targets.cuda.device import (
     BARRIER,
@@ -58,6 +57,7 @@ from autotune.compiler.targets.cuda.device import (
     bits_set,
     shuffle_from,
 )
+from autotune.compiler.targets.cuda.memory.access import COLUMN, FALSE, OK, ROW
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource, ScatterSchedule
 from autotune.errors import Unsupported

@@ -133,7 +133,7 @@ class CudaSource:
     @cached_property
     def text(self) -> str:
         """Numba source that defines ``kernel`` and its device functions."""
-        from autotune.compiler.targets.cuda.printer import CudaPrinter
+        from autotune.compiler.targets.cuda.printing.printer import CudaPrinter
 
         printer = CudaPrinter(strict=not self.fast)
         counted = BLOCKS in expressions_of(self.body)

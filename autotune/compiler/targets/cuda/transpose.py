@@ -36,10 +36,10 @@ from autotune.compiler.kernel.rewrite import closed
 from autotune.compiler.program.program import Program
 from autotune.compiler.program.tiling import Tiling, tiling
 from autotune.compiler.program.vectors import narrowest
-from autotune.compiler.targets.cuda.access import AHEAD, COLUMN, FALSE, OK
-from autotune.compiler.targets.cuda.address import taken_apart, within
 from autotune.compiler.targets.cuda.counts import Counts
 from autotune.compiler.targets.cuda.device import BARRIER, BLOCK, BLOCKS, EXTENT, THREAD, Shared, ThreadIndex
+from autotune.compiler.targets.cuda.memory.access import AHEAD, COLUMN, FALSE, OK
+from autotune.compiler.targets.cuda.memory.address import taken_apart, within
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.prefetch import MOST_WORDS, load_function, loads_ahead
 from autotune.compiler.targets.cuda.source import CudaSource, TransposeSchedule

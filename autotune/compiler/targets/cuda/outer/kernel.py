@@ -33,8 +33,8 @@ from autotune.compiler.kernel.nodes import (
     when,
 )
 from autotune.compiler.program.program import Pass, Program
-from autotune.compiler.targets.cuda.address import fixed_index, taken_apart
 from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT, THREAD, Shared, ThreadIndex, check_static
+from autotune.compiler.targets.cuda.memory.address import fixed_index, taken_apart
 from autotune.compiler.targets.cuda.outer.joins import DEEP, INSIDE, RANK, Joins
 from autotune.compiler.targets.cuda.outer.lanes import LIVE, PLACE, TILE_LANE, Lanes
 from autotune.compiler.targets.cuda.outer.share import ALONG, quotient

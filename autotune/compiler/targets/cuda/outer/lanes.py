@@ -33,10 +33,10 @@ from autotune.compiler.kernel.rewrite import closed
 from autotune.compiler.program.lane_axis import ACROSS, unit_axis, vector_length
 from autotune.compiler.program.one_pass import Online
 from autotune.compiler.program.program import Pass, Program
-from autotune.compiler.targets.cuda.address import Tensors, fixed_index, moving_index, taken_apart, within
 from autotune.compiler.targets.cuda.counts import Counts
 from autotune.compiler.targets.cuda.device import shuffle
-from autotune.compiler.targets.cuda.operators import computed
+from autotune.compiler.targets.cuda.memory.address import Tensors, fixed_index, moving_index, taken_apart, within
+from autotune.compiler.targets.cuda.printing.operators import computed
 from autotune.compiler.targets.cuda.source import OuterSchedule
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Value

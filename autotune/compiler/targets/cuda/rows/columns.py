@@ -30,8 +30,8 @@ from autotune.compiler.kernel.nodes import (
 )
 from autotune.compiler.kernel.reducers import ONE, ZERO, reciprocal
 from autotune.compiler.program.program import Pass
-from autotune.compiler.targets.cuda.access import OK
 from autotune.compiler.targets.cuda.device import BARRIER, THREAD, Shared
+from autotune.compiler.targets.cuda.memory.access import OK
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.running import JOINED, SEEN, SHARE, Parts, beginning, merged, parts_of, taken
 from autotune.compiler.targets.cuda.rows.shape import BLOCK_THREAD, CHUNK, FIRST_COLUMN, ROW_GROUP, Shape

@@ -34,8 +34,8 @@ from autotune.compiler.kernel.nodes import (
 from autotune.compiler.kernel.reducers import reducers_of
 from autotune.compiler.kernel.rewrite import closed
 from autotune.compiler.program.program import Pass, Program
-from autotune.compiler.targets.cuda.access import FALSE, OK, Accesses
-from autotune.compiler.targets.cuda.operators import computed
+from autotune.compiler.targets.cuda.memory.access import FALSE, OK, Accesses
+from autotune.compiler.targets.cuda.printing.operators import computed
 from autotune.compiler.targets.cuda.rows.moments import BEFORE, WEIGHT
 from autotune.compiler.targets.cuda.rows.running import beginning, parts_of, taken
 from autotune.compiler.targets.cuda.source import CudaSchedule

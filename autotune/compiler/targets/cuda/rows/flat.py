@@ -8,9 +8,9 @@ from typing import Any
 from autotune.compiler.kernel.nodes import Assign, Const, Do, Expr, Function, Intrinsic, Stmt, Var, both, loop, when
 from autotune.compiler.program.in_place import overwritable
 from autotune.compiler.program.vectors import narrowest, open_row
-from autotune.compiler.targets.cuda.access import AHEAD, COLUMN, ROW
 from autotune.compiler.targets.cuda.counts import Counts
 from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT, THREAD, ThreadIndex
+from autotune.compiler.targets.cuda.memory.access import AHEAD, COLUMN, ROW
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.prefetch import MOST_WORDS, load_function, loads_ahead
 from autotune.compiler.targets.cuda.source import OVERWRITES, CudaSource

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from autotune.compiler.kernel.nodes import Assign, Cast, Const, Expr, Intrinsic, Select, Stmt, Var, expr, loop
 from autotune.compiler.kernel.reducers import reducers_of
-from autotune.compiler.targets.cuda.access import OK, ROW
 from autotune.compiler.targets.cuda.counts import Counts
 from autotune.compiler.targets.cuda.device import (
     BLOCK,
@@ -18,6 +17,7 @@ from autotune.compiler.targets.cuda.device import (
     ThreadIndex,
     check_static,
 )
+from autotune.compiler.targets.cuda.memory.access import OK, ROW
 from autotune.compiler.targets.cuda.rows.columns import Accumulators
 from autotune.compiler.targets.cuda.rows.early import Early
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autotune.compiler.kernel.nodes import Assign, Do, Expr, Function, Operand, Stmt, Tuple, Var, loop, when
 from autotune.compiler.kernel.reducers import reducers_of
 from autotune.compiler.program.program import Pass
-from autotune.compiler.targets.cuda.access import COLUMN
+from autotune.compiler.targets.cuda.memory.access import COLUMN
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.moments import weights
 from autotune.compiler.targets.cuda.rows.shape import CLAMPED, Shape

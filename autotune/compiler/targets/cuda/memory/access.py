@@ -19,9 +19,9 @@ from autotune.compiler.kernel.nodes import (
 )
 from autotune.compiler.program.program import Program
 from autotune.compiler.program.vectors import vector_length
-from autotune.compiler.targets.cuda.address import Tensors, fixed_index, moving_index, taken_apart, within
 from autotune.compiler.targets.cuda.counts import Counts
-from autotune.compiler.targets.cuda.select_load import find_joins
+from autotune.compiler.targets.cuda.memory.address import Tensors, fixed_index, moving_index, taken_apart, within
+from autotune.compiler.targets.cuda.memory.select_load import find_joins
 from autotune.compiler.targets.cuda.source import CudaSchedule
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Value
