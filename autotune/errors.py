@@ -65,6 +65,10 @@ class Unsupported(Exception):
         self.node = node
 
 
+class Superseded(Unsupported):
+    """A form of kernel that an earlier version made and this one does not. Stored kernels of it run as before."""
+
+
 class Unreachable(Unsupported):
     """No load can follow an index that several operators made together; whichever of them asked last is to blame."""
 

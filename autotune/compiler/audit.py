@@ -17,7 +17,7 @@ from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.schedules.configurations import group_configs
 from autotune.compiler.targets.cuda.cubin import blocks_per_sm, taken
 from autotune.compiler.targets.cuda.source import GENERATOR, OVERWRITES
-from autotune.errors import BuildError, Unsupported
+from autotune.errors import BuildError, Superseded, Unsupported
 from autotune.ir.graph import Graph
 from autotune.task import Artifact, Choice, Kernel
 from autotune.workload import canonical_json, digest
@@ -41,6 +41,7 @@ def foreign(artifact: Artifact, graph: Graph, config: Mapping[str, Choice], sms:
     """Why an artifact is not what this configuration of this workload compiles to; "" where nothing says so.
 
     Of an artifact that another version printed, only what it was compiled for is compared, where that is written down.
+    Of a form of kernel that this version makes no more, the same, and it has to be written down.
 
     Args:
         graph: of the workload that it was tuned for.
@@ -63,6 +64,9 @@ def foreign(artifact: Artifact, graph: Graph, config: Mapping[str, Choice], sms:
                 launch.pop(OVERWRITES, None)
             if canonical_json(launch) != canonical_json(_stored(kernel)):
                 return f"the launch data of kernel {kernel.entry!r} are not those of its configuration"
+    except Superseded as error:
+        bound = all(BOUND in k.launch for k in artifact.kernels)
+        return "" if bound else f"it does not say what its kernels were compiled for ({error})"
     except (Unsupported, BuildError, ValueError, TypeError, KeyError, ZeroDivisionError) as error:
         return f"its configuration makes no such kernels ({error})"
     return ""

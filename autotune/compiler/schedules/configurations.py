@@ -8,7 +8,7 @@ tensors has the parameters of one kernel.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -160,12 +160,28 @@ def has_online(program: Program) -> bool:
     return bool(find_online(program.graph))
 
 
-def narrow(space: Space, name: str, allowed: Iterable[Choice]) -> Space:
-    """``space.restrict``, except that a user's own narrowing wins where nothing of ours is left in it."""
-    legal = list(allowed)
-    if any(c in legal for c in space[name].choices):
-        return space.restrict(name, legal)
+def narrow(space: Space, **allowed: Iterable[Choice]) -> Space:
+    """``space.restrict`` for each parameter, except that a user's own narrowing wins where nothing of ours is left in
+    it."""
+    for name, choices in allowed.items():
+        legal = list(choices)
+        if any(c in legal for c in space[name].choices):
+            space = space.restrict(name, legal)
     return space
+
+
+def most_kept(program: Program, words: Callable[[int], float]) -> float:
+    """The most 32-bit words that values take between two passes, of which value ``i`` takes ``words(i)``.
+
+    A pass takes and leaves values pack by pack, so that what it takes for the last time makes room for what it leaves.
+    """
+    last = {i: q for q, pas in enumerate(program.passes) for i in pas.kept_in}
+    live: set[int] = set()
+    most = 0.0
+    for q, pas in enumerate(program.passes):
+        live = {i for i in live | set(pas.kept_out) if last.get(i, q) > q}
+        most = max(most, sum(map(words, live), 0.0))
+    return most
 
 
 def having(space: Space, schedule: type[Any]) -> Space:

@@ -80,30 +80,30 @@ def moved(graph: Graph, config: Config) -> dict[str, int]:
 def space_of(graph: Graph, space: Space) -> Space:
     """``space`` narrowed to what can matter for a group on this machine."""
     plain, split = forms(graph)
-    space = narrow(space, "parts", [p for p in (0, 1, 2, 4, 8) if (split if p else plain)])
+    space = narrow(space, parts=[p for p in (0, 1, 2, 4, 8) if (split if p else plain)])
     program = group_program(graph, {"parts": 0 if plain else 1})
     cores = usable_processors()
-    space = narrow(space, "threads", [t for t in (1, 2, 4, 8, 16, 32, 64, 128) if t <= cores])
+    space = narrow(space, threads=[t for t in (1, 2, 4, 8, 16, 32, 64, 128) if t <= cores])
     if not has_online(program):
-        space = narrow(space, "online", [False])
+        space = narrow(space, online=[False])
     if not program.kept:
-        space = narrow(space, "keep", ["scratch"])
+        space = narrow(space, keep=["scratch"])
     sizes = [moved(graph, {"parts": p}) for p, there in ((0, plain), (1, split)) if there]
     for name in _MOVES:
         if not any(size[name] for size in sizes):
-            space = narrow(space, name, [False])
+            space = narrow(space, **{name: [False]})
     if not wide_vectors():
-        space = narrow(space, "wide", [False])
+        space = narrow(space, wide=[False])
     if not plain:
-        space = narrow(space, "row_block", [1])
+        space = narrow(space, row_block=[1])
     else:
         rows = power_of_two(max(1, program.n_rows))
         least = 16 if lanes_suit(program) else 1
         blocks = [b for b in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if least <= b <= max(1, rows // 2)]
-        space = narrow(space, "row_block", [*([1] if split and least > 1 else []), *(blocks or [least])])
+        space = narrow(space, row_block=[*([1] if split and least > 1 else []), *(blocks or [least])])
     cols = max(program.n_cols, group_program(graph, {"parts": 1}).n_cols if split else 0)
     tiles = [t for t in (256, 512, 1024, 2048, 4096, 8192, 16384) if t < cols]
-    return narrow(space, "column_tile", [0, *tiles])
+    return narrow(space, column_tile=[0, *tiles])
 
 
 def normalize(graph: Graph, config: Config) -> Config:

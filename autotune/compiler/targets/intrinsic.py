@@ -32,3 +32,19 @@ def made(intrinsic: Callable[..., Any], arity: int, typed: Callable[..., tuple[A
     op.__signature__ = Signature([Parameter(n, Parameter.POSITIONAL_OR_KEYWORD) for n in names])  # type: ignore[attr-defined]
     op.__name__ = op.__qualname__ = name
     return intrinsic(op)
+
+
+def written(intrinsic: Callable[..., Any], result: Any, *operands: Any) -> Callable[[Write], Any]:
+    """Makes an intrinsic of a function of (builder, values), whatever types it is called with.
+
+    Args:
+        result: its Numba type; ``operands`` are those of its arguments.
+    """
+
+    def make(write: Write) -> Any:
+        def typed(*_: Any) -> tuple[Any, Write]:
+            return result(*operands), lambda context, builder, sig, values: write(builder, *values)
+
+        return made(intrinsic, len(operands), typed, write.__name__)
+
+    return make

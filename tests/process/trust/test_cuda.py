@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.compiler.audit import BOUND, foreign
+from autotune.compiler.audit import BOUND, bind, foreign
 from autotune.compiler.targets.cuda.source import GENERATOR
 from autotune.device import DeviceIdentity, Environment
 from autotune.errors import Unsupported
@@ -223,6 +223,17 @@ def test_what_earlier_versions_stored_is_found() -> None:
     odd = tuple(replace(k, launch={**k.launch, "inner": 5}) for k in kernels)
     assert foreign(replace(artifact, kernels=odd), task.graph, config, 132)
     assert foreign(replace(artifact, kernels=odd, generator="cuda-3"), task.graph, config, 132) == ""
+
+
+def test_what_this_version_makes_no_more_is_found_where_it_says_what_it_was_compiled_for() -> None:
+    """Rows in shared memory, of decision 016: their cubins are stored, and nothing prints their launch data again."""
+    task, config, artifact = built()
+    config = {**config, "keep": "shared"}
+    kernels = tuple(replace(k, launch={n: v for n, v in k.launch.items() if n != BOUND}) for k in artifact.kernels)
+    unbound = replace(artifact, kernels=kernels)
+    assert foreign(bind(unbound, task.graph, config), task.graph, config, 132) == ""
+    assert "does not say what" in foreign(unbound, task.graph, config, 132)
+    assert "compiled for another configuration" in foreign(artifact, task.graph, config, 132)
 
 
 @pytest.mark.parametrize(

@@ -165,12 +165,12 @@ def test_large_clusters_share_the_joins_out(threads: int, places: int, cluster: 
 def test_a_cluster_waits_until_all_its_blocks_have_begun() -> None:
     g = graph("softmax")
     good = source(g, cluster=2, threads_per_row=8, rows_per_block=8)
-    check_group(g, GroupKernels.single(good, len(g.inputs), len(g.outputs)))
+    check_group(g, GroupKernels.single(good, g))
     hasty = list(good.body)
     hasty.remove(CLUSTER_WAIT)
     broken = replace(good, body=tuple(hasty))
     with pytest.raises(KernelError, match="may not have begun"):
-        check_group(g, GroupKernels.single(broken, len(g.inputs), len(g.outputs)))
+        check_group(g, GroupKernels.single(broken, g))
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.compiler.kernel.nodes import Const, Do, Expr, If, Node, Pointer, Stmt, Var
+from autotune.compiler.kernel.nodes import Const, Do, Expr, Node, Pointer, Stmt, Var
 from autotune.compiler.schedules.cuda.outer import SCHEME
 from autotune.compiler.targets.cuda.compile import build, compile_ptx
 from autotune.compiler.targets.cuda.device import COMMIT_COPIES, THREAD, Shared, await_copies, copy_ahead, take
 from autotune.compiler.targets.cuda.kernels import GroupKernels
-from autotune.compiler.targets.cuda.outer.copied import MORE
 from autotune.compiler.targets.cuda.pack import Body, Run, pack_bodies
 from autotune.compiler.targets.cuda.source import CudaSource
 from autotune.errors import Unsupported
@@ -34,6 +33,8 @@ from tests.support.simulator.machine import Machine
 from tests.support.simulator.tensors import Pointer as Tensor
 from tests.support.zoo import BF16, F16, F32, T
 
+ONE_STRIP = [shape for shape in SHAPES if "blocks_per_sm" not in shape]
+"""Of a block: strips are not copied in a persistent grid."""
 COPIED: Config = {"keep": "shared", "prefetch": True, "unroll": 2, "cluster": 1, "vector_bytes": 8}
 
 
@@ -52,7 +53,7 @@ def with_body(kernels: GroupKernels, change: Callable[[Node], Node]) -> GroupKer
     return replace(kernels, sources=(changed(only, change),))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "x".join(str(v) for v in s.values()))
+@pytest.mark.parametrize("shape", ONE_STRIP, ids=lambda s: "x".join(str(v) for v in s.values()))
 def test_every_way_of_joining(shape: dict[str, int]) -> None:
     for name in ("softmax", "joined_moments", "layer_norm_0_bf16"):
         for online in (False, True) if name == "softmax" else (False,):
@@ -65,10 +66,8 @@ def test_every_way_of_joining(shape: dict[str, int]) -> None:
      ("batched", 4), ("batched", 32), ("two_axes", 4), ("two_axes", 32)],
 )  # fmt: skip
 def test_copies_of_every_size(name: str, vector_bytes: int) -> None:
-    for blocks in (0, 1):
-        shape = {"threads_per_row": 2, "rows_per_block": 16, "blocks_per_sm": blocks}
-        kernels = made(graph(name), **shape, vector_bytes=vector_bytes)
-        check_group(graph(name), kernels, seed=blocks, special=True, sms=2)
+    kernels = made(graph(name), threads_per_row=2, rows_per_block=16, vector_bytes=vector_bytes)
+    check_group(graph(name), kernels, special=True, sms=2)
 
 
 def test_what_cannot_be_copied_is_not() -> None:
@@ -100,15 +99,12 @@ def test_a_copy_is_awaited_before_it_is_read() -> None:
         check_group(graph("softmax"), with_body(kernels, lambda x: await_copies(5) if x == await_copies(4) else x))
 
 
-def test_the_next_strip_is_copied_only_where_there_is_one() -> None:
-    kernels = made(graph("softmax"), threads_per_row=8, rows_per_block=8, blocks_per_sm=1)
-    check_group(graph("softmax"), kernels, sms=2)
-
-    def always(node: Node) -> Node:
-        return replace(node, test=Const(True, "bool")) if isinstance(node, If) and node.test == MORE else node
-
-    with pytest.raises(KernelError, match="ends before its copies are there"):
-        check_group(graph("softmax"), with_body(kernels, always), sms=2)
+def test_a_persistent_grid_copies_no_strip() -> None:
+    g = graph("softmax")
+    config = {**SCHEME.default(g), **COPIED, "blocks_per_sm": 1}
+    assert SCHEME.normalize(g, config)["prefetch"] is False
+    with pytest.raises(Unsupported, match="a persistent grid, which this autotune lacks"):
+        made(g, threads_per_row=8, rows_per_block=8, blocks_per_sm=1)
 
 
 def test_the_machine_knows_what_asynchronous_copies_are() -> None:
@@ -211,8 +207,8 @@ def test_registers_beside_shared_memory_are_for_strips_that_do_not_fit() -> None
         assert SCHEME.normalize(g, base | other)["held"] == 0
     old = {k: v for k, v in base.items() if k != "held"}
     assert SCHEME.normalize(g, old)["held"] == 0
-    with pytest.raises(Unsupported, match="persistent"):
-        made(g, threads_per_row=2, rows_per_block=16, blocks_per_sm=1, held=1)
+    with pytest.raises(Unsupported, match="everything"):
+        made(g, threads_per_row=2, rows_per_block=16, held=64)
     with pytest.raises(Unsupported, match="not asynchronous"):
         made(g, threads_per_row=2, rows_per_block=16, prefetch=False, held=1)
 
@@ -238,25 +234,21 @@ def test_the_first_seed_has_everything_on_the_device(rows: int, dtype: torch.dty
 
 def test_seeds_let_blocks_share_an_sm() -> None:
     seeds = [c for c in SCHEME.seeds(big("softmax")) if c["prefetch"]]
-    assert {(c["threads_per_row"], c["cluster"], bool(c["blocks_per_sm"])) for c in seeds} >= {
-        (4, 4, False),
-        (2, 1, True),
-    }
+    assert (4, 4, 0) in {(c["threads_per_row"], c["cluster"], c["blocks_per_sm"]) for c in seeds}
     for config in (c for c in seeds if c["threads_per_row"] in (2, 4) and not c["online"]):
         kernel = build(source(big("softmax"), **config), "sm_90")
         assert kernel.resources["stack"] == 0
-        assert kernel.resources["blocks_per_sm"] >= (1 if config["blocks_per_sm"] else 3)
+        assert kernel.resources["blocks_per_sm"] >= 3
 
 
 def test_every_case_is_one_of_the_schemes() -> None:
     assert {"softmax", "joined_moments", "layer_norm_0_bf16", "batched", "two_axes"} <= set(BY_NAME)
 
 
-@pytest.mark.parametrize("blocks_per_sm", [0, 1])
-def test_strips_of_two_groups_share_a_launch(blocks_per_sm: int) -> None:
+def test_strips_of_two_groups_share_a_launch() -> None:
     """Side by side as bodies of one kernel, which has the larger body's shared memory."""
     graphs = [graph("softmax"), graph("batched")]
-    shape = {"threads_per_row": 8, "rows_per_block": 8, "blocks_per_sm": blocks_per_sm}
+    shape = {"threads_per_row": 8, "rows_per_block": 8}
     bodies, memory, ends = [], {}, []
     for n, g in enumerate(graphs):
         body = source(g, **shape)

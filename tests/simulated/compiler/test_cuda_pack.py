@@ -14,10 +14,10 @@ from autotune.compiler.planner.groups import read_text, write_text
 from autotune.compiler.planner.packing import pack
 from autotune.compiler.planner.plan import build_plan, greedy
 from autotune.compiler.schedules.configurations import group_configs
-from autotune.compiler.targets.cuda.access import COLUMN
 from autotune.compiler.targets.cuda.compile import build, compile_ptx
 from autotune.compiler.targets.cuda.device import BLOCK, EXTENT
 from autotune.compiler.targets.cuda.kernels import Ref
+from autotune.compiler.targets.cuda.memory.access import COLUMN
 from autotune.compiler.targets.cuda.pack import Body, Run, deal, pack_bodies
 from autotune.compiler.targets.cuda.source import CudaSource
 from autotune.domains.fusion.task import FusionTask

@@ -20,7 +20,7 @@ from autotune.compiler.schedules.cuda.transpose import LEAST_BYTES, SCHEME
 from autotune.compiler.targets.cuda.compile import build, compile_ptx
 from autotune.compiler.targets.cuda.counts import Counts
 from autotune.compiler.targets.cuda.device import BARRIER
-from autotune.compiler.targets.cuda.printer import CudaPrinter
+from autotune.compiler.targets.cuda.printing.printer import CudaPrinter
 from autotune.compiler.targets.cuda.transpose import _Kernel
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph

@@ -19,7 +19,7 @@ from autotune.compiler.schedules.configurations import group_configs
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.targets.cuda import operators
 from autotune.compiler.targets.cuda.device import Shared, await_copies, copy_ahead, put, remote_store, shuffle, take
-from autotune.compiler.targets.cuda.printer import CudaPrinter
+from autotune.compiler.targets.cuda.printing.printer import CudaPrinter
 from autotune.compiler.targets.cuda.source import CudaSource
 from autotune.domains.fusion.task import FusionTask
 from tests.support.zoo import random_configs, workloads

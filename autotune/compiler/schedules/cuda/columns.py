@@ -116,14 +116,13 @@ class ColumnsScheme:
     def space_of(self, graph: Graph, space: Space) -> Space:
         program = main_program(_split(graph))
         usable = row_wise.vectors(program)[:3]
-        space = narrow(having(space, CudaSchedule), "vector_bytes", usable)
-        space = narrow(space, "keep", ["registers", "reload"] if program.kept else ["registers"])
-        space = narrow(space, "cluster", [1])
-        space = narrow(space, "blocks_per_sm", [1, 2, 3, 4, 6, 8, 12, 16])
+        keep = ["registers", "reload"] if program.kept else ["registers"]
+        space = narrow(having(space, CudaSchedule), vector_bytes=usable, keep=keep, cluster=[1])
+        space = narrow(space, blocks_per_sm=[1, 2, 3, 4, 6, 8, 12, 16])
         if not row_wise.one_pass(program):
-            space = narrow(space, "online", [False])
+            space = narrow(space, online=[False])
         if not row_wise.large(program):
-            space = narrow(space, "store_hint", ["default"])
+            space = narrow(space, store_hint=["default"])
         vec = max(1, vector_length(program, usable[0]))
         cols = program.n_cols
         sizes = {vector_length(program, b) for b in usable}
@@ -132,17 +131,14 @@ class ColumnsScheme:
             threads = [t for t in (8, 16, 32, 64, 128, 256, 512, 1024) if t <= most] or [most]
             suit = {tile_threads(program, v) for v in sizes}
             threads += [t for t in (96, 160, 192) if t in suit or any(cols % (t * v) == 0 for v in sizes)]
-            space = narrow(space, "unroll", [1, 2, 4])
         else:
             least = 1
             while least < most and cols / least > 64 * vec:
                 least *= 2
-            threads = [t for t in (8, 16, 32, 64, 128, 256, 512, 1024) if least <= t <= most] or [most]
-            odd = [t for t in (96, 160, 192, 224, 320, 384, 448, 640, 768, 896) if least <= t <= most]
-            threads += [t for t in odd if any(cols % (t * v) == 0 for v in sizes)]
-            space = narrow(space, "unroll", [1])
-        space = narrow(space, "threads_per_row", threads)
-        return narrow(space, "rows_per_block", [r for r in (1, 2, 4, 8, 16, 32) if r * min(threads) <= 1024])
+            threads = row_wise.thread_counts(cols, sizes, max(8, least), most)
+        rows = [r for r in (1, 2, 4, 8, 16, 32) if r * min(threads) <= 1024]
+        unroll = [1, 2, 4] if program.pointwise else [1]
+        return narrow(space, threads_per_row=threads, rows_per_block=rows, unroll=unroll)
 
     def normalize(self, graph: Graph, config: Config) -> Config:
         program = main_program(_split(graph))

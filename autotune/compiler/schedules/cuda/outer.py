@@ -31,8 +31,8 @@ from autotune.compiler.schedules.cuda.outer_shape import (
     may_copy,
     vectors,
 )
-from autotune.compiler.schedules.cuda.rows import REGISTERS_KEPT
-from autotune.compiler.targets.cuda.cubin import SmLimits
+from autotune.compiler.schedules.cuda.rows import too_many_kept
+from autotune.compiler.targets.cuda.cubin import too_large
 from autotune.compiler.targets.cuda.device import shared_bytes
 from autotune.compiler.targets.cuda.kernels import GroupKernels
 from autotune.compiler.targets.cuda.outer.copied import CopiedOuter
@@ -104,24 +104,21 @@ class OuterScheme:
         program = self.program(graph)
         usable = vectors(program)
         vec = lanes(program, usable[-1])
-        space = narrow(having(space, OuterSchedule), "vector_bytes", usable)
-        most = min(256, power_of_two(lines(program, vec)))
-        least = min(across(program, b) for b in usable)
-        space = narrow(space, "threads_per_row", [t for t in (1, 2, 4, 8, 16, 32, 64, 128, 256) if least <= t <= most])
-        deepest = _deepest(program)
-        space = narrow(space, "rows_per_block", [r for r in (1, 2, 4, 8, 16, 32, 64, 128, 256) if r <= deepest])
+        least, most = min(across(program, b) for b in usable), min(256, power_of_two(lines(program, vec)))
+        counts, deepest = (1, 2, 4, 8, 16, 32, 64, 128, 256), _deepest(program)
+        threads, rows = [t for t in counts if least <= t <= most], [r for r in counts if r <= deepest]
+        space = narrow(having(space, OuterSchedule), vector_bytes=usable, threads_per_row=threads, rows_per_block=rows)
+        space = narrow(space, cluster=[1, *clusters(program)])
         if not program.kept:
-            space = narrow(space, "keep", ["registers", "reload"])
+            space = narrow(space, keep=["registers", "reload"])
         if not has_online(program):
-            space = narrow(space, "online", [False])
-        space = narrow(space, "cluster", [1, *clusters(program)])
+            space = narrow(space, online=[False])
         if not any(may_copy(program, PLAIN_CUDA | {"vector_bytes": b}) for b in usable):
-            space = narrow(space, "prefetch", [False])
+            space = narrow(space, prefetch=[False])
         if len(space["prefetch"].choices) < 2 or not crowded(program):
-            space = narrow(space, "held", [0])
+            space = narrow(space, held=[0])
         if kept(program) * program.n_cols < 1 << 20:
-            space = narrow(space, "blocks_per_sm", [0])
-            space = narrow(space, "store_hint", ["default"])
+            space = narrow(space, blocks_per_sm=[0], store_hint=["default"])
         return space
 
     def normalize(self, graph: Graph, config: Config) -> Config:
@@ -144,9 +141,10 @@ class OuterScheme:
         packs = -(-program.n_cols // (deep * cluster))
         if not program.kept and packs <= int(config["unroll"]):
             config["keep"] = "registers"  # straight-line either way
-        if config["keep"] != "shared" or not may_copy(self.program(graph, True, bool(config["online"])), config):
+        shared = config["keep"] == "shared" and not config["blocks_per_sm"]
+        if not shared or not may_copy(self.program(graph, True, bool(config["online"])), config):
             config["prefetch"] = False
-        if not config["prefetch"] or int(config["blocks_per_sm"]):
+        if not config["prefetch"]:
             config["held"] = 0
         config["held"] = max(n for n in HELD if n <= min(int(config["held"]), packs - 1))
         if config["keep"] == "registers":
@@ -245,19 +243,9 @@ class OuterScheme:
             program, source = self._emit(graph, config)
         except Unsupported as error:
             return str(error)
-        shared = int(source.launch["shared"]) + shared_bytes(source.body)
-        if shared > SmLimits().shared_block:
-            return f"{shared} bytes of shared memory a block"
-        schedule = OuterSchedule.from_config(config)
-        words = _registers(program, config)
-        if words > REGISTERS_KEPT:
-            return f"{words:.0f} registers a thread for kept values"
-        if (words + 24) * source.block > 65536:
-            return f"{words:.0f} registers a thread for kept values do not fit {source.block} threads"
-        cap = schedule.max_registers
-        if cap and (words + 16 > cap or cap * source.block > 65536):
-            return f"{words:.0f} kept registers of {source.block} threads under a cap of {cap}"
-        return None
+        cap = int(config["max_registers"])
+        why = too_large(int(source.launch["shared"]) + shared_bytes(source.body), source.block, cap)
+        return why or too_many_kept(_registers(program, config), source.block, cap)
 
     def _emit(self, graph: Graph, config: Config, fixed: bool = False) -> tuple[Program, CudaSource]:
         schedule = OuterSchedule.from_config(config)
@@ -281,7 +269,7 @@ class OuterScheme:
 
     def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
         _, source = self._emit(graph, config, fixed)
-        return GroupKernels.single(source, len(graph.inputs), len(graph.outputs))
+        return GroupKernels.single(source, graph)
 
 
 SCHEME = OuterScheme("outer", 50, _program, packs=True)

@@ -57,7 +57,7 @@ def copied_seeds(scheme: Sized, graph: Graph, default: Config) -> list[Config]:
 
 def _in_turn(scheme: Sized, graph: Graph, default: Config) -> list[Config]:
     """Three blocks an SM or more, under a register cap that lets them, in the smallest clusters that have strips so
-    small; and one block an SM that copies a strip while it stores another."""
+    small."""
     program, wide = scheme.program(graph), int(default["vector_bytes"])
     out: list[Config] = []
     for strip in (64, 32, 128):  # bytes
@@ -70,8 +70,6 @@ def _in_turn(scheme: Sized, graph: Graph, default: Config) -> list[Config]:
                 cap = max((c for c in CAPS if c * 256 * fit <= MOST.registers), default=0)
                 out.append(config | {"max_registers": cap if cap >= 40 else 0})
                 break
-        if strip == 32 and (fit := MOST.shared // (sum(scheme.shared(graph, shape)) + SYSTEM)):
-            out.append(shape | {"rows_per_block": max(1, 512 // t), "blocks_per_sm": min(4, fit)})
     return out + ([out[0] | {"online": True}] if out and has_online(program) else [])
 
 

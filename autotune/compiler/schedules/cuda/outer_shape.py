@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autotune.compiler.program.lane_axis import unit_axis, vector_length
 from autotune.compiler.program.program import Program
+from autotune.compiler.schedules.configurations import most_kept
 from autotune.compiler.targets.cuda.cubin import SmLimits
 from autotune.compiler.targets.cuda.outer.lanes import Lanes
 from autotune.compiler.targets.cuda.source import OuterSchedule
@@ -18,18 +19,14 @@ HELD = (0, 1, 2, 3, 4, 6, 8)
 
 def kept_words(program: Program, vec: int) -> float:
     """32-bit registers a place of the reduced axes takes in values that wait for a later pass, where they are most."""
-    x, widest = unit_axis(program.graph), 0.0
-    last = {i: q for q, pas in enumerate(program.passes) for i in pas.kept_in}
-    live: set[int] = set()
-    for q, pas in enumerate(program.passes):
-        live = {i for i in live | set(pas.kept_out) if last.get(i, q) > q}
-        words = 0.0
-        for i in live:
-            v = program.graph.values[i]
-            half = v.op == "load" and vec > 1 and program.graph.inputs[v.slot] in ("float16", "bfloat16")
-            words += (vec if x in v.axes else 1) * (0.5 if half else 1.0)
-        widest = max(widest, words)
-    return widest
+    x = unit_axis(program.graph)
+
+    def words(i: int) -> float:
+        v = program.graph.values[i]
+        half = v.op == "load" and vec > 1 and program.graph.inputs[v.slot] in ("float16", "bfloat16")
+        return (vec if x in v.axes else 1) * (0.5 if half else 1.0)
+
+    return most_kept(program, words)
 
 
 def lanes(program: Program, vector_bytes: int) -> int:

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autotune.compiler.program.one_pass import find_moments
 from autotune.compiler.program.program import Program, build_program, once_a_row, power_of_two
 from autotune.compiler.program.vectors import narrowest, vector_length
-from autotune.compiler.schedules.configurations import PLAIN_CUDA, has_online, having, narrow
+from autotune.compiler.schedules.configurations import PLAIN_CUDA, has_online, having, most_kept, narrow
 from autotune.compiler.targets.cuda.cubin import too_large
 from autotune.compiler.targets.cuda.kernels import GroupKernels
 from autotune.compiler.targets.cuda.rows.early import has_early_work
@@ -20,7 +21,7 @@ from autotune.compiler.targets.cuda.rows.flat import emit_flat
 from autotune.compiler.targets.cuda.rows.kernel import emit_rows
 from autotune.compiler.targets.cuda.rows.prefetch import loads_ahead
 from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
-from autotune.errors import Unsupported
+from autotune.errors import Unsupported, UserError
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph
 from autotune.task import Config
 from autotune.words import plural
@@ -78,33 +79,17 @@ def vectors(program: Program) -> list[int]:
 
 
 def kept_words(program: Program) -> float:
-    """32-bit words a row element takes in kept values between two passes, where they are most.
+    """32-bit words a row element takes in kept values between two passes, where they are most."""
 
-    A pass takes and leaves values pack by pack, so that what it takes for the last time makes room for what it leaves.
-    """
-    last = {i: q for q, p in enumerate(program.passes) for i in p.kept_in}
-    widest = 0.0
-    live: set[int] = set()
-    for q, p in enumerate(program.passes):
-        live = {i for i in live | set(p.kept_out) if last.get(i, q) > q}
-        words = 0.0
-        for i in live:
-            v = program.graph.values[i]
-            packed = v.op == "load" and STORAGE_BYTES[program.graph.inputs[v.slot]] == 2
-            words += 0.5 if packed else 1.0
-        widest = max(widest, words)
-    return widest
+    def words(i: int) -> float:
+        v = program.graph.values[i]
+        return 0.5 if v.op == "load" and STORAGE_BYTES[program.graph.inputs[v.slot]] == 2 else 1.0
+
+    return most_kept(program, words)
 
 
-def crowded(program: Program, config: Config) -> str | None:
-    """Why ``config`` cannot keep a row in registers, or None."""
-    if config["keep"] != "registers" or program.pointwise:
-        return None
-    threads, cap = int(config["threads_per_row"]), int(config["max_registers"])
-    block = threads * int(config["rows_per_block"])
-    vec = vector_length(program, int(config["vector_bytes"]))
-    threads *= int(config.get("cluster", 1))
-    words = kept_words(program) * vec * -(-program.n_cols // (threads * vec))
+def too_many_kept(words: float, block: int, cap: int) -> str | None:
+    """Why threads of a block cannot hold so many words each for later passes under a cap of registers, or None."""
     if words > REGISTERS_KEPT:
         return f"{words:.0f} registers a thread for kept values"
     if (words + 24) * block > 65536:
@@ -114,39 +99,48 @@ def crowded(program: Program, config: Config) -> str | None:
     return None
 
 
+def crowded(program: Program, config: Config) -> str | None:
+    """Why ``config`` cannot keep a row in registers, or None."""
+    if config["keep"] != "registers" or program.pointwise:
+        return None
+    threads, vec = int(config["threads_per_row"]), vector_length(program, int(config["vector_bytes"]))
+    packs = -(-program.n_cols // (threads * int(config.get("cluster", 1)) * vec))
+    block = threads * int(config["rows_per_block"])
+    return too_many_kept(kept_words(program) * vec * packs, block, int(config["max_registers"]))
+
+
+def thread_counts(cols: int, vectors: Iterable[int], least: int, most: int) -> list[int]:
+    """Threads that may share a row: powers of two, and other multiples of a warp only where they divide the row's packs
+    of one of these ``vectors``: 768 = 192 * 4, 14336 = 448 * 32."""
+    powers = [t for t in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024) if least <= t <= most] or [most]
+    odd = [t for t in (96, 160, 192, 224, 320, 384, 448, 640, 768, 896) if least <= t <= most]
+    return powers + [t for t in odd if any(cols % (t * v) == 0 for v in vectors)]
+
+
 def space_of(program: Program, space: Space) -> Space:
     """``space`` narrowed to what can matter for ``program``."""
-    usable = vectors(program)
-    wide = usable[:3]
-    space = narrow(having(space, CudaSchedule), "vector_bytes", wide)
+    wide = vectors(program)[:3]
+    space = narrow(having(space, CudaSchedule), vector_bytes=wide)
     if not clustered(program):
-        space = narrow(space, "cluster", [1])
+        space = narrow(space, cluster=[1])
     if program.pointwise:
-        space = narrow(space, "threads_per_row", [64, 128, 256, 512, 1024])
-        only_one = (("rows_per_block", [1]), ("keep", ["registers"]), ("online", [False]), ("prefetch", [False]))
-        for name, only in only_one:
-            space = narrow(space, name, only)
-        return space
+        space = narrow(space, threads_per_row=[64, 128, 256, 512, 1024], rows_per_block=[1], keep=["registers"])
+        return narrow(space, online=[False], prefetch=[False])
     cols = program.n_cols
     vec = max(1, vector_length(program, wide[0]))
     most = min(1024, max(1, power_of_two(-(-cols // min(vec, 4)))))
     least = 1
     while least < most and cols / least > 1024:
         least *= 2
-    threads = [t for t in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024) if least <= t <= most] or [most]
-    # Other multiples of a warp only where they divide the row's packs: 768 = 192 * 4, 14336 = 448 * 32.
-    sizes = {vector_length(program, b) for b in wide}
-    odd = [t for t in (96, 160, 192, 224, 320, 384, 448, 640, 768, 896) if least <= t <= most]
-    threads += [t for t in odd if any(cols % (t * v) == 0 for v in sizes)]
-    space = narrow(space, "threads_per_row", threads)
-    space = narrow(space, "rows_per_block", [r for r in (1, 2, 4, 8, 16, 32, 64, 128, 256) if r * threads[0] <= 1024])
-    if not program.kept:
-        space = narrow(space, "keep", ["registers", "reload"])
+    threads = thread_counts(cols, {vector_length(program, b) for b in wide}, least, most)
+    rows = [r for r in (1, 2, 4, 8, 16, 32, 64, 128, 256) if r * threads[0] <= 1024]
+    if space["keep"].choices == ("shared",):
+        raise UserError("keep = shared alone: rows are kept in registers or read again (keep = registers, reload)")
+    space = narrow(space, threads_per_row=threads, rows_per_block=rows, keep=["registers", "reload"])
     if not one_pass(program):
-        space = narrow(space, "online", [False])
+        space = narrow(space, online=[False])
     if not large(program):
-        space = narrow(space, "blocks_per_sm", [0])
-        space = narrow(space, "store_hint", ["default"])
+        space = narrow(space, blocks_per_sm=[0], store_hint=["default"])
     return space
 
 
@@ -385,7 +379,7 @@ class RowsScheme:
         program = _built(graph, schedule)
         if fixed:
             program = replace(program, dynamic=-1)
-        return GroupKernels.single(emit(program, schedule), len(graph.inputs), len(graph.outputs))
+        return GroupKernels.single(emit(program, schedule), graph)
 
 
 SCHEME = RowsScheme("rows", 70)

@@ -20,7 +20,7 @@ from autotune.compiler.targets.cuda.counts import LIMIT
 from autotune.compiler.targets.cuda.cubin import too_large
 from autotune.compiler.targets.cuda.kernels import GroupKernels
 from autotune.compiler.targets.cuda.scatter import emit_scatter, fetchable
-from autotune.compiler.targets.cuda.source import CudaSchedule, ScatterSchedule
+from autotune.compiler.targets.cuda.source import ScatterSchedule
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Graph
 from autotune.task import Choice, Config
@@ -87,17 +87,13 @@ class ScatterScheme:
     def space_of(self, graph: Graph, space: Space) -> Space:
         s = scattered(graph)
         usable = vectors(s)
-        space = narrow(having(space, ScatterSchedule), "vector_bytes", usable)
         widest = min(s.vector(b) for b in usable)
         most = next((t for t in THREADS if t * widest >= s.n_cols), THREADS[-1])
-        space = narrow(space, "threads_per_row", [t for t in THREADS if t <= most])
-        space = narrow(space, "rows_per_block", MATCH)
-        space = narrow(space, "owned", [r for r in OWNED if r < 2 * s.n_places and r <= most_owned(s)])
-        if not fetchable(s):
-            space = narrow(space, "prefetch", [False])
-        for name, only in _ONE.items():
-            space = narrow(space, name, [only])
-        return space
+        threads = [t for t in THREADS if t <= most]
+        owned = [r for r in OWNED if r < 2 * s.n_places and r <= most_owned(s)]
+        space = narrow(having(space, ScatterSchedule), **{name: [only] for name, only in _ONE.items()})
+        space = narrow(space, vector_bytes=usable, threads_per_row=threads, rows_per_block=MATCH, owned=owned)
+        return space if fetchable(s) else narrow(space, prefetch=[False])
 
     def normalize(self, graph: Graph, config: Config) -> Config:
         s = scattered(graph)
@@ -178,9 +174,9 @@ class ScatterScheme:
         return [c for n, c in enumerate(made) if c != d and c not in made[:n] and self.reject(graph, c) is None]
 
     def reject(self, graph: Graph, config: Config) -> str | None:
-        schedule = CudaSchedule.from_config(config)
+        schedule = ScatterSchedule.from_config(config)
         try:
-            source = emit_scatter(graph, schedule, int(config["owned"]))
+            source = emit_scatter(graph, schedule)
         except Unsupported as error:
             return str(error)
         return too_large(int(source.launch["shared"]), schedule.block, schedule.max_registers)
@@ -193,8 +189,8 @@ class ScatterScheme:
         return row_wise.SCHEME.home(graph, i, config)
 
     def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
-        source = emit_scatter(graph, CudaSchedule.from_config(config), int(config["owned"]))
-        return GroupKernels.single(source, len(graph.inputs), len(graph.outputs))
+        source = emit_scatter(graph, ScatterSchedule.from_config(config))
+        return GroupKernels.single(source, graph)
 
 
 SCHEME = ScatterScheme()

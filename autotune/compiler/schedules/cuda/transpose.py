@@ -15,7 +15,7 @@ from autotune.compiler.schedules.configurations import PLAIN_CUDA, having, narro
 from autotune.compiler.schedules.cuda.rows import RowsScheme
 from autotune.compiler.targets.cuda.cubin import too_large
 from autotune.compiler.targets.cuda.kernels import GroupKernels
-from autotune.compiler.targets.cuda.source import CudaSchedule, TransposeSchedule
+from autotune.compiler.targets.cuda.source import TransposeSchedule
 from autotune.compiler.targets.cuda.transpose import MOST_ELEMENTS, emit_transpose
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
@@ -67,7 +67,7 @@ class TransposeScheme:
     def space_of(self, graph: Graph, space: Space) -> Space:
         flat = _FLAT.space_of(graph, space)
         sizes = {*_vectors(tiling(graph)), *flat["vector_bytes"].choices}
-        vectors = narrow(space, "vector_bytes", sizes)["vector_bytes"]
+        vectors = narrow(space, vector_bytes=sizes)["vector_bytes"]
         made = [vectors if p.name == "vector_bytes" else p for p in flat]
         own = [p for p in having(space, TransposeSchedule) if p.name not in {f.name for f in flat}]
         return replace(flat, parameters=(*made, *own))
@@ -104,9 +104,9 @@ class TransposeScheme:
         side = _tile(config)
         if not side:
             return _FLAT.reject(graph, config)
-        schedule = CudaSchedule.from_config(config)
+        schedule = TransposeSchedule.from_config(config)
         try:
-            source = emit_transpose(graph, schedule, side)
+            source = emit_transpose(graph, schedule)
         except Unsupported as error:
             return str(error)
         return too_large(int(source.launch["shared"]), schedule.block, schedule.max_registers)
@@ -124,8 +124,8 @@ class TransposeScheme:
         side = _tile(config)
         if not side:
             return _FLAT.emit(graph, config, sms, fixed)
-        source = emit_transpose(graph, CudaSchedule.from_config(config), side, fixed)
-        return GroupKernels.single(source, len(graph.inputs), len(graph.outputs))
+        source = emit_transpose(graph, TransposeSchedule.from_config(config), fixed)
+        return GroupKernels.single(source, graph)
 
 
 SCHEME = TransposeScheme()

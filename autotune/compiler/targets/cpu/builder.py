@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 from autotune.compiler.kernel.lower import pointwise
@@ -22,9 +22,10 @@ from autotune.compiler.kernel.nodes import (
     sum_of,
     when,
 )
-from autotune.compiler.program.program import Program, stride_of
+from autotune.compiler.program.program import Pass, Program, stride_of
 from autotune.compiler.targets.cpu.forms import number, plain, zero
-from autotune.compiler.targets.cpu.nodes import Break, Loop, Named, buffer, output, plane, source
+from autotune.compiler.targets.cpu.moves import fetched, streamed
+from autotune.compiler.targets.cpu.nodes import Accumulate, Break, Loop, Memory, Named, buffer, output, plane, source
 from autotune.compiler.targets.cpu.passes import shared_exponentials
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.ir.graph import Value, compute_type
@@ -78,9 +79,9 @@ class Scratch:
 
 
 class Builder:
-    """Builds the body of a kernel."""
+    """Builds the body of a kernel; of ``lanes``, if its innermost loops run over rows."""
 
-    def __init__(self, program: Program, schedule: CpuSchedule) -> None:
+    def __init__(self, program: Program, schedule: CpuSchedule, lanes: bool = False) -> None:
         self.program = program
         self.graph = program.graph
         self.values = program.graph.values
@@ -92,7 +93,8 @@ class Builder:
         self.inverses: set[int] = set()  # row values whose inverse there is
         self.n_inputs = len(self.graph.inputs)
         self.n_outputs = len(self.graph.outputs)
-        self.last: list[Stmt] = []  # what a thread does when no work is left
+        self.streams = streamed(program, lanes) if schedule.stream else ()  # outputs that bypass the caches
+        self.ahead = fetched(program, lanes) if schedule.prefetch else ()  # loads that are asked for before their turn
         self.n_planes = 0  # arrays of partial results, after the outputs
 
     @property
@@ -168,6 +170,29 @@ class Builder:
         """The term that reduction ``i`` takes."""
         v = self.values[i]
         return cast(self.value(v.args[0]), v.dtype)
+
+    def float_sums(self, pas: Pass) -> list[int]:
+        """The sums of a pass that are added up in parts, so that rounding errors stay small."""
+        return [i for i in pas.reduce if self.values[i].op == "sum" and self.values[i].dtype == "float32"]
+
+    def element(self, pas: Pass, at: Expr, carried: Mapping[int, Var]) -> list[Stmt]:
+        """One element of a pass, but for its stores.
+
+        Args:
+            at: where it lies in the buffers of kept values.
+            carried: what each reduction is carried in.
+        """
+        self.ready.clear()
+
+        def kept(i: int) -> Memory:
+            return buffer(f"kept{i}")
+
+        return [
+            *(Assign(self.variable(i), kept(i).load(self.values[i].dtype, at)) for i in pas.kept_in),
+            *(s for i in pas.compute for s in self.compute(i)),
+            *(kept(i).store(self.values[i].dtype, at, self.variable(i)) for i in pas.kept_out),
+            *(Assign(x, Accumulate(self.values[i].op, x, self.reduced(i))) for i, x in carried.items()),
+        ]
 
     # ---- places -----------------------------------------------------------------------------------------------------
 
@@ -245,7 +270,7 @@ class Builder:
             given += [Assign(memory, call("allocate", self.scratch.size)), Assign(aligned, (memory + 63) & -64)]
             given += [Assign(buffer(name), aligned + offset) for name, offset in self.scratch.at.items()]
             work.append(Do(call("release", memory)))
-        return [*given, *work, *self.last]
+        return [*given, *work, *([Do(call("drain"))] if self.streams else [])]
 
     def units(self) -> list[Stmt]:
         """Assign units (how many there are) and step (how many a thread takes at a time)."""

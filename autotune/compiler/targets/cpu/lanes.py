@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from autotune.compiler.kernel.nodes import Assign, Const, Do, Expr, Stmt, Var, loop, sum_of
+from autotune.compiler.kernel.nodes import Assign, Const, Expr, Stmt, Var, loop, sum_of
 from autotune.compiler.program.program import Pass, Program, stride_of
 from autotune.compiler.targets.cpu.builder import STEP, THREADS, UNIT, UNITS, Builder, axis, call, index
 from autotune.compiler.targets.cpu.forms import start
-from autotune.compiler.targets.cpu.moves import AHEAD, fetched, streamed
-from autotune.compiler.targets.cpu.nodes import Accumulate, Fetch, Stream, buffer, source
+from autotune.compiler.targets.cpu.moves import AHEAD
+from autotune.compiler.targets.cpu.nodes import Fetch, Stream, buffer, source
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.ir.graph import STORAGE_BYTES
 
@@ -47,13 +47,9 @@ class LaneBuilder(Builder):
     """Builds blocks of neighbouring rows."""
 
     def __init__(self, program: Program, schedule: CpuSchedule) -> None:
-        super().__init__(program, schedule)
+        super().__init__(program, schedule, lanes=True)
         self.lanes = max(schedule.row_block, _LEAST)
         self.row, self.column = axis(program.rows[-1]), axis(program.cols[-1])
-        self.streams = streamed(program, lanes=True) if schedule.stream else ()
-        self.ahead = fetched(program, lanes=True) if schedule.prefetch else ()
-        if self.streams:
-            self.last.append(Do(call("drain")))
         for i in program.kept:
             self.scratch.take(f"kept{i}", program.n_cols * self.lanes, self.values[i].dtype)
 
@@ -114,23 +110,23 @@ class LaneBuilder(Builder):
         needed |= {self.graph.outputs[k].value for k in pas.row_stores}
         body = self._fetch_rows(needed - set(pas.row_values))
         for i in pas.row_values:
-            body += [*self._placed(i), self.keep(self.variable(i))]
+            body += [*self.compute(i), self.keep(self.variable(i))]
         for y in divisors:
             body += [self.inverse(y), self.keep(self.variable(y, "d"))]
         body += [self.write(k, self.output_row_offset(k)) for k in pas.row_stores]
         return [self._over_lanes(body)]
 
-    def _placed(self, i: int) -> list[Stmt]:
+    def compute(self, i: int) -> list[Stmt]:
         """Value ``i``, with where its row starts in memory."""
         v = self.values[i]
         offset = [Assign(index(f"o{i}"), self.row_offset(v))] if v.op in ("load", "gather") else []
-        return [*offset, *self.compute(i)]
+        return [*offset, *super().compute(i)]
 
     # ---- passes -----------------------------------------------------------------------------------------------------
 
     def _walk(self, pas: Pass) -> list[Stmt]:
         inner = self.inner
-        partial = [i for i in pas.reduce if self.values[i].op == "sum" and self.values[i].dtype == "float32"]
+        partial = self.float_sums(pas)
         begin: list[Stmt] = []
         for i in pas.reduce:
             begin.append(self.keep(self.variable(i), start(self.values[i].op, self.values[i].dtype)))
@@ -208,16 +204,11 @@ class LaneBuilder(Builder):
 
     def _element(self, pas: Pass, carried: Mapping[int, Var], n: int) -> list[Stmt]:
         """One column of one lane, ``n`` columns from the one in hand on."""
-        self.ready.clear()
         kept = index("k")
         out: list[Stmt] = []
         if pas.kept_in or pas.kept_out:
             out.append(Assign(kept, sum_of(self.spans(self.program.cols)) * self.lanes + LANE))
-        out += [Assign(self.variable(i), buffer(f"kept{i}").load(self.values[i].dtype, kept)) for i in pas.kept_in]
-        for i in pas.compute:
-            out += self._placed(i)
-        out += [buffer(f"kept{i}").store(self.values[i].dtype, kept, self.variable(i)) for i in pas.kept_out]
-        out += [Assign(x, Accumulate(self.values[i].op, x, self.reduced(i))) for i, x in carried.items()]
+        out += self.element(pas, kept, carried)
         for k in pas.stores:
             tensor = self.graph.outputs[k]
             if k in self.streams:

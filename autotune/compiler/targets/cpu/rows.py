@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import pairwise
 
-from autotune.compiler.kernel.nodes import Assign, Const, Do, Expr, Op, Stmt, Var, loop, sum_of, when
+from autotune.compiler.kernel.nodes import Assign, Const, Expr, Op, Stmt, Var, loop, sum_of, when
 from autotune.compiler.kernel.reducers import exp, moved
 from autotune.compiler.program.one_pass import Online
 from autotune.compiler.program.program import Pass, Program, stride_of
 from autotune.compiler.targets.cpu.builder import FIRST, STEP, THREADS, UNIT, UNITS, Builder, Term, axis, call, index
 from autotune.compiler.targets.cpu.forms import start
-from autotune.compiler.targets.cpu.moves import STRETCH, fetched, streamed
+from autotune.compiler.targets.cpu.moves import STRETCH
 from autotune.compiler.targets.cpu.nodes import Accumulate, Choice, Fetch, Increase, Stream, buffer, source
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.ir.graph import STORAGE_BYTES
@@ -59,12 +59,8 @@ class RowBuilder(Builder):
                 self.tile = _PARTIAL
             if self.tile >= self.inner:
                 self.tile = 0
-        self.streams = streamed(program) if schedule.stream else ()
-        self.ahead = fetched(program) if schedule.prefetch else ()
         self.later = [pas for pas in program.passes if pas.walks][1:]
         self.base: Expr = ORIGIN  # the column that is the first of the buffers of streamed outputs
-        if self.streams:
-            self.last.append(Do(call("drain")))
         for i in program.kept:
             self.scratch.take(f"kept{i}", program.n_cols, self.values[i].dtype)
         for pas in program.passes:
@@ -171,8 +167,7 @@ class RowBuilder(Builder):
             begin += [Assign(x, start("sum")) for x in (self.variable(pair.peak, "m"), self.variable(pair.total))]
         looped = n >= _LONG_WALK or (n >= _VECTOR and (n % _UNROLLED == 0 or n < _UNROLLED))
         first, last = (AT, END) if self.tile else (ORIGIN, COLUMNS if looped else Const(n))
-        floats = [i for i in pas.reduce if self.values[i].op == "sum" and self.values[i].dtype == "float32"]
-        partial = floats if self.tile or outer else []
+        partial = self.float_sums(pas) if self.tile or outer else []
         position: list[Term] = [*([(index("f"), 1)] if outer else []), (self.column, 1)]
         in_tile = distance(first, self.column)
         body: list[Stmt] = [
@@ -272,18 +267,8 @@ class RowBuilder(Builder):
 
     def columns(self, pas: Pass, position: Sequence[Term], in_tile: Expr, partial: Collection[int]) -> list[Stmt]:
         """The body of the innermost loop, for the column at a ``position`` of the row and ``in_tile``."""
-        self.ready.clear()
-        out: list[Stmt] = []
-        at = sum_of(position)
-        for i in pas.kept_in:
-            out.append(Assign(self.variable(i), buffer(f"kept{i}").load(self.values[i].dtype, at)))
-        for i in pas.compute:
-            out += self.compute(i)
-        for i in pas.kept_out:
-            out.append(buffer(f"kept{i}").store(self.values[i].dtype, at, self.variable(i)))
-        for i in pas.reduce:
-            carried = self.variable(i, "t" if i in partial else "v")
-            out.append(Assign(carried, Accumulate(self.values[i].op, carried, self.reduced(i))))
+        carried = {i: self.variable(i, "t" if i in partial else "v") for i in pas.reduce}
+        out = self.element(pas, sum_of(position), carried)
         for pair in pas.online:
             highest, score = self.variable(pair.peak, "t"), self.value(pair.score)
             out.append(buffer(f"tile{pair.score}").store("float32", in_tile, score))

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from autotune.compiler.kernel.nodes import Const, Do, Expr, Intrinsic, Stmt, Tuple, Var, walk
 from autotune.compiler.targets.cuda.names import HINTS
+from autotune.errors import Unsupported
 from autotune.ir.graph import SHORT
 
 BLOCK, BLOCKS = Var("blk", "int32"), Var("nblk", "int32")
@@ -42,9 +43,19 @@ class Shared(Stmt):
         return self.name
 
 
+MOST_STATIC = 48 * 1024
+"""Bytes of shared memory of fixed size that a block may have."""
+
+
 def shared_bytes(body: Iterable[Stmt]) -> int:
     """Shared memory of fixed size that statements take."""
     return sum(s.bytes for s in walk(body) if isinstance(s, Shared))
+
+
+def check_static(body: Iterable[Stmt]) -> None:
+    """Raise Unsupported if statements take more shared memory of fixed size than a block may have."""
+    if (taken := shared_bytes(body)) > MOST_STATIC:
+        raise Unsupported(f"{taken} bytes of static shared memory")
 
 
 def _do(name: str, *args: Expr, of: tuple[str | int, ...] = ()) -> Do:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autotune.compiler.targets.cuda.source import CudaSource
+from autotune.ir.graph import Graph
 
 Ref = tuple[str, int]
 """A tensor of a group: ("input", slot), ("output", k) or ("private", number)."""
@@ -38,7 +39,7 @@ class GroupKernels:
     private: tuple[Private, ...] = ()
 
     @classmethod
-    def single(cls, source: CudaSource, inputs: int, outputs: int) -> GroupKernels:
+    def single(cls, source: CudaSource, graph: Graph) -> GroupKernels:
         """One kernel that takes the group's inputs, then its outputs."""
-        refs = [("input", k) for k in range(inputs)] + [("output", k) for k in range(outputs)]
+        refs = [("input", k) for k in range(len(graph.inputs))] + [("output", k) for k in range(len(graph.outputs))]
         return cls((source,), (tuple(refs),))

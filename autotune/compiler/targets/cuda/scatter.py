@@ -46,7 +46,6 @@ from autotune.compiler.kernel.rewrite import closed
 from autotune.compiler.program.program import Program, stride_of
 from autotune.compiler.program.scattered import Scattered, Sum, scattered
 from autotune.compiler.program.vectors import narrowest
-from autotune.compiler.targets.cuda.access import COLUMN, FALSE, OK, ROW
 from autotune.compiler.targets.cuda.counts import LIMIT, Counts
 from autotune.compiler.targets.cuda.device import (
     BARRIER,
@@ -58,8 +57,9 @@ from autotune.compiler.targets.cuda.device import (
     bits_set,
     shuffle_from,
 )
+from autotune.compiler.targets.cuda.memory.access import COLUMN, FALSE, OK, ROW
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
-from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
+from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource, ScatterSchedule
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Graph
 
@@ -172,11 +172,11 @@ class _Adder:
 class _Kernel:
     """The statements of one kernel."""
 
-    def __init__(self, s: Scattered, schedule: CudaSchedule, owned: int) -> None:
+    def __init__(self, s: Scattered, schedule: ScatterSchedule) -> None:
+        owned = schedule.owned
         self.s, self.schedule, self.owned = s, schedule, owned
         self.lanes, self.match, self.block = schedule.threads_per_row, schedule.rows_per_block, schedule.block
-        if not 32 <= self.block <= 1024 or self.block % 32:
-            raise Unsupported("a block is a multiple of 32 up to 1024 threads")
+        schedule.check_block()
         if self.match & (self.match - 1) or owned & (owned - 1):
             raise Unsupported("match lanes and owned places are powers of two")
         self.vec = s.vector(schedule.vector_bytes)
@@ -228,10 +228,7 @@ class _Kernel:
         """Stores what is made of the sums of place number ``place`` of the block's where ``ok``. That of another place
         is computed all the same, at the last one there is."""
         row = Assign(ROW, _least(_int(FIRST + place), self.s.n_places - 1))
-        together: Expr = sums[0]
-        for x in sums[1:]:
-            together = together + x
-        given = {COLUMN.name: COL, self.results.kept(0).name: together, OK.name: ok}
+        given = {COLUMN.name: COL, self.results.kept(0).name: reduce(add, sums), OK.name: ok}
         return [row, *_before(self.results, 1), Do(self.result(given))]
 
     def fetch(self) -> list[Stmt]:
@@ -438,17 +435,16 @@ class _Kernel:
         )
 
 
-def emit_scatter(graph: Graph, schedule: CudaSchedule, owned: int) -> CudaSource:
+def emit_scatter(graph: Graph, schedule: ScatterSchedule) -> CudaSource:
     """The kernel of a group with sums at places.
 
     Args:
         schedule: ``threads_per_row`` threads lie along the columns, ``rows_per_block`` are the match lanes, ``unroll``
-            places are stored at a time.
-        owned: places a block.
+            places are stored at a time, and a block has ``owned`` of them.
 
     Raises:
         Unsupported: it is no such group, or the schedule does not fit it.
     """
     if any(n == 0 for n in graph.extents):
         raise Unsupported("an empty axis")
-    return _Kernel(scattered(graph), schedule, owned).source()
+    return _Kernel(scattered(graph), schedule).source()

@@ -11,6 +11,7 @@ from autotune.compiler.kernel.nodes import Stmt
 from autotune.compiler.kernel.rewrite import expressions_of
 from autotune.compiler.targets.cuda.counts import Counts, check_launch
 from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS
+from autotune.errors import Unsupported
 
 GENERATOR = "cuda-4"
 """Changes when emitted code changes meaning; part of an artifact."""
@@ -49,6 +50,11 @@ class CudaSchedule:
     @property
     def block(self) -> int:
         return self.threads_per_row * self.rows_per_block
+
+    def check_block(self) -> None:
+        """Raise Unsupported unless a block is whole warps."""
+        if not 32 <= self.block <= 1024 or self.block % 32:
+            raise Unsupported("a block is a multiple of 32 up to 1024 threads")
 
 
 @dataclass(frozen=True)
@@ -127,7 +133,7 @@ class CudaSource:
     @cached_property
     def text(self) -> str:
         """Numba source that defines ``kernel`` and its device functions."""
-        from autotune.compiler.targets.cuda.printer import CudaPrinter
+        from autotune.compiler.targets.cuda.printing.printer import CudaPrinter
 
         printer = CudaPrinter(strict=not self.fast)
         counted = BLOCKS in expressions_of(self.body)

@@ -28,7 +28,6 @@ from autotune.compiler.kernel.nodes import (
     Stmt,
     Store,
     Var,
-    both,
     loop,
     sum_of,
     when,
@@ -37,13 +36,13 @@ from autotune.compiler.kernel.rewrite import closed
 from autotune.compiler.program.program import Program
 from autotune.compiler.program.tiling import Tiling, tiling
 from autotune.compiler.program.vectors import narrowest
-from autotune.compiler.targets.cuda.access import AHEAD, COLUMN, FALSE, OK
-from autotune.compiler.targets.cuda.address import taken_apart
 from autotune.compiler.targets.cuda.counts import Counts
 from autotune.compiler.targets.cuda.device import BARRIER, BLOCK, BLOCKS, EXTENT, THREAD, Shared, ThreadIndex
+from autotune.compiler.targets.cuda.memory.access import AHEAD, COLUMN, FALSE, OK
+from autotune.compiler.targets.cuda.memory.address import taken_apart, within
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.prefetch import MOST_WORDS, load_function, loads_ahead
-from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
+from autotune.compiler.targets.cuda.source import CudaSource, TransposeSchedule
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Graph, compute_type
 
@@ -63,7 +62,8 @@ _TYPE = {"sf": "float32", "si": "int32", "sl": "int64"}
 class _Emitter(CudaEmitter):
     """Builds the computing of one pack along ``x``; what is in shared memory is found at the word ``at``."""
 
-    def __init__(self, t: Tiling, program: Program, schedule: CudaSchedule, tile: int) -> None:
+    def __init__(self, t: Tiling, program: Program, schedule: TransposeSchedule) -> None:
+        tile = schedule.tile
         self.t, self.tile = t, tile
         self.along_x, self.along_y = t.vectors(schedule.vector_bytes)
         super().__init__(program, replace(schedule, vector_bytes=self.along_x * narrowest(program)), apart=t.loads)
@@ -116,12 +116,12 @@ class _Emitter(CudaEmitter):
     def emit_load(self, i: int, number: int) -> list[Stmt]:
         if i not in self.t.loads:
             return super().emit_load(i, number)
-        return [Assign(x, self.take("load", i, e)) for e, x in enumerate(self.lanes(i))]
+        return [Assign(x, self.take("load", i, e)) for e, x in enumerate(self.variables(i))]
 
     def emit_store(self, k: int) -> list[Stmt]:
         if k not in self.t.stores:
             return super().emit_store(k)
-        return [self.put("store", k, e, x) for e, x in enumerate(self.stored(k))]
+        return [self.put("store", k, e, x) for e, x in enumerate(self.stored(k, self.vec))]
 
     # ---- along y ----------------------------------------------------------------------------------------------------
 
@@ -141,12 +141,9 @@ class _Emitter(CudaEmitter):
     def read(self, i: int) -> Load:
         """A load of one pack along ``y``."""
         v = self.graph.values[i]
-        tests: list[Expr] = []
-        for a, lo, hi in v.guards:
-            tests += [self.along(a) >= lo] if lo > 0 else []
-            tests += [self.along(a) < hi] if hi < self.graph.extents[a] or a == 0 else []
         hint, at = self.load_hint(i), self.across("load", i)
-        return Load(self.storage(i), self.along_y, hint, Pointer(v.slot), at, guard=both(*tests))
+        guard = within(v.guards, self.graph.extents, 0, self.along)
+        return Load(self.storage(i), self.along_y, hint, Pointer(v.slot), at, guard=guard)
 
     def filling(self) -> Function:
         """Leaves the packs of all loads in shared memory."""
@@ -172,8 +169,7 @@ class _Kernel:
         self.e, self.t, self.tile, self.count = e, e.t, e.tile, e.count
         self.block = e.schedule.block
         self.steps: dict[int, int] = {}  # lines that the block takes at a time, by the axis that its threads lie along
-        if self.block > 1024 or self.block < 32 or self.block % 32:
-            raise Unsupported("a block is a multiple of 32 up to 1024 threads")
+        e.schedule.check_block()
         for a, vec in ((self.t.x, e.along_x), (self.t.y, e.along_y)):
             self.steps[a], rest = divmod(self.block * vec, self.tile)
             if rest or not self.steps[a] or self.tile % self.steps[a]:
@@ -331,8 +327,8 @@ class _Kernel:
         return need
 
 
-def emit_transpose(graph: Graph, schedule: CudaSchedule, tile: int, fixed: bool = False) -> CudaSource:
-    """The kernel of a pointwise group in tiles of ``tile`` by ``tile`` elements.
+def emit_transpose(graph: Graph, schedule: TransposeSchedule, fixed: bool = False) -> CudaSource:
+    """The kernel of a pointwise group in square tiles.
 
     Args:
         fixed: take no extent as an argument.
@@ -344,4 +340,4 @@ def emit_transpose(graph: Graph, schedule: CudaSchedule, tile: int, fixed: bool 
         raise Unsupported("an empty axis")
     t = tiling(graph)
     program = replace(t.program, dynamic=-1) if fixed else t.program
-    return _Kernel(_Emitter(t, program, schedule, tile)).source()
+    return _Kernel(_Emitter(t, program, schedule)).source()

@@ -9,11 +9,10 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from autotune.compiler.targets.cpu.intrinsics import float8 as cpu_float8
 from autotune.compiler.targets.cpu.intrinsics.math import F32, I32, Builder, Ir, is_nan
-from autotune.compiler.targets.cpu.intrinsics.ops import NUMBA_TYPES
+from autotune.compiler.targets.cpu.intrinsics.ops import NUMBA_TYPES, written
 from autotune.ir.graph import EIGHT_BIT_FLOATS, STORAGE_BYTES, compute_type
 
 _I8, _I16, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(64)
@@ -89,17 +88,13 @@ def _narrow(b: Builder, x: Ir, storage: str) -> Ir:
 @cache
 def loader(storage: str, space: str, spaces: tuple[str, ...]) -> Any:
     """load(address, index) of an element of ``storage`` type; gives its compute type."""
-    result = NUMBA_TYPES[compute_type(storage)]
 
-    @intrinsic
-    def load(typingctx: Any, base: Any, index: Any) -> Any:
-        def codegen(context: Any, b: Builder, sig: Any, args: Sequence[Ir]) -> Ir:
-            value = b.load(_address(b, args[0], args[1], storage), typ=_STORED[storage])
-            value.align = STORAGE_BYTES[storage]
-            mark(b, value, space, spaces)
-            return _widen(b, value, storage)
-
-        return result(types.int64, types.int64), codegen
+    @written(NUMBA_TYPES[compute_type(storage)], types.int64, types.int64)
+    def load(b: Builder, base: Ir, index: Ir) -> Ir:
+        value = b.load(_address(b, base, index, storage), typ=_STORED[storage])
+        value.align = STORAGE_BYTES[storage]
+        mark(b, value, space, spaces)
+        return _widen(b, value, storage)
 
     return load
 
@@ -107,65 +102,42 @@ def loader(storage: str, space: str, spaces: tuple[str, ...]) -> Any:
 @cache
 def storer(storage: str, space: str, spaces: tuple[str, ...]) -> Any:
     """store(address, index, value), where value is of the storage type's compute type."""
-    given = NUMBA_TYPES[compute_type(storage)]
 
-    @intrinsic
-    def store(typingctx: Any, base: Any, index: Any, value: Any) -> Any:
-        def codegen(context: Any, b: Builder, sig: Any, args: Sequence[Ir]) -> Ir:
-            access = b.store(_narrow(b, args[2], storage), _address(b, args[0], args[1], storage))
-            access.align = STORAGE_BYTES[storage]
-            mark(b, access, space, spaces)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64, given), codegen
+    @written(types.void, types.int64, types.int64, NUMBA_TYPES[compute_type(storage)])
+    def store(b: Builder, base: Ir, index: Ir, value: Ir) -> None:
+        access = b.store(_narrow(b, value, storage), _address(b, base, index, storage))
+        access.align = STORAGE_BYTES[storage]
+        mark(b, access, space, spaces)
 
     return store
 
 
-@intrinsic
-def word(typingctx: Any, block: Any, index: Any) -> Any:
+@written(types.int64, types.int64, types.int64)
+def word(b: Builder, block: Ir, index: Ir) -> Ir:
     """The ``index``-th 64-bit word of the argument block."""
-
-    def codegen(context: Any, b: Builder, sig: Any, args: Sequence[Ir]) -> Ir:
-        return b.load(_address(b, args[0], args[1], "int64"), typ=_I64)
-
-    return types.int64(types.int64, types.int64), codegen
+    return b.load(_address(b, block, index, "int64"), typ=_I64)
 
 
-@intrinsic
-def ticket(typingctx: Any, block: Any, index: Any) -> Any:
+@written(types.int64, types.int64, types.int64)
+def ticket(b: Builder, block: Ir, index: Ir) -> Ir:
     """Take the next number from the counter at word ``index``: 0, 1, 2, ... over all threads of a launch."""
-
-    def codegen(context: Any, b: Builder, sig: Any, args: Sequence[Ir]) -> Ir:
-        return b.atomic_rmw("add", _address(b, args[0], args[1], "int64"), _I64(1), "monotonic")
-
-    return types.int64(types.int64, types.int64), codegen
+    return b.atomic_rmw("add", _address(b, block, index, "int64"), _I64(1), "monotonic")
 
 
-@intrinsic
-def wide(typingctx: Any) -> Any:
+@written(types.void)
+def wide(b: Builder) -> None:
     """Have LLVM make vectors of 512 bits of this function's loops where the processor has them.
 
     By itself it takes 256 on processors that once slowed down under wider ones.
     """
-
-    def codegen(context: Any, b: Builder, sig: Any, args: Sequence[Ir]) -> Ir:
-        # llvmlite knows the attributes that are single words only.
-        set.add(b.function.attributes, '"prefer-vector-width"="512"')
-        return context.get_dummy_value()
-
-    return types.void(), codegen
+    # llvmlite knows the attributes that are single words only.
+    set.add(b.function.attributes, '"prefer-vector-width"="512"')
 
 
-@intrinsic
-def hidden(typingctx: Any, number: Any) -> Any:
+@written(types.int64, types.int64)
+def hidden(b: Builder, number: Ir) -> Ir:
     """``number`` as LLVM cannot know it: a loop up to it is not unrolled whole."""
-
-    def codegen(context: Any, b: Builder, sig: Any, args: Sequence[Ir]) -> Ir:
-        same = ir.InlineAsm(ir.FunctionType(_I64, [_I64]), "", "=r,0")
-        return b.call(same, args)
-
-    return types.int64(types.int64), codegen
+    return b.call(ir.InlineAsm(ir.FunctionType(_I64, [_I64]), "", "=r,0"), [number])
 
 
 def _libc(b: Builder, name: str, result: Ir, *args: Ir) -> Ir:
@@ -173,24 +145,16 @@ def _libc(b: Builder, name: str, result: Ir, *args: Ir) -> Ir:
     return b.call(fn, args)
 
 
-@intrinsic
-def allocate(typingctx: Any, size: Any) -> Any:
+@written(types.int64, types.int64)
+def allocate(b: Builder, size: Ir) -> Ir:
     """Raw scratch of ``size`` bytes from malloc, to be given to ``release``.
 
     Numba's own arrays are no use here: they are freed after their last mention, which says nothing about addresses
     taken from them.
     """
-
-    def codegen(context: Any, b: Builder, sig: Any, args: Sequence[Ir]) -> Ir:
-        return b.ptrtoint(_libc(b, "malloc", _I8.as_pointer(), b.add(args[0], _I64(_ALIGNMENT))), _I64)
-
-    return types.int64(types.int64), codegen
+    return b.ptrtoint(_libc(b, "malloc", _I8.as_pointer(), b.add(size, _I64(_ALIGNMENT))), _I64)
 
 
-@intrinsic
-def release(typingctx: Any, block: Any) -> Any:
-    def codegen(context: Any, b: Builder, sig: Any, args: Sequence[Ir]) -> Ir:
-        _libc(b, "free", ir.VoidType(), b.inttoptr(args[0], _I8.as_pointer()))
-        return context.get_dummy_value()
-
-    return types.void(types.int64), codegen
+@written(types.void, types.int64)
+def release(b: Builder, block: Ir) -> None:
+    _libc(b, "free", ir.VoidType(), b.inttoptr(block, _I8.as_pointer()))

@@ -9,15 +9,16 @@ few, give up vectorising it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
+from numba.extending import intrinsic as numba_intrinsic
 
+from autotune.compiler.targets import intrinsic
 from autotune.compiler.targets.cpu.intrinsics import math as cpu_math
 from autotune.compiler.targets.cpu.intrinsics.math import F32, I32, Builder, Ir, call
-from autotune.compiler.targets.intrinsic import made
 
 _I1, _I8, _I16, _I64 = ir.IntType(1), ir.IntType(8), ir.IntType(16), ir.IntType(64)
 NUMBA_TYPES: dict[str, Any] = {
@@ -30,6 +31,8 @@ _REASSOCIATE = ("reassoc",)
 """Enough to vectorise a sum. With ``nsz`` LLVM also takes a common factor out, sum(x * s) = s * sum(x), which is
 something else where x or s is infinite."""
 Emit = Callable[..., Ir]
+written = partial(intrinsic.written, numba_intrinsic)
+"""As ``intrinsic.written``, for CPUs."""
 
 
 def _make(name: str, arity: int, result: str | None, emit: Callable[[Builder, Any, Sequence[Ir]], Ir]) -> Any:
@@ -43,7 +46,7 @@ def _make(name: str, arity: int, result: str | None, emit: Callable[[Builder, An
         sig = (plain[-1] if result is None else NUMBA_TYPES[result])(*plain)
         return sig, lambda context, b, sig, values: emit(b, plain[0], values)
 
-    return made(intrinsic, arity, typed, name)
+    return intrinsic.made(numba_intrinsic, arity, typed, name)
 
 
 def _is_float(t: Any) -> bool:

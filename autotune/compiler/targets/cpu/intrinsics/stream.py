@@ -11,17 +11,16 @@ pages, which rows often are. So the passes after it ask for the next row, stretc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from autotune.compiler.targets.cpu.intrinsics.math import I32, Builder, Ir
 from autotune.compiler.targets.cpu.intrinsics.memory import mark
+from autotune.compiler.targets.cpu.intrinsics.ops import written
 from autotune.compiler.targets.cpu.moves import LINE
 from autotune.ir.graph import STORAGE_BYTES
 
@@ -38,30 +37,26 @@ def streamer(storage: str, buffer: str, out: str, spaces: tuple[str, ...]) -> An
     line boundary goes by ordinary stores."""
     size = STORAGE_BYTES[storage]
 
-    @intrinsic
-    def stream(typingctx: Any, base: Any, index: Any, source: Any, count: Any) -> Any:
-        def codegen(context: Any, b: Builder, sig: Any, args: Sequence[Ir]) -> Ir:
-            to = b.add(args[0], b.mul(args[1], _I64(size)))
-            length = b.mul(args[3], _I64(size))
-            before = b.and_(b.neg(to), _I64(LINE - 1))
-            head = b.select(b.icmp_signed("<", before, length), before, length)
-            lines = b.udiv(b.sub(length, head), _I64(LINE))
-            tail_at = b.add(head, b.mul(lines, _I64(LINE)))
-            _copy(b, to, args[2], head)
-            first_to, first_from = b.add(to, head), b.add(args[2], head)
-            with cgutils.for_range(b, lines) as loop:
-                offset = b.mul(loop.index, _I64(LINE))
-                value = b.load(b.inttoptr(b.add(first_from, offset), _LINE.as_pointer()), typ=_LINE)
-                value.align = size
-                mark(b, value, buffer, spaces)
-                access = b.store(value, b.inttoptr(b.add(first_to, offset), _LINE.as_pointer()))
-                access.align = LINE
-                access.set_metadata("nontemporal", b.module.add_metadata([I32(1)]))
-                mark(b, access, out, spaces)
-            _copy(b, b.add(to, tail_at), b.add(args[2], tail_at), b.sub(length, tail_at))
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64, types.int64, types.int64), codegen
+    @written(types.void, types.int64, types.int64, types.int64, types.int64)
+    def stream(b: Builder, base: Ir, index: Ir, source: Ir, count: Ir) -> None:
+        to = b.add(base, b.mul(index, _I64(size)))
+        length = b.mul(count, _I64(size))
+        before = b.and_(b.neg(to), _I64(LINE - 1))
+        head = b.select(b.icmp_signed("<", before, length), before, length)
+        lines = b.udiv(b.sub(length, head), _I64(LINE))
+        tail_at = b.add(head, b.mul(lines, _I64(LINE)))
+        _copy(b, to, source, head)
+        first_to, first_from = b.add(to, head), b.add(source, head)
+        with cgutils.for_range(b, lines) as loop:
+            offset = b.mul(loop.index, _I64(LINE))
+            value = b.load(b.inttoptr(b.add(first_from, offset), _LINE.as_pointer()), typ=_LINE)
+            value.align = size
+            mark(b, value, buffer, spaces)
+            access = b.store(value, b.inttoptr(b.add(first_to, offset), _LINE.as_pointer()))
+            access.align = LINE
+            access.set_metadata("nontemporal", b.module.add_metadata([I32(1)]))
+            mark(b, access, out, spaces)
+        _copy(b, b.add(to, tail_at), b.add(source, tail_at), b.sub(length, tail_at))
 
     return stream
 
@@ -78,34 +73,24 @@ def fetcher(storage: str) -> Any:
     """fetch(address, index, count): have ``count`` elements from ``index`` on brought into the second-level cache."""
     size = STORAGE_BYTES[storage]
 
-    @intrinsic
-    def fetch(typingctx: Any, base: Any, index: Any, count: Any) -> Any:
-        def codegen(context: Any, b: Builder, sig: Any, args: Sequence[Ir]) -> Ir:
-            at = b.add(args[0], b.mul(args[1], _I64(size)))
-            lines = b.udiv(b.add(b.mul(args[2], _I64(size)), _I64(LINE - 1)), _I64(LINE))
-            byte = _I8.as_pointer()
-            kind = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
-            prefetch = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0")
-            with cgutils.for_range(b, lines) as loop:
-                line = b.inttoptr(b.add(at, b.mul(loop.index, _I64(LINE))), byte)
-                b.call(prefetch, [line, I32(0), I32(_SECOND_LEVEL), I32(1)])
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64, types.int64), codegen
+    @written(types.void, types.int64, types.int64, types.int64)
+    def fetch(b: Builder, base: Ir, index: Ir, count: Ir) -> None:
+        at = b.add(base, b.mul(index, _I64(size)))
+        lines = b.udiv(b.add(b.mul(count, _I64(size)), _I64(LINE - 1)), _I64(LINE))
+        byte = _I8.as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
+        prefetch = cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0")
+        with cgutils.for_range(b, lines) as loop:
+            line = b.inttoptr(b.add(at, b.mul(loop.index, _I64(LINE))), byte)
+            b.call(prefetch, [line, I32(0), I32(_SECOND_LEVEL), I32(1)])
 
     return fetch
 
 
-@intrinsic
-def drain(typingctx: Any) -> Any:
+@written(types.void)
+def drain(b: Builder) -> None:
     """Wait until what this thread has streamed is as visible as what it has stored."""
-
-    def codegen(context: Any, b: Builder, sig: Any, args: Sequence[Ir]) -> Ir:
-        if b.module.triple.startswith(("x86_64", "i686", "i386")):
-            fence = cgutils.get_or_insert_function(b.module, ir.FunctionType(ir.VoidType(), []), "llvm.x86.sse.sfence")
-            b.call(fence, [])
-        else:
-            b.fence("release")
-        return context.get_dummy_value()
-
-    return types.void(), codegen
+    if b.module.triple.startswith(("x86_64", "i686", "i386")):
+        b.call(cgutils.get_or_insert_function(b.module, ir.FunctionType(ir.VoidType(), []), "llvm.x86.sse.sfence"), [])
+    else:
+        b.fence("release")

@@ -27,10 +27,14 @@ from numba.cuda.extending import intrinsic as numba_intrinsic
 from autotune.compiler.targets import intrinsic
 from autotune.compiler.targets.cuda.intrinsics import float8 as intrinsics_float8
 from autotune.compiler.targets.cuda.intrinsics.names import access_of
+from autotune.ir.graph import SHORT, STORAGE_BYTES, compute_type
 
 F32 = ir.FloatType()
 I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
-SIZE = {"f32": 4, "f16": 2, "bf16": 2, "e4m3": 1, "e5m2": 1, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1, "b1": 1}
+_ARITHMETIC = {"float32": types.float32, "int32": types.int32, "int64": types.int64, "bool": types.boolean}
+SIZE = {short: STORAGE_BYTES[storage] for storage, short in SHORT.items()}
+NUMBA = {short: _ARITHMETIC[compute_type(storage)] for storage, short in SHORT.items()}
+"""Of each storage type's short name: the bytes of an element, and the Numba type of an element in arithmetic."""
 LOAD_HINT = {
     "d": "ld.global.nc",
     "s": "ld.global.cs.nc",
@@ -43,19 +47,6 @@ STORE_HINT = {"d": "st.global", "s": "st.global.cs", "e": "st.global.L2::cache_h
 _TEST = "{ .reg .pred q; "
 POLICY = {"e": "evict_first", "l": "evict_last"}
 """Hints that are a policy of the L2, which needs sm_80: what is read once makes way, so that what is written stays."""
-NUMBA = {
-    "f32": types.float32,
-    "f16": types.float32,
-    "bf16": types.float32,
-    "e4m3": types.float32,
-    "e5m2": types.float32,
-    "i64": types.int64,
-    "i32": types.int32,
-    "i16": types.int32,
-    "i8": types.int32,
-    "u8": types.int32,
-    "b1": types.boolean,
-}
 POINTER = {
     "f32": types.float32,
     "f16": types.uint16,
@@ -76,8 +67,8 @@ def words_of(short: str, n: int) -> int:
     return max(1, n * SIZE[short] // 4)
 
 
-made = partial(intrinsic.made, numba_intrinsic)
-"""As ``intrinsic.made``, without the decorator."""
+made, written = partial(intrinsic.made, numba_intrinsic), partial(intrinsic.written, numba_intrinsic)
+"""As those of ``intrinsic``, without the decorator."""
 
 
 def asm(builder: Any, result: Any, operands: Sequence[Any], text: str, constraints: str, effect: bool = False) -> Any:
@@ -99,14 +90,12 @@ def instruction(text: str, result: Any, *operands: Any) -> Any:
     """An intrinsic that is one instruction without side effects, on arguments of these Numba types."""
     llvm, letter = _REGISTER[result]
     constraints = ",".join(["=" + letter, *(_REGISTER[t][1] for t in operands)])
-    return made(
-        len(operands), lambda *_: (result(*operands), lambda c, b, sig, args: asm(b, llvm, args, text, constraints))
-    )
+    return written(result, *operands)(lambda b, *values: asm(b, llvm, values, text, constraints))
 
 
 def statement(text: str) -> Any:
     """An intrinsic without arguments that other memory accesses are not moved across."""
-    return made(0, lambda: (types.void(), lambda c, b, sig, args: barred(b, [], text)))
+    return written(types.void)(lambda b: barred(b, [], text))
 
 
 def _memory(hint: str, text: str) -> str:
@@ -310,18 +299,25 @@ def _make_touch(kind: str, short: str, n: int, hint: str) -> Any:
 
 def _integers(name: str, of: Any) -> Any:
     """An instruction of LLVM on two integers."""
-    return made(2, lambda *_: (of(of, of), lambda c, b, sig, args: getattr(b, name)(*args)))
+    return written(of, of, of)(lambda b, x, y: getattr(b, name)(x, y))
 
 
-def _tied(context: Any, b: Any, sig: Any, args: Any) -> Any:
+_ONE = "mov.u32 $0, %nctaid.y;"
+"""The grid's second extent, which is always 1; no compiler can tell."""
+
+
+@written(types.float32, types.float32, types.int32)
+def tied(b: Any, x: Any, word: Any) -> Any:
+    """``x``, which has to wait for the word, with bits of it that are zero."""
+    none = b.and_(word, b.sub(asm(b, I32, [], _ONE, "=r"), _const(I32, 1)))
+    return b.bitcast(b.or_(b.bitcast(x, I32), none), F32)
+
+
+@written(types.int32, types.int32)
+def rounds(b: Any, n: Any) -> Any:
+    """``n``, of which no compiler can tell what it is, so that a loop of as many rounds stays a loop."""
     one = asm(b, I32, [], _ONE, "=r")
-    none = b.and_(args[1], b.sub(one, _const(I32, 1)))
-    return b.bitcast(b.or_(b.bitcast(args[0], I32), none), F32)
-
-
-def _rounds(context: Any, b: Any, sig: Any, args: Any) -> Any:
-    one = asm(b, I32, [], _ONE, "=r")
-    return b.add(b.sub(args[0], _const(I32, 1)), one)
+    return b.add(b.sub(n, _const(I32, 1)), one)
 
 
 def _to_l2(context: Any, b: Any, sig: Any, args: Any) -> None:
@@ -366,8 +362,6 @@ def _sigmoid(x):  # type: ignore[no-untyped-def]
     return rcp(types.float32(1.0) + ex2(x * types.float32(-1.4426950408889634)))
 
 
-_ONE = "mov.u32 $0, %nctaid.y;"
-"""The grid's second extent, which is always 1; no compiler can tell."""
 _F32 = types.float32
 ex2 = instruction("ex2.approx.ftz.f32 $0, $1;", _F32, _F32)
 rcp = instruction("rcp.approx.ftz.f32 $0, $1;", _F32, _F32)
@@ -398,10 +392,8 @@ PLAIN: dict[str, Any] = {
     "urem64": _integers("urem", types.int64),
     # Its argument, as something the compiler does not look into: bits packed into it stay packed.
     "pin": instruction("mov.b32 $0, $1;", types.int32, types.int32),
-    # ``tied(x, word)``: x, which has to wait for the word, with bits of it that are zero.
-    "tied": made(2, lambda *_: (_F32(_F32, types.int32), _tied)),
-    # ``rounds(n)``: n, of which no compiler can tell what it is, so that a loop of as many rounds stays a loop.
-    "rounds": made(1, lambda n: (types.int32(types.int32), _rounds)),
+    "tied": tied,
+    "rounds": rounds,
     # ``to_l2(pointer, index)``: has the line of an element brought into the L2; nothing waits for it.
     "to_l2": made(2, lambda ptr, idx: (types.void(ptr, idx), _to_l2)),
 }

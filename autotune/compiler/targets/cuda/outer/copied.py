@@ -2,8 +2,7 @@
 
 What later passes read again of the inputs goes to shared memory by asynchronous copies, which take no registers: so
 few are left that several blocks fit an SM, and one of them loads while another one stores. All copies of a strip begin
-at once and are awaited in groups. In a persistent grid the last walk begins to copy the next strip to each place that
-it has done with, so that a block loads while it stores.
+at once and are awaited in groups.
 
 A strip for which shared memory is too small has its first places (``held`` of each thread) in registers: loads that are
 issued before the copies, and are taken first. So all strips of a tensor may be on the device at the same time, and no
@@ -35,14 +34,11 @@ from autotune.compiler.kernel.nodes import (
     Var,
     expr,
     loop,
-    when,
 )
-from autotune.compiler.kernel.rewrite import Rewriter
 from autotune.compiler.program.program import Pass
 from autotune.compiler.targets.cuda.device import (
-    BLOCK,
-    BLOCKS,
     COMMIT_COPIES,
+    THREAD,
     Words,
     await_copies,
     copy_ahead,
@@ -51,16 +47,13 @@ from autotune.compiler.targets.cuda.device import (
     take,
 )
 from autotune.compiler.targets.cuda.outer.joins import INSIDE
-from autotune.compiler.targets.cuda.outer.kernel import GROUP, NUMBER, ROW, ROWS, STEP, WORDS, Outer
+from autotune.compiler.targets.cuda.outer.kernel import NUMBER, STEP, WORDS, Outer
 from autotune.compiler.targets.cuda.outer.lanes import LIVE
-from autotune.compiler.targets.cuda.outer.share import ALONG, THREAD
-from autotune.errors import Unsupported
+from autotune.errors import Superseded, Unsupported
 from autotune.ir.graph import STORAGE_BYTES
 
 GROUPS = 32
 """Groups of copies that may be under way at a time; the hardware counts to 63."""
-MORE = Var("more", "bool")
-"""Whether a persistent block has another strip."""
 Place = Callable[[Operand, int, bool], list[Stmt]]
 
 
@@ -73,16 +66,17 @@ class CopiedOuter(Outer):
         schedule = self.schedule
         if schedule.keep != "shared":
             raise Unsupported("copying ahead without keeping in shared memory")
+        if schedule.blocks_per_sm:
+            raise Superseded("strips copied ahead in a persistent grid, which this autotune lacks")
         if not self.lanes.ahead:
             raise Unsupported("no loads that can be copied ahead")
-        self.last_walk = max(q for q, pas in enumerate(self.program.passes) if pas.walks)
         self.first_walk = min(q for q, pas in enumerate(self.program.passes) if pas.walks)
         self.firsts: dict[int, int] = {}  # the first word of each kept value, for a thread and a place
         self.most = 0
         self.lay_out()
         self.held = schedule.held
-        if self.held and (schedule.blocks_per_sm or self.held >= self.packs):
-            raise Unsupported("holding in registers in a persistent grid, or everything")
+        if self.held and self.held >= self.packs:
+            raise Unsupported("holding everything in registers")
         self.steps = (self.full - self.held) // schedule.unroll  # whole groups of places in shared memory
         self.rest = self.held + self.steps * schedule.unroll
         self.groups = self.steps + (self.rest < self.packs)
@@ -142,7 +136,7 @@ class CopiedOuter(Outer):
         at = self.lanes.access[i].at(self.lanes.base(i), 0)
         return Pointer(self.graph.values[i].slot), Cast("int64", at)
 
-    def strip(self) -> list[Stmt]:
+    def ahead_of_walks(self) -> list[Stmt]:
         """Begin to load a whole strip: what is held in registers, as it lies in memory, and copies of the rest."""
         lanes, out = self.lanes, list[Stmt]()
         for k in range(self.held):
@@ -178,55 +172,18 @@ class CopiedOuter(Outer):
             out += after(n)
         return out
 
-    def ahead_of_walks(self) -> list[Stmt]:
-        if not self.schedule.blocks_per_sm:
-            return self.strip()
-        following = GROUP + BLOCKS
-        more = Assign(MORE, following < self.groups_of_packs())
-        group = Select(MORE, Cast("int32", following), Cast("int32", GROUP))
-        return [more, *self.of_next_strip([*self.row(group), *self.own_indices()])]
-
-    def own_indices(self) -> list[Stmt]:
-        """The indices of a pack, and the bases of what is copied."""
-        return [*self.pack_indices(), *self.bases(i for i in self.lanes.access if i in self.lanes.ahead)]
-
-    def of_next_strip(self, statements: Sequence[Stmt]) -> Sequence[Stmt]:
-        """The same for the strip after this one, whose pack has indices and bases under names of their own."""
-        own = {ROW, *(s.target for s in self.own_indices() if isinstance(s, Assign))}
-
-        def change(x: Expr) -> Expr:
-            return Var(f"next_{x.name}", x.dtype) if isinstance(x, Var) and x in own else x
-
-        return Rewriter(change).body(statements)
-
-    def ahead_of_loop(self) -> list[Stmt]:
-        first = [*self.row(BLOCK), *self.indices(), *self.strip()]
-        return [when(self.groups_of_packs() > BLOCK, first)]
-
-    def row(self, group: Expr) -> list[Stmt]:
-        """The number of the thread's pack in a strip; beyond the last one, the last one."""
-        out: list[Stmt] = [Assign(ROW, self.count(group * self.threads + ALONG))]
-        if self.partial:
-            out.append(Assign(ROW, Select(ROW < ROWS, ROW, self.count(ROWS - 1))))
-        return out
-
     # ---- walks ------------------------------------------------------------------------------------------------------
 
     def walk(self, number: int, pas: Pass) -> list[Stmt]:
         lanes = self.lanes
         function = lanes.pass_function(pas, self.kept_from, self.partial or self.packs > self.full)
         out: list[Stmt] = [Assign(var, nothing) for var, nothing in lanes.fields(pas).items()]
-        copying = number == self.last_walk and self.schedule.blocks_per_sm > 0
 
         def place(k: Operand, u: int, masked: bool) -> list[Stmt]:
-            done = self.place_of_walk(number, pas, function, k, u, masked)
-            if copying:
-                done.append(when(MORE, self.of_next_strip(self.copies_of(k))))
-            return done
+            return self.place_of_walk(number, pas, function, k, u, masked)
 
         def after(n: int) -> list[Stmt]:
-            online = [s for x in lanes.online(pas) for s in x.take_group([_score(x.peak, u) for u in range(n)])]
-            return [*online, COMMIT_COPIES] if copying else online
+            return [s for x in lanes.online(pas) for s in x.take_group([_score(x.peak, u) for u in range(n)])]
 
         for begin in range(0, self.held, self.schedule.unroll):
             n = min(self.schedule.unroll, self.held - begin)

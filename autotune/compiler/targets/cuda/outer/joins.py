@@ -17,13 +17,14 @@ from autotune.compiler.targets.cuda.device import (
     CLUSTER_BARRIER,
     CLUSTER_RANK,
     CLUSTER_WAIT,
+    THREAD,
     Shared,
     remote_store,
     shuffle,
 )
 from autotune.compiler.targets.cuda.outer.exchange import Part, exchange, joined
 from autotune.compiler.targets.cuda.outer.lanes import Lanes
-from autotune.compiler.targets.cuda.outer.share import ALONG, LANE, SHARED_ALONG, THREAD, WARP, Share, quotient
+from autotune.compiler.targets.cuda.outer.share import ALONG, LANE, SHARED_ALONG, WARP, Share, quotient
 
 DEEP = Var("deep", "int32")
 """Place of the thread along the reduced axes."""

@@ -33,17 +33,16 @@ from autotune.compiler.kernel.nodes import (
     when,
 )
 from autotune.compiler.program.program import Pass, Program
-from autotune.compiler.targets.cuda.address import fixed_index, taken_apart
-from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT, Shared, ThreadIndex, shared_bytes
+from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT, THREAD, Shared, ThreadIndex, check_static
+from autotune.compiler.targets.cuda.memory.address import fixed_index, taken_apart
 from autotune.compiler.targets.cuda.outer.joins import DEEP, INSIDE, RANK, Joins
 from autotune.compiler.targets.cuda.outer.lanes import LIVE, PLACE, TILE_LANE, Lanes
-from autotune.compiler.targets.cuda.outer.share import ALONG, THREAD, quotient
+from autotune.compiler.targets.cuda.outer.share import ALONG, quotient
 from autotune.compiler.targets.cuda.rows.kernel import MAX_PACK_LANES
 from autotune.compiler.targets.cuda.source import CudaSource, OuterSchedule
 from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS
 
-MAX_STATIC = 48 * 1024
 NUMBERS, WORDS = Var("shared_numbers"), Var("shared_words")
 """What passes keep in shared memory, as float32 and as uint32."""
 GROUP, STEP = Var("group"), Var("step")
@@ -88,8 +87,7 @@ class Outer:
             raise Unsupported("threads_per_row must be a power of two")
         if self.threads % self.lanes.across:
             raise Unsupported(f"fewer than {self.lanes.across} threads_per_row on a tile")
-        if schedule.block > 1024 or schedule.block % 32:
-            raise Unsupported("a block must be a multiple of 32 up to 1024 threads")
+        schedule.check_block()
         if self.cluster > 1 and (schedule.blocks_per_sm or self.deep < self.cluster):
             raise Unsupported("a cluster works on one strip, and has at least as many rows_per_block as blocks")
         if self.cluster > 1 and self.packs == 1:
@@ -194,10 +192,6 @@ class Outer:
         """What stands between the indices of a strip and its first walk."""
         return []
 
-    def ahead_of_loop(self) -> list[Stmt]:
-        """What stands before the first strip of a persistent grid."""
-        return []
-
     # ---- the kernel -------------------------------------------------------------------------------------------------
 
     def body(self) -> list[Stmt]:
@@ -256,19 +250,12 @@ class Outer:
             *taken_apart(_LINE, self.outer, self.graph.extents, count, fixed_index),
         ]
 
-    def bases(self, loads: Iterable[int]) -> list[Stmt]:
-        """Where loads and gathers begin."""
-        return [Assign(self.lanes.base(i), Cast("int64", self.lanes.access[i].base())) for i in loads]
-
     def indices(self) -> list[Stmt]:
         """The indices of a pack, and the bases of all tensors there."""
-        live = set(self.graph.live)
-        outputs = enumerate(self.lanes.out_access)
-        return [
-            *self.pack_indices(),
-            *self.bases(i for i in self.lanes.access if i in live),
-            *(Assign(self.lanes.out_base(k), Cast("int64", access.base())) for k, access in outputs),
-        ]
+        lanes, live = self.lanes, set(self.graph.live)
+        begins = [(lanes.base(i), access) for i, access in lanes.access.items() if i in live]
+        begins += [(lanes.out_base(k), access) for k, access in enumerate(lanes.out_access)]
+        return [*self.pack_indices(), *(Assign(base, Cast("int64", access.base())) for base, access in begins)]
 
     def kernel(self) -> CudaSource:
         schedule, threads = self.schedule, self.threads
@@ -282,9 +269,7 @@ class Outer:
         if self.lanes.tile:
             before.append(Assign(TILE_LANE, Cast("int32", ALONG & (self.lanes.across - 1))))
         before += self.joins.arrays()
-        static = shared_bytes(before)
-        if static > MAX_STATIC:
-            raise Unsupported(f"{static} bytes of static shared memory")
+        check_static(before)
         shared = 0
         if schedule.keep == "shared":
             shared = 4 * self.words() * (self.packs - schedule.held) * schedule.block
@@ -297,7 +282,8 @@ class Outer:
         strip += [*self.indices(), *self.ahead_of_walks(), *body]
         if schedule.blocks_per_sm:
             strip += self.joins.next_strip()
-            text = [*self.ahead_of_loop(), For(GROUP, BLOCK, self.groups_of_packs(), BLOCKS, tuple(strip))]
+            strips = (ROWS + (threads - 1)) // threads
+            text: list[Stmt] = [For(GROUP, BLOCK, strips, BLOCKS, tuple(strip))]
         else:
             text = [Assign(GROUP, quotient(BLOCK, self.cluster) if self.cluster > 1 else BLOCK), *strip]
         return CudaSource.scheduled(
@@ -313,7 +299,3 @@ class Outer:
             shared=shared,
             align=self.lanes.alignments(),
         )
-
-    def groups_of_packs(self) -> Expr:
-        """Strips, that is sets of packs that the threads of a block lie along."""
-        return (ROWS + (self.threads - 1)) // self.threads

@@ -12,8 +12,6 @@ axes that a pack covers and neither a row nor a column of the program.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from autotune.compiler.kernel import lower
 from autotune.compiler.kernel.nodes import (
     Assign,
@@ -25,11 +23,9 @@ from autotune.compiler.kernel.nodes import (
     Pointer,
     Return,
     Stmt,
-    Store,
     Tuple,
     Unpack,
     Var,
-    both,
     when,
 )
 from autotune.compiler.kernel.reducers import OnlineSoftmax, Plain
@@ -37,10 +33,10 @@ from autotune.compiler.kernel.rewrite import closed
 from autotune.compiler.program.lane_axis import ACROSS, unit_axis, vector_length
 from autotune.compiler.program.one_pass import Online
 from autotune.compiler.program.program import Pass, Program
-from autotune.compiler.targets.cuda.address import Tensors, fixed_index, moving_index, taken_apart
 from autotune.compiler.targets.cuda.counts import Counts
 from autotune.compiler.targets.cuda.device import shuffle
-from autotune.compiler.targets.cuda.operators import computed
+from autotune.compiler.targets.cuda.memory.address import Tensors, fixed_index, moving_index, taken_apart, within
+from autotune.compiler.targets.cuda.printing.operators import computed
 from autotune.compiler.targets.cuda.source import OuterSchedule
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Value
@@ -95,25 +91,10 @@ class Lanes(Tensors):
     # ---- names ------------------------------------------------------------------------------------------------------
 
     def lanes(self, i: int) -> int:
-        return self.vec if self.axis in self.graph.values[i].axes else 1
+        return self.vec if self.varies(i) else 1
 
-    def value(self, i: int, lane: int = 0) -> Expr:
-        """Value ``i`` in a lane: constants inline, what does not vary along the kept axis without a lane."""
-        v = self.graph.values[i]
-        return Const(v.number, v.dtype) if v.op == "const" else self._variable(i, lane)
-
-    def _variable(self, i: int, lane: int) -> Var:
-        return Var(self._named("v", i, lane), self.graph.values[i].dtype)
-
-    def _variables(self, i: int) -> list[Var]:
-        return [self._variable(i, lane) for lane in range(self.lanes(i))]
-
-    def _named(self, letter: str, i: int, lane: int) -> str:
-        return f"{letter}{i}_{lane}" if self.axis in self.graph.values[i].axes else f"{letter}{i}"
-
-    def words(self, i: int) -> Var:
-        """A pack of load ``i`` as it lies in memory."""
-        return Var(f"u{i}")
+    def varies(self, i: int) -> bool:
+        return self.axis in self.graph.values[i].axes
 
     def handed(self, i: int) -> Var:
         """A kept value as a pass function gets it where it does not see where that lies."""
@@ -128,7 +109,7 @@ class Lanes(Tensors):
     def plain(self, pas: Pass, one: bool = False) -> list[Plain]:
         """The plain reductions of a pass, one for each lane; ``one``: for the first lane."""
         found = [(r, self.graph.values[r], lane) for r in pas.reduce for lane in range(1 if one else self.lanes(r))]
-        return [Plain(v.op, v.dtype, self._carried(r, lane), self._variable(r, lane)) for r, v, lane in found]
+        return [Plain(v.op, v.dtype, self._carried(r, lane), self.variable(r, lane)) for r, v, lane in found]
 
     def online(self, pas: Pass, one: bool = False) -> list[OnlineSoftmax]:
         """The online pairs of a pass, one for each lane; ``one``: for the first lane."""
@@ -139,7 +120,8 @@ class Lanes(Tensors):
         return [OnlineSoftmax(self._carried(pair.peak, lane), self._carried(pair.total, lane)) for lane in lanes]
 
     def _carried(self, i: int, lane: int) -> Var:
-        return Var(self._named("a", i, lane), lower.accumulator(self.graph.values[i].dtype))
+        name = f"a{i}_{lane}" if self.varies(i) else f"a{i}"
+        return Var(name, lower.accumulator(self.graph.values[i].dtype))
 
     def fields(self, pas: Pass, one: bool = False) -> dict[Var, Const]:
         """What a thread carries of a pass and what it begins with, in the order in which the pass function returns
@@ -149,9 +131,6 @@ class Lanes(Tensors):
         return {p.carried: p.identity[0] for p in self.plain(pas, one)} | dict(online)
 
     # ---- what is kept -----------------------------------------------------------------------------------------------
-
-    def kept_words(self, i: int) -> int:
-        return self.vec // 2 if self.packed(i) else self.lanes(i)
 
     def pass_words(self, pas: Pass) -> int:
         """Words that a pack of a pass leaves for later ones."""
@@ -166,32 +145,20 @@ class Lanes(Tensors):
         return fixed_index(axis) + lane if axis == self.axis and lane else fixed_index(axis)
 
     def guard(self, v: Value, lane: int) -> Expr | None:
-        """Condition under which a guarded load may touch memory."""
-        tests: list[Expr] = []
-        for axis, low, high in v.guards:
-            index = self.position(axis, lane)
-            tests += [index >= low] if low > 0 else []
-            tests += [index < high] if high < self.graph.extents[axis] or axis == 0 else []
-        return both(*tests)
+        return within(v.guards, self.graph.extents, 0, lambda axis: self.position(axis, lane))
 
     def compute(self, i: int) -> list[Stmt]:
         """Computes value ``i`` in all its lanes."""
         v = self.graph.values[i]
         if i in self.ahead:
-            return self._given(i)
+            return self.spread(i, self.handed(i))
         if v.op == "load":
             return self._load(i, v)
         if v.op == "gather":
-            return self._gather(i, v)
+            return self.gather_each(i)
         if v.op.startswith(ACROSS):
             return self._reduce_across(i, v)
-        return self._set(i, [self._pointwise(v, lane) for lane in range(self.lanes(i))])
-
-    def _set(self, i: int, values: Sequence[Expr]) -> list[Stmt]:
-        return [Assign(var, x) for var, x in zip(self._variables(i), values, strict=True)]
-
-    def _given(self, i: int) -> list[Stmt]:
-        return self._set(i, _items(self.handed(i), self.lanes(i)))
+        return self.assigned(i, [self._pointwise(v, lane) for lane in range(self.lanes(i))])
 
     def _pointwise(self, v: Value, lane: int) -> Expr:
         if v.op == "index":
@@ -199,18 +166,18 @@ class Lanes(Tensors):
             return Cast(v.dtype, whole)
         if v.op not in POINTWISE:
             raise Unsupported(f"operator {v.op} inside a walk")
-        return computed(v, [self.value(a, lane) for a in v.args])
+        return computed(v, [self.name(a, lane) for a in v.args])
 
     def _terms(self, v: Value) -> list[Expr]:
         """The argument of a reduction in each of its lanes, in the type that the reduction is carried in."""
         (arg,) = v.args
-        return [lower.term(self.value(arg, lane), v.dtype) for lane in range(self.lanes(arg))]
+        return [lower.term(self.name(arg, lane), v.dtype) for lane in range(self.lanes(arg))]
 
     def _reduce_across(self, i: int, v: Value) -> list[Stmt]:
         """Reduce over the lanes of a pack and the threads of its tile; all of them get the result."""
         op = v.op.removeprefix(ACROSS)
         of = lower.accumulator(v.dtype)
-        own, other = Plain(op, v.dtype, Var(f"across{i}", of), self._variable(i, 0)), Var(f"other{i}", of)
+        own, other = Plain(op, v.dtype, Var(f"across{i}", of), self.variable(i, 0)), Var(f"other{i}", of)
         out: list[Stmt] = [Assign(own.carried, lower.tree(op, v.dtype, self._terms(v)))]
         distance = self.across // 2
         while distance:
@@ -231,15 +198,15 @@ class Lanes(Tensors):
         if access.vector and by_pack:
             guard = self.guard(v, 0)
             if self.packed(i):
-                unpacked = Unpack(self.storage(i), self.vec, self.words(i))
-                out = [Assign(self.words(i), load(0, self.vec, "words")), Assign(whole, unpacked)]
+                unpacked = Unpack(self.storage(i), self.vec, self.raw(i))
+                out = [Assign(self.raw(i), load(0, self.vec, "words")), Assign(whole, unpacked)]
             elif guard:
                 out.append(Assign(whole, Tuple((zero,) * self.vec)))
                 out.append(when(guard, [Assign(whole, load(0, self.vec, "fixed"))]))
             else:
                 out.append(Assign(whole, load(0, self.vec, "plain")))
-            return out + self._set(i, _items(whole, self.vec))
-        for lane, var in enumerate(self._variables(i)):
+            return out + self.spread(i, whole)
+        for lane, var in enumerate(self.variables(i)):
             guard = self.guard(v, lane)
             if guard:
                 out += [Assign(var, zero), when(guard, [Assign(var, load(lane, 1, "fixed"))])]
@@ -247,27 +214,10 @@ class Lanes(Tensors):
                 out.append(Assign(var, load(lane, 1, "plain")))
         return out
 
-    def _gather(self, i: int, v: Value) -> list[Stmt]:
-        out: list[Stmt] = []
-        for lane, var in enumerate(self._variables(i)):
-            index = self.value(v.args[0], lane)
-            inside = both(index >= 0, index < v.bound, self.guard(v, lane))
-            at = self.access[i].at(self.base(i), lane) + Cast("int64", index) * v.index_stride
-            load = Load(self.storage(i), 1, "default", Pointer(v.slot), at, "fixed")
-            out += [Assign(var, Const(0, v.dtype)), when(inside, [Assign(var, load)])]
-        return out
-
     def store(self, k: int, hint: str) -> list[Stmt]:
         """Stores output ``k`` at this place, all lanes."""
-        o, access = self.graph.outputs[k], self.out_access[k]
-        varies = self.axis in o.axes
-        values = [lower.stored(self.value(o.value, lane), o.dtype) for lane in range(self.vec if varies else 1)]
-        step = self.vec if access.vector else 1
-        pointer = Pointer(len(self.graph.inputs) + k)
-        out: list[Stmt] = [
-            Store(o.dtype, hint, pointer, access.at(self.out_base(k), e), tuple(values[e : e + step]))
-            for e in range(0, len(values), step)
-        ]
+        varies = self.axis in self.graph.outputs[k].axes
+        out = self.store_pack(k, hint, self.vec if varies else 1)
         return [when(TILE_LANE.equals(0), out)] if self.tile and not varies else out  # one number a tile
 
     # ---- one pack ---------------------------------------------------------------------------------------------------
@@ -286,15 +236,14 @@ class Lanes(Tensors):
             body += self.compute(i)
         of_reductions = [x for r in pas.reduce for x in self._terms(self.graph.values[r])]
         body += [s for p, x in zip(self.plain(pas), of_reductions, strict=True) for s in p.merge([x])]
-        scores = [self.value(pair.score, e) for pair in pas.online for e in range(self.lanes(pair.peak))]
+        scores = [self.name(pair.score, e) for pair in pas.online for e in range(self.lanes(pair.peak))]
         if not self.copied:
             body += [s for x, score in zip(self.online(pas), scores, strict=True) for s in x.take_one(score)]
         stores = [s for k in pas.stores for s in self.store(k, self.schedule.store_hint)]
         body += [when(LIVE, stores)] if stores and guarded else stores
         returns: list[Expr] = [*self.returned(pas)]
         for i in (i for i in pas.kept_out if i not in self.ahead):
-            kept = _items(self.words(i), self.kept_words(i))
-            returns += kept if self.packed(i) else [self.value(i, lane) for lane in range(self.lanes(i))]
+            returns += self.left(i)
         returns += scores if self.copied else []
         return closed([*body, Return(tuple(returns))] if returns else body)
 
@@ -309,15 +258,11 @@ class Lanes(Tensors):
     def _take(self, i: int, source: int) -> list[Stmt]:
         """Value ``i`` as pass ``source`` kept it."""
         if self.copied:
-            return self._given(i)
+            return self.spread(i, self.handed(i))
         pas = self.program.passes[source]
         before = pas.kept_out[: pas.kept_out.index(i)]
         first = len(self.fields(pas)) + sum(self.kept_words(k) for k in before)
-        words = _items(self.results(source), self.kept_words(i), first)
-        if not self.packed(i):
-            return self._set(i, words)
-        unpacked = Unpack(self.storage(i), self.vec, Tuple(tuple(words)))
-        return [Assign(self.words(i), unpacked), *self._set(i, _items(self.words(i), self.vec))]
+        return self.taken_up(i, self.results(source), first)
 
     # ---- after a walk -----------------------------------------------------------------------------------------------
 
@@ -325,18 +270,13 @@ class Lanes(Tensors):
         """Gives the reductions of a pass their names as values."""
         out: list[Stmt] = [p.finish() for p in self.plain(pas)]
         for pair in pas.online:
-            out += self._set(pair.peak, [x.peak for x in self._pairs(pair)])
+            out += self.assigned(pair.peak, [x.peak for x in self._pairs(pair)])
         return out
 
     def totals(self, pair: Online) -> list[Stmt]:
         """Brings an online sum to the shift its users expect."""
         out: list[Stmt] = []
         for lane, x in enumerate(self._pairs(pair)):
-            peak, shift = self.value(pair.peak, lane), self.value(pair.shift, lane)
-            out += x.rescaled(self._variable(pair.total, lane), peak, shift)
+            peak, shift = self.name(pair.peak, lane), self.name(pair.shift, lane)
+            out += x.rescaled(self.variable(pair.total, lane), peak, shift)
         return out
-
-
-def _items(values: Expr, count: int, first: int = 0) -> list[Expr]:
-    """Some items of a tuple."""
-    return [values[first + n] for n in range(count)]

@@ -13,11 +13,9 @@ from dataclasses import dataclass
 
 from autotune.compiler.kernel.nodes import Assign, Cast, Const, Expr, Stmt, Var
 from autotune.compiler.targets.cuda.counts import Counts
-from autotune.compiler.targets.cuda.device import shuffle_from
+from autotune.compiler.targets.cuda.device import THREAD, shuffle_from
 
 WARP = 32
-THREAD = Var("tid", "int32")
-"""Number of the thread in its block."""
 ALONG = Var("along", "int32")
 """Place of the thread along the kept axes, in packs."""
 LANE, SHARED_ALONG = Var("shared_lane", "int32"), Var("shared_along", "int32")

@@ -7,7 +7,6 @@ in shared memory at the end, and one row of partials a block goes to scratch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -30,23 +29,19 @@ from autotune.compiler.kernel.nodes import (
     when,
 )
 from autotune.compiler.kernel.reducers import ONE, ZERO, reciprocal
-from autotune.compiler.program.one_pass import Column
 from autotune.compiler.program.program import Pass
-from autotune.compiler.targets.cuda.access import OK
 from autotune.compiler.targets.cuda.device import BARRIER, THREAD, Shared
-from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter, beginning
+from autotune.compiler.targets.cuda.memory.access import OK
+from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
+from autotune.compiler.targets.cuda.rows.running import JOINED, SEEN, SHARE, Parts, beginning, merged, parts_of, taken
 from autotune.compiler.targets.cuda.rows.shape import BLOCK_THREAD, CHUNK, FIRST_COLUMN, ROW_GROUP, Shape
 from autotune.ir.graph import SHORT
 
-SEEN, SHARE, TOTAL = Var("cnt", "float32"), Var("rn", "float32"), Var("total", "float32")
-"""Rows that the thread has added, one over them, and those of its block."""
+TOTAL = Var("total", "float32")
+"""Rows that the threads of the block have added."""
 COUNTS = Var("hc", "float32")
 """Rows of each of the block's row groups, in shared memory."""
-JOINED, TOGETHER, WEIGHT = Var("na", "float32"), Var("nt", "float32"), Var("wb", "float32")
-"""Rows that are joined so far, those with the next part's, and the share of the latter."""
 PACK_COLUMN = Var("cp")
-Parts = dict[str, list[Var]]
-"""Of each part of an accumulator ("", or "m" and "s"), a variable a lane."""
 
 
 @dataclass(frozen=True)
@@ -68,25 +63,6 @@ class Unit:
     @property
     def variables(self) -> list[Var]:
         return [x for lanes in self.parts.values() for x in lanes]
-
-
-def merged(c: Column, parts: Parts, other: Callable[[Var], Expr], rows: Expr) -> list[Stmt]:
-    """Statements that take other rows' accumulators, ``other(x)`` for each variable, which stand for ``rows`` rows.
-
-    Means and squared deviations go by Chan, Golub and LeVeque; ``JOINED`` counts the rows so far.
-    """
-    if c.kind != "moments":
-        return [Assign(x, lower.combine(c.kind, c.dtype, x, other(x))) for x in parts[""]]
-    own, apart = Var("nb", "float32"), Var("dm", "float32")
-    out: list[Stmt] = [Assign(own, rows), Assign(TOGETHER, JOINED + own)]
-    out.append(Assign(WEIGHT, Select(TOGETHER > ZERO, own / TOGETHER, ZERO)))
-    for mean, square in zip(parts["m"], parts["s"], strict=True):
-        out += [
-            Assign(apart, other(mean) - mean),
-            Assign(square, square + other(square) + apart * apart * JOINED * WEIGHT),
-            Assign(mean, mean + apart * WEIGHT),
-        ]
-    return [*out, Assign(JOINED, TOGETHER)]
 
 
 class Accumulators:
@@ -134,14 +110,7 @@ class Accumulators:
             c, carried = self.columns[n], self._numbers(n)
             x = lower.term(self.emitter.name(c.value, 0), c.dtype)
             new = [Var(f"y{old.name[1:]}", old.dtype) for old in carried]
-            if c.kind == "moments":
-                mean, square = carried
-                apart = Var(f"d{n}", "float32")
-                values: list[Expr] = [mean + apart * SHARE, square + apart * (x - new[0])]
-                out.append(Assign(apart, x - mean))
-            else:
-                values = [lower.combine(c.kind, c.dtype, carried[0], x)]
-            out += [Assign(y, value) for y, value in zip(new, values, strict=True)]
+            out += taken(n, c, x, carried, new)
             for old, y in zip(carried, new, strict=True):
                 out.append(Assign(old, Select(OK, y, old) if self.emitter.ok_needed else y))
         return out
@@ -151,10 +120,7 @@ class Accumulators:
 
     def _numbers(self, n: int) -> list[Var]:
         """The variables of an accumulator of one number a row."""
-        return [Var(f"k{n}{part}", lower.accumulator(self.columns[n].dtype)) for part in self._parts(n)]
-
-    def _parts(self, n: int) -> tuple[str, ...]:
-        return ("m", "s") if self.columns[n].kind == "moments" else ("",)
+        return [Var(f"k{n}{part}", lower.accumulator(self.columns[n].dtype)) for part in parts_of(self.columns[n])]
 
     # ---- after the row loop -----------------------------------------------------------------------------------------
 
@@ -164,11 +130,13 @@ class Accumulators:
         for q, pas in enumerate(self.emitter.program.passes):
             for pack in range(self.shape.packs):
                 for n in pas.columns:
-                    dtype, lanes = lower.accumulator(self.columns[n].dtype), range(self.emitter.vec)
-                    parts = {part: [Var(f"x{n}{part}_{lane}", dtype) for lane in lanes] for part in self._parts(n)}
+                    c, lanes = self.columns[n], range(self.emitter.vec)
+                    dtype = lower.accumulator(c.dtype)
+                    parts = {part: [Var(f"x{n}{part}_{lane}", dtype) for lane in lanes] for part in parts_of(c)}
                     out.append(Unit(n, q, pack, parts))
             for n in pas.row_columns:
-                out.append(Unit(n, q, None, {p: [x] for p, x in zip(self._parts(n), self._numbers(n), strict=True)}))
+                numbers = zip(parts_of(self.columns[n]), self._numbers(n), strict=True)
+                out.append(Unit(n, q, None, {part: [x] for part, x in numbers}))
         return out
 
     def arrays(self) -> list[Shared]:

@@ -27,19 +27,17 @@ from autotune.compiler.kernel.nodes import (
     Select,
     Stmt,
     Store,
-    Tuple,
-    Unpack,
     Var,
     both,
     when,
 )
 from autotune.compiler.kernel.reducers import reducers_of
 from autotune.compiler.kernel.rewrite import closed
-from autotune.compiler.program.one_pass import Column
 from autotune.compiler.program.program import Pass, Program
-from autotune.compiler.targets.cuda.access import FALSE, OK, Accesses
-from autotune.compiler.targets.cuda.operators import computed
+from autotune.compiler.targets.cuda.memory.access import FALSE, OK, Accesses
+from autotune.compiler.targets.cuda.printing.operators import computed
 from autotune.compiler.targets.cuda.rows.moments import BEFORE, WEIGHT
+from autotune.compiler.targets.cuda.rows.running import beginning, parts_of, taken
 from autotune.compiler.targets.cuda.source import CudaSchedule
 from autotune.errors import Unsupported
 from autotune.ir.ops import POINTWISE
@@ -55,11 +53,6 @@ def bits_taken(lanes: Sequence[Var], word: Expr) -> list[Stmt]:
     """Takes booleans out of a word."""
     bits = [Cast("int32", word & Const(1 << e, "int32")) for e in range(len(lanes))]
     return [Assign(x, bit.differs(Const(0, "int32"))) for x, bit in zip(lanes, bits, strict=True)]
-
-
-def beginning(c: Column) -> Const:
-    """What an accumulator over the rows begins with."""
-    return Const(0, "float32") if c.kind == "moments" else lower.identity(c.kind, c.dtype)
 
 
 def accumulators_of(pas: Pass) -> int:
@@ -90,9 +83,7 @@ class CudaEmitter(Accesses):
     # ---- names and small pieces -------------------------------------------------------------------------------------
 
     def kept_words(self, i: int) -> int:
-        if i in self.masks:
-            return 1
-        return self.vec // 2 if self.packed(i) else self.vec
+        return 1 if i in self.masks else super().kept_words(i)
 
     def kept(self, q: int) -> Var:
         """The tuple that pass ``q`` returned for the pack at hand."""
@@ -124,12 +115,10 @@ class CudaEmitter(Accesses):
         returns: list[Expr] = list(reducers.fields)
         for i in self.kept_of[q]:
             if i in self.masks:
-                body.append(bits_made(self.bits(i), self.lanes(i)))
+                body.append(bits_made(self.bits(i), self.variables(i)))
                 returns.append(self.bits(i))
-            elif self.packed(i):
-                returns += [self.raw(i)[w] for w in range(self.kept_words(i))]
             else:
-                returns += self.lanes(i)
+                returns += self.left(i)
         returns += columns
         if returns:
             body.append(Return(tuple(returns)))
@@ -146,24 +135,17 @@ class CudaEmitter(Accesses):
     def taken(self, i: int) -> list[Stmt]:
         """A value that an earlier pass kept."""
         z, at = self.kept(self.where_kept[i]), self.kept_offset(self.where_kept[i], i)
-        if i in self.masks:
-            return bits_taken(self.lanes(i), z[at])
-        if self.packed(i):
-            words = Tuple(tuple(z[at + w] for w in range(self.kept_words(i))))
-            unpacked = self.raw(i)
-            lanes = [Assign(x, unpacked[e]) for e, x in enumerate(self.lanes(i))]
-            return [Assign(unpacked, Unpack(self.storage(i), self.vec, words)), *lanes]
-        return [Assign(x, z[at + e]) for e, x in enumerate(self.lanes(i))]
+        return bits_taken(self.variables(i), z[at]) if i in self.masks else self.taken_up(i, z, at)
 
     def value(self, i: int, q: int) -> list[Stmt]:
         """Value ``i`` of one pack in pass ``q``."""
-        v, lanes = self.graph.values[i], self.lanes(i)
+        v, lanes = self.graph.values[i], self.variables(i)
         if i in self.joins.skipped:
             return []
         if i in self.joins.results:
             one = self.joins.results[i]
             zero = [Const(0, v.dtype)] if self.joins.loads[one].added else []
-            return [Assign(x, sum(zero, y)) for x, y in zip(lanes, self.lanes(one), strict=True)]
+            return [Assign(x, sum(zero, y)) for x, y in zip(lanes, self.variables(one), strict=True)]
         if v.op == "load":
             return self.emit_load(i, q)
         if v.op == "gather":
@@ -176,7 +158,7 @@ class CudaEmitter(Accesses):
 
     def positions(self, i: int) -> list[Stmt]:
         """The index along an axis, lane by lane."""
-        v, lanes = self.graph.values[i], self.lanes(i)
+        v, lanes = self.graph.values[i], self.variables(i)
         (axis,) = v.axes
         inner = axis == self.program.cols[-1]
         out: list[Stmt] = []
@@ -195,8 +177,7 @@ class CudaEmitter(Accesses):
         """The accumulators of pass ``q`` in the order of their tuple: (column, "" or "m" or "s", lane)."""
         out = []
         for n in self.all_passes[q].columns:
-            for part in ("m", "s") if self.program.columns[n].kind == "moments" else ("",):
-                out += [(n, part, lane) for lane in range(self.vec)]
+            out += [(n, part, lane) for part in parts_of(self.program.columns[n]) for lane in range(self.vec)]
         return out
 
     def beginnings(self, q: int) -> list[Const]:
@@ -211,17 +192,9 @@ class CudaEmitter(Accesses):
         for n in pas.columns:
             c = self.program.columns[n]
             for lane in range(self.vec):
-                x = lower.term(self.name(c.value, lane), c.dtype)
-                if c.kind == "moments":
-                    mean, square = held[n, "m", lane], held[n, "s", lane]
-                    away = Var(f"d{n}", "float32")
-                    body.append(Assign(away, x - mean))
-                    body.append(Assign(new[n, "m", lane], mean + away * Var("rn", "float32")))
-                    body.append(Assign(new[n, "s", lane], square + away * (x - new[n, "m", lane])))
-                else:
-                    body.append(Assign(new[n, "", lane], lower.combine(c.kind, c.dtype, held[n, "", lane], x)))
+                x, here = lower.term(self.name(c.value, lane), c.dtype), [(n, part, lane) for part in parts_of(c)]
+                body += taken(n, c, x, [held[at] for at in here], [new[at] for at in here])
                 if self.ok_needed:
-                    here = [at for at in order if (at[0], at[2]) == (n, lane)]
                     body += [Assign(new[at], Select(OK, new[at], held[at])) for at in here]
         return [new[at] for at in order]
 

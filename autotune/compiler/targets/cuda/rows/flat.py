@@ -8,9 +8,9 @@ from typing import Any
 from autotune.compiler.kernel.nodes import Assign, Const, Do, Expr, Function, Intrinsic, Stmt, Var, both, loop, when
 from autotune.compiler.program.in_place import overwritable
 from autotune.compiler.program.vectors import narrowest, open_row
-from autotune.compiler.targets.cuda.access import AHEAD, COLUMN, ROW
 from autotune.compiler.targets.cuda.counts import Counts
 from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT, THREAD, ThreadIndex
+from autotune.compiler.targets.cuda.memory.access import AHEAD, COLUMN, ROW
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.prefetch import MOST_WORDS, load_function, loads_ahead
 from autotune.compiler.targets.cuda.source import OVERWRITES, CudaSource
@@ -30,8 +30,7 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
     """
     program, vec = e.program, e.vec
     block, unroll = e.schedule.block, e.schedule.unroll
-    if block > 1024 or block < 32 or block % 32:
-        raise Unsupported("a flat kernel's block is a multiple of 32 up to 1024 threads")
+    e.schedule.check_block()
     (pas,) = program.passes
     if pas.row_stores:
         raise Unsupported("an output without a column axis in a flat kernel")

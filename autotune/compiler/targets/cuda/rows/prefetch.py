@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from autotune.compiler.kernel.nodes import Assign, Const, Expr, Function, Load, Pointer, Return, Stmt, Tuple, Var, when
 from autotune.compiler.kernel.rewrite import Rewriter, closed
-from autotune.compiler.targets.cuda.access import COLUMN, ROW
+from autotune.compiler.targets.cuda.memory.access import COLUMN, ROW
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.shape import GROUP, SETS, Shape
 from autotune.errors import Unsupported

@@ -1,10 +1,30 @@
-"""How a kernel finds the elements of its tensors: axes that make a base once, and axes that are added to it."""
+"""How a kernel finds the elements of its tensors: axes that make a base once, and axes that are added to it.
+
+:class:`Tensors` also says what row-wise kernels (``rows``) and kernels of lanes (``outer``) do alike with a pack of
+elements: how its lanes are called, gathered, stored, kept and taken up again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-from autotune.compiler.kernel.nodes import Assign, Cast, Expr, Stmt, Var, sum_of
+from autotune.compiler.kernel import lower
+from autotune.compiler.kernel.nodes import (
+    Assign,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Pointer,
+    Stmt,
+    Store,
+    Tuple,
+    Unpack,
+    Var,
+    both,
+    sum_of,
+    when,
+)
 from autotune.compiler.program.program import Program, read_once
 from autotune.compiler.targets.cuda.counts import Counts
 from autotune.compiler.targets.cuda.source import CudaSchedule
@@ -85,6 +105,92 @@ class Tensors:
         """Where the elements of output ``k`` begin."""
         return Var(f"o{k}", "int64")
 
+    def out_pointer(self, k: int) -> Pointer:
+        return Pointer(len(self.graph.inputs) + k)
+
+    def raw(self, i: int) -> Var:
+        """A pack of load ``i`` as it lies in memory."""
+        return Var(f"u{i}")
+
+    # ---- values by lanes --------------------------------------------------------------------------------------------
+
+    def varies(self, i: int) -> bool:
+        """Whether value ``i`` has a number for each lane of a pack."""
+        raise NotImplementedError
+
+    def variable(self, i: int, lane: int = 0) -> Var:
+        return Var(f"v{i}_{lane}" if self.varies(i) else f"v{i}", self.graph.values[i].dtype)
+
+    def variables(self, i: int) -> list[Var]:
+        """Value ``i`` of a pack, lane by lane."""
+        return [self.variable(i, lane) for lane in range(self.vec if self.varies(i) else 1)]
+
+    def name(self, i: int, lane: int = 0) -> Expr:
+        """Value ``i`` in a lane; constants inline."""
+        v = self.graph.values[i]
+        return Const(v.number, v.dtype) if v.op == "const" else self.variable(i, lane)
+
+    def assigned(self, i: int, values: Sequence[Expr]) -> list[Stmt]:
+        """Gives value ``i`` its lanes."""
+        return [Assign(x, value) for x, value in zip(self.variables(i), values, strict=True)]
+
+    def spread(self, i: int, values: Expr, first: int = 0) -> list[Stmt]:
+        """The same from items of a tuple."""
+        return self.assigned(i, items(values, len(self.variables(i)), first))
+
+    # ---- what passes keep -------------------------------------------------------------------------------------------
+
+    def kept_words(self, i: int) -> int:
+        """Items that a kept value takes in the tuple that its pass returns."""
+        return self.vec // 2 if self.packed(i) else len(self.variables(i))
+
+    def left(self, i: int) -> list[Expr]:
+        """These items: the lanes of the value, or its words as they lie in memory."""
+        return items(self.raw(i), self.kept_words(i)) if self.packed(i) else [*self.variables(i)]
+
+    def taken_up(self, i: int, result: Expr, first: int) -> list[Stmt]:
+        """A kept value from the items of ``result`` from number ``first`` on."""
+        if not self.packed(i):
+            return self.spread(i, result, first)
+        words = Tuple(tuple(items(result, self.kept_words(i), first)))
+        return [Assign(self.raw(i), Unpack(self.storage(i), self.vec, words)), *self.spread(i, self.raw(i))]
+
+    # ---- loads and stores -------------------------------------------------------------------------------------------
+
+    def guard(self, v: Value, lane: int) -> Expr | None:
+        """Condition under which a guarded load may touch memory in one lane."""
+        raise NotImplementedError
+
+    def gather_each(self, i: int) -> list[Stmt]:
+        """Gather ``i`` lane by lane: zero where its index or its guards are outside."""
+        v = self.graph.values[i]
+        out: list[Stmt] = []
+        for lane, x in enumerate(self.variables(i)):
+            index = self.name(v.args[0], lane)
+            inside = both(index >= 0, index < v.bound, self.guard(v, lane))
+            at = self.access[i].at(self.base(i), lane) + Cast("int64", index) * v.index_stride
+            load = Load(self.storage(i), 1, "default", Pointer(v.slot), at, "fixed")
+            out += [Assign(x, Const(0, v.dtype)), when(inside, [Assign(x, load)])]
+        return out
+
+    def stored(self, k: int, lanes: int) -> list[Expr]:
+        """The lanes of output ``k`` in the arithmetic type that its storage takes."""
+        o = self.graph.outputs[k]
+        return [lower.stored(self.name(o.value, lane), o.dtype) for lane in range(lanes)]
+
+    def store_pack(self, k: int, hint: str, lanes: int, guard: Expr | None = None) -> list[Stmt]:
+        """Stores the lanes of output ``k``: at once where they are neighbours."""
+        o, access, values = self.graph.outputs[k], self.out_access[k], self.stored(k, lanes)
+        step = self.vec if access.vector else 1
+        return [
+            Store(
+                o.dtype, hint, self.out_pointer(k), access.at(self.out_base(k), e), tuple(values[e : e + step]), guard
+            )
+            for e in range(0, lanes, step)
+        ]
+
+    # ---- how tensors lie --------------------------------------------------------------------------------------------
+
     def storage(self, i: int) -> str:
         """Storage type of load or gather ``i``."""
         return self.graph.inputs[self.graph.values[i].slot]
@@ -117,6 +223,22 @@ class Tensors:
         slots = {values[i].slot for i in whole if values[i].op == "load" or self.gathers_packs(i)}
         slots |= {n_inputs + k for k, access in enumerate(self.out_access) if access.vector}
         return [min(16, self.vec * size) if k in slots else size for k, size in enumerate(need)]
+
+
+def items(values: Expr, count: int, first: int = 0) -> list[Expr]:
+    """Some items of a tuple."""
+    return [values[first + n] for n in range(count)]
+
+
+def within(
+    guards: Iterable[tuple[int, int, int]], extents: Sequence[int], open_axis: int, index: Callable[[int], Expr]
+) -> Expr | None:
+    """Whether ``index(axis)`` lies between the bounds of each guard; ``open_axis`` may be longer than its extent."""
+    tests: list[Expr] = []
+    for axis, low, high in guards:
+        tests += [index(axis) >= low] if low > 0 else []
+        tests += [index(axis) < high] if high < extents[axis] or axis == open_axis else []
+    return both(*tests)
 
 
 def taken_apart(

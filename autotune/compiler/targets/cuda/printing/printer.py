@@ -6,8 +6,9 @@ import math
 
 from autotune.compiler.kernel.nodes import Cast, Const, Expr, Load, Op, Store, Tuple, Unpack
 from autotune.compiler.kernel.printer import ATOM, Printer
-from autotune.compiler.targets.cuda import device, operators
+from autotune.compiler.targets.cuda import device
 from autotune.compiler.targets.cuda.names import HINTS
+from autotune.compiler.targets.cuda.printing import operators
 from autotune.ir.graph import SHORT
 
 _LOADS = {"plain": "ld", "words": "lr", "fixed": "lk", "touch": "touch"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from autotune.compiler.kernel import lower
 from autotune.compiler.kernel.nodes import (
     Assign,
     Cast,
@@ -14,18 +13,15 @@ from autotune.compiler.kernel.nodes import (
     Pointer,
     Select,
     Stmt,
-    Store,
     Tuple,
     Unpack,
     Var,
-    both,
-    when,
 )
 from autotune.compiler.program.program import Program
 from autotune.compiler.program.vectors import vector_length
-from autotune.compiler.targets.cuda.address import Tensors, fixed_index, moving_index, taken_apart
 from autotune.compiler.targets.cuda.counts import Counts
-from autotune.compiler.targets.cuda.select_load import find_joins
+from autotune.compiler.targets.cuda.memory.address import Tensors, fixed_index, moving_index, taken_apart, within
+from autotune.compiler.targets.cuda.memory.select_load import find_joins
 from autotune.compiler.targets.cuda.source import CudaSchedule
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Value
@@ -63,16 +59,8 @@ class Accesses(Tensors):
         """The index along an axis, of the row or of the column."""
         return moving_index(axis) if axis in self.program.cols else fixed_index(axis)
 
-    def lanes(self, i: int) -> list[Var]:
-        """Value ``i`` of a pack, lane by lane."""
-        return [Var(f"v{i}_{e}", self.graph.values[i].dtype) for e in range(self.vec)]
-
-    def raw(self, i: int) -> Var:
-        """A pack of load ``i`` as it lies in memory."""
-        return Var(f"u{i}")
-
-    def out_pointer(self, k: int) -> Pointer:
-        return Pointer(len(self.graph.inputs) + k)
+    def varies(self, i: int) -> bool:
+        return self.program.domain(i) != "row"
 
     # ---- what is read how -------------------------------------------------------------------------------------------
 
@@ -100,16 +88,12 @@ class Accesses(Tensors):
     def guard(self, v: Value, lane: int | None = None, rows_only: bool = False) -> Expr | None:
         """Condition under which a guarded load may touch memory in one lane, or with the whole pack."""
         inner = self.program.cols[-1] if self.program.cols else -1
-        tests: list[Expr] = []
-        for a, lo, hi in v.guards:
-            if rows_only and a not in self.program.rows:
-                continue
-            at = self.index(a) + lane if a == inner and lane is not None else self.index(a)
-            if lo > 0:
-                tests.append(at >= lo)
-            if hi < self.graph.extents[a] or a == self.program.dynamic:
-                tests.append(at < hi)
-        return both(*tests)
+        guards = [g for g in v.guards if not rows_only or g[0] in self.program.rows]
+
+        def index(a: int) -> Expr:
+            return self.index(a) + lane if a == inner and lane is not None else self.index(a)
+
+        return within(guards, self.graph.extents, self.program.dynamic, index)
 
     # ---- indices and addresses --------------------------------------------------------------------------------------
 
@@ -134,11 +118,11 @@ class Accesses(Tensors):
     def unpacked(self, i: int, pack: Expr) -> list[Stmt]:
         """The lanes of a pack that was loaded as one."""
         whole = Var(f"w{i}")
-        return [Assign(whole, pack), *(Assign(x, whole[e]) for e, x in enumerate(self.lanes(i)))]
+        return [Assign(whole, pack), *self.spread(i, whole)]
 
     def emit_load(self, i: int, number: int) -> list[Stmt]:
         """Load ``i`` in pass ``number``."""
-        lanes, access, storage, hint = self.lanes(i), self.access[i], self.storage(i), self.load_hint(i)
+        lanes, access, storage, hint = self.variables(i), self.access[i], self.storage(i), self.load_hint(i)
         v, pointer, out = self.source(i)
         if access.vector and self.by_pack(v):
             words = self.raw(i)
@@ -169,47 +153,14 @@ class Accesses(Tensors):
         )
 
     def emit_gather(self, i: int) -> list[Stmt]:
-        v, access, storage = self.graph.values[i], self.access[i], self.storage(i)
-
-        def load(e: int, lanes: int, form: str, guard: Expr | None) -> Load:
-            at = access.at(self.base(i), e) + Cast("int64", self.name(v.args[0], e)) * v.index_stride
-            return Load(storage, lanes, "default", Pointer(v.slot), at, form, guard)
-
-        if self.gathers_packs(i):
-            index, guard = self.name(v.args[0], 0), self.guard(v)
-            inside = Select(index >= 0, index < v.bound, FALSE)
-            return self.unpacked(i, load(0, self.vec, "plain", Select(guard, inside, FALSE) if guard else inside))
-        out: list[Stmt] = []
-        for e, x in enumerate(self.lanes(i)):
-            index = self.name(v.args[0], e)
-            guard = both(index >= 0, index < v.bound, self.guard(v, e))
-            out += [Assign(x, Const(0, v.dtype)), when(guard, [Assign(x, load(e, 1, "fixed", None))])]
-        return out
+        if not self.gathers_packs(i):
+            return self.gather_each(i)
+        v = self.graph.values[i]
+        index, guard = self.name(v.args[0]), self.guard(v)
+        inside = Select(index >= 0, index < v.bound, FALSE)
+        at = self.access[i].at(self.base(i)) + Cast("int64", index) * v.index_stride
+        guard = Select(guard, inside, FALSE) if guard else inside
+        return self.unpacked(i, Load(self.storage(i), self.vec, "default", Pointer(v.slot), at, guard=guard))
 
     def emit_store(self, k: int) -> list[Stmt]:
-        o, access = self.graph.outputs[k], self.out_access[k]
-        xs = self.stored(k)
-        step = self.vec if access.vector else 1
-        return [
-            Store(
-                o.dtype,
-                self.schedule.store_hint,
-                self.out_pointer(k),
-                access.at(self.out_base(k), e),
-                tuple(xs[e : e + step]),
-                OK if self.ok_needed else None,
-            )
-            for e in range(0, self.vec, step)
-        ]
-
-    def stored(self, k: int) -> list[Expr]:
-        """The lanes of output ``k`` in the arithmetic type its storage takes."""
-        o = self.graph.outputs[k]
-        return [lower.stored(self.name(o.value, e), o.dtype) for e in range(self.vec)]
-
-    def name(self, i: int, e: int) -> Expr:
-        """Value ``i`` in lane ``e``: constants inline, row values without a lane."""
-        v = self.graph.values[i]
-        if v.op == "const":
-            return Const(v.number, v.dtype)
-        return Var(f"v{i}" if self.program.domain(i) == "row" else f"v{i}_{e}", v.dtype)
+        return self.store_pack(k, self.schedule.store_hint, self.vec, OK if self.ok_needed else None)

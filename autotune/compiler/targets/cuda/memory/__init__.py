@@ -1,0 +1,1 @@
+"""How CUDA kernels find, read and write the elements of tensors."""

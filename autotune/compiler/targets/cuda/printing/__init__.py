@@ -1,0 +1,1 @@
+"""From the kernel IR to Numba CUDA source."""
