@@ -15,6 +15,7 @@ import torch
 from autotune.compiler.audit import BOUND, bind, foreign
 from autotune.compiler.targets.cuda.source import GENERATOR
 from autotune.device import DeviceIdentity, Environment
+from autotune.domains.fusion.task import FusionTask
 from autotune.errors import Unsupported
 from autotune.runtime.launch.cuda import LaunchError, check_rule
 from autotune.runtime.launch.executor import load_executor
@@ -27,6 +28,7 @@ from autotune.task import Artifact, Config
 from autotune.workload import Workload
 from tests.support.cuda_schedules import built, cut
 from tests.support.hostile import execute
+from tests.support.zoo import Case, T, workloads_of
 
 GPU = DeviceIdentity("cuda", "NVIDIA Test", 132, 143360, "9.0")
 ENV = Environment("cuda", torch="2.11.0", numba="0.68.1", numba_cuda="0.30.4", cuda="13.0", driver="580.1")
@@ -226,9 +228,11 @@ def test_what_earlier_versions_stored_is_found() -> None:
 
 
 def test_what_this_version_makes_no_more_is_found_where_it_says_what_it_was_compiled_for() -> None:
-    """Rows in shared memory, of decision 016: their cubins are stored, and nothing prints their launch data again."""
-    task, config, artifact = built()
-    config = {**config, "keep": "shared"}
+    """Strips copied ahead in a persistent grid (decision 016): their cubins are stored, and nothing prints them again."""
+    (workload,) = workloads_of(Case("", lambda x: torch.softmax(x, 0), (T(256, 64),)))
+    task = FusionTask(workload, "cuda:0", target="sm_90", sms=132)
+    artifact = task.build(task.default())
+    config = {**task.default(), "keep": "shared", "prefetch": True, "blocks_per_sm": 1}
     kernels = tuple(replace(k, launch={n: v for n, v in k.launch.items() if n != BOUND}) for k in artifact.kernels)
     unbound = replace(artifact, kernels=kernels)
     assert foreign(bind(unbound, task.graph, config), task.graph, config, 132) == ""
