@@ -228,7 +228,7 @@ def test_what_earlier_versions_stored_is_found() -> None:
 
 
 def test_what_this_version_makes_no_more_is_found_where_it_says_what_it_was_compiled_for() -> None:
-    """Strips copied ahead in a persistent grid (decision 016): their cubins are stored, and nothing prints them again."""
+    """Strips copied ahead in a persistent grid (decision 016): cubins are stored, and nothing prints them again."""
     (workload,) = workloads_of(Case("", lambda x: torch.softmax(x, 0), (T(256, 64),)))
     task = FusionTask(workload, "cuda:0", target="sm_90", sms=132)
     artifact = task.build(task.default())
