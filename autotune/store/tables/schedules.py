@@ -304,7 +304,8 @@ class Schedules(Database):
         found: list[Any] = []
         with self.reading() as c:
             for row in (_S, VerdictRow):
-                times = sa.func.sum(sa.cast(row.created * 1000, sa.BigInteger))  # an imported one may be an older one
+                # An imported one may be older than the newest. In units of TOUCH each touch is a number of its own.
+                times = sa.func.sum(sa.cast(row.created / TOUCH, sa.BigInteger))
                 found += c.execute(sa.select(sa.func.count(), sa.func.max(row.created), times).select_from(row)).one()
         return hashlib.sha256(repr([SCHEMA_REVISION, *found]).encode()).hexdigest()
 

@@ -55,6 +55,19 @@ def test_every_change_of_what_is_deployed_changes_the_state(store: Store, key: K
     assert len({*states}) == 4
 
 
+def test_a_touch_changes_the_state_whatever_the_time(store: Store, key: Key) -> None:
+    """In whole milliseconds, of which a touch is a little less than one, it passed unseen once in forty times."""
+    store.put_schedule(schedule(put_key(store, workload(128)), extent=128, when=1.8e9))
+    touched = sa.update(ScheduleRow).where(ScheduleRow.workload == key.workload)
+    store.put_schedule(schedule(key, when=1.7e9))
+    states = [store.state()]
+    for _ in range(128):
+        with store.writing() as c:
+            c.execute(touched.values(created=ScheduleRow.created + store_schedules.TOUCH))
+        states.append(store.state())
+    assert len({*states}) == len(states)
+
+
 @pytest.mark.parametrize("artifact", [ARTIFACT, CPU_ARTIFACT, None], ids=["cubin", "cpu", "none"])
 def test_a_schedule_comes_back_as_it_was(store: Store, key: Key, artifact: Artifact | None) -> None:
     s = schedule(key, artifact=artifact)
