@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from autotune.compiler.assemble import draft
+from autotune.compiler.schedules.configurations import group_configs
 from autotune.domains.fusion.program_spec import resolve, workloads_of
 from autotune.domains.fusion.task import FusionTask
 from autotune.ir.graph import Graph
@@ -64,7 +65,7 @@ def main() -> None:
         show("aten calls", calls(workload.source))
         show(f"region graph, axes of {list(task.graph.extents)}", values(task.graph))
         show("plan and configuration", iter([task.plan.text, *(f"{name} = {value}" for name, value in config.items())]))
-        drafts, _ = draft(task.graph, task.plan, task.parts_of(task.plan, config), MULTIPROCESSORS, workload.source)
+        drafts, _ = draft(task.graph, task.plan, group_configs(task.plan, config), MULTIPROCESSORS, workload.source)
         for d in drafts:
             show(f"kernel {d.source.name}", iter(d.source.text.splitlines()))
         for kernel in task.build(config).kernels:
