@@ -36,7 +36,6 @@ _BASE_REGISTERS = 22
 _CLOCK_GHZ = 1.7
 _ISSUE = 128.0  # lanes an SM issues for in a cycle
 _LATENCY_US = 0.75  # of a load from memory, on a busy device
-_AGAIN_US = 0.25  # of a load of what was read before, from a cache
 _REDUCE_US = 0.06, 0.35, 1.2  # a reduction over a warp, over a block, over a cluster
 _SHARED_BYTES = 128.0  # that an SM moves to or from shared memory in a cycle
 _BESIDE = 0.5  # share of the second longest time that one block alone does not hide
@@ -137,7 +136,7 @@ def _shape(program: Program, config: Schedule, accumulators: float) -> Shape | N
     hop = _REDUCE_US[2] if cluster > 1 else hop
     again = 0.0 if config["keep"] != "reload" else max(0.0, passes - 1.0)
     first_us = _LATENCY_US * (0.4 if config.get("prefetch") and config["blocks_per_sm"] else 1.0)
-    row_us = max(1.0, packs / resident) * (first_us + again * _AGAIN_US) + reductions * hop
+    row_us = max(1.0, packs / resident) * (first_us + again * _LATENCY_US) + reductions * hop
     rows = program.n_rows * cols / (threads * vec * unroll) if flat else program.n_rows / per_block * cluster
     words = kept if config["keep"] == "shared" else 0.0
     shared = words * 4 * cols * per_block / cluster

@@ -90,7 +90,7 @@ def test_it_knows_where_kept_values_are() -> None:
     by_warp = {**t.default(), "threads_per_row": 32, "rows_per_block": 4, "vector_bytes": 8, "unroll": 4}
     times = {keep: t.predict({**by_warp, "keep": keep}) or math.inf for keep in ("registers", "shared", "reload")}
     assert times["registers"] < times["shared"] < 1.5 * times["registers"]
-    assert times["reload"] < 1.5 * times["registers"], "what is read again comes from a cache"
+    assert times["reload"] < 1.5 * times["registers"], "other blocks hide what is read again"
 
 
 def test_registers_that_keep_nothing_do_not_hasten_a_row() -> None:
@@ -156,7 +156,7 @@ def test_picks_are_the_best_by_the_model_and_can_be_tried() -> None:
     drawn = random.Random(1)
     assert max(times) < min(t.predict(t.normalize(t.space().sample(drawn))) or math.inf for _ in range(8))
     assert times[0] == min(times)
-    assert max(times) < times[0] * math.exp(seeds._ALIKE) ** 2
+    assert max(times) < 1.1 * times[0]
     common = [seeds._in_common(a, b) for a, b in itertools.combinations(chosen, 2)]
     assert max(common) < 1
     assert statistics.fmean(common) < 0.6, "unlike each other"
