@@ -62,7 +62,7 @@ test quick: export PYTHONDONTWRITEBYTECODE :=
 # What is timed needs the machine for itself; the rest runs file by file in two processes a core, since tests wait for
 # processes of their own. The layers whose files take longest go first, so that none is left at the end.
 JOBS ?= $(shell nproc | awk '{ n = $$1 * 2; print n < 12 ? n : 12 }')
-ALONE := tests/unit/measure tests/process/measure
+ALONE := tests/unit/measure/test_timer.py tests/process/measure/test_quiet.py tests/process/measure/test_worker.py
 LAYERS := tests/endtoend tests/simulated tests/compile tests/process tests/unit
 
 quick: $(READY)
