@@ -74,10 +74,10 @@ def recalled(
     if schedule is None or (schedule.busy and not busy) or schedule.space:
         return None
     measured = context.store.measurements(key.workload, key.device, key.environment, key.policy)
-    # A hopeless default is not compared (``finals.compare``); what it took before counts then.
     timed = [m for m in measured if m.latency_us is not None]
-    finals = {config_key(m.config): m for m in timed if m.stage == "final"}
-    earlier = {config_key(m.config): m for stage in ("screen", "repeat") for m in timed if m.stage == stage}
+    # A hopeless default has no final timing (``finals.compare``).
+    latest = {config_key(m.config): m for stage in ("screen", "repeat", "final") for m in timed if m.stage == stage}
+    finals = {key: m for key, m in latest.items() if m.stage == "final"}
     if not finals:
         return None
     best = min(finals.values(), key=lambda m: m.latency_us or 0.0)
@@ -106,6 +106,5 @@ def recalled(
         task = context.task(workload)
     except (Unsupported, UserError):  # not to be opened here: it is of another host's device
         return found
-    key_of_default = config_key(task.normalize(task.default()))
-    default = finals.get(key_of_default, earlier.get(key_of_default))
+    default = latest.get(config_key(task.normalize(task.default())))
     return replace(found, default_us=default.latency_us if default else None)

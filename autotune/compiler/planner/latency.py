@@ -5,7 +5,6 @@ N_instruction * CPI`` and the number of waves from the occupancy that registers 
 are mostly bound by memory, so three times are estimated, and the longest counts. Other blocks of an SM hide the second:
 half of it counts where one block is resident, a quarter where two are.
 
-
 * *memory*: bytes over the bandwidth that the loads in flight can draw (Little's law: too few warps, or too narrow
   loads, leave it idle), and what shared memory takes of kept values;
 * *issue*: instructions over the issue rate, less where few warps are resident or lanes of a row are idle;

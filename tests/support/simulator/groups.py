@@ -12,19 +12,15 @@ from autotune.ir.graph import REDUCTIONS, Graph
 from autotune.ir.oracle.conditioning import from_float
 from autotune.ir.oracle.interpret import interpret, make_inputs
 from autotune.measure.verify import compare
+from autotune.runtime.launch import prepared
 from tests.support.simulator.errors import KernelError
 from tests.support.simulator.machine import Machine
 from tests.support.simulator.tensors import Pointer
 
 
 def grid_of(source: CudaSource, extent0: int, sms: int) -> int:
-    """Blocks of a launch, as ``runtime.executor.grid_of`` has it; a persistent grid is one block an SM."""
-    rule = source.launch
-    if "grid" in rule:
-        return int(rule["grid"])
-    units = (extent0 if rule["dynamic"] else 1) * int(rule["inner"])
-    grid = -(-units // int(rule["per_block"])) * int(rule.get("cluster", 1))
-    return min(grid, sms) if int(rule["blocks_per_sm"]) else grid
+    """Blocks of a launch; a persistent grid is one block an SM."""
+    return prepared.grid_of({**source.launch, "cap": sms if source.launch["blocks_per_sm"] else 0}, extent0)
 
 
 def run_group(
