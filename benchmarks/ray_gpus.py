@@ -33,11 +33,14 @@ _OBJECTS = 256 * 2**20
 
 @contextlib.contextmanager
 def ray_node(gpus: int) -> Iterator[str]:
-    """A cluster of one node with so many GPUs; its address."""
+    """A cluster of one node with so many GPUs and this host's processors; its address."""
     from ray.cluster_utils import Cluster
 
+    from autotune.device import usable_processors
+
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled")
-    node: dict[str, Any] = {"num_gpus": gpus} if gpus else {}
+    node: dict[str, Any] = {"num_cpus": usable_processors()}  # by itself such a cluster has one
+    node |= {"num_gpus": gpus} if gpus else {}
     node["object_store_memory"] = _OBJECTS  # by itself Ray takes a third of the memory, which /dev/shm may not have
     made = Cluster(initialize_head=True, head_node_args={"include_dashboard": False, **node})
     try:
