@@ -58,9 +58,7 @@ GROUPS = ("column_sum", "bias_gelu", "layer_norm_backward", "layer_norm", "cross
 HELD_OUT = ("softmax_backward", "long_softmax")
 """Groups that were recorded after the cost model had been fitted to the others: on a GPU, and by their names only."""
 KERNELS = ("benchmarks.search_quality.spaces:product", "examples.own_kernels.stencil:heat")
-GPU_HELD_OUT = ("softmax_backward", "long_softmax")
-"""Groups that were recorded after the cost model had been fitted to the others: on a GPU, and by their names only."""
-KERNELS = ("benchmarks.search_quality.triton_product:product", "benchmarks.search_quality.gpu_kernels:convolve")
+GPU_KERNELS = ("benchmarks.search_quality.triton_product:product", "benchmarks.search_quality.gpu_kernels:convolve")
 GPU_SPACES = {
     "softmax": "h200_rows.toml",
     "layer_norm": "h200_rows.toml",
