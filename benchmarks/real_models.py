@@ -141,9 +141,15 @@ def listing() -> str:
 def measure_all(args: argparse.Namespace, db: str, one_search: str = "") -> int:
     """Measure what --out does not hold yet, a process a model, and print the table of all of it."""
     from autotune.device import environment, identify, resolve_device
+    from autotune.store.snapshots.packaged import file_for
 
     device = resolve_device(args.device)
-    label, env = identify(device).label, environment(device)
+    identity, env = identify(device), environment(device)
+    if not args.search and not _holds_schedules(db, identity.fingerprint):
+        known = file_for(identity)
+        mend = f"autotune import package:{known.stem} --db {args.db or 'real.db'}" if known else "a search with --db"
+        raise UserError(f"--search 0 deploys what --db holds, which is nothing for {identity.name}; {mend} fills one")
+    label = identity.label
     extra: dict[str, Any] = {"suite": SUITE, "tiny": args.tiny}
     cases = finished(args.out, device=label, **extra) if args.out else {}
     failed: dict[str, str] = json.loads(args.out.read_text()).get("failed", {}) if cases or _there(args.out) else {}
@@ -212,6 +218,15 @@ def side_by_side(one: Callable[[str], T], names: Sequence[str], count: int) -> I
             for process in list(_running):
                 process.terminate()
             time.sleep(0.05)
+
+
+def _holds_schedules(db: str, device: str) -> bool:
+    from autotune.store import Store
+
+    if "://" not in db and not os.path.exists(db):
+        return False
+    with Store.open(db) as store:
+        return bool(store.schedules(device))
 
 
 def _there(out: Path | None) -> bool:

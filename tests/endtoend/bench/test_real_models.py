@@ -366,6 +366,8 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         assert says in capsys.readouterr().err
     assert real_models.main(["--device", "cuda:99", "--models", "bert_large_train"]) == 2
     assert "cuda:99" in capsys.readouterr().err
+    assert real_models.main(["--device", "cpu", "--tiny", "--search", "0"]) == 2  # would measure Inductor with itself
+    assert "--search 0 deploys what --db holds, which is nothing" in capsys.readouterr().err
 
 
 def test_a_family_stands_for_what_is_measured_of_it() -> None:
