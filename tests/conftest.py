@@ -3,6 +3,7 @@ terminal of one width. And an end for the processes that a test starts."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import os
@@ -38,13 +39,24 @@ def pytest_configure(config: pytest.Config) -> None:
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = compiled
             config.add_cleanup(lambda: shutil.rmtree(compiled, ignore_errors=True))
             make_bytecode(config)
+            _fork_processes(config)
         return
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before libgomp is there, two thirds of a softmax's time
     folder = tempfile.mkdtemp(prefix=f"autotune-{worker}-")
     os.chmod(folder, 0o711)  # PostgreSQL of another user has its folder in it
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     share_headers(Path(folder))
+
+
+def _fork_processes(config: pytest.Config) -> None:
+    """Let the processes of the run come from one that has imported for all of them."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before libgomp is there, two thirds of a softmax's time
+    folder = tempfile.mkdtemp(prefix="autotune-imports-")
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    share_headers(Path(folder))
+    forked = contextlib.ExitStack()
+    forked.enter_context(forks.installed(tests=Path(folder)))
+    config.add_cleanup(forked.close)
 
 
 @pytest.fixture(scope="session")
@@ -101,7 +113,7 @@ def compiled_anew(kept_ptx: Callable[..., str], monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture(scope="session", autouse=True)
 def forked() -> Iterator[None]:
-    """Python processes are forked from one that has imported everything."""
+    """Python processes are forked from one that has imported everything, which this process may be a fork of itself."""
     with forks.installed():
         yield
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -26,7 +27,11 @@ from typing import Any, NoReturn
 
 _PRELOADED = (
     "numba.core.compiler",
+    "numba.np.arraymath",
     "optuna",
+    "psycopg",
+    "rich.progress",
+    "scipy.special",
     "torch._dynamo.backends.inductor",
     "torch._dynamo.repro.after_dynamo",
     "torch._inductor.bounds",
@@ -42,6 +47,8 @@ _PRELOADED = (
     "autotune.domains.fusion.bench",
     "autotune.domains.fusion.domain",
     "autotune.runtime.backend",
+    "autotune.runtime.inductor.region_op",
+    "autotune.store.connection.migrate",
 )
 """What takes a process seconds to import."""
 
@@ -51,11 +58,17 @@ _SPAWN_NOTHING = ("autotune.measure.", "autotune.domains.c3.measuring.rank_serve
 _installed: list[str] = []  # where modules are found without PYTHONPATH
 
 
-def main(descriptor: int) -> None:
-    """Serve the requests that come through a socket; in a forked process, run its program."""
+def main(descriptor: int, many: bool) -> None:
+    """Serve the requests that come through a socket; in a forked process, run its program.
+
+    Args:
+        many: whether forks are so many that it pays to make them cheap.
+    """
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     _installed.extend(p for p in sys.path if p and p not in given)
     _preload()
+    if many:
+        _take_huge_pages()
     _finish(_serve(socket.socket(fileno=descriptor)))
 
 
@@ -66,13 +79,11 @@ def _preload() -> None:
     from torch._inductor.codegen.common import init_backend_registration
     from torch._inductor.fx_passes import joint_graph
 
-    from tests.support.brief import measure_briefly
     from tests.support.scalars import compile_without_vectors
 
     importlib.import_module("tqdm").tqdm.monitor_interval = 0  # or it has a thread; optuna has it, torch uses it
     joint_graph.lazy_init()  # half a second for the patterns of attention
     init_backend_registration()
-    measure_briefly()  # as tests/conftest.py does
     compile_without_vectors()
     for made in [*weakref.finalize._registry]:  # type: ignore[attr-defined]
         made.atexit = False  # a process that ends need not take torch's operators apart, a third of what a fork costs
@@ -80,6 +91,26 @@ def _preload() -> None:
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)  # a tenth of the time of those that compile
     gc.enable()
+
+
+_HUGE_PAGE = 2 << 20
+_MADV_COLLAPSE = 25
+
+
+def _take_huge_pages() -> None:
+    """Have the memory in pages of 2 MiB, where the kernel can: a fork copies the table of pages, and frees it again.
+
+    It takes a second, and a fork 5 ms of processor time instead of 20.
+    """
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    with open("/proc/self/maps") as file:
+        maps = [line.split() for line in file]
+    for place, access, _, _, _, *name in maps:
+        if access == "rw-p" and name in ([], ["[heap]"]):
+            begin, end = (int(address, 16) for address in place.split("-"))
+            for page in range(-(-begin // _HUGE_PAGE) * _HUGE_PAGE, end - _HUGE_PAGE + 1, _HUGE_PAGE):
+                madvise(page, _HUGE_PAGE, _MADV_COLLAPSE)  # what cannot be collapsed stays as it is
 
 
 def _serve(requests: socket.socket) -> Callable[[], None]:
@@ -122,13 +153,15 @@ def _receive(requests: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 def _become(request: dict[str, Any], standard: list[int]) -> Callable[[], None]:
     """Make this process what a new interpreter is, but for what has been imported."""
-    from tests.support import forks
+    from tests.support import brief, forks
 
+    if request["brief"]:
+        brief.measure_briefly()  # as tests/conftest.py does in processes of pytest
     if request["session"]:
         os.setsid()
     args: list[str] = request["args"]
     leaf = args[0] == "-m" and args[1].startswith(_SPAWN_NOTHING)
-    forks.adopt(None if leaf else _own_server(standard))
+    forks.adopt(None if leaf else forks.Server(*_own_server(standard)))
     for number, fd in enumerate(standard):
         os.dup2(fd, number)
         os.close(fd)
@@ -179,16 +212,16 @@ def _finish(program: Callable[[], None]) -> NoReturn:
     os._exit(code & 0xFF)
 
 
-def _own_server(standard: list[int]) -> socket.socket:
-    """A server for what this process will start, forked while there are no threads."""
+def _own_server(standard: list[int]) -> tuple[socket.socket, int]:
+    """A server for what this process will start, forked while there are no threads: how to ask it, and its number."""
     ours, theirs = socket.socketpair()
-    if os.fork() == 0:
+    if (pid := os.fork()) == 0:
         ours.close()
         for fd in standard:
             os.close(fd)
         _finish(_serve(theirs))
     theirs.close()
-    return ours
+    return ours, pid
 
 
 def _open_standard_streams() -> None:

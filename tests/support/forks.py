@@ -3,7 +3,8 @@
 A process of ours imports for three to eight CPU seconds, and the tests start hundreds. While :func:`installed` is in
 force, ``subprocess`` answers ``[sys.executable, "-m", ...]`` with a fork of the server. The fork is a child of whoever
 asked, with its own session, environment, folder and streams; signals, pipes and ``waitpid`` are the real ones. It may
-ask in turn. Tests of how interpreters start and end ask for the fixture ``new_interpreters`` instead. A new interpreter
+ask in turn. The processes of a run of pytest are such forks themselves. Tests of how interpreters start and end ask for
+the fixture ``new_interpreters`` instead. A new interpreter
 also runs what would be told too much (``sys.modules``) or has other settings of libraries in its environment.
 """
 
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -41,12 +43,13 @@ _LATER = (
 class Server:
     """This process's end of a server. Starts with the first request."""
 
-    def __init__(self, requests: socket.socket | None = None) -> None:
+    def __init__(self, requests: socket.socket | None = None, pid: int = 0, tests: Path | None = None) -> None:
         self._requests = requests
+        self._pid = pid
         self._lock = threading.Lock()
         self._owner = os.getpid()
         self._environment = dict(os.environ)
-        self._process: subprocess.Popen[bytes] | None = None
+        self.tests = tests
 
     def serves(self, env: Mapping[str, str]) -> bool:
         """Whether a process with this environment is one that the server can fork for us."""
@@ -64,19 +67,20 @@ class Server:
 
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair()
-        code = f"from tests.support import fork_server; fork_server.main({theirs.fileno()})"
+        code = f"from tests.support import fork_server; fork_server.main({theirs.fileno()}, {self.tests is not None})"
         env = {**self._environment, "PYTHONPATH": str(ROOT)}
+        if self.tests:
+            env["TMPDIR"] = str(self.tests)
         with theirs:
-            self._process = REAL(
+            self._pid = REAL(
                 [sys.executable, "-c", code], cwd=ROOT, env=env, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
-            )
+            ).pid
         return ours
 
     def close(self) -> None:
         if self._requests is not None:
             self._requests.close()
-        if self._process is not None:
-            self._process.wait(timeout=30)
+            os.waitpid(self._pid, 0)
 
 
 def _settings(env: Mapping[str, str]) -> dict[str, str]:
@@ -118,6 +122,7 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
             "env": dict(env),
             "cwd": os.fspath(asked["cwd"] or os.getcwd()),
             "session": asked["start_new_session"],
+            "brief": _server.tests is None,
             "processors": sorted(os.sched_getaffinity(0)),
         }
         streams = [asked[name] for name in ("p2cread", "c2pwrite", "errwrite")]
@@ -144,18 +149,22 @@ def _program(args: Any) -> list[str] | None:
     return program if known else None
 
 
-def adopt(requests: socket.socket | None) -> None:
+def adopt(server: Server | None) -> None:
     """In a forked process: ask this server, or nobody's."""
     global _server
-    _server = Server(requests) if requests is not None else None
-    subprocess.Popen = Popen if requests is not None else REAL  # type: ignore[misc]
+    _server = server
+    subprocess.Popen = Popen if server is not None else REAL  # type: ignore[misc]
 
 
 @contextlib.contextmanager
-def installed() -> Iterator[None]:
-    """Have Python processes forked."""
+def installed(tests: Path | None = None) -> Iterator[None]:
+    """Have Python processes forked. A process that is a fork itself has a server already.
+
+    Args:
+        tests: where they are processes of pytest, the temporary folder that Inductor remembers for all of them.
+    """
     global _server
-    _server = Server()
+    _server = _server or Server(tests=tests)
     with mock.patch.object(subprocess, "Popen", Popen):
         yield
     _server.close()
