@@ -54,7 +54,7 @@ def waits(x: Tensor) -> Tensor:
 
 
 def _inputs(draw: Draw, shape: Shape) -> tuple[Any, ...]:
-    print("what a compiler may print")
+    print("what a compiler may print", flush=True)
     return (draw.normal(*shape),)
 
 

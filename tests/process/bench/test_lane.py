@@ -231,7 +231,6 @@ def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return settings
 
 
-@pytest.mark.usefixtures("new_interpreters")
 def test_a_lane_that_dies_costs_its_case(odd: Any, capfd: pytest.CaptureFixture[str]) -> None:
     kept = {"name": "dies f32 1", "case": "rope", "eager_us": 1.0, "autotune_us": 1.0, "ablations": {}, "bytes": 4,
             "inductor_best_us": None, "inductor_us": None, "xla_us": None, "floor_us": 1.0}  # fmt: skip

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import copy
+import functools
 import json
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,14 +27,21 @@ def picked(table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return table[rows] * 2
 
 
-def spec_of(fn: Any, *args: torch.Tensor) -> dict[str, Any]:
-    spec: dict[str, Any] = json.loads(json.dumps(workload_of(fn, *args).spec))
+ARGUMENTS: dict[Callable[..., Any], tuple[torch.Tensor, ...]] = {
+    softmax: (torch.ones(8, 16),),
+    joined: (torch.ones(8, 16), torch.ones(8, 16)),
+    picked: (torch.ones(32, 16), torch.zeros(8, dtype=torch.int64)),
+}
+
+
+@functools.cache
+def _text_of(fn: Callable[..., Any]) -> str:
+    return json.dumps(workload_of(fn, *ARGUMENTS[fn]).spec)
+
+
+def spec_of(fn: Callable[..., Any]) -> dict[str, Any]:
+    spec: dict[str, Any] = json.loads(_text_of(fn))
     return spec
-
-
-SOFTMAX = spec_of(softmax, torch.ones(8, 16))
-JOINED = spec_of(joined, torch.ones(8, 16), torch.ones(8, 16))
-PICKED = spec_of(picked, torch.ones(32, 16), torch.zeros(8, dtype=torch.int64))
 
 
 def value(spec: dict[str, Any], op: str) -> dict[str, Any]:
@@ -57,17 +65,17 @@ def value(spec: dict[str, Any], op: str) -> dict[str, Any]:
     ],
 )
 def test_loads_out_of_bounds_are_refused(change: dict[str, Any], why: str) -> None:
-    spec = copy.deepcopy(SOFTMAX)
+    spec = spec_of(softmax)
     value(spec, "load").update(change)
     with pytest.raises(ValueError, match=why):
         Graph.from_json(spec)
 
 
 def test_an_offset_below_the_tensor_is_right_where_guards_make_up_for_it() -> None:
-    loads = [v for v in JOINED["values"] if v["op"] == "load"]
+    loads = [v for v in spec_of(joined)["values"] if v["op"] == "load"]
     low = next(v for v in loads if v.get("offset", 0) < 0)
-    Graph.from_json(JOINED)
-    spec = copy.deepcopy(JOINED)
+    Graph.from_json(spec_of(joined))
+    spec = spec_of(joined)
     mine = next(v for v in spec["values"] if v == low)
     mine["guards"] = [[a, lo - 1, hi] for a, lo, hi in mine["guards"]]
     with pytest.raises(ValueError, match="before its tensor"):
@@ -76,7 +84,7 @@ def test_an_offset_below_the_tensor_is_right_where_guards_make_up_for_it() -> No
 
 @pytest.mark.parametrize("change", [{"index_stride": -16}, {"index_stride": 0}, {"bound": -1}, {"bound": 2**61}])
 def test_gathers_out_of_bounds_are_refused(change: dict[str, Any]) -> None:
-    spec = copy.deepcopy(PICKED)
+    spec = spec_of(picked)
     Graph.from_json(spec)
     value(spec, "gather").update(change)
     with pytest.raises(ValueError, match="value"):
@@ -85,7 +93,7 @@ def test_gathers_out_of_bounds_are_refused(change: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("change", [{"offset": -1}, {"strides": [-16, 1]}, {"strides": [2**61, 1]}, {"axes": [0, 0]}])
 def test_stores_out_of_bounds_are_refused(change: dict[str, Any]) -> None:
-    spec = copy.deepcopy(SOFTMAX)
+    spec = spec_of(softmax)
     spec["outputs"][0].update(change)
     with pytest.raises(ValueError, match="output"):
         Graph.from_json(spec)
@@ -94,7 +102,7 @@ def test_stores_out_of_bounds_are_refused(change: dict[str, Any]) -> None:
 @pytest.mark.parametrize("extents", [[2**62, 16], [2**40, 2**30], [-1, 16]])
 def test_extents_that_cannot_be_counted_are_refused(extents: list[int]) -> None:
     with pytest.raises(ValueError, match=r"extent|63 bits"):
-        Graph.from_json({**SOFTMAX, "extents": extents})
+        Graph.from_json({**spec_of(softmax), "extents": extents})
 
 
 _ODD: tuple[Any, ...] = (
@@ -117,7 +125,7 @@ def test_mutated_graphs_are_refused_or_stay_within_their_tensors(seed: int) -> N
     """What is let in makes a kernel, or none, that reads no element before its inputs or behind ``input_numel``."""
     rng, refused, ran = random.Random(seed), 0, 0
     for _ in range(60):
-        spec = _changed(rng, rng.choice([SOFTMAX, JOINED, PICKED]))
+        spec = _changed(rng, spec_of(rng.choice([softmax, joined, picked])))
         try:
             graph = Graph.from_json(spec)
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
