@@ -35,7 +35,7 @@ _AT_IMPORT = (
 )  # fmt: skip
 _LATER = (
     "PYTHONBREAKPOINT", "PYTHONPATH", "TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR",
-    "NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS", "TORCH_NCCL_",
+    "CUDA_DEVICE_MAX_CONNECTIONS", "NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS", "TORCH_NCCL_",
 )  # fmt: skip
 """Variables that libraries read when they are imported, and those among them that are read again, or by a fork."""
 
