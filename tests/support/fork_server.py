@@ -140,7 +140,10 @@ def _serve(requests: socket.socket) -> Callable[[], None]:
 def _receive(requests: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """A request, and the standard input, output and error of the process to be."""
     fds = array.array("i")
-    head, ancillary, _, _ = requests.recvmsg(8, socket.CMSG_SPACE(3 * fds.itemsize))
+    try:
+        head, ancillary, _, _ = requests.recvmsg(8, socket.CMSG_SPACE(3 * fds.itemsize))
+    except ConnectionResetError:  # killed before it read an answer
+        head = b""
     if not head:
         os._exit(0)  # who asked is gone
     for _, _, payload in ancillary:
