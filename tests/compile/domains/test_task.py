@@ -26,7 +26,7 @@ from autotune.errors import BuildError, UserError
 from autotune.task import Config
 from autotune.tuner.proposals import seeds
 from autotune.workload import Workload
-from tests.support.zoo import ZOO, Case, T, candidates, layer_norm, random_configs, workload, workloads, workloads_of
+from tests.support.zoo import ZOO, Case, T, candidates, random_configs, workload, workloads, workloads_of
 
 MORE = os.environ.get("AUTOTUNE_TEST_CONFIGS")
 REGIONS = [(c, k) for c in ZOO for k in range(len(c.groups))]
@@ -104,8 +104,9 @@ def test_normalize_makes_blocks_of_legal_size() -> None:
             assert config["threads_per_row"] == threads
 
 
-(LONGER,) = workloads_of(Case("", layer_norm, (T(2, 80_000), T(80_000), T(80_000))))
-"""A layer norm whose rows no block's shared memory holds."""
+(LONG_STRIPS,) = workloads_of(Case("", lambda x: torch.softmax(x, 0), (T(80_000, 64),)))
+"""A softmax whose strips no block's shared memory holds."""
+SHARED: Config = {"keep": "shared", "online": False, "unroll": 4}
 
 
 @pytest.mark.parametrize(
@@ -119,11 +120,12 @@ def test_normalize_makes_blocks_of_legal_size() -> None:
         ("ln_long", {"threads_per_row": 192}, "registers a thread for kept values"),
         ("ln_long", {"threads_per_row": 640, "rows_per_block": 1, "max_registers": 32}, "under a cap of 32"),
         ("ln_f32", {"threads_per_row": 1024, "max_registers": 96}, "cap of 96 registers does not fit 1024 threads"),
-        ("ln_longer", {"keep": "shared", "threads_per_row": 1024}, "bytes of shared memory a block"),
+        ("ln_f32", {"keep": "shared"}, "rows kept in shared memory, which this autotune lacks"),
+        ("long_strips", SHARED, "bytes of shared memory a block"),
     ],
 )
 def test_hopeless_configurations_are_rejected_with_a_reason(name: str, changes: dict[str, object], words: str) -> None:
-    task = cuda(LONGER if name == "ln_longer" else workload(name))
+    task = cuda(LONG_STRIPS if name == "long_strips" else workload(name))
     why = task.reject({**task.default(), **changes})  # type: ignore[dict-item]
     assert why is not None
     assert words in why
@@ -131,9 +133,19 @@ def test_hopeless_configurations_are_rejected_with_a_reason(name: str, changes: 
 
 
 def test_too_much_shared_memory_is_a_build_error() -> None:
-    task = cuda(LONGER)
+    task = cuda(LONG_STRIPS)
     with pytest.raises(BuildError, match="bytes of shared memory a block, the device has 232448"):
-        task.build({**task.default(), "keep": "shared"})
+        task.build({**task.default(), **SHARED})
+
+
+def test_a_space_that_would_keep_rows_in_shared_memory_alone_is_refused_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text('domain = "fusion"\nversion = 1\n[cuda.keep]\nchoices = ["shared"]\n')
+    with pytest.raises(UserError, match=r"^keep = shared alone: rows are kept in registers or read again"):
+        cuda(workload("ln_f32")).space(str(file))
+    assert cuda(LONG_STRIPS).space(str(file))["keep"].choices == ("shared",)
+    file.write_text(file.read_text().replace('"shared"', '"shared", "reload"'))
+    assert cuda(workload("ln_f32")).space(str(file))["keep"].choices == ("reload",)
 
 
 def test_hopeless_spills_are_a_build_error() -> None:

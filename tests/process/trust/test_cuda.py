@@ -227,12 +227,22 @@ def test_what_earlier_versions_stored_is_found() -> None:
     assert foreign(replace(artifact, kernels=odd, generator="cuda-3"), task.graph, config, 132) == ""
 
 
-def test_what_this_version_makes_no_more_is_found_where_it_says_what_it_was_compiled_for() -> None:
-    """Strips copied ahead in a persistent grid (decision 016): cubins are stored, and nothing prints them again."""
+def strips() -> Any:
     (workload,) = workloads_of(Case("", lambda x: torch.softmax(x, 0), (T(256, 64),)))
     task = FusionTask(workload, "cuda:0", target="sm_90", sms=132)
-    artifact = task.build(task.default())
-    config = {**task.default(), "keep": "shared", "prefetch": True, "blocks_per_sm": 1}
+    return task, task.default(), task.build(task.default())
+
+
+@pytest.mark.parametrize(
+    ("made", "changes"),
+    [(strips, {"keep": "shared", "prefetch": True, "blocks_per_sm": 1}), (built, {"keep": "shared"})],
+)
+def test_what_this_version_makes_no_more_is_found_where_it_says_what_it_was_compiled_for(
+    made: Any, changes: dict[str, Any]
+) -> None:
+    """Strips copied ahead in a persistent grid (decision 016), rows in shared memory (017): printed no more."""
+    task, config, artifact = made()
+    config = {**config, **changes}
     kernels = tuple(replace(k, launch={n: v for n, v in k.launch.items() if n != BOUND}) for k in artifact.kernels)
     unbound = replace(artifact, kernels=kernels)
     assert foreign(bind(unbound, task.graph, config), task.graph, config, 132) == ""

@@ -35,7 +35,6 @@ SHAPES = [
     {"threads_per_row": 64, "rows_per_block": 1},
     {"threads_per_row": 96, "rows_per_block": 1},  # three warps: sides of different size join
     {"threads_per_row": 32, "rows_per_block": 2, "keep": "reload", "unroll": 2},
-    {"threads_per_row": 32, "rows_per_block": 2, "keep": "shared", "unroll": 1},
     {"threads_per_row": 64, "rows_per_block": 1, "cluster": 2},
     {"threads_per_row": 32, "rows_per_block": 1, "cluster": 4},
     {"threads_per_row": 64, "rows_per_block": 1, "blocks_per_sm": 1, "prefetch": True},

@@ -6,7 +6,6 @@ import zlib
 from dataclasses import replace
 
 import pytest
-import torch
 from torch import Tensor
 
 from autotune.compiler.kernel.nodes import (
@@ -29,7 +28,6 @@ from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.targets.cuda.device import BARRIER, THREAD, Shared, ThreadIndex, shuffle
 from autotune.compiler.targets.cuda.memory.access import COLUMN
 from autotune.compiler.targets.cuda.source import CudaSource
-from autotune.domains.fusion.program_spec import workloads_of
 from autotune.domains.fusion.task import FusionTask
 from tests.support.edited import changed, without
 from tests.support.simulator.errors import KernelError
@@ -89,22 +87,6 @@ def test_columns_and_their_finish() -> None:
     made = scheme.emit(group.graph, config, 3)
     assert len(made.sources) == 2
     check_group(group.graph, made, special=True)
-
-
-@pytest.mark.parametrize(("threads", "rows", "blocks_per_sm"), [(32, 2, 0), (64, 1, 1)])
-def test_what_a_pass_leaves_takes_the_place_of_what_it_reads_for_the_last_time(
-    threads: int, rows: int, blocks_per_sm: int
-) -> None:
-    """Softmax leaves its exponentials where its input was: shared memory for one of them."""
-    ((work, _),) = workloads_of(lambda x: torch.softmax(x, -1), (torch.randn(7, 1000),))
-    task = FusionTask(work, "cuda:0", target="sm_90", sms=3)
-    (group,) = task.plan.groups
-    shape = {"threads_per_row": threads, "rows_per_block": rows, "vector_bytes": 8, "blocks_per_sm": blocks_per_sm}
-    config = task.default() | shape | {"keep": "shared", "online": False, "unroll": 2, "prefetch": False}
-    made = scheme_of(group.graph).emit(group.graph, config, 3)
-    assert made.sources[0].launch["shared"] == 4 * 1024 * rows
-    check_group(group.graph, made)
-    check_group(group.graph, made, seed=1, special=True)
 
 
 def test_a_wrong_kernel_does_not_pass() -> None:

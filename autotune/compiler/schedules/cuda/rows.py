@@ -21,7 +21,7 @@ from autotune.compiler.targets.cuda.rows.flat import emit_flat
 from autotune.compiler.targets.cuda.rows.kernel import emit_rows
 from autotune.compiler.targets.cuda.rows.prefetch import loads_ahead
 from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
-from autotune.errors import Unsupported
+from autotune.errors import Unsupported, UserError
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph
 from autotune.task import Config
 from autotune.words import plural
@@ -134,9 +134,9 @@ def space_of(program: Program, space: Space) -> Space:
         least *= 2
     threads = thread_counts(cols, {vector_length(program, b) for b in wide}, least, most)
     rows = [r for r in (1, 2, 4, 8, 16, 32, 64, 128, 256) if r * threads[0] <= 1024]
-    space = narrow(space, threads_per_row=threads, rows_per_block=rows)
-    if not program.kept:
-        space = narrow(space, keep=["registers", "reload"])
+    if space["keep"].choices == ("shared",):
+        raise UserError("keep = shared alone: rows are kept in registers or read again (keep = registers, reload)")
+    space = narrow(space, threads_per_row=threads, rows_per_block=rows, keep=["registers", "reload"])
     if not one_pass(program):
         space = narrow(space, online=[False])
     if not large(program):

@@ -21,9 +21,8 @@ from autotune.compiler.kernel.nodes import Assign, Cast, Expr, Intrinsic, Load, 
 from autotune.compiler.kernel.reducers import reducers_of
 from autotune.compiler.targets.cuda.memory.access import COLUMN
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
-from autotune.compiler.targets.cuda.rows.keeping import kept
 from autotune.compiler.targets.cuda.rows.shape import Shape
-from autotune.compiler.targets.cuda.rows.walk import Walks
+from autotune.compiler.targets.cuda.rows.walk import Walks, kept
 
 
 def has_early_work(e: CudaEmitter) -> bool:

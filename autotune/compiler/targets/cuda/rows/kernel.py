@@ -22,7 +22,6 @@ from autotune.compiler.targets.cuda.rows.columns import Accumulators
 from autotune.compiler.targets.cuda.rows.early import Early
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.joins import Joins
-from autotune.compiler.targets.cuda.rows.keeping import Registers, Reload, SharedMemory
 from autotune.compiler.targets.cuda.rows.prefetch import Ahead
 from autotune.compiler.targets.cuda.rows.shape import (
     BLOCK_THREAD,
@@ -45,7 +44,7 @@ from autotune.compiler.targets.cuda.rows.shape import (
 from autotune.compiler.targets.cuda.rows.slots import PARITY
 from autotune.compiler.targets.cuda.rows.walk import Walks
 from autotune.compiler.targets.cuda.source import CudaSource
-from autotune.errors import Unsupported
+from autotune.errors import Superseded, Unsupported
 from autotune.ir.graph import REDUCTIONS
 
 MAX_PACK_LANES = 4096
@@ -72,14 +71,8 @@ class Rows:
                 self.ahead = Ahead(emitter, self.shape)
             else:
                 self.early = Early(emitter, self.shape)
-        self.keeping = self._keeping()
-        self.walks, self.joins = Walks(emitter, self.shape, self.keeping), Joins(self.shape)
+        self.walks, self.joins = Walks(emitter, self.shape), Joins(self.shape)
         self.done = set(self.ahead.row_loads) if self.ahead else set[int]()  # row values that are there
-
-    def _keeping(self) -> Registers:
-        if self.schedule.keep == "registers" or self.accumulators:
-            return Registers()
-        return SharedMemory(self.emitter, self.shape) if self.schedule.keep == "shared" else Reload()
 
     def check(self) -> None:
         """Whether the schedule fits the program.
@@ -101,12 +94,9 @@ class Rows:
             raise Unsupported("a row that one block holds needs no cluster")
         if schedule.block < 32:
             raise Unsupported("less than a warp a block")
-        kept = {i for values in self.emitter.kept_of.values() for i in values}
-        if schedule.keep == "shared" and any(self.emitter.graph.values[i].dtype != "float32" for i in kept):
-            raise Unsupported("keeping integers in shared memory")
-        if schedule.keep == "shared" and accumulates:
-            raise Unsupported("keeping in shared memory beside accumulators over the rows")
-        if schedule.keep == "registers" or accumulates:
+        if schedule.keep == "shared":
+            raise Superseded("rows kept in shared memory, which this autotune lacks")
+        if shape.unrolled:
             values = max(1, *(len(pas.compute) for pas in self.program.passes))
             if shape.packs * shape.vec * values > MAX_PACK_LANES:
                 raise Unsupported(f"a row is too long for {threads} threads to keep in registers")
@@ -205,8 +195,8 @@ class Rows:
         slots, per_block = self.joins.slots, self.shape.rows_per_block
         out: list[Stmt] = [*slots.arrays(self.halves)]
         out += [Assign(PARITY, Const(0, "int32"))] if slots.counts else []
-        out += [*self.joins.places.arrays(), *self.keeping.arrays()]
-        return [*out, Assign(SETS, self.shape.number((ROWS + (per_block - 1)) // per_block))]
+        sets = self.shape.number((ROWS + (per_block - 1)) // per_block)
+        return [*out, *self.joins.places.arrays(), Assign(SETS, sets)]
 
     def source(self) -> CudaSource:
         shape, schedule = self.shape, self.schedule
@@ -234,7 +224,6 @@ class Rows:
             dynamic=self.program.dynamic == 0,
             inner=self.emitter.inner_rows(),
             per_block=shape.rows_per_block,
-            shared=self.keeping.bytes,
             align=self.emitter.alignments() + [16] * len(planes),
             **({"tiles": shape.tiles} if self.accumulators else {}),
         )

@@ -46,6 +46,8 @@ class Shape:
         full: packs that every thread has.
         tiles: blocks side by side along a row.
         count: how rows and columns are counted.
+        unrolled: whether the packs of a thread are straight-line code, each with variables of its own, in which what
+            passes keep of it stays in registers; else a pass may walk them in a loop.
         apart: whether a thread's packs lie a constant number of bytes apart, which the compiler shall see: it does
             through 64-bit columns, and if the first one is a number it knows nothing of. Then a tensor's packs have one
             address.
@@ -60,11 +62,12 @@ class Shape:
     full: int
     tiles: int
     count: Counts
+    unrolled: bool
     apart: bool
 
     @classmethod
     def of(cls, program: Program, schedule: CudaSchedule, vec: int, count: Counts) -> Shape:
-        accumulates = bool(program.columns)
+        accumulates, in_registers = bool(program.columns), schedule.keep == "registers"
         columns, per_step = program.n_cols, schedule.threads_per_row * schedule.cluster * vec
         packs, full, tiles = -(-columns // per_step), columns // per_step, 1
         if accumulates and program.pointwise:
@@ -82,7 +85,8 @@ class Shape:
             full,
             tiles,
             count,
-            apart=len(program.cols) == 1 and packs > 1 and schedule.keep == "registers" and not accumulates,
+            unrolled=in_registers or accumulates,
+            apart=len(program.cols) == 1 and packs > 1 and in_registers and not accumulates,
         )
 
     @property

@@ -7,7 +7,6 @@ from autotune.compiler.kernel.reducers import reducers_of
 from autotune.compiler.program.program import Pass
 from autotune.compiler.targets.cuda.memory.access import COLUMN
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
-from autotune.compiler.targets.cuda.rows.keeping import Registers, kept
 from autotune.compiler.targets.cuda.rows.moments import weights
 from autotune.compiler.targets.cuda.rows.shape import CLAMPED, Shape
 
@@ -15,11 +14,16 @@ Functions = tuple[Function, Function]
 """What a pass does with one pack, and what it has of one outside the row."""
 
 
+def kept(q: int, pack: str) -> Var:
+    """What the function of pass ``q`` returned for a pack."""
+    return Var(f"z{q}_{pack}")
+
+
 class Walks:
     """Prints the passes of one kernel."""
 
-    def __init__(self, emitter: CudaEmitter, shape: Shape, keeping: Registers) -> None:
-        self.emitter, self.shape, self.keeping = emitter, shape, keeping
+    def __init__(self, emitter: CudaEmitter, shape: Shape) -> None:
+        self.emitter, self.shape = emitter, shape
 
     def statements(self, q: int, pas: Pass) -> list[Stmt]:
         """The walk of pass ``q``."""
@@ -28,7 +32,7 @@ class Walks:
         functions = function, self.emitter.empty_function(q, fields)
         out = [s for reducer in reducers_of(self.emitter.graph, pas).all for s in reducer.begin()]
         unroll = self.emitter.schedule.unroll
-        steps = shape.full // unroll if self.keeping.loops else 0
+        steps = 0 if shape.unrolled else shape.full // unroll
         first = 0
         if steps > 1:
             step, begin = Var("step"), Var("j")
@@ -44,7 +48,8 @@ class Walks:
     def _pack(self, q: int, pas: Pass, functions: Functions, pack: Operand, guarded: bool) -> list[Stmt]:
         """One pack. A ``guarded`` one may lie outside the row; its loads that do not depend on the row leave the row
         loop, and the branch in it, so that their column is one of the row's all the same."""
-        emitter, shape, name = self.emitter, self.shape, self.keeping.name(pack)
+        emitter, shape = self.emitter, self.shape
+        name = str(pack) if shape.unrolled else "x"
         out: list[Stmt] = [Assign(COLUMN, shape.column(pack))]
         given: dict[str, Expr] = {"x": Var(f"x_{name}")}
         if guarded:
@@ -54,9 +59,6 @@ class Walks:
             out += weights(pack, shape.vec)
         for n in range(len(emitter.all_passes)):
             given |= {f"z{n}": kept(n, name), f"g{n}": Var(f"g{n}_{name}")}
-        sources = dict.fromkeys(emitter.where_kept[i] for i in pas.kept_in)
-        inside = [s for n in sources for s in self.keeping.fetch(n, pack)]
-
         fields, held, result = reducers_of(emitter.graph, pas).fields, len(emitter.beginnings(q)), kept(q, name)
         first_held = len(fields) + sum(emitter.kept_words(i) for i in emitter.kept_of[q])
         returns = first_held + held > 0
@@ -65,10 +67,9 @@ class Walks:
         if held:
             hold = [Assign(Var(f"g{q}_{name}"), Tuple(tuple(result[first_held + n] for n in range(held))))]
         call = functions[0](given)
-        inside.append(Assign(result, call) if returns else Do(call))
-        put = self.keeping.put(q, pack)
+        made: Stmt = Assign(result, call) if returns else Do(call)
         if not guarded:
-            return [*out, *inside, *take, *hold, *put]
+            return [*out, made, *take, *hold]
         if returns:
             out.append(Assign(result, functions[1]()))
-        return [*out, when(COLUMN < shape.columns, [*inside, *hold, *put]), *take]
+        return [*out, when(COLUMN < shape.columns, [made, *hold]), *take]
