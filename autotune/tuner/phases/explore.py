@@ -179,8 +179,8 @@ class Explorer:
         return None
 
     def _neighbour(self) -> _Candidate | None:
-        """An unknown candidate one step from one of the best three, if there is one left."""
-        for m in self._inside()[:3]:
+        """An unknown candidate one step from the best, or else from the next best that has one left."""
+        for m in self._inside():
             steps = self.space.neighbours(m.config)
             self._rng.shuffle(steps)
             for config in map(self.s.task.normalize, steps):

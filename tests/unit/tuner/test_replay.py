@@ -14,6 +14,7 @@ import pytest
 from autotune.cli import app
 from autotune.errors import UserError
 from autotune.task import config_key
+from autotune.tuner.phases.explore import Explorer
 from autotune.tuner.replay import replay
 from autotune.tuner.replay.recording import SUFFIX, Recording, load_all
 from autotune.tuner.replay.regret import Regret, geometric
@@ -192,6 +193,24 @@ def test_neighbours_of_the_best_come_when_something_is_known() -> None:
         polished = search(r, "tpe", candidates=40, seed=seed, without=("seeds", "model", "pruning")).best_us
         assert polished[:10] == alone[:10]
         assert polished[10:] != alone[10:]
+
+
+def test_neighbours_of_the_best_are_followed_by_those_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    r = recording()
+    kept: list[Explorer] = []
+
+    class Kept(Explorer):
+        def run(self) -> str:
+            kept.append(self)
+            return super().run()
+
+    monkeypatch.setattr(replay, "Explorer", Kept)
+    search(r, "tpe", candidates=20, without=("seeds", "model", "pruning"))
+    (explorer,) = kept
+    while (found := explorer._neighbour()) is not None:
+        explorer._flying[config_key(found.config)] = found
+    steps = [r.row(config) for m in explorer.s.ranking() for config in r.space.neighbours(m.config)]
+    assert all(explorer._met(config_key(row.config)) for row in steps if row is not None)
 
 
 @pytest.mark.parametrize(("seeds", "first"), [(True, 14), (False, 10)])
