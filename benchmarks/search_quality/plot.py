@@ -1,6 +1,6 @@
 """A picture of how near searches come to the best, of what :mod:`benchmarks.search_quality.contributions` wrote.
 
-python -m benchmarks.search_quality.plot benchmarks/results/h200/search_contributions.json search-quality.svg
+python -m benchmarks.search_quality.plot benchmarks/results/h200/search_all_neighbours.json search-quality.svg
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def chart(data: Any) -> dict[str, Any]:
         {
             "candidates": n,
             "search": label,
-            "regret": geometric([c["searches"][name]["regret"][k] for c in data["cases"]]),
+            "regret": geometric([c["searches"][name]["regret"][k] for c in data["cases"]]) or None,  # no log of 0
         }
         for name, label in LINES.items()
         for k, n in enumerate(data["budgets"])
