@@ -35,8 +35,9 @@ def away(names: Sequence[str], candidates: int, without: Sequence[str] = (), pro
 
 @pytest.mark.slow
 def test_the_default_search_of_our_spaces_is_as_good_as_it_was() -> None:
-    """The two in which random search comes to 0.069. In the other four it is as good: they are small."""
-    assert away(["heat", "layer_norm_backward"], 20) < 0.032  # 0.016 and 0.005
+    """The two in which random search comes to 0.060. In the other four it is as good: they are small."""
+    # 0.027 and 0.007, when the limit was set 0.016 and 0.005. Three errors more would let random search pass: 0.045.
+    assert away(["heat", "layer_norm_backward"], 20) < 0.032
 
 
 @pytest.mark.slow
