@@ -14,7 +14,7 @@ import pytest
 from autotune.resources import resource_dir
 from autotune.tuner.replay.recording import SUFFIX, Recording
 from benchmarks.search_quality import expect, hub, plot, record, triton_autotune
-from benchmarks.search_quality.spaces import GPU_SPACES, GROUPS
+from benchmarks.search_quality.spaces import GPU_SPACES, GROUPS, HELD_OUT
 from benchmarks.search_quality.triton_autotune import judged, key_of, line
 from tests.support import ROOT
 from tests.support.landscape import recording
@@ -65,7 +65,7 @@ def test_a_process_s_failure_and_time_are_told() -> None:
 
 def test_groups_on_a_gpu_have_spaces_that_narrow_the_shipped_one() -> None:
     shipped = tomllib.loads((resource_dir("search_spaces") / "fusion.toml").read_text())["cuda"]
-    assert set(GPU_SPACES) == set(GROUPS)
+    assert set(GPU_SPACES) == {*GROUPS, *HELD_OUT}
     for name in set(GPU_SPACES.values()):
         own = tomllib.loads((Path(record.__file__).parent / name).read_text())["cuda"]
         for parameter, said in own.items():
