@@ -63,7 +63,8 @@ test quick: export PYTHONDONTWRITEBYTECODE :=
 # processes of their own. The layers whose files take longest go first, so that none is left at the end.
 JOBS ?= $(shell nproc | awk '{ n = $$1 * 2; print n < 12 ? n : 12 }')
 ALONE := tests/unit/measure/test_timer.py tests/process/measure/test_quiet.py tests/process/measure/test_worker.py
-LAYERS := tests/endtoend tests/simulated tests/compile tests/process tests/unit
+LAYERS := tests/endtoend tests/simulated tests/compile tests/process \
+	tests/unit/ir $(filter-out tests/unit/ir,$(wildcard tests/unit/[a-z]*))
 
 quick: $(READY)
 	$(BIN)/python -m pytest --sample -n $(JOBS) --dist loadfile $(filter-out tests/endtoend,$(LAYERS))

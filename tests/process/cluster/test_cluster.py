@@ -111,7 +111,7 @@ def test_another_kind_of_device_is_a_search_of_its_own(
     finally:
         os.sched_setaffinity(0, every)
     try:
-        works = [toy(rows=r, log=str(log)) for r in (8, 9, 10)]
+        works = [toy(rows=8, log=str(log))]  # a lane of each kind
         found = api.tune_workloads(works, "cpu", store, trials=3, cluster=cluster, **ALL)
     finally:
         ray_cluster.kill(odd)
@@ -126,7 +126,7 @@ def test_another_kind_of_device_is_a_search_of_its_own(
 
 
 def test_ctrl_c_ends_all_lanes_in_good_order(cluster: Cluster, store: Store, log: Path) -> None:
-    works = [toy(rows=r, log=str(log), pause_s=0.3) for r in (16, 17, 18, 19)]
+    works = [toy(rows=r, log=str(log), pause_s=0.3) for r in (16, 17)]
     sent: list[str] = []
 
     def progress(state: Progress) -> None:
@@ -140,7 +140,7 @@ def test_ctrl_c_ends_all_lanes_in_good_order(cluster: Cluster, store: Store, log
     assert any(r.winner == "autotune" for r in found)
     assert store.runs()[0].state == "interrupted"
     assert store.stats()["claims"] == 0
-    assert 3 <= len(store.measurements(stage="screen")) < 4 * 12
+    assert 3 <= len(store.measurements(stage="screen")) < 2 * 12
 
 
 def test_a_workload_that_kills_its_lane_again_and_again_is_told(
@@ -238,34 +238,27 @@ def test_mistakes_that_the_cluster_tells(
     assert "needs PostgreSQL" in line
 
 
-def test_a_domain_of_ones_own_is_searched_on_the_nodes(
-    ray_cluster: LocalCluster, postgres_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_domain_of_ones_own_is_searched_on_the_nodes_and_no_password_is_told_to_anyone(
+    ray_cluster: LocalCluster, cluster: Cluster, postgres_url: str, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Neither in what is printed nor in any file that Ray keeps of the session, also where an actor dies."""
+    secret = "hunter2xyz"
+    url = postgres_url.replace("autotune@", f"autotune:{secret}@")
+    assert secret in url
     monkeypatch.setenv("AUTOTUNE_DOMAINS", "gelu=examples.blocked_gelu.domain")
-    words = ["search", "gelu", "65536", "--device", "cpu", "--ray", ray_cluster.address, "--db", postgres_url]
+    words = ["search", "gelu", "65536", "--device", "cpu", "--ray", ray_cluster.address, "--db", url]
     assert main([*words, "--trials", "2", "--json"]) == 0
-    out, err = capsys.readouterr()
+    out, err = capfd.readouterr()
     answer = json.loads(out)
     assert answer["measured"] == 2
     assert answer["match"] == "exact"
     assert f"{NODES} nodes of the Ray cluster" in err
     assert "2 of 2 measured" in err
-
-
-def test_no_password_is_told_to_anyone(
-    ray_cluster: LocalCluster, cluster: Cluster, postgres_url: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Neither in what is printed nor in any file that Ray keeps of the session, also where an actor dies."""
-    secret = "hunter2xyz"
-    url = postgres_url.replace("autotune@", f"autotune:{secret}@")
-    assert secret in url
-    with Store.open(url) as store:
-        (found,) = api.tune_workloads([toy()], "cpu", store, trials=2, policy=QUICK, cluster=cluster)
-        assert found.ok
-        with pytest.raises(UserError, match="on a node: RuntimeError: no_such thing"):
-            cluster.call(_fails, None, store)
+    with Store.open(url) as store, pytest.raises(UserError, match="on a node: RuntimeError: no_such thing"):
+        cluster.call(_fails, None, store)
     told = capfd.readouterr()
-    assert secret not in told.out + told.err
+    assert secret not in out + err + told.out + told.err
     files = [path for path in Path(ray_cluster.folder).rglob("*") if path.is_file()]
     assert len(files) > 5
     assert [path for path in files if secret.encode() in path.read_bytes()] == []
