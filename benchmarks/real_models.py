@@ -223,9 +223,10 @@ def side_by_side(one: Callable[[str], T], names: Sequence[str], count: int) -> I
 def _holds_schedules(db: str, device: str) -> bool:
     from autotune.store import Store
 
-    if "://" not in db and not os.path.exists(db):
+    store = Store.attach(db)
+    if store is None:
         return False
-    with Store.open(db) as store:
+    with store:
         return bool(store.schedules(device))
 
 

@@ -39,7 +39,7 @@ from autotune.tuner.replay.recording import SUFFIX, Recording
 from autotune.tuner.replay.regret import NEAR
 from autotune.tuner.session import Lease
 from autotune.workload import Workload
-from benchmarks.search_quality.spaces import GPU_KERNELS, GPU_SPACES, GROUPS, HELD_OUT, KERNELS
+from benchmarks.search_quality.spaces import GPU_KERNELS, GPU_SPACES, GROUPS, KERNELS
 
 WARM: Mapping[str, Mapping[str, Any]] = {"benchmarks.search_quality.gpu_kernels:convolve": {"n": 512}}
 """Kernels that only the measuring process could compile, one by one, to small inputs of the same types. Processes side
@@ -48,7 +48,7 @@ by side run every candidate on these first, so that it is in the compiler's cach
 
 def workload_of(name: str, device: str) -> Workload:
     """The workload of a group, or a kernel's first."""
-    if name not in (*GROUPS, *HELD_OUT):
+    if name not in GPU_SPACES:
         return workloads_of(resolve(name), name, None, device)[0]
     module = "benchmarks.search_quality.spaces"
     ((workload, _),) = captured(f"{module}:{name}", f'{module}:inputs("{name}")', device).workloads
@@ -126,7 +126,7 @@ def prepare(names: Sequence[str], device: str) -> tuple[dict[str, Workload], dic
     warmed: dict[str, float] = {}
     with ThreadPoolExecutor(8) as threads:
         begun: dict[str, Future[Workload]] = {
-            name: threads.submit(workload_of, name, device) for name in names if name not in (*GROUPS, *HELD_OUT)
+            name: threads.submit(workload_of, name, device) for name in names if name not in GPU_SPACES
         }
         heated = [threads.submit(warm, n, WARM[n], device) for n in names if n in WARM and device != "cpu"]
         for name in names:
