@@ -32,8 +32,8 @@ ATTENTION = f"{COMPILE} attention"
 _GRAPHLESS = "-no-cudagraphs"
 _FARTHER = 5.0
 """A peer whose results are so many times farther from eager's than torch.compile's has no figure."""
-_OF_A_RUN = ("commit", "when", "eager_us", "captured", "differences", "noise", "missing", "others_busy", "counters",
-             "searched", "seconds")  # fmt: skip
+_OF_A_RUN = ("commit", "when", "lead_s", "eager_us", "captured", "differences", "noise", "missing", "others_busy",
+             "counters", "searched", "seconds")  # fmt: skip
 Say = Callable[[str, float], None]
 
 
@@ -307,6 +307,7 @@ def times(compared: Comparison, modes: Sequence[str], floor_us: float) -> dict[s
         "noise": {who: s.noise for who, s in compared.steps.items()},
         "random": compared.random,
         "missing": {**compared.failed, **wrong},
+        "lead_s": step.LEAD_S if compared.device.startswith("cuda") else 0.0,
         "others_busy": round(compared.others, 2),
         "counters": dict(compared.counters),
     }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -252,6 +253,16 @@ def _wake(cold: ColdCache, seconds: float) -> None:
         torch.cuda.synchronize()
 
 
+def _lead(run: Callable[[], object], seconds: float) -> int:
+    """Run for ``seconds``, and return how often that was."""
+    end, times = time.perf_counter() + seconds, 0
+    while time.perf_counter() < end:
+        run()
+        torch.cuda.synchronize()
+        times += 1
+    return times
+
+
 def _event() -> Any:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call, unused-ignore]
 
@@ -290,6 +301,7 @@ def interleave(
     *,
     one_memory: bool = False,
     plain: Collection[str] = (),
+    lead_s: float = 0.0,
 ) -> dict[str, Samples]:
     """Time several contenders in rounds: each runs once a round, in an order that changes from round to round.
 
@@ -301,6 +313,9 @@ def interleave(
         one_memory: captured graphs share their memory, so that all take no more than the one that takes most. What a
             contender returns must not be kept then.
         plain: contenders that are called as they are, not captured: they make CUDA graphs of their own.
+        lead_s: on a GPU, seconds for which a contender runs before each of its samples, which is then the mean of
+            several runs. A GPU at its power cap clocks as the last tenth of a second left it. Without a lead, a
+            contender that takes more power than the one before is timed at a clock that it cannot hold.
 
     Returns:
         ``policy.final_rounds`` samples each in microseconds, fewer (at least five) where ``policy.final_s`` ran out.
@@ -331,6 +346,10 @@ def interleave(
     samples: dict[str, Samples] = {name: [] for name in names}
     for order in rounds(names, policy):
         for name in order:
-            sample = _batch_cuda(runs[name], cold, 1)[0] if cuda else _sample_cpu(runs[name], cold, inner)
+            if cuda:
+                led = _lead(runs[name], lead_s)
+                sample = statistics.fmean(_batch_cuda(runs[name], cold, max(1, led // 4)))
+            else:
+                sample = _sample_cpu(runs[name], cold, inner)
             samples[name].append(sample)
     return samples

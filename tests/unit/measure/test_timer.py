@@ -92,15 +92,16 @@ def test_graphs_may_share_one_memory(policy: Policy, monkeypatch: pytest.MonkeyP
     pools = iter(["first", "second", "third"])
     used: list[tuple[str, object]] = []
 
-    def refused() -> None:
+    def refused() -> float:
         used.append(("refused, called", None))
+        return 5.0
 
-    fns = {"a": lambda: "a", "plain": lambda: "plain", "b": lambda: "b", "refused": refused, "c": lambda: "c"}
+    fns = {"a": lambda: 1.0, "plain": lambda: 2.0, "b": lambda: 3.0, "refused": refused, "c": lambda: 4.0}
     names = {id(fn): name for name, fn in fns.items()}
 
     def capture(fn: Callable[[], object], pool: object = None) -> Callable[[], object]:
         used.append((names[id(fn)], pool))
-        return fn if fn is refused else lambda: "replayed"
+        return fn if fn is refused else lambda: 6.0
 
     monkeypatch.setattr(timer, "capture", capture)
     monkeypatch.setattr(timer, "_graph_pool", lambda: next(pools))
@@ -111,11 +112,38 @@ def test_graphs_may_share_one_memory(policy: Policy, monkeypatch: pytest.MonkeyP
     samples = interleave(fns, hurried, "cuda:0", one_memory=True, plain={"plain"})  # type: ignore[arg-type]
     captured = [(name, pool) for name, pool in used if pool]
     assert captured == [("a", "first"), ("b", "first"), ("refused", "first"), ("c", "second")]
-    assert samples["plain"] == ["plain"]
-    assert samples["a"] == samples["c"] == ["replayed"]
+    assert samples["plain"] == [2.0]
+    assert samples["a"] == samples["c"] == [6.0]
     used.clear()
     interleave({"a": fns["a"]}, hurried, "cuda:0")
     assert used == [("a", None)]
+
+
+def test_a_contender_runs_before_its_own_sample(policy: Policy, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    ran: list[str] = []
+    taken: list[int] = []
+
+    def step(name: str, us: int) -> Callable[[], None]:
+        def run() -> None:
+            clock.busy(us)
+            ran.append(name)
+
+        return run
+
+    def batch(run: Callable[[], None], cold: object, repeats: int) -> list[float]:
+        taken.append(repeats)
+        assert len(set(ran[-4:])) == 1, "the clock is what another contender left"
+        return [float(k) for k in range(1, repeats + 1)]
+
+    monkeypatch.setattr(timer, "capture", lambda fn, pool=None: fn)
+    monkeypatch.setattr(timer, "_wake", lambda cold, seconds: None)
+    monkeypatch.setattr(timer, "_cold_cache", lambda policy, device: None)
+    monkeypatch.setattr(timer, "_batch_cuda", batch)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    once = replace(policy, warmup=1, final_rounds=1)
+    steps = {"a": step("a", 10_000), "b": step("b", 60_000)}
+    assert interleave(steps, once, "cuda:0", lead_s=0.2) == {"a": [3.0], "b": [1.0]}
+    assert (taken, len(ran)) == ([5, 1], 1 + 20 + 1 + 4)
 
 
 def test_pinning_keeps_to_the_processors_allowed() -> None:
