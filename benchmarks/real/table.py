@@ -15,6 +15,7 @@ ABOUT = (
     "torch.compile of graphs in which autotune has rewritten attention, in mode default. On a GPU also:",
     "time by kind of kernel and peak memory, torch.compile's -> autotune's, in the mode in which autotune is fastest.",
 )
+RESTED = "Marked *: timed between steps of other contenders, at a clock that the step may not hold for long."
 HEADS = ("model", "eager", "compile", "+ attention", "Liger", "autotune", *COMPARED, "best", "memory-intensive",
          "floor", "library", "peak GiB")  # fmt: skip
 
@@ -25,6 +26,13 @@ def speedup(case: Case, mode: str) -> float | None:
     return (
         found["compile_us"] / found["autotune_us"] if found and found["compile_us"] and found["autotune_us"] else None
     )
+
+
+def rested(case: Case, mode: str) -> bool:
+    """Whether a GPU's step was timed without a lead of its own, as it was up to November 2026."""
+    found = case[mode]
+    of_run = case.get("runs", {}).get(mode, case)
+    return bool(found and found["autotune_peak_bytes"]) and not of_run.get("lead_s")
 
 
 def fastest(case: Case, who: str) -> float | None:
@@ -53,7 +61,7 @@ def text(cases: Sequence[Case], failed: Mapping[str, str] | None = None) -> str:
     keep = [k for k in range(len(HEADS)) if any(row[k] not in ("–", "") for row in rows[1:])]
     widths = [max(len(row[k]) for row in rows) for k in keep]
     lines = ["  ".join(_placed(row, keep, widths)).rstrip() for row in rows] if cases else []
-    lines += ["", *ABOUT, *means(cases)] if cases else []
+    lines += ["", *_about(cases), *means(cases)] if cases else []
     if busy := [case["name"] for case in cases if case["others_busy"] > BUSY or case["searched"]["busy"]]:
         lines.append(f"busy: other processes disturbed {', '.join(busy)}; measure again on a quiet machine")
     lines += [f"{name} failed: {why}" for name, why in (failed or {}).items()]
@@ -68,7 +76,17 @@ def markdown(data: Mapping[str, Any]) -> str:
     lines.insert(1, "| --- |" + " ---: |" * (len(keep) - 1))
     made = f"measured {data['when'][:10]} by `{data['command']}`"
     caption = f"{data['device']}, torch {data['versions']['torch']}; {made}."
-    return "\n".join([*lines, "", *ABOUT, "", *(f"- {line}" for line in means(data["cases"])), "", caption]) + "\n"
+    return (
+        "\n".join(
+            [*lines, "", *_about(data["cases"]), "", *(f"- {line}" for line in means(data["cases"])), "", caption]
+        )
+        + "\n"
+    )
+
+
+def _about(cases: Sequence[Case]) -> list[str]:
+    marked = any(rested(case, mode) for case in cases for mode in COMPARED)
+    return [*ABOUT, *([RESTED] if marked else [])]
 
 
 def means(cases: Sequence[Case]) -> list[str]:
@@ -127,7 +145,7 @@ def _cells(case: Case) -> tuple[str, ...]:
         _ms(case.get("attention_us")),
         _ms(case["liger_us"]),
         _ms(fastest(case, "autotune")),
-        *(_times(speedup(case, mode)) for mode in COMPARED),
+        *(_times(speedup(case, mode)) + "*" * rested(case, mode) for mode in COMPARED),
         _times(over_best(case)),
         _arrow([_ms(us) for us in memory]),
         _ms(best["floor_us"]) if any(memory) else "–",

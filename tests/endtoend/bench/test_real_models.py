@@ -333,6 +333,17 @@ def test_the_table_tells_means_and_totals() -> None:
     assert table.text([], {"broken": "E: why"}) == "broken failed: E: why"
 
 
+def test_steps_timed_without_a_lead_are_marked() -> None:
+    now = case("a")
+    assert (now["lead_s"], "*" in table.text([now])) == (0.3, False)
+    then = {**now, "lead_s": None}
+    later = {**then, "runs": {"max-autotune": {"lead_s": 0.3}}}
+    lines = table.text([then, later]).splitlines()
+    assert [cell for cell in lines[1].split() if "x" in cell] == ["1.500x*", "1.111x*", "1.200x"]
+    assert [cell for cell in lines[2].split() if "x" in cell] == ["1.500x*", "1.111x", "1.200x"]
+    assert table.RESTED in lines
+
+
 def test_columns_that_nothing_fills_are_left_out() -> None:
     small = {"name": "a", **DESCRIBED, **times(compared(["default"]), ("default",), 80.0)}
     head = table.text([small]).splitlines()[0]

@@ -28,13 +28,14 @@ def test_every_schedule_is_found_on_its_device(name: str) -> None:
     kernels = 0
     for schedule in schedules:
         work = snapshot.get_workload(schedule.key.workload)
-        ((_, strict),) = snapshot.places(schedule.key.workload)
-        env = snapshot.get_environment(strict)
+        env = snapshot.get_environment(schedule.key.environment)
         assert work is not None
         assert env is not None
         found = match(work, snapshot, device, env)
         assert found.level is Level.EXACT, f"{work.label}: {found.reason}"
-        kernels += found.schedule is not None and found.schedule.config is not None
+        assert found.schedule is not None
+        assert found.schedule.key == schedule.key, "the same software's, where there are two"
+        kernels += found.schedule.config is not None
         by_itself, _ = from_package(work, Match(Level.NONE), None, device, env)
         assert (by_itself.level, by_itself.schedule) == (Level.PACKAGED, found.schedule)
     assert kernels > len(schedules) / 2
