@@ -33,8 +33,8 @@ def overwritable(graph: Graph) -> tuple[tuple[int, int], ...]:
 def overwritable_rows(program: Program) -> tuple[tuple[int, int], ...]:
     """Those of :func:`overwritable` for a row-wise kernel, in which one thread has the same elements in all passes.
 
-    No pass after the one that writes may read the slot. The compiler takes loads for arithmetic, so that each of them
-    must go into what is written: straight where its pass writes, by one of its pass's reductions else.
+    The compiler takes loads for arithmetic, so that each of them must go into what is written: straight where its pass
+    writes, by one of its pass's reductions else. Nothing that a later pass loads does.
     """
     graph = program.graph
     passes = (*program.passes, *([program.early] if program.early else []))
@@ -47,13 +47,12 @@ def overwritable_rows(program: Program) -> tuple[tuple[int, int], ...]:
         value = graph.outputs[k].value
         needed = set(graph.making([value]))
         reads = [(q, {i for i in p.compute if graph.values[i].slot == slot}) for q, p in enumerate(passes)]
-        reads = [(q, loads) for q, loads in reads if loads]
 
         def goes_in(q: int, loads: set[int]) -> bool:
             joined = [a for i in _reduced(passes[q]) if i in needed for a in graph.values[i].args]
             return loads.issubset(straight(q, [value] if q == written[k] else joined))
 
-        return all(q <= written[k] and goes_in(q, loads) for q, loads in reads)
+        return all(goes_in(q, loads) for q, loads in reads if loads)
 
     return tuple(pair for pair in overwritable(graph) if pair[1] in written and safe(*pair))
 

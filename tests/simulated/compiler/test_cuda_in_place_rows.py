@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -117,6 +118,15 @@ def read_for_another(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return y + mean, ((x - mean).square() * y).sum(-1)
 
 
+def normalized(x: Tensor) -> Tensor:
+    e = x.exp()
+    return e / e.sum(-1, keepdim=True)
+
+
+def gated(x: Tensor, gate: Tensor) -> Tensor:
+    return torch.softmax(x, -1) * gate
+
+
 @pytest.mark.parametrize(
     ("fn", "count", "kept", "reloaded"),
     [
@@ -132,6 +142,26 @@ def test_only_what_every_load_goes_into(
     assert set(overwritable(graph)) >= kept
     assert set(overwritable_rows(build_program(graph, keep=True))) == kept
     assert set(overwritable_rows(build_program(graph, keep=False))) == reloaded
+
+
+def test_a_load_beside_what_was_kept_goes_into_nothing() -> None:
+    graph = group_of(normalized, torch.randn(4, 64))
+    program = build_program(graph, keep=True)
+    first, last = program.passes
+    (load,) = [i for i in first.compute if graph.values[i].op == "load"]
+    assert load not in last.kept_in
+    assert overwritable_rows(program) == ((0, 0),)
+    again = replace(program, passes=(first, replace(last, compute=(load, *last.compute))))
+    assert overwritable_rows(again) == ()
+
+
+def test_what_is_touched_early_is_no_read_only_data() -> None:
+    graph = group_of(gated, torch.randn(4, 4096), torch.randn(4, 4096))
+    made = emitted(graph, prefetch=True, blocks_per_sm=0)
+    assert len(made.sources[0].launch[OVERWRITES]) == 2
+    ptx, _ = compile_ptx(made.sources[0], "sm_90")
+    assert "touch_" in made.sources[0].text
+    assert "ld.global.nc" not in ptx
 
 
 def test_the_simulator_sees_what_a_later_pass_reads(monkeypatch: pytest.MonkeyPatch) -> None:
