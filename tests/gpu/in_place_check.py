@@ -1,12 +1,14 @@
-"""Pointwise kernels that may write over an input: are they right there, and what does `ld.global` cost them?
+"""Kernels that may write over an input: are they right there, and what does `ld.global` cost them?
 
-    python tests/gpu/in_place_check.py [--db package:h200] [--search 0] [--device cuda:0] [--dry]
+    python tests/gpu/in_place_check.py [--db package:h200] [--search 0] [--keep] [--device cuda:0] [--dry]
 
-For each stored schedule of one such kernel: it is built anew and verified. Its results over the inputs are compared
-with those beside them, bit by bit. The stored kernel, the one built anew, and the latter over its inputs are timed,
-interleaved, with a cold L2. ``--search S`` searches each workload for S seconds too, and times the winner. Prints a
-line each and "checked N bad M"; exit code 1 if M is not 0. Writes ``$OUT/in_place_check.json`` if OUT is set. ``--dry``
-only compiles, without a GPU.
+For each stored schedule of one such kernel, pointwise or row-wise: it is built anew and verified. Its results over the
+inputs are compared with those beside them, bit by bit. The stored kernel, the one built anew, and the latter over its
+inputs are timed, interleaved, with a cold L2. ``--search S`` searches each workload for S seconds too, and times the
+winner. ``--keep`` stores what was built anew in the place of what was stored, so that a step deploys it;
+``autotune import package:h200 --db FILE`` makes a database that may be changed. Prints a line each and
+"checked N bad M"; exit code 1 if M is not 0. Writes ``$OUT/in_place_check.json`` if OUT is set. ``--dry`` only
+compiles, without a GPU.
 """
 
 from __future__ import annotations
@@ -102,6 +104,7 @@ def main() -> int:
     made = command.parser(__doc__)
     made.add_argument("--db", default="package:h200", help="whose schedules (default: %(default)s)")
     made.add_argument("--search", type=float, default=0.0, metavar="S", help="seconds for each workload (default: 0)")
+    made.add_argument("--keep", action="store_true", help="store what was built anew and is right")
     options = command.parsed(made)
     rows: list[dict[str, Any]] = []
     store = attach(options.db)
@@ -119,6 +122,9 @@ def main() -> int:
         if not options.dry:
             row = check(schedule, workload, anew, options.device, options.search)
             torch.cuda.empty_cache()
+        if options.keep and not options.dry and row["right"] and row["same"]:
+            assert isinstance(store, Store), f"{options.db} is only read"
+            store.put_schedule(dataclasses.replace(schedule, artifact=anew), replace=True)
         rows.append(row)
         print(row, flush=True)
     bad = sum(not (row["right"] and row["same"]) for row in rows)

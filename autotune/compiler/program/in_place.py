@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from autotune.ir.graph import Graph, Output, Value
+from collections.abc import Iterable
+
+from autotune.compiler.program.program import Pass, Program
+from autotune.ir.graph import REDUCTIONS, Graph, Output, Value
 
 
 def overwritable(graph: Graph) -> tuple[tuple[int, int], ...]:
@@ -27,6 +30,39 @@ def overwritable(graph: Graph) -> tuple[tuple[int, int], ...]:
     )
 
 
+def overwritable_rows(program: Program) -> tuple[tuple[int, int], ...]:
+    """Those of :func:`overwritable` for a row-wise kernel, in which one thread has the same elements in all passes.
+
+    The compiler takes loads for arithmetic, so that each of them must go into what is written: straight where its pass
+    writes, by one of its pass's reductions else. Nothing that a later pass loads does.
+    """
+    graph = program.graph
+    passes = (*program.passes, *([program.early] if program.early else []))
+    written = {} if program.columns else {k: q for q, p in enumerate(program.passes) for k in p.stores}
+
+    def straight(q: int, roots: Iterable[int]) -> list[int]:
+        return graph.making(roots, ends=lambda i: graph.values[i].op in REDUCTIONS or i in passes[q].kept_in)
+
+    def safe(slot: int, k: int) -> bool:
+        value = graph.outputs[k].value
+        needed = set(graph.making([value]))
+        reads = [(q, {i for i in p.compute if graph.values[i].slot == slot}) for q, p in enumerate(passes)]
+
+        def goes_in(q: int, loads: set[int]) -> bool:
+            joined = [a for i in _reduced(passes[q]) if i in needed for a in graph.values[i].args]
+            return loads.issubset(straight(q, [value] if q == written[k] else joined))
+
+        return all(goes_in(q, loads) for q, loads in reads if loads)
+
+    return tuple(pair for pair in overwritable(graph) if pair[1] in written and safe(*pair))
+
+
+def _reduced(p: Pass) -> list[int]:
+    """The reductions of a pass."""
+    online = [i for o in p.online for i in (o.peak, o.total)]
+    return [*p.reduce, *online, *(i for m in p.moments for i in (m.total, m.square))]
+
+
 _Place = tuple[int, frozenset[tuple[int, int]]]
 """The offset of a tensor, and its axes with their strides. An axis of one element says nothing, but for axis 0, which
 has more at other rows."""
@@ -42,4 +78,4 @@ def _reads_at(graph: Graph, i: int, place: _Place) -> bool:
     return v.op == "load" and not v.guards and _place(graph, v) == place
 
 
-__all__ = ["overwritable"]
+__all__ = ["overwritable", "overwritable_rows"]

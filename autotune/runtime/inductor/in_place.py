@@ -49,8 +49,8 @@ def over(read: Any, region: fx.Node, number: int, like: torch.Tensor) -> Any:
     if not config.inplace_buffers or not _is_last(reads[number], region, reads):
         return None
     name = read.get_name()
-    buffer = V.graph.try_get_buffer(name)
-    if not isinstance(buffer, ir.Buffer) or name in V.graph.graph_inputs or name in V.graph.constants:
+    buffer = V.graph.graph_inputs_original.get(name) or V.graph.try_get_buffer(name)
+    if not isinstance(buffer, ir.Buffer) or (isinstance(buffer, ir.InputBuffer) and not _is_donated(buffer)):
         return None
     layout: Any = buffer.maybe_get_layout()
     if type(layout) not in (ir.FixedLayout, ir.FlexibleLayout):  # memory that is part of another's
@@ -64,8 +64,17 @@ def over(read: Any, region: fx.Node, number: int, like: torch.Tensor) -> Any:
     return lowering.lowerings[torch.ops.aten.as_strided.default](read, list(like.shape), list(like.stride()), 0)
 
 
+def _is_donated(given: Any) -> bool:
+    """Whether autograd kept an input of a backward graph for that graph alone. Where Inductor captures CUDA graphs, one
+    that changes an input might not be captured."""
+    from torch._inductor import config, ir
+
+    return isinstance(given, ir.DonatedBuffer) and not config.triton.cudagraphs
+
+
 def _is_last(node: fx.Node, region: fx.Node, reads: Sequence[fx.Node]) -> bool:
-    """Whether a region alone reads a node, and all that the node is a view of, and an operator of the graph made it."""
+    """Whether a region alone reads a node, and all that the node is a view of, and an operator of the graph made it, or
+    it is an input of the graph."""
     if reads.count(node) != 1:
         return False
     reader = region
@@ -78,7 +87,14 @@ def _is_last(node: fx.Node, region: fx.Node, reads: Sequence[fx.Node]) -> bool:
         if not _is_view(node) or not isinstance(node.args[0], fx.Node):
             return False
         node, reader = node.args[0], node
-    return False
+    return node.op == "placeholder" and set(node.users) == {reader} and _is_apart(node)
+
+
+def _is_apart(placeholder: fx.Node) -> bool:
+    """Whether no other input of the graph lies in the same memory, as a tensor and its view may both be kept."""
+    values = [n.meta.get("val") for n in placeholder.graph.find_nodes(op="placeholder")]
+    lies = [v.untyped_storage()._cdata for v in values if isinstance(v, torch.Tensor) and v.layout == torch.strided]
+    return lies.count(placeholder.meta["val"].untyped_storage()._cdata) == 1
 
 
 def _makes_new(node: fx.Node) -> bool:

@@ -223,7 +223,7 @@ def test_inductors_own_switch(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_gradients(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the forward pass keeps stays; the gradient that reaches an activation is overwritten."""
+    """What the forward pass keeps stays in it; the backward pass writes the gradient over it."""
     asked, model, x = taken(monkeypatch), Mlp(), torch.randn(ROWS, WIDTH)
     mine = twin(model)
     store(tune, twin(model), x)
@@ -233,8 +233,49 @@ def test_gradients(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
         step(x).square().mean().backward()
     for (name, p), q in zip(model.named_parameters(), mine.parameters(), strict=True):
         torch.testing.assert_close(q.grad, p.grad, atol=1e-6, rtol=2e-5, msg=lambda m, name=name: f"{name}: {m}")
-    assert asked == [False, False, True]  # forward; backward, what was kept and the gradient
+    assert asked == [False, True]  # forward; backward, what was kept for it
     assert autotune.counters().hits >= 2
+
+
+def capped_loss(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(30 * torch.tanh(x @ weight / 30), target)
+
+
+def test_a_loss_gradient_is_written_over_the_logits(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch.compile does it: autograd keeps the logits for the backward pass alone."""
+    asked, words = taken(monkeypatch), 64 * WIDTH
+    x, weight, target = torch.randn(ROWS, WIDTH), torch.randn(WIDTH, words), torch.randint(words, (ROWS,))
+    x.requires_grad_()
+
+    def step(run: Callable[..., Any]) -> Tensor:
+        (gradient,) = torch.autograd.grad(run(x, weight, target), [x])
+        return gradient
+
+    def peak(backend: str = "autotune") -> int:
+        torch._dynamo.reset()
+        run: Callable[..., Any] = torch.compile(capped_loss, backend=backend)
+        torch.testing.assert_close(step(run), step(capped_loss), atol=1e-6, rtol=2e-5)
+        return peak_bytes(lambda: step(run))
+
+    store(tune, capped_loss, x, weight, target)
+    over = peak()
+    assert any(asked)
+    assert over <= 1.02 * peak("inductor")
+    asked.clear()
+    with torch._inductor.config.patch({"triton.cudagraphs": True}):
+        assert peak() - over >= ROWS * words * 4 / 2
+    assert not any(asked)
+
+
+def test_what_is_kept_with_a_view_of_it_stays() -> None:
+    kept = torch.randn(4, 4)
+    for values, apart in (((kept, kept.clone()), True), ((kept, kept[1:]), False)):
+        graph = torch.fx.Graph()
+        nodes = [graph.placeholder(f"x{n}") for n in range(2)]
+        for node, value in zip(nodes, values, strict=True):
+            node.meta["val"] = value
+        region = graph.call_function(torch.sin, (nodes[0],))
+        assert in_place._is_last(nodes[0], region, nodes[:1]) == apart
 
 
 @pytest.mark.parametrize("trouble", ["checked", "fails", "stored anew"])

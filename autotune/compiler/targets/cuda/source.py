@@ -12,6 +12,7 @@ from autotune.compiler.kernel.rewrite import expressions_of
 from autotune.compiler.targets.cuda.counts import Counts, check_launch
 from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS
 from autotune.errors import Unsupported
+from autotune.ir.graph import Graph
 
 GENERATOR = "cuda-4"
 """Changes when emitted code changes meaning; part of an artifact."""
@@ -19,6 +20,11 @@ OVERWRITES = "overwrites"
 """The name under which launch data have pairs of an input and an output that may be one tensor."""
 PREFIX = "autotune_"
 """What the names of all our kernels begin with, in profiles and cubins."""
+
+
+def told(overwrites: Sequence[tuple[int, int]], graph: Graph) -> dict[str, Any]:
+    """The launch data of a kernel whose pairs of a slot and an output may be one tensor: pairs of its pointers."""
+    return {OVERWRITES: [[slot, len(graph.inputs) + k] for slot, k in overwrites]} if overwrites else {}
 
 
 @dataclass(frozen=True)

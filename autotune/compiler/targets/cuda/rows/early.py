@@ -75,9 +75,10 @@ class Early:
         return out + [self._touch(i, emitter.access[i].base(), 1, 0) for i in numbers]
 
     def _touch(self, i: int, at: Expr, lanes: int, pack: int) -> Stmt:
-        word, pointer = Var(f"t{i}_{pack}"), Pointer(self.emitter.graph.values[i].slot)
+        slot, word = self.emitter.graph.values[i].slot, Var(f"t{i}_{pack}")
         self.words.append(word)
-        return Assign(word, Load(self.emitter.storage(i), lanes, "default", pointer, at, "touch"))
+        hint = "coherent" if slot in self.emitter.overwritten else "default"
+        return Assign(word, Load(self.emitter.storage(i), lanes, hint, Pointer(slot), at, "touch"))
 
     def end(self, walks: Walks) -> list[Stmt]:
         """After the first walk: the masks, and the sum that waits for them and for what was touched."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from autotune.compiler.kernel.nodes import Assign, Const, Do, Expr, Function, Intrinsic, Stmt, Var, both, loop, when
 from autotune.compiler.program.in_place import overwritable
@@ -13,7 +12,7 @@ from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT, THREAD,
 from autotune.compiler.targets.cuda.memory.access import AHEAD, COLUMN, ROW
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.prefetch import MOST_WORDS, load_function, loads_ahead
-from autotune.compiler.targets.cuda.source import OVERWRITES, CudaSource
+from autotune.compiler.targets.cuda.source import CudaSource, told
 from autotune.errors import Unsupported
 
 PACK, TOTAL = Var("pack"), Var("total")
@@ -86,8 +85,6 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
         body += [Assign(group, count.number(BLOCK)), *work]
     if open_cols and vec > 1:
         body += _rest(e)
-    pointers = [[slot, len(program.graph.inputs) + k] for slot, k in overwrites]
-    more: dict[str, Any] = {OVERWRITES: pointers} if overwrites else {}
     return CudaSource.scheduled(
         body,
         e.params(),
@@ -98,7 +95,7 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
         inner=1 if open_cols else inner,
         per_block=step * (vec if open_cols else 1),
         align=e.alignments(),
-        **more,
+        **told(overwrites, program.graph),
     )
 
 

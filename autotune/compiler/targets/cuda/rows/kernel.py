@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from autotune.compiler.kernel.nodes import Assign, Cast, Const, Expr, Intrinsic, Select, Stmt, Var, expr, loop
 from autotune.compiler.kernel.reducers import reducers_of
+from autotune.compiler.program.in_place import overwritable_rows
 from autotune.compiler.targets.cuda.counts import Counts
 from autotune.compiler.targets.cuda.device import (
     BLOCK,
@@ -43,7 +44,7 @@ from autotune.compiler.targets.cuda.rows.shape import (
 )
 from autotune.compiler.targets.cuda.rows.slots import PARITY
 from autotune.compiler.targets.cuda.rows.walk import Walks
-from autotune.compiler.targets.cuda.source import CudaSource
+from autotune.compiler.targets.cuda.source import CudaSource, told
 from autotune.errors import Superseded, Unsupported
 from autotune.ir.graph import REDUCTIONS
 
@@ -58,6 +59,8 @@ class Rows:
         self.emitter, self.program, self.schedule = emitter, emitter.program, emitter.schedule
         self.shape = Shape.of(self.program, self.schedule, emitter.vec, emitter.count)
         emitter.wide_columns = self.shape.apart
+        self.overwrites = overwritable_rows(self.program)
+        emitter.overwritten = frozenset(slot for slot, _ in self.overwrites)
         self.check()
         self.accumulators = Accumulators(emitter, self.shape) if self.program.columns else None
         self.persistent = self.schedule.blocks_per_sm > 0 or self.accumulators is not None
@@ -226,6 +229,7 @@ class Rows:
             per_block=shape.rows_per_block,
             align=self.emitter.alignments() + [16] * len(planes),
             **({"tiles": shape.tiles} if self.accumulators else {}),
+            **told(self.overwrites, self.emitter.graph),
         )
 
     def own_rows(self) -> list[Stmt]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from autotune.compiler.kernel.nodes import Assign, Const, Expr, Function, Load, Pointer, Return, Stmt, Tuple, Var, when
 from autotune.compiler.kernel.rewrite import Rewriter, closed
+from autotune.compiler.program.program import Pass
 from autotune.compiler.targets.cuda.memory.access import COLUMN, ROW
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.shape import GROUP, SETS, Shape
@@ -20,13 +21,16 @@ MOST_WORDS = 64
 
 
 def loads_ahead(e: CudaEmitter) -> tuple[int, ...]:
-    """The loads that can be issued a row ahead: whole vectors that every row has its own of, under guards that hold for
-    all of a vector or for nothing of it."""
+    """The loads that can be issued a row ahead: those of the first pass."""
     first = next((p for p in e.program.passes if p.walks), None)
-    if first is None:
-        return ()
+    return loads_apart(e, first) if first else ()
+
+
+def loads_apart(e: CudaEmitter, pas: Pass) -> tuple[int, ...]:
+    """The loads of a pass that can be issued before its other work: whole vectors that every row has its own of, under
+    guards that hold for all of a vector or for nothing of it."""
     out = []
-    for i in first.compute:
+    for i in pas.compute:
         v = e.graph.values[i]
         if v.op != "load" or i in e.joins.skipped or e.program.domain(i) != "full":
             continue

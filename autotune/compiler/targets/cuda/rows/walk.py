@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from autotune.compiler.kernel.nodes import Assign, Do, Expr, Function, Operand, Stmt, Tuple, Var, loop, when
+from collections.abc import Sequence
+
+from autotune.compiler.kernel.nodes import Assign, Const, Do, Expr, Function, Operand, Stmt, Tuple, Var, loop, when
 from autotune.compiler.kernel.reducers import reducers_of
 from autotune.compiler.program.program import Pass
 from autotune.compiler.targets.cuda.memory.access import COLUMN
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.moments import weights
+from autotune.compiler.targets.cuda.rows.prefetch import MOST_WORDS, load_function, loads_apart
 from autotune.compiler.targets.cuda.rows.shape import CLAMPED, Shape
 
 Functions = tuple[Function, Function]
 """What a pass does with one pack, and what it has of one outside the row."""
+
+
+def held(n: int) -> Var:
+    """The words that were loaded for the pack number ``n`` of those at hand."""
+    return Var(f"held_{n}")
 
 
 def kept(q: int, pack: str) -> Var:
@@ -27,31 +35,61 @@ class Walks:
 
     def statements(self, q: int, pas: Pass) -> list[Stmt]:
         """The walk of pass ``q``."""
-        shape = self.shape
-        function, fields = self.emitter.pass_function(q, pas)
-        functions = function, self.emitter.empty_function(q, fields)
-        out = [s for reducer in reducers_of(self.emitter.graph, pas).all for s in reducer.begin()]
-        unroll = self.emitter.schedule.unroll
+        shape, emitter = self.shape, self.emitter
+        unroll = emitter.schedule.unroll
         steps = 0 if shape.unrolled else shape.full // unroll
-        first = 0
-        if steps > 1:
+        first = steps * unroll if steps > 1 else 0
+        ahead = emitter.ahead, emitter.ahead_pass
+        loads = self._hold(q, pas, max(unroll if first else 0, shape.packs - first))
+        function, fields = emitter.pass_function(q, pas)
+        functions = function, emitter.empty_function(q, fields)
+        out = [s for reducer in reducers_of(emitter.graph, pas).all for s in reducer.begin()]
+        if first:
             step, begin = Var("step"), Var("j")
-            body: list[Stmt] = [Assign(begin, self.emitter.count.number(step) * unroll)]
-            for u in range(unroll):
-                body += self._pack(q, pas, functions, begin + u, guarded=False)
+            body: list[Stmt] = [Assign(begin, emitter.count.number(step) * unroll)]
+            body += self._packs(q, pas, functions, loads, [begin + u for u in range(unroll)])
             out.append(loop(step, steps, body))
-            first = steps * unroll
-        for pack in range(first, shape.packs):
-            out += self._pack(q, pas, functions, pack, guarded=pack >= shape.full)
+        out += self._packs(q, pas, functions, loads, range(first, shape.packs))
+        emitter.ahead, emitter.ahead_pass = ahead
         return out
 
-    def _pack(self, q: int, pas: Pass, functions: Functions, pack: Operand, guarded: bool) -> list[Stmt]:
+    def _hold(self, q: int, pas: Pass, packs: int) -> Function | None:
+        """What loads a pack of the slots that the pass may write over, where registers hold ``packs``. These loads stay
+        behind stores before them, so that they come before all stores here."""
+        emitter = self.emitter
+        slots = emitter.overwritten if pas.stores and packs > 1 and q != emitter.ahead_pass else ()
+        loads = tuple(i for i in loads_apart(emitter, pas) if emitter.graph.values[i].slot in slots)
+        if not loads or sum(map(emitter.raw_words, loads)) * packs > MOST_WORDS:
+            return None
+        emitter.ahead, emitter.ahead_pass = loads, q
+        return load_function(emitter)
+
+    def _packs(
+        self, q: int, pas: Pass, functions: Functions, loads: Function | None, packs: Sequence[Operand]
+    ) -> list[Stmt]:
+        """Packs one after the other, what ``loads`` loads first. Those from number ``full`` on may lie outside the
+        row."""
+        emitter, shape, out = self.emitter, self.shape, list[Stmt]()
+        guarded = [isinstance(pack, int) and pack >= shape.full for pack in packs]
+        if loads:
+            nothing = Tuple((Const(0, "uint32"),) * sum(map(emitter.raw_words, emitter.ahead)))
+            for n, pack in enumerate(packs):
+                load = Assign(held(n), loads())
+                out.append(Assign(COLUMN, shape.column(pack)))
+                out += [Assign(held(n), nothing), when(COLUMN < shape.columns, [load])] if guarded[n] else [load]
+        for n, pack in enumerate(packs):
+            out += self._pack(q, pas, functions, pack, guarded[n], held(n) if loads else None)
+        return out
+
+    def _pack(
+        self, q: int, pas: Pass, functions: Functions, pack: Operand, guarded: bool, words: Var | None
+    ) -> list[Stmt]:
         """One pack. A ``guarded`` one may lie outside the row; its loads that do not depend on the row leave the row
-        loop, and the branch in it, so that their column is one of the row's all the same."""
+        loop, and the branch in it, so that their column is one of the row's all the same. ``words``: loaded before."""
         emitter, shape = self.emitter, self.shape
         name = str(pack) if shape.unrolled else "x"
         out: list[Stmt] = [Assign(COLUMN, shape.column(pack))]
-        given: dict[str, Expr] = {"x": Var(f"x_{name}")}
+        given: dict[str, Expr] = {"x": words or Var(f"x_{name}")}
         if guarded:
             out.append(Assign(CLAMPED, shape.clamped(COLUMN)))
             given["c"] = CLAMPED
