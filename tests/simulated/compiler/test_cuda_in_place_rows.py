@@ -29,6 +29,12 @@ from tests.support.simulator.groups import check_inputs, run_group
 Function = Callable[..., Any]
 
 
+@pytest.fixture(autouse=True)
+def any_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of these tests are short."""
+    monkeypatch.setattr(kernel, "LONG_ROW", 0)
+
+
 def task_of(fn: Function, *args: Tensor) -> FusionTask:
     ((work, _),) = workloads_of(fn, args)
     return FusionTask(work, "cuda:0", target="sm_90", sms=3)
@@ -197,3 +203,11 @@ def test_sums_over_the_rows_overwrite_nothing() -> None:
     task = task_of(backward, half(64, 512), half(64, 512))
     artifact = task.build(task.default())
     assert not any(OVERWRITES in k.launch for k in artifact.kernels)
+
+
+def test_short_rows_keep_their_load_hints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    for words, long in ((kernel.LONG_ROW // 2 - 8, False), (kernel.LONG_ROW // 2, True)):
+        made = emitted(group_of(softmax, half(3, words)), keep="reload")
+        assert (OVERWRITES in made.sources[0].launch) == long
+        assert ("lr_bf16_8_c(" in made.sources[0].text) == long

@@ -46,10 +46,14 @@ from autotune.compiler.targets.cuda.rows.slots import PARITY
 from autotune.compiler.targets.cuda.rows.walk import Walks
 from autotune.compiler.targets.cuda.source import CudaSource, told
 from autotune.errors import Superseded, Unsupported
-from autotune.ir.graph import REDUCTIONS
+from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES
 
 MAX_PACK_LANES = 4096
 """packs * elements * values that a thread's straight-line code may hold: beyond it compiling crawls."""
+
+LONG_ROW = 64 << 10
+"""Bytes from which a row may be written over: ``ld.global``, which that takes, has no load hints, and a shorter row read
+twice may still lie in the L1, which it passes by. What saves memory is long: a loss's gradient over its logits."""
 
 
 class Rows:
@@ -59,7 +63,8 @@ class Rows:
         self.emitter, self.program, self.schedule = emitter, emitter.program, emitter.schedule
         self.shape = Shape.of(self.program, self.schedule, emitter.vec, emitter.count)
         emitter.wide_columns = self.shape.apart
-        self.overwrites = overwritable_rows(self.program)
+        size = {k: STORAGE_BYTES[o.dtype] * self.program.n_cols for k, o in enumerate(self.program.graph.outputs)}
+        self.overwrites = tuple(pair for pair in overwritable_rows(self.program) if size[pair[1]] >= LONG_ROW)
         emitter.overwritten = frozenset(slot for slot, _ in self.overwrites)
         self.check()
         self.accumulators = Accumulators(emitter, self.shape) if self.program.columns else None
