@@ -52,8 +52,8 @@ MAX_PACK_LANES = 4096
 """packs * elements * values that a thread's straight-line code may hold: beyond it compiling crawls."""
 
 LONG_ROW = 64 << 10
-"""Bytes from which a row may be written over: ``ld.global``, which that takes, has no load hints, and a shorter row read
-twice may still lie in the L1, which it passes by. What saves memory is long: a loss's gradient over its logits."""
+"""Bytes from which a row may be written over: ``ld.global``, which that takes, has no load hints, and passes by the L1,
+where a shorter row read twice may still lie. What saves memory is long: a loss's gradient over its logits."""
 
 
 class Rows:
