@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autotune.bench.contender import templates_in_threads
-from autotune.bench.step import COMPILE, kernels_of, room_for, seeded, spread, step_of, timed, trainable
+from autotune.bench.step import COMPILE, kernels_of, lead_s, room_for, seeded, spread, step_of, timed, trainable
 from autotune.bench.turns import Turns, inductor_takes_turns
 from autotune.errors import UserError, first_line
 from autotune.measure.policy import Policy, default_policy
@@ -164,7 +164,7 @@ def decide_and_store(
             if decision is None:
                 say(f"step, mode {mode}: no stored kernel is used in it, so there is nothing to decide")
                 continue
-            record = {**decision.record(), **note, "train": train}
+            record = {**decision.record(), "lead_s": lead_s(device), **note, "train": train}
             strict = store.put_environment(environment(device))
             verdicts = [
                 Verdict(graph, store.put_device(identify(where)), strict, mode,

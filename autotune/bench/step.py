@@ -36,10 +36,14 @@ CHANGING = 0.05
 _TRACES = 3
 _BUSY_S = 0.5
 """Seconds of replays before one is traced: by then the device's clock is what a sustained load leaves it."""
-LEAD_S = 0.3
-"""The same before one is timed."""
+_LEAD_S = 0.3
 _NAMES = 40
 Call = Callable[[], object]
+
+
+def lead_s(device: str) -> float:
+    """Seconds for which a step runs before each of its samples, for the same reason."""
+    return _LEAD_S if device.startswith("cuda") else 0.0
 
 
 class NotCompared(Exception):
@@ -447,7 +451,7 @@ def timed(steps: Mapping[str, Call], policy: Policy, device: str, plain: frozens
             wait_for_quiet(policy.quiet_s)
         meter = Meter()
         try:
-            samples = interleave(watched, policy, device, one_memory=True, plain=plain, lead_s=LEAD_S)
+            samples = interleave(watched, policy, device, one_memory=True, plain=plain, lead_s=lead_s(device))
         except _Failed as error:
             if error.name == EAGER:
                 raise NotCompared(str(error)) from error

@@ -96,7 +96,18 @@ def recorded(args: argparse.Namespace, label: str, where: DeviceIdentity) -> Map
         raise UserError(f"--against {args.against}: it has no step {name}: add it with --save")
     if record["device"] != where.label:
         raise UserError(f"--against {args.against}: its {name} is of {record['device']}, not {where.label}")
+    if not _timed_alike(record, where):
+        raise UserError(f"--against {args.against}: its {name} was timed {_RESTED}: write it anew with --save")
     return record
+
+
+_RESTED = "by an earlier autotune, at another clock of the GPU than steps hold"
+
+
+def _timed_alike(record: Mapping[str, Any], where: DeviceIdentity) -> bool:
+    from autotune.bench.step import lead_s
+
+    return float(record.get("lead_s", 0.0)) == lead_s(where.kind)
 
 
 def _verdicts(args: argparse.Namespace, label: str, where: DeviceIdentity) -> list[Verdict]:
@@ -113,7 +124,10 @@ def _verdicts(args: argparse.Namespace, label: str, where: DeviceIdentity) -> li
         ]
     if not any(v.mode in args.mode for v in own):
         raise UserError(_NONE)
-    return own
+    alike = [v for v in own if _timed_alike(v.record, where)]
+    if not any(v.mode in args.mode for v in alike):
+        raise UserError(f"--against: the database's verdict on this step was timed {_RESTED}: search it anew")
+    return alike
 
 
 _NONE = "--against: the database has no verdict on this step, device and mode: search it, or use --save"
@@ -129,7 +143,7 @@ def judged(
     """Write the record if that is asked for, and compare with what :func:`recorded` found."""
     from autotune.bench import gate
     from autotune.bench.form import commit
-    from autotune.bench.step import AUTOTUNE, EAGER
+    from autotune.bench.step import AUTOTUNE, EAGER, lead_s
     from autotune.device import environment
 
     samples = {who: step.samples for who, step in found.steps.items()}
@@ -144,7 +158,8 @@ def judged(
             changes = gate.changes(record, samples, subjects, relative=relative, tolerance=tolerance)
     if args.save:
         kept = {who: [round(us, 3) for us in samples[who]] for who in (EAGER, *subjects) if who in samples}
-        about = {"device": where.label, "commit": commit(), "environment": environment(found.device).to_json()}
+        about = {"device": where.label, "lead_s": lead_s(found.device), "commit": commit()}
+        about["environment"] = environment(found.device).to_json()
         name = gate.name_of(label, args.inputs or "", args.train)
         gate.save(Path(args.save), name, {**about, "samples": kept})
     return changes

@@ -307,7 +307,7 @@ def times(compared: Comparison, modes: Sequence[str], floor_us: float) -> dict[s
         "noise": {who: s.noise for who, s in compared.steps.items()},
         "random": compared.random,
         "missing": {**compared.failed, **wrong},
-        "lead_s": step.LEAD_S if compared.device.startswith("cuda") else 0.0,
+        "lead_s": step.lead_s(compared.device),
         "others_busy": round(compared.others, 2),
         "counters": dict(compared.counters),
     }

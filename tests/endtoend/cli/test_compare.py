@@ -421,6 +421,28 @@ def test_a_stored_verdict_is_a_record_too(
 
 
 @pytest.mark.usefixtures("in_eager")
+def test_what_was_timed_without_a_lead_is_no_record_of_what_has_one(
+    db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "record.json"
+    given = command("work", "many", "--db", db)
+    timed_as(0.0, monkeypatch)
+    assert main([*given, "--save", str(file)]) == 0
+    names = {"target": f"{HERE}:work", "inputs": f"{HERE}:many", "train": False}
+    record = {**names, "autotune_us": 50.0, "compile_us": 80.0, "ratio": 1.6, "noise": 0.02}
+    with Store.open(db) as store:
+        device, env = store.put_device(identify("cpu")), store.put_environment(environment("cpu"))
+        store.put_verdicts([Verdict("a" * 64, device, env, "default", (), record)])
+    monkeypatch.setattr(step, "lead_s", lambda device: 0.3)  # as of a GPU
+    capsys.readouterr()
+    for against, mend in ((str(file), "write it anew with --save"), (db, "search it anew")):
+        assert main([*given, "--against", against]) == 2
+        assert mend in capsys.readouterr().err
+    assert main([*given, "--save", str(file)]) == 0
+    assert main([*given, "--against", str(file)]) == 0
+
+
+@pytest.mark.usefixtures("in_eager")
 @pytest.mark.parametrize(
     ("more", "said"),
     [
