@@ -21,7 +21,7 @@ from tests.support.brief import measure_briefly
 from tests.support.bytecode import make_bytecode
 from tests.support.cpu_times import CpuTimes
 from tests.support.headers import share_headers
-from tests.support.scalars import compile_without_vectors
+from tests.support.lean import compile_lean
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -32,6 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if table := config.getoption("--cpu-times"):
         config.pluginmanager.register(CpuTimes(Path(table)))
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # or Inductor compiles ten seconds to see what cpuid says
+    os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")  # it colours refusals that nobody is told
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is None:
         if config.getoption("numprocesses", None):
@@ -131,9 +132,9 @@ def brief() -> Iterator[float]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def scalars() -> None:
-    """Inductor's C++ has no vectors."""
-    compile_without_vectors()
+def lean() -> None:
+    """torch.compile does what tests look at."""
+    compile_lean()
 
 
 @pytest.fixture

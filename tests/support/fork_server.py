@@ -24,6 +24,7 @@ import traceback
 import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn
+from unittest import mock
 
 _PRELOADED = (
     "numba.core.compiler",
@@ -42,13 +43,19 @@ _PRELOADED = (
     "torch._inductor.fx_passes.freezing_patterns",
     "torch._inductor.fx_passes.mkldnn_fusion",
     "torch.utils.cpp_extension",
+    "torch.distributed.tensor.experimental",
+    "torch.export._trace",
     "autotune.cli.app",
     "autotune.compiler.assemble",
+    "autotune.compiler.capture.attention",
     "autotune.domains.fusion.bench",
     "autotune.domains.fusion.domain",
     "autotune.runtime.backend",
     "autotune.runtime.inductor.region_op",
     "autotune.store.connection.migrate",
+    "autotune.store.store",
+    "autotune.tuner.context",
+    "autotune.tuner.devices.lanes",
 )
 """What takes a process seconds to import."""
 
@@ -66,31 +73,60 @@ def main(descriptor: int, many: bool) -> None:
     """
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     _installed.extend(p for p in sys.path if p and p not in given)
-    _preload()
+    _preload(many)
     if many:
         _take_huge_pages()
     _finish(_serve(socket.socket(fileno=descriptor)))
 
 
-def _preload() -> None:
+def _preload(many: bool) -> None:
     gc.disable()
     for name in _PRELOADED:
         importlib.import_module(name)
+    from numba.core.registry import cpu_target
     from torch._inductor.codegen.common import init_backend_registration
-    from torch._inductor.fx_passes import joint_graph
 
-    from tests.support.scalars import compile_without_vectors
+    from tests.support.lean import compile_lean
 
     importlib.import_module("tqdm").tqdm.monitor_interval = 0  # or it has a thread; optuna has it, torch uses it
-    joint_graph.lazy_init()  # half a second for the patterns of attention
     init_backend_registration()
-    compile_without_vectors()
+    compile_lean()
+    cpu_target.typing_context.refresh()  # 0.15 seconds of whoever loads a CPU kernel
+    cpu_target.target_context.refresh()
+    if many:
+        _compile_once()
     for made in [*weakref.finalize._registry]:  # type: ignore[attr-defined]
         made.atexit = False  # a process that ends need not take torch's operators apart, a third of what a fork costs
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)  # a tenth of the time of those that compile
     gc.enable()
+
+
+def _compile_once() -> None:
+    """Have Dynamo and Inductor look up once what they look up in the first step that a process compiles.
+
+    Inductor makes patterns of attention then, hashes torch's files, and looks for the module of each function: 0.4
+    CPU seconds. g++ runs later.
+    """
+    import torch
+    import torch._dynamo.utils
+    import torch._functorch.config
+    import torch._inductor.config
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.codecache import torch_key
+
+    torch_key()
+    # Nothing runs that has threads, which a fork would lack.
+    model, x = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Softmax(-1)), torch.ones(2, 8)
+    with (
+        mock.patch.object(AsyncCompile, "cpp_pybinding", return_value=lambda *_: None),
+        torch._inductor.config.patch(fx_graph_cache=False),
+        torch._functorch.config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True),
+    ):
+        torch.compile(model)(x.requires_grad_())
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
 
 
 _HUGE_PAGE = 2 << 20
