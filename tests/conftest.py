@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -110,6 +111,26 @@ def compiled_anew(kept_ptx: Callable[..., str], monkeypatch: pytest.MonkeyPatch)
     from autotune.compiler.targets.cuda import compile as compiling
 
     monkeypatch.setattr(compiling, "_numba_ptx", kept_ptx)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kept_tables() -> Iterator[Callable[..., None]]:
+    """Alembic makes the tables once for all databases of a process; yields Alembic's own function."""
+    from autotune.store.connection import migrate
+    from tests.support.tables import kept
+
+    upgrade = migrate.command.upgrade
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(migrate, "command", SimpleNamespace(upgrade=kept(upgrade)))
+        yield upgrade
+
+
+@pytest.fixture
+def migrated_anew(kept_tables: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alembic itself, for tests of what it makes."""
+    from autotune.store.connection import migrate
+
+    monkeypatch.setattr(migrate, "command", SimpleNamespace(upgrade=kept_tables))
 
 
 @pytest.fixture(scope="session", autouse=True)
