@@ -57,6 +57,8 @@ _PRELOADED = (
     "autotune.store.store",
     "autotune.tuner.context",
     "autotune.tuner.devices.lanes",
+    "tests.support.brief",
+    "tests.support.forks",
 )
 """What takes a process seconds to import."""
 
