@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,7 +22,7 @@ from tests.support.brief import measure_briefly
 from tests.support.bytecode import make_bytecode
 from tests.support.cpu_times import CpuTimes
 from tests.support.headers import share_headers
-from tests.support.scalars import compile_without_vectors
+from tests.support.lean import compile_lean
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -32,6 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if table := config.getoption("--cpu-times"):
         config.pluginmanager.register(CpuTimes(Path(table)))
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # or Inductor compiles ten seconds to see what cpuid says
+    os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")  # it colours refusals that nobody is told
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is None:
         if config.getoption("numprocesses", None):
@@ -112,6 +114,26 @@ def compiled_anew(kept_ptx: Callable[..., str], monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture(scope="session", autouse=True)
+def kept_tables() -> Iterator[Callable[..., None]]:
+    """Alembic makes the tables once for all databases of a process; yields Alembic's own function."""
+    from autotune.store.connection import migrate
+    from tests.support.tables import kept
+
+    upgrade = migrate.command.upgrade
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(migrate, "command", SimpleNamespace(upgrade=kept(upgrade)))
+        yield upgrade
+
+
+@pytest.fixture
+def migrated_anew(kept_tables: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alembic itself, for tests of what it makes."""
+    from autotune.store.connection import migrate
+
+    monkeypatch.setattr(migrate, "command", SimpleNamespace(upgrade=kept_tables))
+
+
+@pytest.fixture(scope="session", autouse=True)
 def forked() -> Iterator[None]:
     """Python processes are forked from one that has imported everything, which this process may be a fork of itself."""
     with forks.installed():
@@ -131,9 +153,9 @@ def brief() -> Iterator[float]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def scalars() -> None:
-    """Inductor's C++ has no vectors."""
-    compile_without_vectors()
+def lean() -> None:
+    """torch.compile does what tests look at."""
+    compile_lean()
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import array
 import atexit
 import contextlib
 import ctypes
+import functools
 import gc
 import importlib
 import json
@@ -24,6 +25,7 @@ import traceback
 import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn
+from unittest import mock
 
 _PRELOADED = (
     "numba.core.compiler",
@@ -42,13 +44,21 @@ _PRELOADED = (
     "torch._inductor.fx_passes.freezing_patterns",
     "torch._inductor.fx_passes.mkldnn_fusion",
     "torch.utils.cpp_extension",
+    "torch.distributed.tensor.experimental",
+    "torch.export._trace",
     "autotune.cli.app",
     "autotune.compiler.assemble",
+    "autotune.compiler.capture.attention",
     "autotune.domains.fusion.bench",
     "autotune.domains.fusion.domain",
     "autotune.runtime.backend",
     "autotune.runtime.inductor.region_op",
     "autotune.store.connection.migrate",
+    "autotune.store.store",
+    "autotune.tuner.context",
+    "autotune.tuner.devices.lanes",
+    "tests.support.brief",
+    "tests.support.forks",
 )
 """What takes a process seconds to import."""
 
@@ -66,31 +76,87 @@ def main(descriptor: int, many: bool) -> None:
     """
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     _installed.extend(p for p in sys.path if p and p not in given)
-    _preload()
+    _preload(many)
     if many:
         _take_huge_pages()
     _finish(_serve(socket.socket(fileno=descriptor)))
 
 
-def _preload() -> None:
+def _preload(many: bool) -> None:
     gc.disable()
     for name in _PRELOADED:
         importlib.import_module(name)
+    from numba.core.registry import cpu_target
     from torch._inductor.codegen.common import init_backend_registration
-    from torch._inductor.fx_passes import joint_graph
 
-    from tests.support.scalars import compile_without_vectors
+    from tests.support.lean import compile_lean
 
     importlib.import_module("tqdm").tqdm.monitor_interval = 0  # or it has a thread; optuna has it, torch uses it
-    joint_graph.lazy_init()  # half a second for the patterns of attention
     init_backend_registration()
-    compile_without_vectors()
+    compile_lean()
+    cpu_target.typing_context.refresh()  # 0.15 seconds of whoever loads a CPU kernel
+    cpu_target.target_context.refresh()
+    if many:
+        _compile_once()
     for made in [*weakref.finalize._registry]:  # type: ignore[attr-defined]
         made.atexit = False  # a process that ends need not take torch's operators apart, a third of what a fork costs
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)  # a tenth of the time of those that compile
     gc.enable()
+
+
+def _compile_once() -> None:
+    """Have Dynamo and Inductor look up once what they look up in the first step that a process compiles.
+
+    Inductor makes patterns of attention then, hashes torch's files, and looks for the module of each function: 0.4
+    CPU seconds. g++ runs later.
+    """
+    import torch
+    import torch._dynamo.utils
+    import torch._functorch.config
+    import torch._inductor.config
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.codecache import torch_key
+
+    torch_key()
+    # Nothing runs that has threads, which a fork would lack.
+    model, x = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Softmax(-1)), torch.ones(2, 8)
+    with (
+        mock.patch.object(AsyncCompile, "cpp_pybinding", return_value=lambda *_: None) as kernel,
+        torch._inductor.config.patch(fx_graph_cache=False),
+        torch._functorch.config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True),
+    ):
+        torch.compile(model)(x.requires_grad_())
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    _name_header(*kernel.call_args.args)
+
+
+def _name_header(*kernel: Any) -> None:
+    """Find out which precompiled header a kernel is compiled with, which reads all that it includes: 0.2 CPU seconds.
+
+    Whoever compiles first makes the header still, and all others wait for that.
+    """
+    from torch._inductor import codecache
+
+    cache = codecache.CppPythonBindingsCodeCache
+    with mock.patch.object(codecache, "_worker_compile_cpp") as compiled:
+        cache.load_pybinding_async(*kernel)
+    cache.cache_clear()
+    ((lock, builders),) = (call.args for call in compiled.call_args_list)
+    named, header = codecache._precompile_header, builders[0].get_target_file_path()
+
+    @functools.cache
+    def wait() -> None:
+        codecache._worker_compile_cpp(lock, builders)
+
+    def precompile(*given: Any, **options: Any) -> str:
+        if f"{(path := named(*given, **options))}.gch" == header:
+            wait()
+        return path
+
+    codecache._precompile_header = precompile  # type: ignore[assignment]
 
 
 _HUGE_PAGE = 2 << 20

@@ -133,14 +133,23 @@ def _sources() -> dict[str, str]:
     Which modules of Python, of installed packages and of autotune are loaded depends on what was done before (an empty
     database was given its tables, say), which is nothing that a capture depends on.
     """
-    skipped = _installed()
+    skipped, folders = _installed(), dict[str, str]()
     found = {}
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        if file and not os.path.realpath(file).startswith(skipped) and (text := _digest(file)):
+        if file and not _real(file, folders).startswith(skipped) and (text := _digest(file)):
             # Not its name there: multiprocessing gives the main module a second one.
             found[getattr(module, "__name__", file)] = text
     return found
+
+
+def _real(file: str, folders: dict[str, str]) -> str:
+    """Its real path. Thousands of modules lie in hundreds of folders, whose real paths are kept in ``folders``."""
+    folder, name = os.path.split(file)
+    if folder not in folders:
+        folders[folder] = os.path.realpath(folder)
+    path = os.path.join(folders[folder], name)
+    return os.path.realpath(path) if os.path.islink(path) else path
 
 
 def _installed() -> tuple[str, ...]:

@@ -25,6 +25,8 @@ from tests.process.store.test_schedules import schedule
 from tests.support import ROOT
 from tests.support.rows import put_key
 
+pytestmark = pytest.mark.usefixtures("migrated_anew")
+
 
 def test_upgrade_and_current(url: str) -> None:
     assert migrate.current(url) is None

@@ -19,6 +19,8 @@ from autotune.store.models import SCHEMA_REVISION, VERSION_TABLE
 from tests.process.store.test_schedules import schedule
 from tests.support.rows import ENVIRONMENT, GPU, NEAR, put_key, workload
 
+pytestmark = pytest.mark.usefixtures("migrated_anew")
+
 DUMPS = sorted((Path(__file__).parent / "databases").glob("*.sql"))
 
 

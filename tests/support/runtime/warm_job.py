@@ -24,8 +24,8 @@ from torch._dynamo.utils import counters as dynamo_counters
 import autotune
 from autotune.runtime import database
 from autotune.runtime.backend import dynamo_backend
+from tests.support.lean import compile_lean
 from tests.support.runtime.models import assert_same_step, twin
-from tests.support.scalars import compile_without_vectors
 
 
 def example() -> tuple[nn.Module, torch.Tensor]:
@@ -54,7 +54,7 @@ def main(words: Sequence[str]) -> int:
             said.append(record.getMessage())
 
     logging.getLogger("autotune").addHandler(Keep(logging.WARNING))
-    compile_without_vectors()  # also in a new interpreter
+    compile_lean()  # also in a new interpreter
     torch._inductor.config.fx_graph_cache = True
     torch._functorch.config.enable_autograd_cache = "no-autograd-cache" not in words
     if "stale" in words:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from autotune.compiler.capture import signature as signatures
-from autotune.compiler.capture.signature import signature
+from autotune.compiler.capture.signature import _real, signature
 from autotune.domains.fusion import program_spec as targets
 from autotune.store import Store
 
@@ -197,3 +197,13 @@ def test_the_second_search_takes_the_capture_of_the_first(tmp_path: Path, monkey
         (tmp_path / "signed_net.py").write_text(MODULE.format(n=32) + "\n# another text\n")
         with pytest.raises(AssertionError, match="captured again"):
             targets.captured("signed_net:Net", "signed_net:inputs", "cpu", known=store.captured)
+
+
+def test_links_of_files_and_folders_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "a.py").touch()
+    (tmp_path / "folder").symlink_to("real")
+    (tmp_path / "real" / "b.py").symlink_to(tmp_path / "folder" / "a.py")
+    folders: dict[str, str] = {}
+    for name in ("real/a.py", "folder/a.py", "real/b.py", "folder/b.py", "folder/../folder/b.py", "none/c.py"):
+        assert _real(str(tmp_path / name), folders) == os.path.realpath(tmp_path / name)
