@@ -25,7 +25,7 @@ import torch
 from autotune.bench.step import room_for, seeded, step_of, trainable
 from autotune.bench.turns import Turns
 from autotune.measure.policy import default_policy
-from autotune.measure.timing.timer import capture, interleave
+from autotune.measure.timing.timer import capture, interleave, keep_running
 from benchmarks.nvml import Sensor, summary
 
 Call = Callable[[], object]
@@ -54,16 +54,10 @@ def steps(name: str, device: str) -> dict[str, Call]:
 def alone(step: Call, seconds: float, sensor: Sensor) -> dict[str, Any]:
     """A step over and over for ``seconds``: the mean time of those in the second half, and what NVML saw then."""
     run = capture(step)
-    begin = time.perf_counter()
-    while time.perf_counter() < begin + seconds / 2:
-        run()
-        torch.cuda.synchronize()
+    keep_running(run, seconds / 2)
     with sensor.watch() as readings:
-        half, times = time.perf_counter(), 0
-        while time.perf_counter() < half + seconds / 2:
-            run()
-            torch.cuda.synchronize()
-            times += 1
+        half = time.perf_counter()
+        times = keep_running(run, seconds / 2)
         took = time.perf_counter() - half
     return {"us": round(took / times * 1e6, 1), **summary(readings)}
 

@@ -499,7 +499,7 @@ def kernels_of(steps: Mapping[str, Call]) -> dict[str, dict[str, Any]]:
 def _traced(step: Call) -> list[tuple[float, float, bool, str]] | None:
     """What the profiler sees of a step's replay, whose graph is gone afterwards: two of a large model do not fit."""
     from autotune.bench.kernels import record
-    from autotune.measure.timing.timer import capture
+    from autotune.measure.timing.timer import capture, keep_running
 
     run = capture(step)
 
@@ -510,9 +510,7 @@ def _traced(step: Call) -> list[tuple[float, float, bool, str]] | None:
     found = None
     for _ in range(_TRACES):  # a process's first trace may come out empty
         # A device that has rested, as while a trace is read, is faster than in the midst of a training.
-        end = time.monotonic() + _BUSY_S
-        while time.monotonic() < end:
-            work()
+        keep_running(run, _BUSY_S)
         found = [s for s in record(work) if s[2]] or found
     return found
 

@@ -76,12 +76,8 @@ def markdown(data: Mapping[str, Any]) -> str:
     lines.insert(1, "| --- |" + " ---: |" * (len(keep) - 1))
     made = f"measured {data['when'][:10]} by `{data['command']}`"
     caption = f"{data['device']}, torch {data['versions']['torch']}; {made}."
-    return (
-        "\n".join(
-            [*lines, "", *_about(data["cases"]), "", *(f"- {line}" for line in means(data["cases"])), "", caption]
-        )
-        + "\n"
-    )
+    lines += ["", *_about(data["cases"]), "", *(f"- {line}" for line in means(data["cases"])), "", caption]
+    return "\n".join(lines) + "\n"
 
 
 def _about(cases: Sequence[Case]) -> list[str]:

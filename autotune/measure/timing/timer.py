@@ -253,8 +253,8 @@ def _wake(cold: ColdCache, seconds: float) -> None:
         torch.cuda.synchronize()
 
 
-def _lead(run: Callable[[], object], seconds: float) -> int:
-    """Run for ``seconds``, and return how often that was."""
+def keep_running(run: Callable[[], object], seconds: float) -> int:
+    """Run on the current CUDA device for ``seconds``, one after the other, and return how often that was."""
     end, times = time.perf_counter() + seconds, 0
     while time.perf_counter() < end:
         run()
@@ -347,7 +347,7 @@ def interleave(
     for order in rounds(names, policy):
         for name in order:
             if cuda:
-                led = _lead(runs[name], lead_s)
+                led = keep_running(runs[name], lead_s)
                 sample = statistics.fmean(_batch_cuda(runs[name], cold, max(1, led // 4)))
             else:
                 sample = _sample_cpu(runs[name], cold, inner)

@@ -19,10 +19,9 @@ from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.targets.cuda.compile import compile_ptx
 from autotune.compiler.targets.cuda.rows import kernel
 from autotune.compiler.targets.cuda.source import OVERWRITES
-from autotune.domains.fusion.program_spec import workloads_of
-from autotune.domains.fusion.task import FusionTask
 from autotune.ir.graph import Graph
 from autotune.ir.oracle.interpret import make_inputs
+from tests.simulated.compiler.test_cuda_in_place import emitted, half, task_of
 from tests.support.simulator.errors import KernelError
 from tests.support.simulator.groups import check_inputs, run_group
 
@@ -35,24 +34,10 @@ def any_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "LONG_ROW", 0)
 
 
-def task_of(fn: Function, *args: Tensor) -> FusionTask:
-    ((work, _),) = workloads_of(fn, args)
-    return FusionTask(work, "cuda:0", target="sm_90", sms=3)
-
-
 def group_of(fn: Function, *args: Tensor) -> Graph:
     (group,) = task_of(fn, *args).plan.groups
     assert scheme_of(group.graph).name == "rows"
     return group.graph
-
-
-def emitted(graph: Graph, **config: Any) -> Any:
-    scheme = scheme_of(graph)
-    return scheme.emit(graph, scheme.normalize(graph, scheme.default(graph) | config), 132)
-
-
-def half(*shape: int) -> Tensor:
-    return torch.randn(shape, dtype=torch.bfloat16)
 
 
 def softmax(x: Tensor) -> Tensor:
