@@ -168,6 +168,7 @@ def passes(
     """
     from torch._inductor import config
 
+    from autotune.compiler.capture.channels_last import keep_as_laid_out
     from autotune.compiler.capture.hooks import Hook, hooked
     from autotune.runtime.database import state_of_store
     from autotune.runtime.inductor.region_call import WRITTEN
@@ -176,6 +177,7 @@ def passes(
         # Imported when a graph is compiled: where Inductor's caches have it, nothing looks for regions.
         from autotune.runtime.inductor.region_pass import replace_regions
 
+        keep_as_laid_out(graph)
         replace_regions(graph, mode=mode, trial=trial, verify=verify, cpp=cpp)
 
     with config.patch(dict(patches)):

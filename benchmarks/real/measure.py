@@ -34,6 +34,7 @@ _FARTHER = 5.0
 """A peer whose results are so many times farther from eager's than torch.compile's has no figure."""
 _OF_A_RUN = ("commit", "when", "lead_s", "eager_us", "captured", "differences", "noise", "missing", "others_busy",
              "counters", "searched", "seconds")  # fmt: skip
+_PEERS_US = ("attention_us", "liger_us")
 Say = Callable[[str, float], None]
 
 
@@ -103,10 +104,11 @@ def missing_modes(case: Mapping[str, Any], modes: Sequence[str]) -> list[str]:
 
 
 def merged(case: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
-    """A case with the modes that a later run measured of it; what else that run has to say stands under ``runs``."""
+    """A case with the modes that a later run measured of it, and with its peers; what else it has to say is in ``runs``."""
     found = {mode: later[mode] for mode in COMPARED if later.get(mode) is not None}
     about = {k: later[k] for k in _OF_A_RUN if k in later}
-    return {**case, **found, "runs": {**case.get("runs", {}), **dict.fromkeys(found, about)}}
+    peers = {k: later[k] for k in _PEERS_US if "default" in found}  # which are compiled in that mode alone
+    return {**case, **found, **peers, "runs": {**case.get("runs", {}), **dict.fromkeys(found, about)}}
 
 
 def described(made: Made) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def inductor_wants(gm: fx.GraphModule, inference: bool) -> bool:
 
 
 def put_channels_last(
-    gm: fx.GraphModule, inference: bool, wanted: Wanted = inductor_wants, devices: Sequence[str] = ("cuda",)
+    gm: fx.GraphModule, inference: bool, wanted: Wanted = inductor_wants, devices: Sequence[str] = ("cpu", "cuda")
 ) -> None:
     """Rewrite a graph in place; results keep their strides.
 
@@ -85,6 +85,29 @@ def put_channels_last(
         _Walk(gm.graph).run()
         gm.graph.lint()
         gm.recompile()
+
+
+def keep_as_laid_out(graph: fx.Graph) -> None:
+    """Have Inductor take the strides of a post-grad graph as they are, where its convolutions have channels last in it.
+
+    Else Inductor puts channels last itself, in whatever comes before or after a convolution. It goes by the order of the
+    sizes there. ConvNeXt has its channels last already, as a fourth size, and permutes them: what its norms keep for the
+    backward pass would get its *columns* last. Search sees the strides of the graph, and so would find other regions.
+
+    This changes Inductor's setting, which :func:`autotune.compiler.capture.hooks.hooked` patches for one compilation.
+    """
+    from torch._inductor import config
+
+    convolutions = [n for n in graph.find_nodes(op="call_function", target=aten.convolution.default) if _takes_part(n)]
+    if convolutions and all(_lies_last(n) for n in convolutions):
+        config.layout_optimization = False
+
+
+def _lies_last(convolution: fx.Node) -> bool:
+    x, weight = (convolution.args[k].meta["val"] for k in (0, 1))  # type: ignore[union-attr]
+    return all(is_static(a) for a in convolution.args[:2]) and all(
+        t.is_contiguous(memory_format=torch.channels_last) for t in (x, weight)
+    )
 
 
 def _is_on(node: fx.Node, devices: Sequence[str]) -> bool:
@@ -229,4 +252,4 @@ class _Walk:
         return aten.view.default(x, shape)
 
 
-__all__ = ["inductor_wants", "put_channels_last"]
+__all__ = ["inductor_wants", "keep_as_laid_out", "put_channels_last"]

@@ -46,8 +46,12 @@ def hooked(post_grad: Hook) -> dict[str, Any]:
     """Inductor's settings with which ``post_grad`` runs, after the rewriting of joint graphs that it relies on."""
     from torch._inductor import config
 
-    joint = Hook(rewrite_joint, b"autotune joint 2", config.joint_custom_post_pass)
-    return {"joint_custom_post_pass": joint, "post_grad_custom_post_pass": post_grad}
+    joint = Hook(rewrite_joint, b"autotune joint 3", config.joint_custom_post_pass)
+    return {
+        "joint_custom_post_pass": joint,
+        "post_grad_custom_post_pass": post_grad,
+        "layout_optimization": config.layout_optimization,  # a pass may change it, for its graph alone
+    }
 
 
 __all__ = ["Hook", "hooked"]

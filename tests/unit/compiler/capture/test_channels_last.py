@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch._inductor import config
 from torch.utils import _pytree as pytree
 
 from autotune.compiler.capture import joint
@@ -230,11 +231,12 @@ def test_nothing_is_converted_between_convolutions(forced: list[bool]) -> None:
 
 def test_a_graph_stays_as_it_is_where_it_is_not_wanted_or_not_of_that_device() -> None:
     module = nn.Sequential(conv(4, 6), nn.ReLU())
-    (graph,) = capture(module, [spatial()], grad=False)
+    with config.patch(layout_optimization=False):
+        (graph,) = capture(module, [spatial()], grad=False)
     assert not convolutions(graph.module)[0].meta["val"].is_contiguous(memory_format=LAST)
     before = str(graph.module.graph)
     put_channels_last(graph.module, True, wanted=lambda gm, inference: False, devices=("cpu",))
-    put_channels_last(graph.module, True, wanted=lambda gm, inference: True)
+    put_channels_last(graph.module, True, wanted=lambda gm, inference: True, devices=("cuda",))
     assert str(graph.module.graph) == before
     put_channels_last(graph.module, True, wanted=lambda gm, inference: True, devices=("cpu",))
     assert convolutions(graph.module)[0].meta["val"].is_contiguous(memory_format=LAST)
