@@ -104,7 +104,7 @@ def missing_modes(case: Mapping[str, Any], modes: Sequence[str]) -> list[str]:
 
 
 def merged(case: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
-    """A case with the modes that a later run measured of it, and with its peers; what else it has to say is in ``runs``."""
+    """A case with the modes that a later run measured of it, and its peers; what else it has to say is in ``runs``."""
     found = {mode: later[mode] for mode in COMPARED if later.get(mode) is not None}
     about = {k: later[k] for k in _OF_A_RUN if k in later}
     peers = {k: later[k] for k in _PEERS_US if "default" in found}  # which are compiled in that mode alone

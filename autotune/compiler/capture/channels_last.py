@@ -90,9 +90,9 @@ def put_channels_last(
 def keep_as_laid_out(graph: fx.Graph) -> None:
     """Have Inductor take the strides of a post-grad graph as they are, where its convolutions have channels last in it.
 
-    Else Inductor puts channels last itself, in whatever comes before or after a convolution. It goes by the order of the
-    sizes there. ConvNeXt has its channels last already, as a fourth size, and permutes them: what its norms keep for the
-    backward pass would get its *columns* last. Search sees the strides of the graph, and so would find other regions.
+    Else Inductor puts channels last itself, in whatever comes before or after a convolution, and goes by the order of
+    the sizes there. A norm of ConvNeXt has its channels as the last size: what it keeps for the backward pass would get
+    its *columns* last in memory. Search sees the strides of the graph, and so would find other regions.
 
     This changes Inductor's setting, which :func:`autotune.compiler.capture.hooks.hooked` patches for one compilation.
     """
@@ -104,10 +104,8 @@ def keep_as_laid_out(graph: fx.Graph) -> None:
 
 
 def _lies_last(convolution: fx.Node) -> bool:
-    x, weight = (convolution.args[k].meta["val"] for k in (0, 1))  # type: ignore[union-attr]
-    return all(is_static(a) for a in convolution.args[:2]) and all(
-        t.is_contiguous(memory_format=torch.channels_last) for t in (x, weight)
-    )
+    operands = [a for a in convolution.args[:2] if isinstance(a, fx.Node)]
+    return all(is_static(a) and a.meta["val"].is_contiguous(memory_format=torch.channels_last) for a in operands)
 
 
 def _is_on(node: fx.Node, devices: Sequence[str]) -> bool:

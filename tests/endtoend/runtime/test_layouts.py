@@ -15,8 +15,7 @@ from tests.support.runtime.models import assert_same_step, twin
 
 
 class ColumnsBeforeChannels(nn.Module):
-    """A block of ConvNeXt: its norm has the channels as a last size of their own, and the convolutions beside it last in
-    memory."""
+    """A block of ConvNeXt: its norm has the channels as the last size, the convolutions beside it last in memory."""
 
     def __init__(self) -> None:
         super().__init__()
