@@ -33,7 +33,7 @@ _GRAPHLESS = "-no-cudagraphs"
 _FARTHER = 5.0
 """A peer whose results are so many times farther from eager's than torch.compile's has no figure."""
 _OF_A_RUN = ("commit", "when", "lead_s", "eager_us", "captured", "differences", "noise", "missing", "others_busy",
-             "counters", "searched", "seconds")  # fmt: skip
+             "counters", "not_captured", "searched", "seconds")  # fmt: skip
 _PEERS_US = ("attention_us", "liger_us")
 Say = Callable[[str, float], None]
 
@@ -88,10 +88,14 @@ def measure(name: str, options: Options, say: Say = lambda stage, seconds: None)
     with _turn(options):  # weights are drawn on the device
         made = make(name, options.device, tiny=options.tiny, layers=options.layers, batch=options.batch)
     seconds = {"make": stage("make", begin)}
-    found, searched = _search(made, options, seconds, stage)
+    counted = _captured(made, seconds, stage)
+    found = _counted(counted)
+    searched = _search(counted, options, seconds, stage)
     verdicts = _decide(made, options, seconds, stage)
     floor_us = _floor(found["bytes"], options)  # before any peer, which may leave the device in error
+    deployed = time.time()
     compared = _compare(made, options, say)
+    found["not_captured"] = _not_captured(counted, options.db, deployed)
     case = {**described(made), **found, **times(compared, options.modes, floor_us)}
     seconds |= {f"first_call {who}": s.prepare_s for who, s in compared.steps.items()} | dict(compared.seconds)
     seconds["all"] = round(time.monotonic() - begin, 1)
@@ -131,24 +135,49 @@ def described(made: Made) -> dict[str, Any]:
     }
 
 
-def _search(
-    made: Made, options: Options, seconds: dict[str, float], stage: Callable[[str, float], float]
-) -> tuple[dict[str, int], dict[str, int | bool]]:
-    """Regions of a step and the bytes that they must move; what the search came to, and whether others disturbed it."""
-    import autotune
-    from autotune.api import time_weights
+Counted = Sequence[tuple[Any, int]]
+"""Workloads of a step, each with how often it occurs."""
+
+
+def _captured(made: Made, seconds: dict[str, float], stage: Callable[[str, float], float]) -> Counted:
     from autotune.domains.fusion.program_spec import workloads_of
-    from autotune.ir.graph import Graph
-    from autotune.tuner.result import BusyMachine
 
     begin = time.monotonic()
     counted = workloads_of(made.module, (), made.inputs, made.name, train=made.train)
-    found = {
+    seconds["capture"] = stage("capture", begin)
+    return counted
+
+
+def _counted(counted: Counted) -> dict[str, Any]:
+    """Regions of a step, and the bytes that they must move."""
+    from autotune.ir.graph import Graph
+
+    return {
         "regions": sum(count for _, count in counted),
         "different_regions": len(counted),
         "bytes": sum(count * Graph.from_json(w.spec).bytes_moved for w, count in counted),
     }
-    seconds["capture"] = stage("capture", begin)
+
+
+def _not_captured(counted: Counted, db: str, since: float) -> list[str]:
+    """Regions that a step missed since then and that no search of the model would find: there should be none."""
+    from autotune.store import Store
+
+    captured = {workload.fingerprint for workload, _ in counted}
+    with Store.open(db) as store:
+        missed = [miss.workload for miss in store.misses() if miss.when >= since and miss.workload not in captured]
+        workloads = [store.get_workload(fingerprint) for fingerprint in missed]
+    return sorted(workload.label for workload in workloads if workload is not None)
+
+
+def _search(
+    counted: Counted, options: Options, seconds: dict[str, float], stage: Callable[[str, float], float]
+) -> dict[str, int | bool]:
+    """What the search came to, and whether others disturbed it."""
+    import autotune
+    from autotune.api import time_weights
+    from autotune.tuner.result import BusyMachine
+
     results: Sequence[Any] = []
     busy = False
     if options.search > 0 and counted:
@@ -169,7 +198,7 @@ def _search(
         busy = any(issubclass(w.category, BusyMachine) for w in told)
     decided = [r for r in results if r.winner]
     won = sum(r.winner == "autotune" for r in decided)
-    return found, {"decided": len(decided), "autotune": won, "busy": busy}
+    return {"decided": len(decided), "autotune": won, "busy": busy}
 
 
 def _decide(

@@ -64,6 +64,11 @@ def text(cases: Sequence[Case], failed: Mapping[str, str] | None = None) -> str:
     lines += ["", *_about(cases), *means(cases)] if cases else []
     if busy := [case["name"] for case in cases if case["others_busy"] > BUSY or case["searched"]["busy"]]:
         lines.append(f"busy: other processes disturbed {', '.join(busy)}; measure again on a quiet machine")
+    lines += [
+        f"{case['name']}: {len(missed)} regions of the step are none that a search captures: {', '.join(missed)}"
+        for case in cases
+        if (missed := case.get("not_captured"))
+    ]
     lines += [f"{name} failed: {why}" for name, why in (failed or {}).items()]
     return "\n".join(lines)
 

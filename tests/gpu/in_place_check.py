@@ -134,6 +134,8 @@ def main() -> int:
         if options.keep and not options.dry and row["right"] and row["same"] and _as_fast(row):
             assert isinstance(store, Store), f"{options.db} is only read"
             store.put_schedule(dataclasses.replace(schedule, artifact=anew), replace=True)
+        if alike := sum(other["name"].partition(" (")[0] == row["name"] for other in rows):
+            row["name"] += f" ({alike + 1})"
         rows.append(row)
         print(row, flush=True)
     bad = sum(not (row["right"] and row["same"]) for row in rows)

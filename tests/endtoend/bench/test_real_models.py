@@ -344,6 +344,35 @@ def test_steps_timed_without_a_lead_are_marked() -> None:
     assert table.RESTED in lines
 
 
+def test_regions_that_a_step_has_and_no_search_captures_are_told(tmp_path: Path) -> None:
+    from autotune.store import Store
+    from tests.support.rows import workload
+
+    db, counted = str(tmp_path / "real.db"), [(workload(8), 3), (workload(9), 1)]
+    with Store.open(db) as store:
+        for missed in (workload(8), workload(16), workload(32)):
+            store.add_miss(missed, "a device")
+        then = store.misses()[0].when + 1e-3
+        time.sleep(2e-3)
+        store.add_miss(workload(32), "a device")
+        store.add_miss(workload(9), "a device")
+    assert measure._not_captured(counted, db, then) == [workload(32).label]
+    told = table.text([{**case("vit_base_train"), "not_captured": ["sum f32 8"]}])
+    assert "vit_base_train: 1 regions of the step are none that a search captures: sum f32 8" in told
+    assert "captures" not in table.text([{**case("vit_base_train"), "not_captured": []}])
+
+
+def test_a_later_run_brings_its_peers_where_it_has_their_mode() -> None:
+    first = {**case("vit_base_train"), "attention_us": 10.0, "liger_us": 20.0}
+    mode = first["default"]
+    both = {"default": mode, "max-autotune": None, "attention_us": 30.0, "liger_us": None, "lead_s": 0.3}
+    anew = measure.merged(first, both)
+    assert (anew["attention_us"], anew["liger_us"]) == (30.0, None), "no ratios across runs"
+    assert anew["runs"]["default"]["lead_s"] == 0.3
+    other = measure.merged(first, {**both, "default": None, "max-autotune": mode})
+    assert (other["attention_us"], other["liger_us"]) == (10.0, 20.0)
+
+
 def test_columns_that_nothing_fills_are_left_out() -> None:
     small = {"name": "a", **DESCRIBED, **times(compared(["default"]), ("default",), 80.0)}
     head = table.text([small]).splitlines()[0]
