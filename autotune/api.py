@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import UserError
@@ -95,8 +95,8 @@ def search(
         results = tune_workloads([workload for workload, _ in counted], devices, store, **options)
         given = not isinstance(target, (Workload, Sequence)) or (isinstance(target, str) and ":" in target)
         if step and given and any(r.winner for r in results) and not any(r.interrupted or r.fault for r in results):
-            call = (target, inputs, kwargs or {})
-            _decide(call, devices[0], store, train, [mode] if isinstance(mode, str) else mode, step_timeout)
+            call, names = (target, inputs, kwargs or {}), {workload.fingerprint for workload, _ in counted}
+            _decide(call, devices[0], store, train, [mode] if isinstance(mode, str) else mode, step_timeout, names)
         return results
 
 
@@ -107,6 +107,7 @@ def _decide(
     train: bool,
     modes: Sequence[str],
     limit_s: float,
+    searched: Collection[str],
 ) -> None:
     """Let a program's step decide what is deployed; what becomes of it is logged."""
     import logging
@@ -137,6 +138,7 @@ def _decide(
         limit_s=limit_s,
         note={**note, "command": "autotune.search"},
         say=lambda line: log.log(logging.WARNING if line.startswith("WARNING") else logging.INFO, "%s", line),
+        searched=searched,
     )
 
 

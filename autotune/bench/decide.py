@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from autotune.words import microseconds
 
 if TYPE_CHECKING:
     from autotune.store import Store
+    from autotune.workload import Workload
 
 SMALL = 0.05
 """A gain, alone, that a step may not see: families below it are the first to be left out."""
@@ -59,7 +60,7 @@ class Decision:
         families: all that stored kernels run, by workload; ``counts`` how often each occurs in the step; ``gains``
             what each brings the step in microseconds, None where that is not known.
         in_step: families whose kernels' time in the step is known, from the profiler; of the others it is that alone.
-        graphs: as :class:`autotune.runtime.inductor.verdict.Trial`'s.
+        graphs, missed: as :class:`autotune.runtime.inductor.verdict.Trial`'s.
     """
 
     mode: str
@@ -79,6 +80,7 @@ class Decision:
     gains: Mapping[str, float | None]
     in_step: frozenset[str]
     graphs: Mapping[tuple[str, str], Mapping[str, int]]
+    missed: Mapping[str, tuple[str, Workload]]
 
     def record(self) -> dict[str, Any]:
         """What is stored with the verdict, and printed by ``--json``."""
@@ -141,10 +143,15 @@ def decide_and_store(
     limit_s: float,
     note: Mapping[str, Any],
     say: Callable[[str], None],
+    searched: Collection[str] | None = None,
 ) -> list[Decision]:
     """Decide a step in each mode and store the verdicts. What goes wrong is said, and leaves what was stored before.
 
     A training step takes what :func:`autotune.domains.fusion.program_spec.training` makes of the arguments.
+
+    Inductor may lay out what a forward pass keeps for its backward pass otherwise than in the graph that was searched:
+    on a GPU it pads rows of more than 1024 elements to multiples of 128 bytes. Such a region is another workload. It is
+    stored as missed, and said.
 
     Args:
         store: that the schedules are in.
@@ -152,6 +159,7 @@ def decide_and_store(
         limit_s: seconds for each mode.
         note: to be stored with the verdicts: "target" and "command".
         say: told in one line what was decided, or why nothing was.
+        searched: the workloads that the search knew; what the step has beside them is stored as missed.
     """
     from autotune.device import environment, identify
     from autotune.domains.fusion.program_spec import training
@@ -178,6 +186,15 @@ def decide_and_store(
             continue
         say(decision.text)
         found.append(decision)
+    if searched is not None:
+        others = {name: miss for decision in found for name, miss in decision.missed.items() if name not in searched}
+        for where, workload in others.values():
+            store.add_miss(
+                workload, store.put_device(identify(where)), "lies otherwise in the step than in its capture"
+            )
+        if others:
+            many = "1 region of the step lies" if len(others) == 1 else f"{len(others)} regions of the step lie"
+            say(f"{many} in memory otherwise than the search saw: `autotune search --missed` goes on there")
     return found
 
 
@@ -329,6 +346,7 @@ def _decided(steps: _Steps, begin: float, limit_s: float) -> Decision | None:
         gains=gains,
         in_step=in_step,
         graphs=trial.graphs,
+        missed=trial.missed,
     )
 
 

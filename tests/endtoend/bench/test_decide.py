@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
@@ -11,10 +12,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._inductor import compile_fx, config
 
 import autotune
 from autotune import api
 from autotune.bench import decide
+from autotune.domains.fusion.program_spec import workloads_of
 from autotune.measure.policy import default_policy
 from autotune.runtime.database import deploying_from
 from autotune.runtime.inductor import region_call
@@ -242,6 +245,42 @@ def test_a_real_step_with_attention(tune: Tune, db: str) -> None:
         reset_settings()
     assert found is not None
     assert found.attention_us is None
+
+
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(131), nn.Linear(131, 131)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = F.gelu(self.linear(self.norm(x))).sum()
+        return made
+
+
+def test_regions_that_the_step_has_otherwise_than_the_search_saw_are_said(
+    tune: Tune, db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Inductor does on a GPU, what the forward pass keeps gets rows of whole lines of memory."""
+    monkeypatch.setattr(compile_fx, "maybe_disable_comprehensive_padding", lambda inputs: contextlib.nullcontext())
+    model, x = Wide(), torch.randn(8, 131, requires_grad=True)
+    stored = [
+        w.fingerprint for w in tune(model, (x,), select=lambda w: "gelu" in w.label and "backward" not in w.label)
+    ]
+    searched = {w.fingerprint for w, _ in workloads_of(model, (x,), train=True)}
+    assert stored
+    assert searched > set(stored)
+    said: list[str] = []
+    with Store.open(db) as store, config.patch(padding_stride_threshold=64):
+        how = {"train": True, "device": "cpu", "modes": ["default"], "limit_s": 30.0, "note": {}, "say": said.append}
+        (decision,) = decide.decide_and_store(store, model, (x,), {}, **how, searched=searched)  # type: ignore[arg-type]
+        others = decision.missed.keys() - searched
+        assert {miss.workload for miss in store.misses()} == others
+        padded = [store.get_workload(name) for name in others]
+    assert decision.missed.keys() & searched, "that the search had no time for is missed too, and not told here"
+    assert all(
+        w is not None and any(136 in i["strides"] or 160 in i["strides"] for i in w.source["inputs"]) for w in padded
+    )
+    assert said[-1].endswith("in memory otherwise than the search saw: `autotune search --missed` goes on there")
 
 
 def test_a_step_without_stored_kernels_or_that_fails_is_said(db: str) -> None:

@@ -39,7 +39,7 @@ def decision(mode: str) -> Decision:
         kernels_ratio=100 / 90, noise=0.01, tries=2, seconds=3.0, cut=False, left=frozenset({"tanh"}),
         families=families, counts=Counter(tanh=1, softmax=3),
         gains={"tanh": 2.0, "softmax": 6.0}, in_step=frozenset({"softmax"}),
-        graphs={("a" * 64, "cpu"): {"tanh": 1, "softmax": 2}, ("b" * 64, "cpu"): {"softmax": 1}},
+        missed={}, graphs={("a" * 64, "cpu"): {"tanh": 1, "softmax": 2}, ("b" * 64, "cpu"): {"softmax": 1}},
     )  # fmt: skip
 
 
