@@ -72,7 +72,7 @@ def decide_step(
         limit_s=args.step_timeout,
         note={"target": label, "inputs": args.inputs or "", "command": command},
         say=say,
-        searched={result.workload for result in searched.results},
+        searched=searched.captured,
     )
     return [decision.record() for decision in found]
 

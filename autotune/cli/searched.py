@@ -26,12 +26,14 @@ class Searched:
             of the answer.
         reasons: fingerprint to why nothing could be measured.
         show: prints the answer on stdout.
+        captured: fingerprints of all workloads, those that were not begun included.
     """
 
     answer: Mapping[str, Any]
     results: Sequence[Result]
     reasons: Mapping[str, str]
     show: Callable[[Mapping[str, Any]], None]
+    captured: frozenset[str] = frozenset()
 
     @property
     def interrupted(self) -> bool:

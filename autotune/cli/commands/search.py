@@ -203,10 +203,11 @@ def _each_target(args: argparse.Namespace) -> list[argparse.Namespace]:
 
 def _part(searched: Searched, target: str, counted: Sequence[tuple[Workload, int]]) -> Searched:
     """What of a search was for one target."""
-    own = {workload.fingerprint for workload, _ in counted}
+    own = frozenset(workload.fingerprint for workload, _ in counted)
     results = [result for result in searched.results if result.workload in own]
     answer = _answer(target, searched.answer["device"], counted, results)
-    return replace(searched, answer={**answer, "not_begun": not_begun(len(own), results)}, results=results)
+    answer["not_begun"] = not_begun(len(own), results)
+    return replace(searched, answer=answer, results=results, captured=own)
 
 
 def _captured(
@@ -355,7 +356,7 @@ def _searched(
             if result.winner and result.begun:
                 store.clear_miss(result.workload, fingerprint)
     answer = {**_answer(name, device, counted, results), "not_begun": not_begun(len(counted), results)}
-    return Searched(answer, results, reasons, print_table)
+    return Searched(answer, results, reasons, print_table, frozenset(workload.fingerprint for workload, _ in counted))
 
 
 def _missed(args: argparse.Namespace, device: str, store: Store) -> list[tuple[Workload, int]]:

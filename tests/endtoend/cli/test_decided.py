@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from autotune.bench.decide import Decision
 from autotune.cli.app import main
 from autotune.cli.decided import lines
 from autotune.cli.searched import tune
+from autotune.domains.fusion.program_spec import workloads_of
 from autotune.errors import UserError
 from autotune.runtime.inductor.verdict import Family
 from autotune.store import Store, Verdict
+from tests.support.rows import workload
 
 HERE = "tests.endtoend.cli.test_decided"
 
@@ -117,6 +120,28 @@ def test_a_search_ends_with_the_step_and_its_verdict_is_told(
     assert any("in the step" in line and line.endswith("3 x softmax f32") for line in lines)
     assert main(command("compare", db, "--rounds", "2", "--mode", "max-autotune", "--json")) == 0
     assert json.loads(capsys.readouterr().out)["verdicts"] == []
+
+
+def two_regions(x: Tensor) -> Tensor:
+    return torch.tanh(torch.softmax(x * 2.0, -1) @ x.T) * 3.0
+
+
+def test_what_was_captured_and_not_begun_lies_as_the_search_saw_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missed = {w.fingerprint: ("cpu", w) for w in (workload(8), *(w for w, _ in workloads_of(two_regions, (inputs(),))))}
+    assert len(missed) == 3
+    monkeypatch.setattr(decide, "decide", lambda *args, **options: replace(decision("default"), missed=missed))
+    monkeypatch.setattr("autotune.cli.commands.search.tune", lambda *args, **options: tune(*args, **options)[:1])
+    db = tmp_path / "t.db"
+    words = command("search", db, "--trials", "1")
+    assert main([f"{HERE}:two_regions" if word == f"{HERE}:program" else word for word in words]) == 0
+    told = capsys.readouterr().err
+    assert (
+        "1 region of the step lies in memory otherwise than the search saw: `autotune search --missed` goes on" in told
+    )
+    with Store.open(db) as store:
+        assert [miss.workload for miss in store.misses()] == [workload(8).fingerprint]
 
 
 def test_modes_are_looked_at_before_the_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
