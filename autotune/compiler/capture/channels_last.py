@@ -76,7 +76,7 @@ def put_channels_last(
         gm: as AOTAutograd makes it, of fake tensors.
         inference: whether no derivatives are taken; ``wanted`` is told.
         wanted: says of a graph with convolutions whether to.
-        devices: where. (On a CPU the libraries convert blocks themselves.)
+        devices: where.
     """
     convolutions = [n for n in gm.graph.nodes if n.target in _OPERANDS]
     if not any(_takes_part(n) for n in convolutions) or not all(_is_on(n, devices) for n in convolutions):
@@ -104,14 +104,19 @@ def keep_as_laid_out(graph: fx.Graph) -> None:
 
 
 def _lies_last(convolution: fx.Node) -> bool:
-    operands = [a for a in convolution.args[:2] if isinstance(a, fx.Node)]
-    return all(is_static(a) and a.meta["val"].is_contiguous(memory_format=torch.channels_last) for a in operands)
+    return all(
+        is_static(x) and x.meta["val"].is_contiguous(memory_format=torch.channels_last) for x in _operands(convolution)
+    )
 
 
 def _is_on(node: fx.Node, devices: Sequence[str]) -> bool:
     """Whether a convolution is of fixed shapes and on such a device."""
-    operands = [a for a in node.args[:2] if isinstance(a, fx.Node)]
+    operands = _operands(node)
     return all(map(is_static, operands)) and operands[0].meta["val"].device.type in devices
+
+
+def _operands(node: fx.Node) -> list[fx.Node]:
+    return [a for a in node.args[:2] if isinstance(a, fx.Node)]
 
 
 def _takes_part(node: fx.Node) -> bool:
