@@ -15,6 +15,7 @@ from autotune.compiler.capture.calls import Calls
 from autotune.compiler.capture.channels_last import put_channels_last
 from autotune.compiler.capture.complexes import split_parts
 from autotune.compiler.capture.depthwise import convolve_gradients
+from autotune.compiler.capture.patches import multiply_patches
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -35,6 +36,7 @@ def rewrite_joint(graph: fx.Graph) -> None:
     split_parts(gm)
     hash_random_numbers(graph)
     convolve_gradients(graph)
+    multiply_patches(gm)
     put_channels_last(gm, inference=not _is_joint(graph))
 
 
