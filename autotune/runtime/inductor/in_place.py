@@ -72,6 +72,18 @@ def _is_donated(given: Any) -> bool:
     return isinstance(given, ir.DonatedBuffer) and not config.triton.cudagraphs
 
 
+def readers(node: fx.Node) -> Iterator[fx.Node]:
+    """Who reads a node's memory, be it through views."""
+    for user in node.users:
+        yield from readers(user) if _is_view(user) else (user,)
+
+
+def memory_of(node: fx.Node) -> fx.Node:
+    """The node that a node is a view of, or the node itself."""
+    base = node.args[0] if _is_view(node) else None
+    return memory_of(base) if isinstance(base, fx.Node) else node
+
+
 def _is_last(node: fx.Node, region: fx.Node, reads: Sequence[fx.Node]) -> bool:
     """Whether a region alone reads a node, and all that the node is a view of, and an operator of the graph made it, or
     it is an input of the graph."""
@@ -140,4 +152,4 @@ def _is(size: Any, number: int) -> bool:
     return bool(V.graph.sizevars.statically_known_equals(size, number))
 
 
-__all__ = ["Pairs", "over", "permitted"]
+__all__ = ["Pairs", "memory_of", "over", "permitted", "readers"]

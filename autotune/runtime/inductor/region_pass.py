@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from autotune.errors import Unsupported
 from autotune.runtime.counters import count
 from autotune.runtime.database import record_misses, warn_once
 from autotune.runtime.inductor.agreement import ranks_agree
-from autotune.runtime.inductor.in_place import permitted
+from autotune.runtime.inductor.in_place import memory_of, permitted, readers
 from autotune.runtime.inductor.region_call import RegionCall, at_these, look_up, remember
 from autotune.runtime.inductor.region_cpp import prepared
 from autotune.runtime.inductor.region_op import region_node
@@ -212,17 +212,42 @@ def _replace(
         made: what stands for the results of regions that were replaced before.
     """
     inputs, outputs = ([origin.get(n, n) for n in nodes] for nodes in (region.inputs, region.outputs))
-    # All inputs are computed before the last of the region's nodes.
-    last = origin.get(region.nodes[-1], region.nodes[-1])
+    nodes = dict.fromkeys(origin.get(n, n) for n in region.nodes)
+    last, given = max(nodes), [made.get(n, n) for n in inputs]
     name = kernel_name(program_ops(call.source)).removeprefix(PREFIX)
-    with graph.inserting_before(last):
-        node = region_node(graph, call.text(), name, [made.get(n, n) for n in inputs], outputs, call.overwrites)
-        results = [graph.call_function(operator.getitem, (node, k)) for k in range(len(outputs))]
+    early = _behind(nodes, last, given, outputs)
+    with graph.inserting_before(last) if early is None else graph.inserting_after(early):
+        node = region_node(graph, call.text(), name, given, outputs, call.overwrites)
+    with graph.inserting_after(node):
+        results = [graph.call_function(operator.getitem, (node, k)) for k in reversed(range(len(outputs)))][::-1]
     for old, new in zip(outputs, results, strict=True):
         new.meta = {k: v for k, v in old.meta.items() if k != "tensor_meta"}
         old.replace_all_uses_with(new)
     node.meta |= {k: v for k, v in last.meta.items() if k in ("stack_trace", "original_aten", "from_node")}
     return dict(zip(outputs, results, strict=True))
+
+
+def _behind(
+    nodes: Container[fx.Node], last: fx.Node, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]
+) -> fx.Node | None:
+    """The last of a region's inputs, where its call goes right behind them; None before the last of its nodes.
+
+    It does so where it frees more memory than it takes. CLIP's image tower ends with the norm of one token: Inductor
+    has put that norm close to its reader, behind the text tower, and all tokens would be kept until then.
+    """
+    computed = {base: None for base in map(memory_of, inputs) if base.op == "call_function"}
+    if not computed:
+        return None
+    begin = max(n for n in inputs if n.op == "call_function")
+    freed = [_bytes(n) for n in computed if all(r in nodes or r <= begin for r in readers(n))]
+    taken = [_bytes(n) for n in outputs]
+    if not begin < last or not all(type(size) is int for size in (*freed, *taken)):
+        return None
+    return begin if sum(freed) > sum(taken) else None
+
+
+def _bytes(node: fx.Node) -> Any:
+    return node.meta["val"].numel() * node.meta["val"].itemsize
 
 
 def _with_symbols(call: RegionCall, region: Region, origin: Mapping[fx.Node, fx.Node]) -> RegionCall:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 import autotune
+from autotune.runtime.inductor import region_pass
+from autotune.runtime.inductor.region_pass import replace_regions
 from tests.support.deployment import Tune
 from tests.support.memory import peak_bytes
 from tests.support.runtime.models import twin
@@ -49,3 +53,43 @@ def test_a_training_step_takes_no_more_memory_than_inductor_s(tune: Tune) -> Non
     assert peak("autotune") <= 1.02 * peak("inductor")
     assert autotune.counters().hits
     assert autotune.counters().fallbacks == 0
+
+
+class TwoTowers(nn.Module):
+    """The first tower ends with the norm of one token in many, which is read behind the second tower, as in CLIP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2)) for _ in range(2))
+        self.norm, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        for layer in self.first:
+            x = layer(x)
+        pooled = self.norm(x[:, 0])
+        for layer in self.second:
+            y = layer(y)
+        result: Tensor = y[:, 0] * self.out(pooled)
+        return result
+
+
+def test_what_one_token_needs_runs_before_all_tokens_are_in_the_way(
+    tune: Tune, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = TwoTowers()
+    inputs = torch.randn(16, 64, WIDTH), torch.randn(16, 64, WIDTH)
+    orders: list[list[str]] = []
+
+    def replaced(graph: fx.Graph, **options: Any) -> None:
+        replace_regions(graph, **options)
+        orders.append([str(n.target) for n in graph.nodes])
+
+    with torch.no_grad():
+        tune(twin(model), inputs)
+        monkeypatch.setattr(region_pass, "replace_regions", replaced)
+        torch.testing.assert_close(torch.compile(model, backend="autotune")(*inputs), model(*inputs))
+    (order,) = orders
+    called = [k for k, target in enumerate(order) if target.startswith("autotune.")]
+    products = [k for k, target in enumerate(order) if target.startswith("aten.addmm")]
+    assert len(products) == 4
+    assert any(products[1] < k < products[2] for k in called)
