@@ -48,6 +48,10 @@ def cases(device: str) -> dict[str, tuple[nn.Module, Tensor]]:
         "pixels": (nn.Sequential(stack((64, 128), 1), stack((128, 256), 1)), image(64)),
         "upwards": (nn.Sequential(stack((64, 128)), nn.ConvTranspose2d(128, 96, 2, 2), nn.SiLU()), image(64)),
     }
+    found |= {
+        "patches": (nn.Sequential(nn.Conv2d(3, 64, 4, 4), nn.Flatten(2), nn.Linear(64, 32)), image(3)),
+        "patches and channels": (nn.Sequential(nn.Conv2d(3, 64, 4, 4), stack((64, 128), norm=False)), image(3, 33)),
+    }
     weight_norm = nn.utils.parametrizations.weight_norm
     found |= {
         "group norm": (nn.Sequential(stack((64, 128)), nn.GroupNorm(8, 128), stack((128, 128))), image(64)),
