@@ -50,12 +50,14 @@ def screened(store: Store, fingerprint: str) -> int:
     return len(store.measurements(workload=fingerprint, stage="screen"))
 
 
+@pytest.mark.usefixtures("formula")  # what is best is counted on below, which a busy moment would change
 def test_parts_are_tuned_once_and_the_whole_is_measured(tune: Tune, store: Store) -> None:
     seen: list[Progress] = []
     first = tune(A, B, progress=seen.append)
     assert first.ok
     assert first.best is not None
-    assert (first.best["g0.block"], first.best["g1.block"]) == (8, 8)  # each part's best, found in its own search
+    best = {"g0.how": "vector", "g0.block": 8, "g1.how": "vector", "g1.block": 8}
+    assert {n: v for n, v in first.best.items() if n != "plan"} == best  # each part's, found in its own search
     assert first.winner == "autotune"
     assert (screened(store, toy(**A).fingerprint), screened(store, toy(**B).fingerprint)) == (12, 12)
     wholes = store.measurements(workload=first.workload, stage="screen")
