@@ -60,7 +60,11 @@ class Made:
             sizes = {"x": None, "scale": None, "bias": None, "rows": {0: rows}}
             exported = torch.export.export(self.model, args, kwargs, dynamic_shapes=sizes)
             # No other test reads these headers.
-            configs = {"post_grad_custom_post_pass": theirs, "aot_inductor.precompile_headers": False}
+            configs = {
+                "post_grad_custom_post_pass": theirs,
+                "aot_inductor.precompile_headers": False,
+                "aot_inductor.compile_wrapper_opt_level": "O0",
+            }
             made = autotune.aoti_compile_and_package(exported, package_path=self.path, inductor_configs=configs)
         assert made == self.path
         self.warnings = [

@@ -176,7 +176,9 @@ def test_what_inductor_has_no_such_option_of_is_refused(db: str) -> None:
 def test_code_without_python_has_no_kernels_of_a_cpu(tune: Tune, caplog: pytest.LogCaptureFixture) -> None:
     args = torch.randn(32, 48), torch.randn(48, 48)
     tune(mlp, args)
-    once = torch._inductor.config.patch(cpp_cache_precompile_headers=False)  # no other test needs this mode's
+    once = torch._inductor.config.patch(
+        {"cpp_cache_precompile_headers": False, "aot_inductor.compile_wrapper_opt_level": "O0"}
+    )  # no other test needs this mode's headers
     for fn in (mlp, lambda x, w: mlp(x, w) * 2):
         with torch.no_grad(), once:
             (got, code) = run_and_get_code(compiled(fn, options={"cpp_wrapper": True}), *args)
