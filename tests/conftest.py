@@ -134,6 +134,18 @@ def migrated_anew(kept_tables: Callable[..., None], monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture(scope="session", autouse=True)
+def shared_statements() -> Iterator[None]:
+    """SQLAlchemy makes the SQL of a statement once for all databases of a process."""
+    import sqlalchemy as sa
+
+    from tests.support.statements import shared
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sa.Engine, "__init__", shared(sa.Engine.__init__))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def forked() -> Iterator[None]:
     """Python processes are forked from one that has imported everything, which this process may be a fork of itself."""
     with forks.installed():
