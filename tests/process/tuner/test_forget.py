@@ -22,7 +22,7 @@ SEEDS = [{"how": "raise", "block": 1}, {"how": "build_error", "block": 2}]
 
 def search(store: Store, policy: Policy, rows: int = 64, trials: int | None = 3) -> Result:
     spec = {"rows": rows, "bad": True, "seeds": SEEDS}
-    options = {"trials": trials, "timeout": None if trials else 2.0, "patience": 0 if trials else None}
+    options = {"trials": trials, "timeout": None if trials else 1.0, "patience": 0 if trials else None}
     return api.tune_workloads([workload(**spec)], "cpu", store, policy=policy, **options)[0]
 
 

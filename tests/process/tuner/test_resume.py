@@ -22,6 +22,7 @@ from autotune.store.records import Key, Measurement
 from autotune.store.tables.claims import owner_name
 from autotune.task import Status, config_key
 from autotune.tuner.session import Lease
+from tests.support import forks
 from tests.support.toy.toy_domain import BLOCKS, GOOD, workload
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -79,10 +80,10 @@ def test_two_searches_one_killed_and_started_again(search: Start, store: Store, 
     assert store.stats()["claims"] == 0
 
 
-@pytest.mark.usefixtures("new_interpreters")
 def test_ctrl_c_ends_in_good_order_and_the_next_search_goes_on(search: Start, store: Store, tmp_path: Path) -> None:
     log = tmp_path / "loads"
-    process = search(spec(log, slow_us=10_000, eager_us=100_000), **ALL)
+    with forks.new_interpreters():
+        process = search(spec(log, slow_us=10_000, eager_us=100_000), **ALL)
     until_measured(process, 3)
     children = psutil.Process(process.pid).children(recursive=True)
     os.kill(process.pid, signal.SIGINT)
