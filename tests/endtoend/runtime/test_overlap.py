@@ -18,7 +18,7 @@ from autotune.domains.c3.task import place
 from autotune.store import Store
 from autotune.store.records import Calibration, Key, Schedule
 from autotune.task import Artifact, Config
-from tests.support import ROOT, forks
+from tests.support import ROOT
 from tests.support.runtime.overlap_checks import ROWS
 from tests.support.runtime.ranks import Ranks
 
@@ -29,9 +29,7 @@ COPY = HostStrategy(order="gemm_first", engine="copy", copies=2, chunks=2).confi
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    with forks.new_interpreters():  # they see what deployment imports
-        started = Ranks(tmp_path_factory.mktemp("ranks"))
-    with started:
+    with Ranks(tmp_path_factory.mktemp("ranks"), first_imports=True) as started:
         yield started
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import subprocess
@@ -14,19 +15,24 @@ from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
-from tests.support import ROOT
+from tests.support import ROOT, forks
 
 
 class Ranks:
-    """Use as a context manager. Environment variables and threads of the ranks are those of the parent at the start."""
+    """Use as a context manager. Environment variables and threads of the ranks are those of the parent at the start.
 
-    def __init__(self, folder: Path, ranks: int = 2) -> None:
+    Args:
+        first_imports: whether rank 0 is a new interpreter, for functions that look at what it has imported.
+    """
+
+    def __init__(self, folder: Path, ranks: int = 2, *, first_imports: bool = False) -> None:
         self._pipes: list[Connection] = []
         self._processes = []
         with Listener(str(folder / "ranks")) as listener:
             for rank in range(ranks):
                 words = [str(listener.address), str(rank), str(ranks), str(folder / "rendezvous")]
-                self._processes.append(subprocess.Popen([sys.executable, "-m", __name__, *words], cwd=ROOT))
+                with forks.new_interpreters() if first_imports and rank == 0 else contextlib.nullcontext():
+                    self._processes.append(subprocess.Popen([sys.executable, "-m", __name__, *words], cwd=ROOT))
                 self._pipes.append(listener.accept())
 
     def run(self, module: str, function: str, *args: Any) -> list[Any]:
