@@ -5,7 +5,8 @@
 A GPU at its power cap runs at a clock that the load sets. A step that spends less of its time on memory-intensive
 kernels takes more power, and so may hold a lower clock than the step before it. Steps are timed in turn as
 :func:`autotune.bench.step.timed` does it, with each ``--leads`` for which a contender runs before its sample. Then
-each runs alone for some seconds, while NVML tells the clock, the power, and what holds the clock back.
+each runs alone for some seconds, while NVML tells the clock, the power, and what holds the clock back. Kernels of both
+steps are listed by name: the same ones in the same number take longer at a lower clock.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 import torch
 
-from autotune.bench.step import room_for, seeded, step_of, trainable
+from autotune.bench.step import kernels_of, room_for, seeded, step_of, trainable
 from autotune.bench.turns import Turns
 from autotune.measure.policy import default_policy
 from autotune.measure.timing.timer import capture, interleave, keep_running
@@ -77,6 +78,7 @@ def measure(name: str, device: str, leads: list[float], seconds: float) -> dict[
             torch.cuda.empty_cache()
         for who in ("compile", "autotune"):
             case["alone"][who] = alone(ready[who], seconds, sensor)
+        case["kernels"] = kernels_of({who: ready[who] for who in ("compile", "autotune")})
     found: Mapping[str, Any] = case["alone"]
     case["autotune_us"], case["compile_us"] = found["autotune"]["us"], found["compile"]["us"]
     return case

@@ -516,24 +516,19 @@ def _traced(step: Call) -> list[tuple[float, float, bool, str]] | None:
 
 
 def summed(spans: Sequence[tuple[float, float, str]], library: Callable[[str], bool] = is_library) -> dict[str, Any]:
-    """Counts and microseconds of kernels (begin, end, name): memory-intensive ones and a library's, the former by name.
+    """Counts and microseconds of kernels (begin, end, name): memory-intensive ones and a library's, both by name.
 
-    ``library`` are those of matrix products, convolutions and attention; the most frequent 40 names are kept.
+    ``library`` are those of matrix products, convolutions and attention; the most frequent 40 names of a kind are kept.
     """
-    us: dict[str, float] = {}
-    count: Counter[str] = Counter()
-    taken = []
+    us: tuple[dict[str, float], ...] = ({}, {})
+    count: tuple[Counter[str], ...] = (Counter(), Counter())
     for begin, end, kernel in spans:
-        if library(kernel):
-            taken.append(end - begin)
-            continue
-        count[kernel] += 1
-        us[kernel] = us.get(kernel, 0.0) + end - begin
-    return {
-        "memory_intensive": count.total(),
-        "library": len(taken),
-        "memory_intensive_us": round(sum(us.values()), 1),
-        "library_us": round(sum(taken), 1),
-        "names": dict(count.most_common(_NAMES)),
-        "names_us": {k: round(us[k], 1) for k, _ in count.most_common(_NAMES)},
-    }
+        kind = bool(library(kernel))
+        count[kind][kernel] += 1
+        us[kind][kernel] = us[kind].get(kernel, 0.0) + end - begin
+    found: dict[str, Any] = {}
+    for kind, (what, names) in enumerate((("memory_intensive", "names"), ("library", "library_names"))):
+        most = count[kind].most_common(_NAMES)
+        found |= {what: count[kind].total(), f"{what}_us": round(sum(us[kind].values()), 1)}
+        found |= {names: dict(most), f"{names}_us": {k: round(us[kind][k], 1) for k, _ in most}}
+    return found

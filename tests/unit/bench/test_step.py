@@ -548,6 +548,8 @@ def test_kernels_are_counted_and_summed_by_name() -> None:
     assert (found["memory_intensive_us"], found["library_us"]) == (5.5, 6.5)
     assert found["names"] == {"triton_poi_fused_add_0": 2, "autotune_kernel": 1}
     assert found["names_us"] == {"triton_poi_fused_add_0": 4.0, "autotune_kernel": 1.5}
+    assert found["library_names"] == {"nvjet_tst_128x64": 1, "triton_tem_fused_addmm_1": 1}
+    assert found["library_names_us"] == {"nvjet_tst_128x64": 2.5, "triton_tem_fused_addmm_1": 4.0}
 
 
 def test_templates_are_compiled_in_threads_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
