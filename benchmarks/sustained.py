@@ -23,7 +23,8 @@ from typing import Any
 
 import torch
 
-from autotune.bench.step import kernels_of, room_for, seeded, step_of, trainable
+from autotune.bench.step import room_for, seeded, step_of, trainable
+from autotune.bench.step_kernels import kernels_of
 from autotune.bench.turns import Turns
 from autotune.measure.policy import default_policy
 from autotune.measure.timing.timer import capture, interleave, keep_running

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autotune.bench.contender import templates_in_threads
-from autotune.bench.step import COMPILE, kernels_of, lead_s, room_for, seeded, spread, step_of, timed, trainable
+from autotune.bench.step import COMPILE, lead_s, room_for, seeded, spread, step_of, timed, trainable
+from autotune.bench.step_kernels import kernels_of
 from autotune.bench.turns import Turns, inductor_takes_turns
 from autotune.errors import UserError, first_line
 from autotune.measure.policy import Policy, default_policy

@@ -13,7 +13,6 @@ import gc
 import math
 import statistics
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from autotune.bench.agree import difference, largest
 from autotune.bench.contender import Watched, templates_in_threads
-from autotune.bench.library_kernels import is_library
+from autotune.bench.step_kernels import kernels_of
 from autotune.bench.turns import Turns, inductor_takes_turns
 from autotune.errors import UserError, first_line
 from autotune.measure.policy import Policy, default_policy
@@ -33,16 +32,13 @@ EAGER, COMPILE, AUTOTUNE = "eager", "torch.compile", "autotune"
 CONTENDERS = (EAGER, COMPILE, AUTOTUNE)
 CHANGING = 0.05
 """How far apart two runs with one seed are that rounding cannot explain: the step changes what it reads."""
-_TRACES = 3
-_BUSY_S = 0.5
-"""Seconds of replays before one is traced: by then the device's clock is what a sustained load leaves it."""
 _LEAD_S = 0.3
-_NAMES = 40
+"""By then the device's clock is what a sustained load leaves it."""
 Call = Callable[[], object]
 
 
 def lead_s(device: str) -> float:
-    """Seconds for which a step runs before each of its samples, for the same reason."""
+    """Seconds for which a step runs before each of its samples."""
     return _LEAD_S if device.startswith("cuda") else 0.0
 
 
@@ -61,7 +57,8 @@ class Step:
         difference: of its results to eager's, as of :func:`autotune.bench.agree.difference`; None where the step draws
             random numbers, and so has no results to compare. Eager's own is that of two runs with one seed.
         largest: magnitude of the largest element of its first result: the loss, in training.
-        kernels: of one step, :func:`summed`; None on a CPU, and where the profiler does not see them.
+        kernels: of one step, :func:`autotune.bench.step_kernels.summed`; None on a CPU, and where the profiler does
+            not see them.
         peak_bytes: of the device's memory that a step takes at most, run from Python on its own, with what was there
             before the comparison (parameters and inputs among it); None on a CPU.
         samples: in microseconds, one a round; those of all contenders with one number are of one moment.
@@ -477,58 +474,3 @@ def spread(samples: Sequence[float]) -> float:
         return 0.0
     quarters = statistics.quantiles(samples, n=4)
     return (quarters[2] - quarters[0]) / statistics.median(samples)
-
-
-# Kernels
-
-
-def kernels_of(steps: Mapping[str, Call]) -> dict[str, dict[str, Any]]:
-    """Kernels of a step, as its CUDA graph replays them, by contender: :func:`summed`.
-
-    What a kernel reads lies in the caches where the step leaves it. A contender that the profiler shows nothing of (a
-    host that lets nobody read the counters) is left out.
-    """
-    found = {}
-    for name, step in steps.items():
-        with contextlib.suppress(RuntimeError):  # the profiler's, or no memory for one more graph
-            if spans := _traced(step):
-                found[name] = summed([(begin, end, kernel) for begin, end, _, kernel in spans])
-    return found
-
-
-def _traced(step: Call) -> list[tuple[float, float, bool, str]] | None:
-    """What the profiler sees of a step's replay, whose graph is gone afterwards: two of a large model do not fit."""
-    from autotune.bench.kernels import record
-    from autotune.measure.timing.timer import capture, keep_running
-
-    run = capture(step)
-
-    def work() -> None:
-        run()
-        torch.cuda.synchronize()
-
-    found = None
-    for _ in range(_TRACES):  # a process's first trace may come out empty
-        # A device that has rested, as while a trace is read, is faster than in the midst of a training.
-        keep_running(run, _BUSY_S)
-        found = [s for s in record(work) if s[2]] or found
-    return found
-
-
-def summed(spans: Sequence[tuple[float, float, str]], library: Callable[[str], bool] = is_library) -> dict[str, Any]:
-    """Counts and microseconds of kernels (begin, end, name): memory-intensive ones and a library's, both by name.
-
-    ``library`` are those of matrix products, convolutions and attention; the most frequent 40 names of a kind are kept.
-    """
-    us: tuple[dict[str, float], ...] = ({}, {})
-    count: tuple[Counter[str], ...] = (Counter(), Counter())
-    for begin, end, kernel in spans:
-        kind = bool(library(kernel))
-        count[kind][kernel] += 1
-        us[kind][kernel] = us[kind].get(kernel, 0.0) + end - begin
-    found: dict[str, Any] = {}
-    for kind, (what, names) in enumerate((("memory_intensive", "names"), ("library", "library_names"))):
-        most = count[kind].most_common(_NAMES)
-        found |= {what: count[kind].total(), f"{what}_us": round(sum(us[kind].values()), 1)}
-        found |= {names: dict(most), f"{names}_us": {k: round(us[kind][k], 1) for k, _ in most}}
-    return found

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autotune
-from autotune.bench import contender, step
+from autotune.bench import contender, step, step_kernels
 from autotune.bench.agree import difference, largest
 from autotune.bench.contender import Watched
-from autotune.bench.step import AUTOTUNE, COMPILE, EAGER, NotCompared, Peer, compare, step_of, summed, trainable
+from autotune.bench.step import AUTOTUNE, COMPILE, EAGER, NotCompared, Peer, compare, step_of, trainable
 from autotune.errors import UserError
 from autotune.measure.policy import Policy, default_policy
 from autotune.measure.timing import timer
@@ -437,7 +437,7 @@ def acted(monkeypatch: pytest.MonkeyPatch) -> Capturing:
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: next(held, 1200))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 1700)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
-    monkeypatch.setattr(step, "_BUSY_S", 0.0)
+    monkeypatch.setattr(step_kernels, "_BUSY_S", 0.0)
     return acted
 
 
@@ -514,9 +514,9 @@ def test_a_profiler_that_sees_nothing_leaves_kernels_out(acted: Capturing, monke
         raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
 
     monkeypatch.setattr("autotune.bench.kernels.record", record)
-    assert step.kernels_of({"eager": lambda: None}) == {}
+    assert step_kernels.kernels_of({"eager": lambda: None}) == {}
     monkeypatch.setattr("autotune.bench.kernels.record", lambda work: [])
-    assert step.kernels_of({"eager": lambda: None}) == {}
+    assert step_kernels.kernels_of({"eager": lambda: None}) == {}
 
 
 def test_a_trace_follows_replays(acted: Capturing, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -534,8 +534,8 @@ def test_a_trace_follows_replays(acted: Capturing, monkeypatch: pytest.MonkeyPat
     before: list[int] = []
     monkeypatch.setattr(timer, "capture", lambda run: run)
     monkeypatch.setattr("autotune.bench.kernels.record", record)
-    monkeypatch.setattr(step, "_BUSY_S", 0.01)
-    assert step.kernels_of({"eager": replays})["eager"]["memory_intensive"] == 1
+    monkeypatch.setattr(step_kernels, "_BUSY_S", 0.01)
+    assert step_kernels.kernels_of({"eager": replays})["eager"]["memory_intensive"] == 1
     assert before
     assert all(b - a > 2 for a, b in zip([0, *before], before, strict=False)), before
 
@@ -543,7 +543,7 @@ def test_a_trace_follows_replays(acted: Capturing, monkeypatch: pytest.MonkeyPat
 def test_kernels_are_counted_and_summed_by_name() -> None:
     spans = [(0.0, 2.0, "triton_poi_fused_add_0"), (2.5, 5.0, "nvjet_tst_128x64"), (5.0, 6.5, "autotune_kernel"),
              (7.0, 9.0, "triton_poi_fused_add_0"), (9.0, 13.0, "triton_tem_fused_addmm_1")]  # fmt: skip
-    found = summed(spans)
+    found = step_kernels.summed(spans)
     assert (found["memory_intensive"], found["library"]) == (3, 2)
     assert (found["memory_intensive_us"], found["library_us"]) == (5.5, 6.5)
     assert found["names"] == {"triton_poi_fused_add_0": 2, "autotune_kernel": 1}
