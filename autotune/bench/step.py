@@ -14,7 +14,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from autotune.bench.step_kernels import kernels_of
 from autotune.bench.turns import Turns, inductor_takes_turns
 from autotune.errors import UserError, first_line
 from autotune.measure.policy import Policy, default_policy
+from autotune.workload import Workload
 
 EAGER, COMPILE, AUTOTUNE = "eager", "torch.compile", "autotune"
 CONTENDERS = (EAGER, COMPILE, AUTOTUNE)
@@ -98,6 +99,7 @@ class Comparison:
             another reason, as where it changes its inputs in place: differences to eager's say nothing then.
         seconds: of "timing" and, on a GPU, of "kernels".
         others: processors that other processes kept busy meanwhile (CPU).
+        missed: regions of the step that nothing is stored for, by fingerprint.
     """
 
     steps: Mapping[str, Step]
@@ -108,6 +110,7 @@ class Comparison:
     random: bool
     seconds: Mapping[str, float]
     others: float
+    missed: Mapping[str, Workload] = field(default_factory=dict)
 
     @property
     def changing(self) -> bool:
@@ -248,7 +251,7 @@ def compare(
         _compiled_anew(),
         inductor_takes_turns(turns),
         templates_in_threads(cuda and any("max-autotune" in m for m in modes)),
-        unrecorded(),
+        unrecorded() as missed,
     ):
         eager = step_of(fn, args, given, wanted)
         try:
@@ -303,7 +306,7 @@ def compare(
         for name, taken in times.samples.items()
     }
     failed = {**ready.failed, **times.failed}
-    return Comparison(steps, failed, device, modes, counted, random, ready.seconds, times.others)
+    return Comparison(steps, failed, device, modes, counted, random, ready.seconds, times.others, missed)
 
 
 def room_for(contenders: int) -> contextlib.AbstractContextManager[object]:

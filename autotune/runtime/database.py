@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -53,7 +53,8 @@ _packaged: dict[Path, Snapshot | None] = {}
 _digests: dict[Path, str] = {}
 _warned: set[str] = set()
 _recorded: set[tuple[str, str, str]] = set()
-_silent = 0
+_unrecorded: list[dict[str, Workload]] = []
+"""What was missed since each :func:`unrecorded` that is open."""
 
 
 @contextlib.contextmanager
@@ -290,16 +291,19 @@ def state_of_store(url: str | None = None) -> bytes:
 
 
 @contextlib.contextmanager
-def unrecorded() -> Iterator[None]:
-    """While open, in any thread, nothing that is missed is recorded, and no database is made for it."""
-    global _silent
+def unrecorded() -> Iterator[Mapping[str, Workload]]:
+    """While open, in any thread, nothing that is missed is recorded, and no database is made for it.
+
+    Gives what was missed meanwhile, by fingerprint.
+    """
+    missed: dict[str, Workload] = {}
     with _lock:
-        _silent += 1
+        _unrecorded.append(missed)
     try:
-        yield
+        yield missed
     finally:
         with _lock:
-            _silent -= 1
+            _unrecorded[:] = [one for one in _unrecorded if one is not missed]
 
 
 def record_misses(
@@ -320,7 +324,9 @@ def record_misses(
         identity = identity or identify(device)
         where = _where(url)
         with _lock:
-            if _silent:
+            for found in _unrecorded:
+                found.update({w.fingerprint: w for w, _ in missed})
+            if _unrecorded:
                 return 0
             of = identity.fingerprint
             new = {w.fingerprint: (w, why) for w, why in missed if (where, w.fingerprint, of) not in _recorded}
@@ -356,7 +362,7 @@ def record_failure(schedule: Schedule, device: str, status: Status, reason: str,
     """
     try:
         with _lock:
-            store = cast("Store | None", None if _silent else deploy_store(url))
+            store = cast("Store | None", None if _unrecorded else deploy_store(url))
             if store is None or store.readonly:
                 return False
         env = environment(device)

@@ -93,9 +93,8 @@ def measure(name: str, options: Options, say: Say = lambda stage, seconds: None)
     searched = _search(counted, options, seconds, stage)
     verdicts = _decide(made, options, seconds, stage)
     floor_us = _floor(found["bytes"], options)  # before any peer, which may leave the device in error
-    deployed = time.time()
     compared = _compare(made, options, say)
-    found["not_captured"] = _not_captured(counted, options.db, deployed)
+    found["not_captured"] = _not_captured(counted, compared)
     case = {**described(made), **found, **times(compared, options.modes, floor_us)}
     seconds |= {f"first_call {who}": s.prepare_s for who, s in compared.steps.items()} | dict(compared.seconds)
     seconds["all"] = round(time.monotonic() - begin, 1)
@@ -159,15 +158,10 @@ def _counted(counted: Counted) -> dict[str, Any]:
     }
 
 
-def _not_captured(counted: Counted, db: str, since: float) -> list[str]:
-    """Regions that a step missed since then and that no search of the model would find: there should be none."""
-    from autotune.store import Store
-
+def _not_captured(counted: Counted, compared: Comparison) -> list[str]:
+    """Regions that a step missed and that no search of the model would find: there should be none."""
     captured = {workload.fingerprint for workload, _ in counted}
-    with Store.open(db) as store:
-        missed = [miss.workload for miss in store.misses() if miss.when >= since and miss.workload not in captured]
-        workloads = [store.get_workload(fingerprint) for fingerprint in missed]
-    return sorted(workload.label for workload in workloads if workload is not None)
+    return sorted(w.label for fingerprint, w in compared.missed.items() if fingerprint not in captured)
 
 
 def _search(

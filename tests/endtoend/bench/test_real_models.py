@@ -344,19 +344,12 @@ def test_steps_timed_without_a_lead_are_marked() -> None:
     assert table.RESTED in lines
 
 
-def test_regions_that_a_step_has_and_no_search_captures_are_told(tmp_path: Path) -> None:
-    from autotune.store import Store
+def test_regions_that_a_step_has_and_no_search_captures_are_told() -> None:
     from tests.support.rows import workload
 
-    db, counted = str(tmp_path / "real.db"), [(workload(8), 3), (workload(9), 1)]
-    with Store.open(db) as store:
-        for missed in (workload(8), workload(16), workload(32)):
-            store.add_miss(missed, "a device")
-        then = store.misses()[0].when + 1e-3
-        time.sleep(2e-3)
-        store.add_miss(workload(32), "a device")
-        store.add_miss(workload(9), "a device")
-    assert measure._not_captured(counted, db, then) == [workload(32).label]
+    counted, missed = [(workload(8), 3), (workload(9), 1)], {w.fingerprint: w for w in (workload(9), workload(32))}
+    compared = Comparison({}, {}, "cpu", ["default"], {}, False, {}, 0.0, missed)
+    assert measure._not_captured(counted, compared) == [workload(32).label]
     told = table.text([{**case("vit_base_train"), "not_captured": ["sum f32 8"]}])
     assert "vit_base_train: 1 regions of the step are none that a search captures: sum f32 8" in told
     assert "captures" not in table.text([{**case("vit_base_train"), "not_captured": []}])

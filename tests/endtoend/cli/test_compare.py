@@ -23,7 +23,9 @@ from autotune.bench.step import AUTOTUNE, COMPILE, EAGER, Comparison, Step
 from autotune.cli.app import build_parser, main
 from autotune.cli.commands import compare
 from autotune.device import environment, identify
+from autotune.domains.fusion.program_spec import workloads_of
 from autotune.measure.policy import Policy, default_policy
+from autotune.runtime.database import deploying_from
 from autotune.store import Store, Verdict
 from tests.support.deployment import Tune
 
@@ -125,6 +127,16 @@ def test_a_training_step_half_of_which_was_searched(
     assert found["steps"][AUTOTUNE]["speedup"] == found["speedup"]
     assert found["environment"]["torch"] == torch.__version__
     assert found["failed"] == {}
+    with Store.open(db) as store:
+        assert store.misses() == []
+
+
+def test_what_a_step_missed_is_told_and_not_recorded(db: str) -> None:
+    Store.open(db).close()
+    with deploying_from(db):
+        found = step.compare(Block(), (X,), train=False, device="cpu", policy=compare._policy(None, "cpu"))
+    assert set(found.missed) == {workload.fingerprint for workload, _ in workloads_of(Block(), (X,))}
+    assert len(found.missed) == 2
     with Store.open(db) as store:
         assert store.misses() == []
 
