@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from autotune.bench.agree import difference, largest
 from autotune.bench.contender import Watched, templates_in_threads
-from autotune.bench.step_kernels import kernels_of
+from autotune.bench.step_kernels import Call, kernels_of
 from autotune.bench.turns import Turns, inductor_takes_turns
 from autotune.errors import UserError, first_line
 from autotune.measure.policy import Policy, default_policy
@@ -35,7 +35,6 @@ CHANGING = 0.05
 """How far apart two runs with one seed are that rounding cannot explain: the step changes what it reads."""
 _LEAD_S = 0.3
 """By then the device's clock is what a sustained load leaves it."""
-Call = Callable[[], object]
 
 
 def lead_s(device: str) -> float:

@@ -51,15 +51,15 @@ def _traced(step: Call) -> list[tuple[float, float, bool, str]] | None:
     return found
 
 
-def summed(spans: Sequence[tuple[float, float, str]], library: Callable[[str], bool] = is_library) -> dict[str, Any]:
+def summed(spans: Sequence[tuple[float, float, str]]) -> dict[str, Any]:
     """Counts and microseconds of kernels (begin, end, name): memory-intensive ones and a library's, both by name.
 
-    ``library`` are those of matrix products, convolutions and attention; the most frequent 40 names of a kind are kept.
+    A library's are those of matrix products, convolutions and attention; the most frequent 40 names of a kind are kept.
     """
     us: tuple[dict[str, float], ...] = ({}, {})
     count: tuple[Counter[str], ...] = (Counter(), Counter())
     for begin, end, kernel in spans:
-        kind = int(library(kernel))
+        kind = int(is_library(kernel))
         count[kind][kernel] += 1
         us[kind][kernel] = us[kind].get(kernel, 0.0) + end - begin
     found: dict[str, Any] = {}

@@ -216,10 +216,9 @@ def _replace(
     last, given = max(nodes), [made.get(n, n) for n in inputs]
     name = kernel_name(program_ops(call.source)).removeprefix(PREFIX)
     early = _behind(nodes, last, given, outputs)
-    with graph.inserting_before(last) if early is None else graph.inserting_after(early):
+    with graph.inserting_before(last if early is None else early.next):
         node = region_node(graph, call.text(), name, given, outputs, call.overwrites)
-    with graph.inserting_after(node):
-        results = [graph.call_function(operator.getitem, (node, k)) for k in reversed(range(len(outputs)))][::-1]
+        results = [graph.call_function(operator.getitem, (node, k)) for k in range(len(outputs))]
     for old, new in zip(outputs, results, strict=True):
         new.meta = {k: v for k, v in old.meta.items() if k != "tensor_meta"}
         old.replace_all_uses_with(new)
@@ -235,7 +234,7 @@ def _behind(
     It does so where it frees more memory than it takes. CLIP's image tower ends with the norm of one token: Inductor
     has put that norm close to its reader, behind the text tower, and all tokens would be kept until then.
     """
-    computed = {base: None for base in map(memory_of, inputs) if base.op == "call_function"}
+    computed = dict.fromkeys(base for base in map(memory_of, inputs) if base.op == "call_function")
     if not computed:
         return None
     begin = max(n for n in inputs if n.op == "call_function")

@@ -29,12 +29,12 @@ class Convolutions(nn.Module):
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.table, self.cell, self.last = nn.Embedding(50, 24), nn.RNNCell(24, 24), nn.Linear(24, 50)
+        self.table, self.cell, self.last = nn.Embedding(50, 24), nn.LSTMCell(24, 24), nn.Linear(24, 50)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        h = torch.zeros(tokens.shape[0], 24)
+        h = c = torch.zeros(tokens.shape[0], 24)
         for t in range(2):
-            h = self.cell(self.table(tokens[:, t]), h)
+            h, c = self.cell(self.table(tokens[:, t]), (h, c))
         return F.cross_entropy(self.last(h), tokens[:, 0], reduction="none")
 
 
