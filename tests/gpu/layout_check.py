@@ -52,6 +52,14 @@ def cases(device: str) -> dict[str, tuple[nn.Module, Tensor]]:
         "patches": (nn.Sequential(nn.Conv2d(3, 64, 4, 4), nn.Flatten(2), nn.Linear(64, 32)), image(3)),
         "patches and channels": (nn.Sequential(nn.Conv2d(3, 64, 4, 4), stack((64, 128), norm=False)), image(3, 33)),
     }
+
+    class Tokens(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + super().forward(x.transpose(1, 2)).transpose(1, 2)
+
+    tokens = Tokens(nn.Linear(196, 64), nn.GELU(), nn.Linear(64, 196))
+    found["tokens"] = (nn.Sequential(nn.LayerNorm(32), tokens), torch.randn(8, 196, 32, device=device))
+    found["patches of 14"] = (nn.Sequential(nn.Conv2d(3, 64, 14, 14), nn.Flatten(2), nn.Linear(9, 32)), image(3, 42))
     weight_norm = nn.utils.parametrizations.weight_norm
     found |= {
         "group norm": (nn.Sequential(stack((64, 128)), nn.GroupNorm(8, 128), stack((128, 128))), image(64)),

@@ -1,9 +1,9 @@
 """What is rewritten in Inductor's joint graphs, before forward and backward are split.
 
 Inductor calls :func:`rewrite_joint` as its ``joint_custom_post_pass``, on the joint graph in training and on the graph
-itself in inference. Search and deployment run the same pass, so both see the same graphs. Three things are said here
-because no later hook can say them: how random numbers are made, that complex arithmetic is arithmetic of parts, and how
-the tensors between convolutions lie.
+itself in inference. Search and deployment run the same pass, so both see the same graphs. Said here is what no later
+hook can say: how random numbers are made, that complex arithmetic is arithmetic of parts, which call of a library
+computes a convolution or a product, and how the tensors between convolutions lie.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from autotune.compiler.capture.channels_last import put_channels_last
 from autotune.compiler.capture.complexes import split_parts
 from autotune.compiler.capture.depthwise import convolve_gradients
 from autotune.compiler.capture.patches import multiply_patches
+from autotune.compiler.capture.products import align_products
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -37,6 +38,7 @@ def rewrite_joint(graph: fx.Graph) -> None:
     hash_random_numbers(graph)
     convolve_gradients(graph)
     multiply_patches(gm)
+    align_products(gm)
     put_channels_last(gm, inference=not _is_joint(graph))
 
 
@@ -93,6 +95,8 @@ def _uniform(call: Calls, node: fx.Node) -> fx.Node:
     return call(aten.mul.Tensor, call.to(bits, torch.float32), 2.0**-_MANTISSA)
 
 
+DEVICES = {"cuda"}
+"""Types of devices on which Inductor takes the bias of convolutions apart."""
 _COMPARISONS = (aten.gt.Scalar, aten.ge.Scalar, aten.lt.Scalar, aten.le.Scalar)
 
 
@@ -110,11 +114,12 @@ def _compared_as_drawn(node: fx.Node, made: fx.Node) -> None:
 def takes_bias_apart(graph: fx.Graph) -> None:
     """Write the bias of convolutions on CUDA as an addition: it belongs to what follows.
 
-    Inductor's lowering does the same, later than regions are looked for. (CPU kernels add it themselves.)
+    Inductor's lowering does the same, later than regions are looked for. (CPU kernels add it themselves.) Both who
+    captures and who deploys calls this.
     """
     for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
         bias, made = node.args[2], node.meta["val"]
-        if bias is None or made.device.type != "cuda":
+        if bias is None or made.device.type not in DEVICES:
             continue
         with graph.inserting_before(node):
             call = Calls(graph, node)

@@ -22,8 +22,9 @@ aten = torch.ops.aten
 
 DEVICES = {"cuda"}
 """Types of devices whose library takes longer for the convolution."""
-_TENSOR_CORE_CHANNELS = 8
-"""Channels of half precision that a tensor-core kernel takes at a time. Whole ones are left to the library."""
+_ALIGNED = 8
+"""Numbers of half precision in the 16 bytes that a tensor-core kernel reads at a time. A convolution of whole ones of
+channels is left to the library."""
 
 
 def multiply_patches(gm: fx.GraphModule) -> None:
@@ -71,6 +72,7 @@ def _backward(strides: Strides, node: fx.Node, call: Calls) -> None:
         sizes = weight.meta["val"].shape[1:]
         places = grad.meta["val"].shape[2:]
         made = call(aten.mm.default, grads, _flat(call, weight))
+        made = _first(call, made, prod(sizes))
         made = call(aten.view.default, made, [x.meta["val"].shape[0], *places, *sizes])
         made = call(aten.permute.default, made, _interleaved(len(places), back=True))
         covered = [p * k for p, k in zip(places, sizes[1:], strict=True)]
@@ -82,7 +84,8 @@ def _backward(strides: Strides, node: fx.Node, call: Calls) -> None:
 
     def of_weight() -> fx.Node:
         product = call(aten.mm.default, call(aten.permute.default, grads, [1, 0]), _rows(call, x, weight))
-        return call(aten.view.default, product, list(weight.meta["val"].shape))
+        sizes = weight.meta["val"].shape
+        return call(aten.view.default, _contiguous(call, _first(call, product, prod(sizes[1:]))), list(sizes))
 
     def of_bias() -> fx.Node:
         return call(aten.sum.dim_IntList, grads, [0])
@@ -110,7 +113,7 @@ def _are_patches(node: fx.Node) -> bool:
     stride, padding, dilation, transposed, _, groups = node.args[4:10] if backward else node.args[3:9]
     if x.device.type not in DEVICES or x.dtype not in (torch.bfloat16, torch.float16) or x.dtype != weight.dtype:
         return False
-    if transposed or groups != 1 or x.ndim != weight.ndim or x.shape[1] % _TENSOR_CORE_CHANNELS == 0:
+    if transposed or groups != 1 or x.ndim != weight.ndim or x.shape[1] % _ALIGNED == 0:
         return False
     kernel = list(weight.shape[2:])
     if list(stride) != kernel or prod(kernel) == 1 or any(padding) or any(d != 1 for d in dilation):  # type: ignore[arg-type, union-attr]
@@ -119,7 +122,7 @@ def _are_patches(node: fx.Node) -> bool:
 
 
 def _rows(call: Calls, x: fx.Node, weight: fx.Node) -> fx.Node:
-    """The patches of ``x``, [images * patches, channels * kernel]."""
+    """The patches of ``x``, [images * patches, channels * kernel], with zeros behind as :func:`_padded` puts them."""
     kernel, (images, channels, *extents) = weight.meta["val"].shape[2:], x.meta["val"].shape
     places = [e // k for e, k in zip(extents, kernel, strict=True)]
     for dim, (e, p, k) in enumerate(zip(extents, places, kernel, strict=True), start=2):
@@ -128,7 +131,8 @@ def _rows(call: Calls, x: fx.Node, weight: fx.Node) -> fx.Node:
     apart = [n for p, k in zip(places, kernel, strict=True) for n in (p, k)]
     made = call(aten.view.default, x, [images, channels, *apart])
     made = call(aten.permute.default, made, _interleaved(len(kernel)))
-    return call(aten.view.default, _contiguous(call, made), [images * prod(places), channels * prod(kernel)])
+    rows = call(aten.view.default, _contiguous(call, made), [images * prod(places), channels * prod(kernel)])
+    return _padded(call, rows)
 
 
 def _interleaved(dims: int, back: bool = False) -> list[int]:
@@ -139,7 +143,17 @@ def _interleaved(dims: int, back: bool = False) -> list[int]:
 
 def _flat(call: Calls, weight: fx.Node) -> fx.Node:
     filters = weight.meta["val"].shape[0]
-    return call(aten.view.default, _contiguous(call, weight), [filters, -1])
+    return _padded(call, call(aten.view.default, _contiguous(call, weight), [filters, -1]))
+
+
+def _padded(call: Calls, rows: fx.Node) -> fx.Node:
+    """Rows with zeros behind, up to a whole number of 16 bytes: products of other rows take three times as long."""
+    behind = -rows.meta["val"].shape[1] % _ALIGNED
+    return call(aten.constant_pad_nd.default, rows, [0, behind], 0.0) if behind else rows
+
+
+def _first(call: Calls, rows: fx.Node, count: int) -> fx.Node:
+    return rows if rows.meta["val"].shape[1] == count else call(aten.slice.Tensor, rows, 1, 0, count)
 
 
 def _channels_first(call: Calls, rows: fx.Node, shape: Sequence[int]) -> fx.Node:

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from autotune.compiler.capture.attention import rewrite_attention
 from autotune.compiler.capture.hooks import Hook, hooked
+from autotune.compiler.capture.joint import takes_bias_apart
 from autotune.errors import UserError, first_line
 
 Compiled = Callable[..., Any]
@@ -46,6 +47,7 @@ def recording_backend(record: Callable[[CapturedGraph], None], fuse_attention: b
     whole: list[fx.GraphModule] = []
 
     def keep(graph: fx.Graph) -> None:
+        takes_bias_apart(graph)
         kept.append(fx.GraphModule(graph.owning_module or torch.nn.Module(), _copied(graph)))
         if graph.owning_module is whole[0]:  # after those that it calls: the branches of conditions, repeated blocks
             raise _Recorded

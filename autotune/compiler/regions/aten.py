@@ -141,6 +141,9 @@ def _target(name: str) -> Any:
     parts = name.split(".")
     if len(parts) != 3 or parts[0] not in NAMESPACES or parts[1] not in RULES:
         raise ValueError(f"a program of aten calls may not call {name!r}")
+    if parts[0] == "prims":
+        from torch._inductor import inductor_prims  # noqa: F401  # which adds operators of Inductor's own
+
     packet = getattr(getattr(torch.ops, parts[0]), parts[1], None)
     overload = getattr(packet, parts[2], None) if parts[2] in getattr(packet, "overloads", list)() else None
     if not isinstance(overload, torch._ops.OpOverload):

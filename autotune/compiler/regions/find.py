@@ -255,14 +255,18 @@ class Finder:
         return alone and not self._used_outside(node, members)
 
     def submodule(self, nodes: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node], fx.GraphModule]:
-        """(inputs, outputs, module) of a group; free nodes between are copied in."""
-        inside = set(nodes)
-        needed: set[fx.Node] = set()
-        stack = list(nodes)
+        """(inputs, outputs, module) of a group; free nodes between are copied in.
+
+        Nodes that only copies of theirs in other groups are read of are left out, as whoever reads the module does.
+        """
+        outputs = [n for n in nodes if self._used_outside(n, set(nodes))]
+        inside, needed = set(outputs), set[fx.Node]()
+        stack = list(outputs)
         while stack:
             for n in stack.pop().all_input_nodes:
-                if (self.free(n) or n in self.copied) and n not in inside and n not in needed:
-                    needed.add(n)
+                mine = inside if n in nodes else needed if self.free(n) or n in self.copied else None
+                if mine is not None and n not in mine:
+                    mine.add(n)
                     stack.append(n)
         needed = self._without_windows(inside, needed)
         body = sorted(inside | needed, key=lambda n: self.place[n])
@@ -271,7 +275,6 @@ class Finder:
             for i in n.all_input_nodes:
                 if i not in inside and i not in needed:
                     inputs[i] = None
-        outputs = [n for n in nodes if self._used_outside(n, inside)]
         graph = fx.Graph()
         env: dict[fx.Node, fx.Node] = {}
         for k, n in enumerate(inputs):

@@ -96,7 +96,7 @@ class FusionBench:
 
         self.workload, self.graph = workload, Graph.from_json(workload.spec)
         self.device = torch.device(device)
-        self.inputs: list[torch.Tensor] = make_inputs(self.graph, seed=0, device=self.device, special=False)
+        self.inputs: list[torch.Tensor] = make_inputs(self.graph, 0, self.device, within=self._within)
         self.reduction_length = max(
             (self.graph.size(v.over) for v in self.graph.values if v.op in REDUCTIONS), default=1
         )
@@ -119,6 +119,20 @@ class FusionBench:
         from autotune.domains.fusion.rederive import check_source
 
         return check_source(self.workload)
+
+    @cached_property
+    def _within(self) -> dict[int, int]:
+        """Bounds on slots that the program uses as positions, where the graph has integers of which it says none."""
+        from autotune.compiler.regions.symbols import traced
+        from autotune.domains.fusion.positions import positions
+        from autotune.ir.oracle.interpret import index_bounds
+
+        said = index_bounds(self.graph)
+        if not any(name in ("int32", "int64") and k not in said for k, name in enumerate(self.graph.inputs)):
+            return {}
+        slots = {int(i): slot for slot, i in enumerate(self.source.get("slots", ()))}
+        found = positions(traced(self.source, self.device.type)) if slots else {}
+        return {slots[i]: bound for i, bound in found.items() if i in slots}
 
     @property
     def source(self) -> Mapping[str, Any]:
@@ -231,7 +245,7 @@ class FusionBench:
 
         found = self._expected.get((seed, special))
         if found is None:
-            inputs = make_inputs(self.graph, seed=seed, device=self.device, special=special)
+            inputs = make_inputs(self.graph, seed, self.device, special, self._within)
             found = _Expectation(inputs, interpret(self.graph, inputs))
             if found.nbytes <= self._kept_bytes:
                 while len(self._expected) >= 2:

@@ -7,7 +7,7 @@ zero) does so here, so that ``exp(200)`` is infinite for the oracle as it is for
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -256,6 +256,9 @@ def index_bounds(graph: Graph) -> dict[int, int]:
         if u.op == "add":  # what is added takes from the room; where it takes all, it is a negative index's turn
             room = bound - sum(max(0, reach(a)) for a in u.args)
             bound = room if room > 0 else bound
+        if u.op == "mul":  # of a position and a mask, say: neither tells which it is
+            numbers = [int(graph.values[a].number) for a in u.args if graph.values[a].op == "const"]
+            bound = (bound - 1) // max(1, abs(numbers[0])) + 1 if numbers else math.isqrt(bound - 1) + 1
         if u.op == "minimum":
             bound = min([bound, *(int(graph.values[a].number) + 1 for a in u.args if graph.values[a].op == "const")])
         for a in u.args[1:] if u.op == "where" else u.args:
@@ -274,7 +277,13 @@ def index_bounds(graph: Graph) -> dict[int, int]:
     return bounds
 
 
-def make_inputs(graph: Graph, seed: int, device: torch.device | str = "cpu", special: bool = False) -> list[Tensor]:
+def make_inputs(
+    graph: Graph,
+    seed: int,
+    device: torch.device | str = "cpu",
+    special: bool = False,
+    within: Mapping[int, int] | None = None,
+) -> list[Tensor]:
     """Random inputs for ``graph``: for each slot a one-dimensional tensor of ``input_numel(slot)`` elements.
 
     Floats are standard normal, what indexes a gather is within its bound, other integers are in ``[-8, 8)`` (unsigned
@@ -283,9 +292,12 @@ def make_inputs(graph: Graph, seed: int, device: torch.device | str = "cpu", spe
     ``special`` makes that a half, and puts NaN, infinities, zeros of both signs and outliers (30; larger ones would
     show float32's own cancellation, not a kernel's mistake) into up to one float in 500 and always some. What matrix
     products read is scaled, and holds fewer of these (``autotune.ir.oracle.operands``).
+
+    Args:
+        within: bounds on integers of slots of which the graph does not say that they are positions.
     """
     rng = torch.Generator(device=device).manual_seed(seed)
-    bounds, multiplied, crowded = index_bounds(graph), operands(graph), _places(graph)
+    bounds, multiplied, crowded = {**(within or {}), **index_bounds(graph)}, operands(graph), _places(graph)
     out = []
     for slot, name in enumerate(graph.inputs):
         n = graph.input_numel(slot)

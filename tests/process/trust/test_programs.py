@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
 import sys
 from argparse import Namespace
 from dataclasses import replace
@@ -204,3 +205,10 @@ def test_a_workload_whose_graph_is_damaged_is_left_out(db: Path, capsys: pytest.
     told = capsys.readouterr().err
     assert "its graph is damaged" in told
     assert "Traceback" not in told
+
+
+def test_operators_of_inductors_own_are_known_in_a_process_that_has_compiled_nothing() -> None:
+    """As a measuring worker is, whose first workload is a loss."""
+    code = "from autotune.compiler.regions import aten; print(aten._target('prims.prepare_softmax_online.default'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "prims.prepare_softmax_online.default", done.stderr

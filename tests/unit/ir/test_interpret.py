@@ -102,6 +102,26 @@ def test_gather_and_its_bound() -> None:
     assert all(0 <= int(i) < 3 for seed in range(5) for i in make_inputs(g, seed)[1])
 
 
+def test_products_of_positions_stay_within_the_bound() -> None:
+    """A place times a mask, and one more: neither factor is known to be the mask."""
+    values = [
+        Value("load", axes=(0,), slot=1, strides=(1,), dtype="int64"),
+        Value("load", axes=(0,), slot=2, strides=(1,), dtype="int64"),
+        Value("mul", (0, 1), (0,), dtype="int64"),
+        Value("const", number=3, dtype="int64"),
+        Value("mul", (2, 3), (0,), dtype="int64"),
+        Value("const", number=1, dtype="int64"),
+        Value("add", (4, 5), (0,), dtype="int64"),
+        Value("gather", (6,), (0, 1), slot=0, strides=(0, 1), index_stride=2, bound=65),
+    ]
+    g = graph((512, 2), values, ("float32", "int64", "int64"), Output(7, (0, 1), (2, 1), "float32"))
+    for seed in range(3):
+        _, a, b = made = make_inputs(g, seed)
+        assert int((a * b * 3 + 1).max()) < 65
+        assert int((a * b).max()) > 0
+        interpret(g, made)
+
+
 def test_results_follow_the_order_of_the_outputs_axes() -> None:
     load = Value("load", axes=(0, 1), slot=0, strides=(3, 1))
     g = graph((2, 3), [load], ("float32",), Output(0, (1, 0), (2, 1), "float32"))

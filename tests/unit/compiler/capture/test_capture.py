@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autotune.compiler.capture import joint
 from autotune.compiler.capture.recording import capture
 from autotune.compiler.lower.translate import op_name
 from autotune.compiler.planner.kernel_names import kernel_name, program_ops
@@ -170,3 +171,16 @@ def test_only_aten_is_written() -> None:
     graph.output((graph.call_function(print, ("x",)),))
     with pytest.raises(Unsupported):
         aten.to_json(torch.fx.GraphModule(nn.Module(), graph))
+
+
+def test_the_bias_of_a_convolution_is_captured_where_deployment_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joint, "DEVICES", {"cpu"})
+    module = nn.Sequential(nn.Conv2d(8, 16, 3), nn.GELU())
+    met: list[Any] = []
+    monkeypatch.setattr(region_pass, "find_regions", lambda gm: met.append(find_regions(gm)) or met[-1])
+    with torch.no_grad(), uncached():
+        torch.compile(module, backend=dynamo_backend, dynamic=False)(t(2, 8, 9, 9))
+    (captured,) = capture(module, (t(2, 8, 9, 9),), grad=False)
+    here, (there,) = find_regions(captured.module), met
+    assert "add" in {op_name(n) for n in here[-1].nodes}
+    assert [r.workload for r in here] == [r.workload for r in there]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from autotune.compiler.capture.recording import capture
 from autotune.compiler.lower.translate import op_name
 from autotune.compiler.regions import narrow
 from autotune.compiler.regions.find import Finder, Region, find_regions
+from autotune.domains.fusion.rederive import check_source
 from autotune.errors import Unsupported
 from tests.support.capture_helpers import check, regions_of
 from tests.unit.compiler.lower.test_translate import t
@@ -124,3 +126,26 @@ def test_what_another_region_cannot_do_is_stored_for_it(monkeypatch: pytest.Monk
     monkeypatch.setattr(Finder, "region", region)
     regions = find_regions(graph.module)
     assert types(regions) == [([HALF], [torch.float32, HALF]), ([torch.float32, HALF], [HALF])]
+
+
+def test_what_only_copies_are_read_of_is_left_out_of_a_program() -> None:
+    """The second region makes the masked rows itself. Kept in the first one, where nobody reads them, they tied its
+    rows to the mask's, and the program that was stored came to another graph."""
+
+    def step(x: Tensor, r: Tensor, w: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        to = torch.ops.prims.convert_element_type.default
+        g = to(x, torch.float32) * to(r, torch.float32)
+        y = to(g - g.sum(-1, keepdim=True) * to(r, torch.float32), HALF)
+        hidden = y.relu() @ w
+        masked = torch.where((ids == -1).unsqueeze(-1), torch.zeros(()), to(y, torch.float32))
+        table = torch.ops.aten.index_put(torch.zeros(321, 64), [ids], masked, True)
+        return hidden, to(table, HALF) + hidden[:321] @ w
+
+    args = (t(512, 64, dtype=HALF), t(512, 64, dtype=HALF), t(64, 64, dtype=HALF), torch.zeros(512, dtype=torch.int64))
+    first, second = find_regions(make_fx(step)(*args), "cuda")
+    assert {op_name(n) for n in first.nodes} >= {"where", "eq"}
+    assert "where" not in {op_name(n) for n in first.submodule.graph.nodes if n.op == "call_function"}
+    assert "where" in {op_name(n) for n in second.submodule.graph.nodes if n.op == "call_function"}
+    for region in (first, second):
+        assert region.workload is not None
+        assert check_source(region.workload) == ""
