@@ -7,12 +7,12 @@ zero) does so here, so that ``exp(200)`` is infinite for the oracle as it is for
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from autotune.ir.graph import EIGHT_BIT_FLOATS, FLOATS, Graph, Value, at_axis
+from autotune.ir.graph import EIGHT_BIT_FLOATS, FLOATS, Graph, Output, Value, at_axis
 from autotune.ir.ops import LIBRARY
 from autotune.ir.oracle.operands import Operand, operands
 
@@ -21,7 +21,8 @@ _COMPUTE = {"float32": torch.float64, "int32": torch.int32, "int64": torch.int64
 _MAX = float(torch.finfo(torch.float32).max) * (1 + 2**-25)
 _TINY = 2.0**-150
 _CHUNK = 1 << 26
-"""Elements of the largest value above which the row axis is taken in pieces (64 Mi, 512 MiB in float64)."""
+"""Elements of a value above which it is taken in pieces (64 Mi, 512 MiB in float64)."""
+_HALVES = ("bfloat16", "float16")
 
 _UNARY = {"not": torch.bitwise_not} | {
     name: getattr(torch, name)
@@ -61,35 +62,98 @@ def interpret(graph: Graph, inputs: Sequence[Tensor], disturb: Disturb | None = 
 
     Returns:
         For each output ``k`` a contiguous tensor of shape ``[extents[a] for a in outputs[k].axes]``: float64 for float
-        outputs, else the storage type, before any rounding to it.
+        outputs (float32 where a large one is stored in half precision), else the storage type, before any rounding to
+        it.
     """
     flat = [_read(t) for t in inputs]
     device = flat[0].device if flat else torch.device("cpu")
-    rows = graph.extents[0] if graph.extents else 1
-    step = _rows_at_a_time(graph)
-    if step >= rows:
-        return _evaluate(graph, flat, device, 0, rows, disturb)
-    results: list[Tensor] = []
-    for lo in range(0, rows, step):
-        hi = min(lo + step, rows)
-        parts = _evaluate(graph, flat, device, lo, hi, disturb)
-        for k, (o, part) in enumerate(zip(graph.outputs, parts, strict=True)):
-            if lo == 0:
-                results.append(part.new_empty([graph.extents[a] for a in o.axes]) if 0 in o.axes else part)
-            if 0 in o.axes:
-                results[k].narrow(o.axes.index(0), lo, hi - lo).copy_(part)
-    return results
+    evaluation = _Evaluation(graph, flat, device, disturb)
+    every = range(len(graph.outputs))
+    if not evaluation.large or evaluation.axis_of(graph.live) is not None:
+        return evaluation.outputs(every, {})
+    # Small values are computed one after the other, each with what it needs of large ones, and then each result so. A
+    # large value is computed for each of them anew, and is never there as a whole.
+    known: dict[int, Tensor] = {}
+    for i in graph.live:
+        if i not in evaluation.large:
+            known[i] = evaluation.value(i, known)
+    return [evaluation.outputs([k], known)[0] for k in every]
 
 
-def _rows_at_a_time(graph: Graph) -> int:
-    """All rows, or fewer where a value is large; axis 0 must not be reduced over for that."""
-    if not graph.extents:
-        return 1
-    rows = graph.extents[0]
-    largest = max([graph.size(v.axes) for v in graph.values if 0 in v.axes], default=0)
-    if largest <= _CHUNK or any(0 in v.over for v in graph.values):
-        return rows
-    return max(1, rows * _CHUNK // largest)
+class _Evaluation:
+    """Evaluation of some of a graph's values, in pieces along an axis where one of them is large.
+
+    Attributes:
+        large: the values that are not to be there as a whole.
+    """
+
+    def __init__(
+        self, graph: Graph, inputs: Sequence[Tensor], device: torch.device, disturb: Disturb | None = None
+    ) -> None:
+        self.graph, self.inputs, self.device, self.disturb = graph, inputs, device, disturb
+        self.large = {i for i in graph.live if graph.size(graph.values[i].axes) > _CHUNK}
+
+    def axis_of(self, some: Sequence[int]) -> int | None:
+        """The longest axis that all large ones of some values have, and none of the values is reduced over."""
+        values = [self.graph.values[i] for i in some]
+        shared = [set(self.graph.values[i].axes) for i in some if i in self.large]
+        axes = set.intersection(*shared).difference(*(v.over for v in values)) if shared else set()
+        return max(axes, key=lambda a: (self.graph.extents[a], -a), default=None)
+
+    def value(self, i: int, known: Mapping[int, Tensor]) -> Tensor:
+        """The value ``i`` as a whole."""
+        axes, parts = self.graph.values[i].axes, []
+        for frame, values in self._pieces([i], known):
+            parts.append(values[i])
+            if frame.axis not in axes:
+                break  # every piece has it as a whole
+        return parts[0] if len(parts) == 1 else torch.cat(parts, axes.index(frame.axis))
+
+    def outputs(self, some: Sequence[int], known: Mapping[int, Tensor]) -> list[Tensor]:
+        """Some of the graph's results."""
+        results: dict[int, Tensor] = {}
+        chosen = {k: self.graph.outputs[k] for k in some}
+        for frame, values in self._pieces([o.value for o in chosen.values()], known):
+            for k, o in chosen.items():
+                if k in results and frame.axis not in o.axes:
+                    continue
+                part, whole = frame.output(o, values[o.value]), [self.graph.extents[a] for a in o.axes]
+                if list(part.shape) == whole:
+                    results[k] = part
+                    continue
+                if k not in results:
+                    results[k] = part.new_empty(whole, dtype=torch.float32 if o.dtype in _HALVES else None)
+                results[k].narrow(
+                    o.axes.index(frame.axis), frame.start[frame.axis], part.shape[o.axes.index(frame.axis)]
+                ).copy_(part)
+        return [results[k] for k in some]
+
+    def _pieces(self, wanted: Sequence[int], known: Mapping[int, Tensor]) -> Iterator[tuple[_Frame, dict[int, Tensor]]]:
+        """The values ``wanted``, piece by piece; those that are ``known`` as wholes are not computed."""
+        graph, needed, stack = self.graph, set[int](), list(wanted)
+        while stack:
+            i = stack.pop()
+            if i not in needed:
+                needed.add(i)
+                stack += () if i in known else graph.values[i].args
+        order = [i for i in graph.live if i in needed and i not in known]
+        axis = self.axis_of(order)
+        step = extent = graph.extents[axis or 0] if graph.extents else 1
+        if axis is not None:
+            step = max(1, extent * _CHUNK // max(graph.size(graph.values[i].axes) for i in order))
+        last = {a: i for i in order for a in graph.values[i].args}
+        for lo in range(0, extent, step):
+            frame = _Frame(graph, self.inputs, self.device, axis or 0, lo, min(lo + step, extent))
+            values = {i: frame.cut(known[i], graph.values[i].axes) for i in needed if i in known}
+            for i in order:
+                v = graph.values[i]
+                values[i] = frame.value(v, values)
+                if self.disturb is not None and v.dtype == "float32" and v.op not in ("load", "gather"):
+                    values[i] = self.disturb(v, values[i], [values[a] for a in v.args])
+                for a in set(v.args):
+                    if last[a] == i and a not in wanted:
+                        del values[a]
+            yield frame, values
 
 
 def _read(t: Tensor) -> Tensor:
@@ -99,12 +163,29 @@ def _read(t: Tensor) -> Tensor:
 
 
 class _Frame:
-    """Evaluation of all axes in full, but of axis 0 only ``[lo, hi)``."""
+    """Evaluation of all axes in full, but of ``axis`` only ``[lo, hi)``."""
 
-    def __init__(self, graph: Graph, inputs: Sequence[Tensor], device: torch.device, lo: int, hi: int) -> None:
-        self.graph, self.inputs, self.device = graph, inputs, device
-        self.start = [lo] + [0] * (len(graph.extents) - 1)
-        self.count = [hi - lo, *graph.extents[1:]]
+    def __init__(
+        self, graph: Graph, inputs: Sequence[Tensor], device: torch.device, axis: int, lo: int, hi: int
+    ) -> None:
+        self.graph, self.inputs, self.device, self.axis = graph, inputs, device, axis
+        self.start, self.count = [0] * len(graph.extents), list(graph.extents)
+        if graph.extents:
+            self.start[axis], self.count[axis] = lo, hi - lo
+
+    def cut(self, whole: Tensor, axes: Sequence[int]) -> Tensor:
+        """What of a value is in the frame."""
+        if self.axis not in axes:
+            return whole
+        return whole.narrow(axes.index(self.axis), self.start[self.axis], self.count[self.axis])
+
+    def output(self, o: Output, value: Tensor) -> Tensor:
+        """What of a result is in the frame, contiguous."""
+        # An output lists its axes in its own order; values have theirs sorted.
+        v, axes = self.graph.values[o.value], sorted(o.axes)
+        wide = self.aligned(value, v.axes, axes).expand([self.count[a] for a in axes])
+        wide = wide.permute([axes.index(a) for a in o.axes])
+        return (wide if v.dtype == "float32" else wide.to(getattr(torch, o.dtype))).contiguous()
 
     def along(self, axis: int, axes: Sequence[int]) -> Tensor:
         """The positions along ``axis``, shaped to broadcast over ``axes``."""
@@ -201,36 +282,6 @@ def _limited(v: Value, t: Tensor) -> Tensor:
     if not most <= _MAX:  # NaN is neither
         t = torch.where((size > _MAX) & (size < math.inf), torch.sign(t) * math.inf, t)
     return t if least >= _TINY else torch.where(size < _TINY, t * 0.0, t)
-
-
-def _evaluate(
-    graph: Graph, inputs: Sequence[Tensor], device: torch.device, lo: int, hi: int, disturb: Disturb | None
-) -> list[Tensor]:
-    frame = _Frame(graph, inputs, device, lo, hi) if graph.extents else _Frame(graph, inputs, device, 0, 1)
-    order = graph.live
-    last: dict[int, int] = {}
-    for i in order:
-        for a in graph.values[i].args:
-            last[a] = i
-    stored = {o.value for o in graph.outputs}
-    values: dict[int, Tensor] = {}
-    for i in order:
-        v = graph.values[i]
-        values[i] = frame.value(v, values)
-        if disturb is not None and v.dtype == "float32" and v.op not in ("load", "gather"):
-            values[i] = disturb(v, values[i], [values[a] for a in v.args])
-        for a in set(v.args):
-            if last[a] == i and a not in stored:
-                del values[a]
-    out = []
-    for o in graph.outputs:
-        v = graph.values[o.value]
-        # An output lists its axes in its own order; values have theirs sorted.
-        axes = sorted(o.axes)
-        wide = frame.aligned(values[o.value], v.axes, axes).expand([frame.count[a] for a in axes])
-        wide = wide.permute([axes.index(a) for a in o.axes])
-        out.append((wide if v.dtype == "float32" else wide.to(getattr(torch, o.dtype))).contiguous())
-    return out
 
 
 def index_bounds(graph: Graph) -> dict[int, int]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from autotune.ir.graph import Graph, Output, Value
 from autotune.ir.oracle import interpret as module
 from autotune.ir.oracle.interpret import interpret, make_inputs
+from tests.unit.compiler.lower.test_products import regions_of
 
 
 def graph(extents: tuple[int, ...], values: list[Value], inputs: tuple[str, ...], *outputs: Output) -> Graph:
@@ -216,3 +219,41 @@ def test_an_index_that_is_gathered_is_within_its_bound() -> None:
     assert int(outer.max()) > 8
     (got,) = interpret(g, [inner, outer, x])
     assert torch.equal(got, x[outer[inner]].double())
+
+
+def _loss_backward(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of a vocabulary that is padded for the products that follow: both ways round, and a bias's gradient."""
+    grad = torch.softmax(x, -1) - torch.nn.functional.one_hot(target, 10)
+    padded = torch.nn.functional.pad(grad, (0, 2))
+    return padded.t().contiguous(), padded * 1.5, grad.sum(0)
+
+
+@pytest.mark.parametrize("chunk", [24, 32, 100])
+def test_a_large_value_is_never_there_as_a_whole(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    (region,) = regions_of(_loss_backward, torch.randn(24, 10), torch.zeros(24, dtype=torch.int64))
+    assert region.workload is not None
+    g = Graph.from_json(region.workload.spec)
+    inputs = make_inputs(g, 3, special=True)
+    whole = interpret(g, inputs)
+    sizes: list[int] = []
+    value = module._Frame.value
+
+    def counted(self: Any, v: Value, values: dict[int, Tensor]) -> Tensor:
+        sizes.append(value(self, v, values).numel())
+        return value(self, v, values)
+
+    monkeypatch.setattr(module._Frame, "value", counted)
+    monkeypatch.setattr(module, "_CHUNK", chunk)
+    for a, b in zip(whole, interpret(g, inputs), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-15, equal_nan=True)
+    assert max(sizes) <= chunk
+
+
+def test_large_results_of_half_precision_are_told_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = Value("load", axes=(0, 1), slot=0, strides=(3, 1))
+    for dtype, told in (("bfloat16", torch.float32), ("float32", torch.float64)):
+        g = graph((8, 3), [load], (dtype,), Output(0, (0, 1), (3, 1), dtype))
+        assert interpret(g, make_inputs(g, 0))[0].dtype == torch.float64
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "_CHUNK", 6)
+            assert interpret(g, make_inputs(g, 0))[0].dtype == told
