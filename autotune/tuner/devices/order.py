@@ -15,8 +15,9 @@ def order(
     """The places of the workloads, the first to be searched first.
 
     Those with nothing left to do come first, since they take no time and leave theirs to the others; then those
-    without a stored winner, so that a search that is given again and again gets to all of them; then those whose
-    winner could be looked for once more. Among equals the ones with the largest shares come first.
+    without a stored winner, so that a search that is given again and again gets to all of them: first the ones that no
+    search has ended, since one that takes long may come to nothing each time. Last come those whose winner could be
+    looked for once more. Among equals the ones with the largest shares come first.
 
     Args:
         budget: what a workload, by its place, would get of the run's time.
@@ -27,9 +28,10 @@ def order(
     def turn(i: int) -> tuple[int, float]:
         found = stored.get(keys[i])
         if found is None:
-            return 1, -shares[i]
+            ended = context.store.get_effort(keys[i], context.scope(keys[i])) is not None
+            return (2 if ended else 1), -shares[i]
         over = not found.busy and not found.space and context.space_file is None
         done = over and context.searched(keys[i], budget(i), budget(i).timeout) is not None
-        return (0 if done else 2), -shares[i]
+        return (0 if done else 3), -shares[i]
 
     return sorted(range(len(workloads)), key=turn)

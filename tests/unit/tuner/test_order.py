@@ -1,0 +1,40 @@
+"""The order of a run's turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from autotune.store.records import Effort, Key, Schedule
+from autotune.tuner.budget import Budget
+from autotune.tuner.devices.order import order
+from autotune.workload import Workload
+
+
+def key(workload: Workload) -> Key:
+    return Key(workload.fingerprint, "device", "environment", "baseline")
+
+
+def names_in_turn(shares: dict[str, float], won: set[str], done: set[str], ended: set[str]) -> str:
+    workloads = [Workload("toy", {"name": n}, label=n) for n in shares]
+    of = {key(w): w.label for w in workloads}
+
+    def effort_of(names: set[str]) -> Callable[..., Effort | None]:
+        return lambda k, *_: Effort(k, "", 1.0, 1.0, True) if of[k] in names else None
+
+    store = SimpleNamespace(
+        schedules=lambda device: [Schedule(k, {}, 1.0, {}) for k, n in of.items() if n in won],
+        get_effort=effort_of(ended | done),
+    )
+    context: Any = SimpleNamespace(key=key, store=store, space_file=None, scope=lambda k: "", searched=effort_of(done))
+    found = order(context, workloads, list(shares.values()), lambda i: Budget(timeout=1.0))
+    return "".join(workloads[i].label for i in found)
+
+
+def test_what_no_search_has_ended_goes_before_what_one_left_undecided() -> None:
+    """A loss of seconds a candidate took all of the time, in each search anew, and the others never had a turn."""
+    shares = {"l": 9.0, "a": 1.0, "b": 2.0, "w": 5.0, "d": 1.0}
+    assert names_in_turn(shares, won=set(), done=set(), ended=set()) == "lwbad"
+    assert names_in_turn(shares, won={"w", "d"}, done={"d"}, ended={"l"}) == "dbalw"
+    assert names_in_turn(shares, won={"w"}, done=set(), ended={"l", "b", "a", "d"}) == "lbadw"
