@@ -46,7 +46,7 @@ def hooked(post_grad: Hook) -> dict[str, Any]:
     """Inductor's settings with which ``post_grad`` runs, after the rewriting of joint graphs that it relies on."""
     from torch._inductor import config
 
-    joint = Hook(rewrite_joint, b"autotune joint 5", config.joint_custom_post_pass)
+    joint = Hook(rewrite_joint, b"autotune joint 6", config.joint_custom_post_pass)
     return {
         "joint_custom_post_pass": joint,
         "post_grad_custom_post_pass": post_grad,

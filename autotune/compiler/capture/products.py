@@ -61,8 +61,7 @@ def align_products(gm: fx.GraphModule) -> None:
         if product is None:
             continue
         with graph.inserting_before(node):
-            call = Calls(graph, node)
-            made = _summed_apart(call, product) or _turned(call, product)
+            made = _aligned(Calls(graph, node), product)
         if made is not None:
             strides.replace(node, made)
             changed = True
@@ -72,65 +71,80 @@ def align_products(gm: fx.GraphModule) -> None:
         gm.recompile()
 
 
-def _summed_apart(call: Calls, product: _Product) -> fx.Node | None:
-    """The product with the last terms of its sum added by pointwise operators; None where that does not fit.
+def _aligned(call: Calls, product: _Product) -> fx.Node | None:
+    """The product by kernels that take whole 16 bytes alone; None where it is so already, or cannot be."""
+    x, weight, bias, result = product
+    (batch, rows, terms), columns = x.meta["val"].shape, weight.meta["val"].shape[1]
+    left = terms % _ALIGNED
+    across = bool(columns % _ALIGNED)  # rows of such a length are not to be written; those across are, if read so
+    if across and (rows % _ALIGNED or not result.users or not all(_swaps(user) for user in result.users)):
+        return None
+    if not (left or across) or (left and not _may_leave(product, left)):
+        return None
+    of_x, of_weight = (1, 1) if across else (2, 0)  # the dimensions that are summed over
+    if across:
+        x, weight = call(aten.permute.default, x, [0, 2, 1]), call(aten.permute.default, weight, [1, 0])
+    elif left:
+        weight = _contiguous(call, weight)  # all that is read of it lies in its copy
+    first, whole = (x, weight), terms - left
+    if left:
+        first = call(aten.slice.Tensor, x, of_x, 0, whole), call(aten.slice.Tensor, weight, of_weight, 0, whole)
+    many = call(aten.unsqueeze.default, _contiguous(call, first[1]), 0)
+    many = call(aten.expand.default, many, [batch, *many.meta["val"].shape[1:]])
+    made = call(aten.bmm.default, many, first[0]) if across else call(aten.bmm.default, first[0], many)
+    if left:
+        total = call.to(made, torch.float32)
+        for k in range(whole, terms):
+            line = call.to(call(aten.slice.Tensor, weight, of_weight, k, k + 1), torch.float32)
+            theirs = call(aten.slice.Tensor, x, of_x, k, k + 1)
+            total = call(aten.add.Tensor, total, call(aten.mul.Tensor, theirs, line))
+        made = call.to(total, torch.bfloat16)
+    if bias is not None:
+        made = call(aten.add.Tensor, made, call(aten.unsqueeze.default, bias, 1) if across else bias)
+    return call(aten.permute.default, made, [0, 2, 1]) if across else made
+
+
+def _contiguous(call: Calls, x: fx.Node) -> fx.Node:
+    if x.meta["val"].is_contiguous():
+        return x
+    return call(aten.clone.default, x, memory_format=torch.contiguous_format)
+
+
+def _may_leave(product: _Product, left: int) -> bool:
+    """Whether the operators behind a product may add the last terms of its sum.
 
     The library rounds what it has summed to bfloat16, as it does the whole sum. In float16 that could overflow where
     the whole sum does not.
     """
-    x, weight, _, result = product
-    terms, columns = weight.meta["val"].shape
-    left = terms % _ALIGNED
-    if not 0 < left <= _MOST_LEFT or terms < _LEAST_SUM or columns % _ALIGNED:
-        return None
-    rows_side_by_side = x.meta["val"].stride(1) == 1 and x.meta["val"].stride(2) % _ALIGNED == 0
-    if result.meta["val"].dtype is not torch.bfloat16 or not rows_side_by_side or not _is_read_in_place(result):
-        return None
-    whole = terms - left
-    lines = call(aten.clone.default, weight, memory_format=torch.contiguous_format)  # rows of ``columns``
-    first = call(aten.slice.Tensor, x, 2, 0, whole), call(aten.slice.Tensor, lines, 0, 0, whole)
-    total = call.to(_multiplied(call, *first), torch.float32)
-    for k in range(whole, terms):
-        line = call.to(call(aten.slice.Tensor, lines, 0, k, k + 1), torch.float32)
-        total = call(aten.add.Tensor, total, call(aten.mul.Tensor, call(aten.slice.Tensor, x, 2, k, k + 1), line))
-    total = call.to(total, torch.bfloat16)
-    return total if product.bias is None else call(aten.add.Tensor, total, product.bias)
-
-
-def _turned(call: Calls, product: _Product) -> fx.Node | None:
-    """The product with its rows across, where they are read so and one of these lengths alone is aligned."""
-    x, weight, bias, result = product
-    (_, rows, terms), columns = x.meta["val"].shape, weight.meta["val"].shape[1]
-    if rows % _ALIGNED or terms % _ALIGNED or columns % _ALIGNED == 0:
-        return None
-    if not result.users or not all(_swaps(user) for user in result.users):
-        return None
-    left = call(aten.permute.default, weight, [1, 0])
-    if not left.meta["val"].is_contiguous():
-        left = call(aten.clone.default, left, memory_format=torch.contiguous_format)
-    right = call(aten.permute.default, x, [0, 2, 1])
-    batch = right.meta["val"].shape[0]
-    left = call(aten.expand.default, call(aten.unsqueeze.default, left, 0), [batch, columns, terms])
-    made = call(aten.bmm.default, left, right)
-    if bias is not None:
-        made = call(aten.add.Tensor, made, call(aten.unsqueeze.default, bias, 1))
-    return call(aten.permute.default, made, [0, 2, 1])
-
-
-def _multiplied(call: Calls, x: fx.Node, weight: fx.Node) -> fx.Node:
-    batch = x.meta["val"].shape[0]
-    many = call(aten.expand.default, call(aten.unsqueeze.default, weight, 0), [batch, *weight.meta["val"].shape])
-    return call(aten.bmm.default, x, many)
+    x, terms = product.x.meta["val"], product.weight.meta["val"].shape[0]
+    rows_side_by_side = x.stride(1) == 1 and x.stride(2) % _ALIGNED == 0
+    few = left <= _MOST_LEFT and terms >= _LEAST_SUM
+    return few and x.dtype is torch.bfloat16 and rows_side_by_side and _is_read_in_place(product.result)
 
 
 def _product(node: fx.Node) -> _Product | None:
     """The product that ``node`` is the result of, on a device and of a type that need it; None if it is no such."""
-    found = _of_batch(node) if node.target is aten.bmm.default else _of_rows(node)
+    found = _found(node) or _with_bias(node)
     if found is None or not all(is_static(n) for n in found if n is not None):
         return None
     like = found.x.meta["val"]
     fits = like.device.type in DEVICES and like.dtype in (torch.bfloat16, torch.float16)
     return found if fits and node.meta["val"].dtype == like.dtype else None
+
+
+def _found(node: fx.Node) -> _Product | None:
+    return _of_batch(node) if node.target is aten.bmm.default else _of_rows(node)
+
+
+def _with_bias(node: fx.Node) -> _Product | None:
+    """A product and a bias that is added apart, as that of a layer whose input lies across is."""
+    made, bias = node.args if node.target is aten.add.Tensor and not node.kwargs else (None, None)
+    if not isinstance(made, fx.Node) or not isinstance(bias, fx.Node) or len(made.users) != 1:
+        return None
+    found = _found(made)
+    if found is None or found.bias is not None or bias.meta["val"].shape != made.meta["val"].shape[2:]:
+        return None
+    return found._replace(bias=bias, result=node)
 
 
 def _of_batch(node: fx.Node) -> _Product | None:
@@ -161,10 +175,17 @@ def _of_rows(node: fx.Node) -> _Product | None:
         return None
     if bias and list(bias[0].meta["val"].shape) != [columns]:  # type: ignore[union-attr]
         return None
-    # A copy for this product alone is not needed: what it copies can be read as it lies.
-    if x.target is aten.clone.default and len(x.users) == 1 and len(flat.users) == 1 and _swaps(x.args[0]):
-        x = x.args[0]
-    return _Product(x, weight, bias[0] if bias else None, node)  # type: ignore[arg-type]
+    return _Product(_uncopied(x) if len(flat.users) == 1 else x, weight, bias[0] if bias else None, node)  # type: ignore[arg-type]
+
+
+def _uncopied(x: fx.Node) -> fx.Node:
+    """What a copy that has one reader is one of: the product can read that as it lies."""
+    found, node, swapped = x, x, False
+    while _swaps(node) or (node.target is aten.clone.default and len(node.users) == 1):
+        swapped ^= _swaps(node)
+        node = node.args[0]  # type: ignore[assignment]
+        found = found if swapped else node
+    return found
 
 
 def _swaps(node: Any) -> bool:

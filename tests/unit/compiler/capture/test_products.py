@@ -84,6 +84,23 @@ def test_both_layers_of_a_mixer(bias: bool, left: int) -> None:
     assert shapes(graph) == [((3, 16, 128), (3, 128, 24)), ((3, tokens, 24), (3, 24, 16))]
 
 
+@pytest.mark.parametrize(("tokens", "expected"), [
+    (132, [((3, 132, 128), (3, 128, 16))]),  # neither the sum nor the rows are whole, as in ResMLP
+    (136, []), (134, []),  # both whole; six terms left
+])  # fmt: skip
+def test_a_layer_from_tokens_to_tokens(tokens: int, expected: list[Any]) -> None:
+    class Affine(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.mix = nn.Parameter(torch.randn(16)), nn.Linear(tokens, tokens)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.scale * self.mix((x * self.scale).transpose(1, 2)).transpose(1, 2)
+
+    module = Affine().bfloat16()
+    assert [p for p in shapes(graph_of(module, x_of(tokens=tokens))) if p[0][-1] != tokens] == expected
+
+
 def test_no_copy_but_of_the_weight() -> None:
     graph = graph_of(Mixing().bfloat16(), x_of())
     copies = graph.find_nodes(op="call_function", target=aten.clone.default)
