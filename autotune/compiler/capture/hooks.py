@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from torch import fx
@@ -42,11 +45,20 @@ class Hook(_Base):  # type: ignore[misc]
         return None if any(one is None for one in known) else known
 
 
+@functools.cache
+def text_of(folder: Path) -> bytes:
+    """A digest of the Python files in a folder: a graph that an older pass rewrote does not come from a cache."""
+    found = hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        found.update(file.read_bytes())
+    return found.digest()
+
+
 def hooked(post_grad: Hook) -> dict[str, Any]:
     """Inductor's settings with which ``post_grad`` runs, after the rewriting of joint graphs that it relies on."""
     from torch._inductor import config
 
-    joint = Hook(rewrite_joint, b"autotune joint 6", config.joint_custom_post_pass)
+    joint = Hook(rewrite_joint, b"autotune joint " + text_of(Path(__file__).parent), config.joint_custom_post_pass)
     return {
         "joint_custom_post_pass": joint,
         "post_grad_custom_post_pass": post_grad,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from autotune.compiler.capture import hooks
 from autotune.runtime import backend, database
 from autotune.runtime.inductor import region_call
 
@@ -24,3 +26,18 @@ def test_code_written_by_another_version_is_not_loaded(monkeypatch: pytest.Monke
     assert identity(cpp=True) != now, "C++ leaves out regions that Python has"
     monkeypatch.setattr(region_call, "WRITTEN", b"region of another version")
     assert identity() != now
+
+
+def test_graphs_that_other_code_rewrote_are_not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def joint() -> object:
+        return backend.passes({}, "default")["joint_custom_post_pass"].uuid()
+
+    now = joint()
+    assert now is not None
+    assert joint() == now
+    shutil.copytree(Path(hooks.__file__).parent, tmp_path / "capture")
+    monkeypatch.setattr(hooks, "__file__", str(tmp_path / "capture" / "hooks.py"))
+    assert joint() == now, "where the code lies does not matter"
+    (tmp_path / "capture" / "products.py").write_text("# another rewriting")
+    hooks.text_of.cache_clear()
+    assert joint() != now
