@@ -84,8 +84,6 @@ def slack(graph: Graph, inputs: Sequence[Tensor], want: Sequence[Tensor], device
 
 
 def from_float(graph: Graph, k: int) -> bool:
-    """Whether output ``k`` is an integer made from floats, or a truth that a comparison of floats decides."""
-    made = [graph.values[i] for i in graph.making([graph.outputs[k].value])]
-    if graph.outputs[k].dtype == "bool":
-        return any(v.dtype == "bool" and graph.values[a].dtype == "float32" for v in made for a in v.args)
+    """Whether output ``k`` is an integer made from floats."""
+    made = (graph.values[i] for i in graph.making([graph.outputs[k].value]))
     return any(v.op == "cast" and v.dtype != "bool" and graph.values[v.args[0]].dtype == "float32" for v in made)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from autotune.ir.graph import Graph, Output, Value
 from autotune.ir.oracle import interpret as module
-from autotune.ir.oracle.conditioning import from_float
 from autotune.ir.oracle.interpret import interpret, make_inputs
 from tests.unit.compiler.lower.test_products import regions_of
 
@@ -258,16 +257,3 @@ def test_large_results_of_half_precision_are_told_in_float32(monkeypatch: pytest
         with monkeypatch.context() as patch:
             patch.setattr(module, "_CHUNK", 6)
             assert interpret(g, make_inputs(g, 0))[0].dtype == told
-
-
-def test_truths_that_rounding_may_turn() -> None:
-    """A ReLU's mask behind a norm, but neither a tensor's own booleans nor a comparison of integers."""
-
-    def step(x: Tensor, keep: Tensor, i: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return (x - x.mean(-1, keepdim=True)).relu() <= 0, ~keep, i > 3
-
-    args = torch.randn(8, 16), torch.ones(8, 16, dtype=torch.bool), torch.zeros(8, 16, dtype=torch.int64)
-    (region,) = regions_of(step, *args)
-    assert region.workload is not None
-    g = Graph.from_json(region.workload.spec)
-    assert sorted(from_float(g, k) for k in range(3)) == [False, False, True]

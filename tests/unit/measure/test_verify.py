@@ -143,15 +143,3 @@ def test_one_in_two_hundred_may_be_off_by_one(off: int, passes: bool) -> None:
     got = want.clone()
     got[:off] += 1
     assert compare(got, want, "int32", off_by_one=True).ok == passes
-
-
-@pytest.mark.parametrize(("wrong", "passes"), [(0, True), (4, True), (5, False)])
-def test_one_in_a_hundred_thousand_comparisons_may_fall_the_other_way(wrong: int, passes: bool) -> None:
-    want = torch.rand(400_000) > 0.5
-    got = want.clone()
-    got[:wrong] = ~got[:wrong]
-    assert compare(got, want, "bool", off_by_one=True).ok == passes
-    assert compare(got, want, "bool").ok == (wrong == 0)
-    few = want[:1000].clone()
-    few[0] = ~few[0]
-    assert not compare(few, want[:1000], "bool", off_by_one=True).ok, "of few, none is a coincidence"
