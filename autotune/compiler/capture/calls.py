@@ -33,6 +33,13 @@ def is_static(node: fx.Node) -> bool:
     return all(type(extent) is int and extent for extent in node.meta["val"].shape)
 
 
+def contiguous(call: Calls, x: fx.Node) -> fx.Node:
+    """``x`` where its elements lie in their order, else a copy where they do."""
+    if x.meta["val"].is_contiguous():
+        return x
+    return call(aten.clone.default, x, memory_format=torch.contiguous_format)
+
+
 def laid_out(call: Calls, made: fx.Node, like: torch.Tensor) -> fx.Node:
     """``made`` in the strides of ``like``: arithmetic keeps those of its operands, and the views of the graph and who
     gets its results rely on those of the operator."""
@@ -46,4 +53,4 @@ def laid_out(call: Calls, made: fx.Node, like: torch.Tensor) -> fx.Node:
     return call(aten.permute.default, copied, back) if turned is not made else copied
 
 
-__all__ = ["Calls", "is_static", "laid_out"]
+__all__ = ["Calls", "contiguous", "is_static", "laid_out"]

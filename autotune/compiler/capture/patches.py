@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autotune.compiler.capture.calls import Calls, is_static, laid_out
+from autotune.compiler.capture.calls import Calls, contiguous, is_static, laid_out
 from autotune.compiler.capture.strides import Strides
 
 aten = torch.ops.aten
@@ -66,7 +66,7 @@ def _backward(strides: Strides, node: fx.Node, call: Calls) -> None:
     assert isinstance(weight, fx.Node)
     last = [0, *range(2, grad.meta["val"].ndim), 1]
     filters = weight.meta["val"].shape[0]
-    grads = call(aten.view.default, _contiguous(call, call(aten.permute.default, grad, last)), [-1, filters])
+    grads = call(aten.view.default, contiguous(call, call(aten.permute.default, grad, last)), [-1, filters])
 
     def of_input() -> fx.Node:
         sizes = weight.meta["val"].shape[1:]
@@ -76,7 +76,7 @@ def _backward(strides: Strides, node: fx.Node, call: Calls) -> None:
         made = call(aten.view.default, made, [x.meta["val"].shape[0], *places, *sizes])
         made = call(aten.permute.default, made, _interleaved(len(places), back=True))
         covered = [p * k for p, k in zip(places, sizes[1:], strict=True)]
-        made = call(aten.view.default, _contiguous(call, made), [*x.meta["val"].shape[:2], *covered])
+        made = call(aten.view.default, contiguous(call, made), [*x.meta["val"].shape[:2], *covered])
         rest = [e - c for e, c in zip(x.meta["val"].shape[2:], covered, strict=True)]
         if any(rest):
             made = call(aten.constant_pad_nd.default, made, [n for r in reversed(rest) for n in (0, r)], 0.0)
@@ -85,7 +85,7 @@ def _backward(strides: Strides, node: fx.Node, call: Calls) -> None:
     def of_weight() -> fx.Node:
         product = call(aten.mm.default, call(aten.permute.default, grads, [1, 0]), _rows(call, x, weight))
         sizes = weight.meta["val"].shape
-        return call(aten.view.default, _contiguous(call, _first(call, product, prod(sizes[1:]))), list(sizes))
+        return call(aten.view.default, contiguous(call, _first(call, product, prod(sizes[1:]))), list(sizes))
 
     def of_bias() -> fx.Node:
         return call(aten.sum.dim_IntList, grads, [0])
@@ -131,7 +131,7 @@ def _rows(call: Calls, x: fx.Node, weight: fx.Node) -> fx.Node:
     apart = [n for p, k in zip(places, kernel, strict=True) for n in (p, k)]
     made = call(aten.view.default, x, [images, channels, *apart])
     made = call(aten.permute.default, made, _interleaved(len(kernel)))
-    rows = call(aten.view.default, _contiguous(call, made), [images * prod(places), channels * prod(kernel)])
+    rows = call(aten.view.default, contiguous(call, made), [images * prod(places), channels * prod(kernel)])
     return _padded(call, rows)
 
 
@@ -143,7 +143,7 @@ def _interleaved(dims: int, back: bool = False) -> list[int]:
 
 def _flat(call: Calls, weight: fx.Node) -> fx.Node:
     filters = weight.meta["val"].shape[0]
-    return _padded(call, call(aten.view.default, _contiguous(call, weight), [filters, -1]))
+    return _padded(call, call(aten.view.default, contiguous(call, weight), [filters, -1]))
 
 
 def _padded(call: Calls, rows: fx.Node) -> fx.Node:
@@ -161,12 +161,6 @@ def _channels_first(call: Calls, rows: fx.Node, shape: Sequence[int]) -> fx.Node
     dims = len(places)
     made = call(aten.view.default, rows, [images, *places, filters])
     return call(aten.permute.default, made, [0, dims + 1, *range(1, dims + 1)])
-
-
-def _contiguous(call: Calls, x: fx.Node) -> fx.Node:
-    if x.meta["val"].is_contiguous():
-        return x
-    return call(aten.clone.default, x, memory_format=torch.contiguous_format)
 
 
 __all__ = ["multiply_patches"]

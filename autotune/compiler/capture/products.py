@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-from autotune.compiler.capture.calls import Calls, is_static
+from autotune.compiler.capture.calls import Calls, contiguous, is_static
 from autotune.compiler.capture.strides import Strides
 
 aten = torch.ops.aten
@@ -85,11 +85,11 @@ def _aligned(call: Calls, product: _Product) -> fx.Node | None:
     if across:
         x, weight = call(aten.permute.default, x, [0, 2, 1]), call(aten.permute.default, weight, [1, 0])
     elif left:
-        weight = _contiguous(call, weight)  # all that is read of it lies in its copy
+        weight = contiguous(call, weight)  # all that is read of it lies in its copy
     first, whole = (x, weight), terms - left
     if left:
         first = call(aten.slice.Tensor, x, of_x, 0, whole), call(aten.slice.Tensor, weight, of_weight, 0, whole)
-    many = call(aten.unsqueeze.default, _contiguous(call, first[1]), 0)
+    many = call(aten.unsqueeze.default, contiguous(call, first[1]), 0)
     many = call(aten.expand.default, many, [batch, *many.meta["val"].shape[1:]])
     made = call(aten.bmm.default, many, first[0]) if across else call(aten.bmm.default, first[0], many)
     if left:
@@ -102,12 +102,6 @@ def _aligned(call: Calls, product: _Product) -> fx.Node | None:
     if bias is not None:
         made = call(aten.add.Tensor, made, call(aten.unsqueeze.default, bias, 1) if across else bias)
     return call(aten.permute.default, made, [0, 2, 1]) if across else made
-
-
-def _contiguous(call: Calls, x: fx.Node) -> fx.Node:
-    if x.meta["val"].is_contiguous():
-        return x
-    return call(aten.clone.default, x, memory_format=torch.contiguous_format)
 
 
 def _may_leave(product: _Product, left: int) -> bool:

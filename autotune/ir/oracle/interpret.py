@@ -123,9 +123,8 @@ class _Evaluation:
                     continue
                 if k not in results:
                     results[k] = part.new_empty(whole, dtype=torch.float32 if o.dtype in _HALVES else None)
-                results[k].narrow(
-                    o.axes.index(frame.axis), frame.start[frame.axis], part.shape[o.axes.index(frame.axis)]
-                ).copy_(part)
+                dim = o.axes.index(frame.axis)
+                results[k].narrow(dim, frame.start[frame.axis], part.shape[dim]).copy_(part)
         return [results[k] for k in some]
 
     def _pieces(self, wanted: Sequence[int], known: Mapping[int, Tensor]) -> Iterator[tuple[_Frame, dict[int, Tensor]]]:
