@@ -11,7 +11,7 @@ from typing import Any
 from torch import fx
 from torch._inductor import custom_graph_pass
 
-from autotune.compiler.capture.joint import rewrite_joint
+from autotune.compiler.capture.joint import prepare_joint, rewrite_joint
 
 # A user's pass may ask whether a graph is of inference; older torch has no such passes.
 _Base: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", custom_graph_pass.CustomGraphPass)
@@ -58,9 +58,10 @@ def hooked(post_grad: Hook) -> dict[str, Any]:
     """Inductor's settings with which ``post_grad`` runs, after the rewriting of joint graphs that it relies on."""
     from torch._inductor import config
 
-    joint = Hook(rewrite_joint, b"autotune joint " + text_of(Path(__file__).parent), config.joint_custom_post_pass)
+    identity = b"autotune joint " + text_of(Path(__file__).parent)
     return {
-        "joint_custom_post_pass": joint,
+        "joint_custom_pre_pass": Hook(prepare_joint, identity, config.joint_custom_pre_pass),
+        "joint_custom_post_pass": Hook(rewrite_joint, identity, config.joint_custom_post_pass),
         "post_grad_custom_post_pass": post_grad,
         "layout_optimization": config.layout_optimization,  # a pass may change it, for its graph alone
     }

@@ -1,15 +1,17 @@
 """What is rewritten in Inductor's joint graphs, before forward and backward are split.
 
-Inductor calls :func:`rewrite_joint` as its ``joint_custom_post_pass``, on the joint graph in training and on the graph
-itself in inference. Search and deployment run the same pass, so both see the same graphs. Said here is what no later
-hook can say: how random numbers are made, that complex arithmetic is arithmetic of parts, which call of a library
-computes a convolution or a product, and how the tensors between convolutions lie.
+Inductor calls :func:`prepare_joint` and :func:`rewrite_joint` as its ``joint_custom_pre_pass`` and
+``joint_custom_post_pass``, on the joint graph in training and on the graph itself in inference. Search and deployment
+run the same passes, so both see the same graphs. Said here is what no later hook can say: how random numbers are made,
+that complex arithmetic is arithmetic of parts, which call of a library computes a convolution or a product, and how the
+tensors between convolutions lie.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import fx
+from torch._inductor.fx_passes.post_grad import remove_noop_ops
 
 from autotune.compiler.capture.calls import Calls
 from autotune.compiler.capture.channels_last import put_channels_last
@@ -26,8 +28,20 @@ _MANTISSA = 24
 """Bits of a uniform number: as many as float32 holds exactly."""
 
 
+def prepare_joint(graph: fx.Graph) -> None:
+    """Rewrite a graph before Inductor's joint passes, in place: they would pad what may be written without a copy.
+
+    Args:
+        graph: functional aten and prims calls, with fake tensors in ``meta["val"]``.
+    """
+    gm = graph.owning_module
+    assert gm is not None
+    remove_noop_ops(graph)  # as Inductor does next: what a product reads may be a view that changes nothing
+    align_products(gm)
+
+
 def rewrite_joint(graph: fx.Graph) -> None:
-    """Rewrite a graph of Inductor's joint passes in place.
+    """Rewrite a graph behind Inductor's joint passes, in place.
 
     Args:
         graph: functional aten and prims calls, with fake tensors in ``meta["val"]``.
@@ -38,7 +52,6 @@ def rewrite_joint(graph: fx.Graph) -> None:
     hash_random_numbers(graph)
     convolve_gradients(graph)
     multiply_patches(gm)
-    align_products(gm)
     put_channels_last(gm, inference=not _is_joint(graph))
 
 
@@ -137,4 +150,4 @@ def is_written_back(node: fx.Node) -> bool:
     return any(u.target is aten.copy_.default and u.args[1] is node for u in node.users)
 
 
-__all__ = ["hash_random_numbers", "is_written_back", "rewrite_joint", "takes_bias_apart"]
+__all__ = ["hash_random_numbers", "is_written_back", "prepare_joint", "rewrite_joint", "takes_bias_apart"]

@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch._inductor import config
+from torch._inductor.fx_passes import pad_mm
 
 from autotune.compiler.capture import products
 from autotune.compiler.capture.recording import recording_backend
@@ -99,6 +101,15 @@ def test_a_layer_from_tokens_to_tokens(tokens: int, expected: list[Any]) -> None
 
     module = Affine().bfloat16()
     assert [p for p in shapes(graph_of(module, x_of(tokens=tokens))) if p[0][-1] != tokens] == expected
+
+
+def test_rows_are_written_across_before_inductor_would_pad_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor pads on GPUs alone, where it measured that this pays."""
+    monkeypatch.setattr(pad_mm, "check_device", lambda *operands: True)
+    monkeypatch.setattr(pad_mm, "has_triton", lambda: True)
+    with config.patch(force_shape_pad=True):
+        written = [b[-1] for _, b in shapes(graph_of(Mixing().bfloat16(), x_of()))]
+    assert written == [24, 16], "the second product writes padded rows"
 
 
 def test_no_copy_but_of_the_weight() -> None:
