@@ -211,9 +211,15 @@ class Builder:
     def _picked(self, v: Value, axes: set[int]) -> tuple[int, set[int]] | None:
         """A sum over a one-hot row without a reduction: ``where(k == t, x, 0)`` over k is x where t is some k.
 
-        Such is the row sum in the backward of a cross entropy. None where ``v``, summed over ``axes``, is nothing of
-        the kind; otherwise the sum's value, and those of ``axes`` that it is a sum over.
+        Such is the row sum in the backward of a cross entropy, there times a number of the row. None where ``v``,
+        summed over ``axes``, is nothing of the kind; otherwise the sum's value, and those of ``axes`` that it is a sum
+        over.
         """
+        if v.op in ("mul", "div") and v.dtype == "float32":
+            for term, factor in (v.args, v.args[::-1])[: 1 + (v.op == "mul")]:
+                if not axes & set(self.values[factor].axes) and (inner := self._picked(self.values[term], axes)):
+                    return self.pointwise(v.op, [inner[0], factor]), inner[1]
+            return None
         if v.op != "where" or self.values[v.args[2]].op != "const" or self.values[v.args[2]].number != 0:
             return None
         terms, rest = [v.args[0]], []

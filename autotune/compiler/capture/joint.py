@@ -17,6 +17,7 @@ from autotune.compiler.capture.calls import Calls
 from autotune.compiler.capture.channels_last import put_channels_last
 from autotune.compiler.capture.complexes import split_parts
 from autotune.compiler.capture.depthwise import convolve_gradients
+from autotune.compiler.capture.pads import share_pads
 from autotune.compiler.capture.patches import multiply_patches
 from autotune.compiler.capture.products import align_products
 
@@ -52,6 +53,7 @@ def rewrite_joint(graph: fx.Graph) -> None:
     hash_random_numbers(graph)
     convolve_gradients(graph)
     multiply_patches(gm)
+    share_pads(gm)
     put_channels_last(gm, inference=not _is_joint(graph))
 
 

@@ -202,7 +202,8 @@ class Load(Expr):
         pointer: a :class:`Pointer`, or a variable that holds a selected one.
         index: of the first element.
         form: ``plain``; ``words`` (as they lie in memory, 32 bits a word); ``fixed`` (never moved out of its branch);
-            ``touch`` (some of the bytes, for the cache).
+            ``touch`` (some of the bytes, for the cache); ``partial`` (an aligned vector of 16 bytes or less, of which
+            some elements may lie beyond the tensor: what those are is undefined).
         guard: zeros where it is false, and memory untouched.
     """
 
@@ -216,7 +217,7 @@ class Load(Expr):
 
     @property
     def dtype(self) -> str:
-        return compute_type(self.storage) if self.lanes == 1 and self.form in ("plain", "fixed") else ""
+        return compute_type(self.storage) if self.lanes == 1 and self.form in ("plain", "fixed", "partial") else ""
 
 
 @dataclass(frozen=True, slots=True)

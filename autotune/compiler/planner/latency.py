@@ -23,6 +23,7 @@ from functools import lru_cache
 
 from autotune.compiler.planner.cost import Costs, Figures
 from autotune.compiler.program.program import Program, build_program
+from autotune.compiler.program.widened import widened
 from autotune.compiler.program.tiling import tiling
 from autotune.compiler.targets.cuda.cubin import SmLimits, limits
 from autotune.errors import Unsupported
@@ -91,11 +92,11 @@ def _program(graph: Graph, scheme: str, keep: bool, online: bool) -> tuple[Progr
     """The program, and 32-bit accumulators per element of a row."""
     try:
         if scheme != "columns":
-            return build_program(graph, keep=keep, online=online), 0.0
+            return build_program(widened(graph), keep=keep, online=online), 0.0
         from autotune.compiler.program.columns import main_program, split_columns
         from autotune.compiler.schedules.cuda.columns import accumulators
 
-        program = main_program(split_columns(graph), keep=keep, online=online)
+        program = main_program(split_columns(widened(graph)), keep=keep, online=online)
         return program, float(accumulators(program, 1, 1))
     except Unsupported:
         return None

@@ -144,8 +144,9 @@ def load(storage: str, n: int, form: str, coherent: bool, guarded: bool) -> Func
     if form in ("words", "touch"):
         plain, zeros = _words(short, n, coherent, form == "touch"), _as_words(np.zeros(n, STORAGE[short]))
     else:
-        assert form in ("plain", "fixed"), f"a load of form {form}"
-        plain, zeros = _elements(short, n, coherent), tuple(decode(short, np.zeros(n, STORAGE[short])))
+        assert form in ("plain", "fixed", "partial"), f"a load of form {form}"
+        make = _partial if form == "partial" else _elements
+        plain, zeros = make(short, n, coherent), tuple(decode(short, np.zeros(n, STORAGE[short])))
         zeros = zeros[0] if n == 1 else zeros
     return (lambda p, at, test: plain(p, at) if test else zeros) if guarded else plain
 
@@ -158,6 +159,24 @@ def _elements(short: str, n: int, coherent: bool) -> Function:
             p.check_access(at, n, short)
         found = p.values[at : at + n] if p.readonly else tuple(decode(short, p.load(at, n, coherent)))
         return found[0] if n == 1 else found
+
+    return elements
+
+
+def _partial(short: str, n: int, coherent: bool) -> Function:
+    """Elements of an aligned vector of 16 bytes or less, of which the tensor has one at least; the others' are noise."""
+    noise = tuple(decode(short, np.full(n * np.dtype(STORAGE[short]).itemsize, 0xC7, np.uint8).view(STORAGE[short])))
+    assert n * np.dtype(STORAGE[short]).itemsize <= 16, f"a partial load of {n} elements"
+    whole = _elements(short, n, coherent)
+
+    def elements(p: Pointer, at: int) -> Any:
+        if 0 <= at and at + n <= p.length:
+            return whole(p, at)
+        first, last = max(at, 0), min(at + n, p.length)
+        p.check_access(first, 1, short)
+        if at % n:
+            raise KernelError(f"{n} elements at {at} are not aligned")
+        return (*noise[: first - at], *decode(short, p.load(first, last - first, coherent)), *noise[last - at :])
 
     return elements
 

@@ -14,6 +14,7 @@ from autotune.compiler.program.columns import Split, finish_graph, main_program,
 from autotune.compiler.program.full_reduction import cut_everything
 from autotune.compiler.program.program import Program, power_of_two
 from autotune.compiler.program.vectors import vector_length
+from autotune.compiler.program.widened import widened
 from autotune.compiler.schedules.configurations import PLAIN_CUDA, having, narrow
 from autotune.compiler.schedules.cuda import rows as row_wise
 from autotune.compiler.targets.cuda.kernels import GroupKernels, Private, Ref
@@ -39,7 +40,7 @@ ACCUMULATORS_KEPT = 128
 @lru_cache(maxsize=512)
 def _split(graph_key: Graph) -> Split:
     # A reduction of everything becomes one over rows and one of their results: many blocks instead of one.
-    return split_columns(cut_everything(graph_key) or graph_key)
+    return split_columns(widened(cut_everything(graph_key) or graph_key))
 
 
 def accumulators(program: Program, vec: int, packs: int) -> int:

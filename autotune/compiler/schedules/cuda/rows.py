@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from autotune.compiler.program.one_pass import find_moments
 from autotune.compiler.program.program import Program, build_program, once_a_row, power_of_two
 from autotune.compiler.program.vectors import narrowest, vector_length
+from autotune.compiler.program.widened import widened
 from autotune.compiler.schedules.configurations import PLAIN_CUDA, has_online, having, most_kept, narrow
 from autotune.compiler.targets.cuda.cubin import too_large
 from autotune.compiler.targets.cuda.kernels import GroupKernels
@@ -35,7 +36,7 @@ REGISTERS_KEPT = 160  # 32-bit words of kept values a thread may hold; beyond it
 def _built(graph: Graph, schedule: CudaSchedule) -> Program:
     early = schedule.prefetch and not schedule.blocks_per_sm
     return build_program(
-        graph, keep=schedule.keep != "reload", online=schedule.online, moments=schedule.online, early=early
+        widened(graph), keep=schedule.keep != "reload", online=schedule.online, moments=schedule.online, early=early
     )
 
 
@@ -349,16 +350,16 @@ class RowsScheme:
             raise Unsupported("an output without a column axis in a flat kernel")
 
     def space_of(self, graph: Graph, space: Space) -> Space:
-        return space_of(build_program(graph), space)
+        return space_of(build_program(widened(graph)), space)
 
     def default(self, graph: Graph) -> Config:
-        return default(build_program(graph))
+        return default(build_program(widened(graph)))
 
     def seeds(self, graph: Graph) -> list[Config]:
-        return seeds(build_program(graph))
+        return seeds(build_program(widened(graph)))
 
     def normalize(self, graph: Graph, config: Config) -> Config:
-        return normalize(build_program(graph), config)
+        return normalize(build_program(widened(graph)), config)
 
     def reject(self, graph: Graph, config: Config) -> str | None:
         return reject(graph, config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from autotune.compiler.kernel.nodes import (
     Assign,
@@ -20,7 +21,7 @@ from autotune.compiler.kernel.nodes import (
 from autotune.compiler.program.program import Program
 from autotune.compiler.program.vectors import vector_length
 from autotune.compiler.targets.cuda.counts import Counts
-from autotune.compiler.targets.cuda.memory.address import Tensors, fixed_index, moving_index, taken_apart, within
+from autotune.compiler.targets.cuda.memory.address import Tensors, fixed_index, items, moving_index, taken_apart, within
 from autotune.compiler.targets.cuda.memory.select_load import find_joins
 from autotune.compiler.targets.cuda.source import CudaSchedule
 from autotune.errors import Unsupported
@@ -136,11 +137,33 @@ class Accesses(Tensors):
                 out.append(Assign(words, Load(storage, self.vec, hint, pointer, at, "words")))
                 return out + self.unpacked(i, Unpack(storage, self.vec, words))
             return out + self.unpacked(i, Load(storage, self.vec, hint, pointer, at, guard=guard))
+        if access.vector and self.vec * STORAGE_BYTES[storage] <= 16:
+            return out + self._partial(i, v, pointer)
         single = access.step == 0 and not any(a == self.program.cols[-1] for a, _, _ in v.guards)
         for e in range(1 if single else self.vec):
             at = access.at(self.base(i), e)
             out.append(Assign(lanes[e], Load(storage, 1, hint, pointer, at, guard=self.guard(v, e))))
         return out + [Assign(x, lanes[0]) for x in lanes[1:] if single]
+
+    def _partial(self, i: int, v: Value, pointer: Expr) -> list[Stmt]:
+        """A pack of which a guard may hold for some elements: loaded whole, and zero where it does not.
+
+        Behind the last row this reads up to 14 bytes that are not the tensor's. No page ends there: the 16 bytes are
+        aligned, and the first of them are the tensor's.
+        """
+        inner, whole = self.program.cols[-1], Var(f"w{i}")
+        low, high = next((lo, hi) for a, lo, hi in v.guards if a == inner)
+        around = (inner, low - low % self.vec, -(-high // self.vec) * self.vec)
+        wide = replace(v, guards=tuple(around if g[0] == inner else g for g in v.guards))
+        at = self.access[i].at(self.base(i))
+        load = Load(self.storage(i), self.vec, self.load_hint(i), pointer, at, "partial", self.guard(wide))
+        zero, exact = Const(0, v.dtype), [g for g in v.guards if g[0] == inner]
+
+        def inside(lane: int) -> Expr | None:
+            return within(exact, self.graph.extents, self.program.dynamic, lambda a: self.index(a) + lane)
+
+        lanes = [(test, item) for test, item in zip(map(inside, range(self.vec)), items(whole, self.vec), strict=True)]
+        return [Assign(whole, load), *self.assigned(i, [Select(t, x, zero) if t else x for t, x in lanes])]
 
     def gathers_packs(self, i: int) -> bool:
         """Whether gather ``i`` takes a whole pack from one place, as an embedding's rows are: by one index, aligned."""

@@ -11,8 +11,8 @@ from autotune.compiler.targets.cuda.names import HINTS
 from autotune.compiler.targets.cuda.printing import operators
 from autotune.ir.graph import SHORT
 
-_LOADS = {"plain": "ld", "words": "lr", "fixed": "lk", "touch": "touch"}
-_GUARDED = {"plain": "lg", "words": "lw"}
+_LOADS = {"plain": "ld", "words": "lr", "fixed": "lk", "touch": "touch", "partial": "ld"}
+_GUARDED = {"plain": "lg", "words": "lw", "partial": "lg"}
 
 
 class CudaPrinter(Printer):

@@ -1,0 +1,97 @@
+"""Vectors of which a row has a part: in rows of an odd length that lie whole vectors apart, and under padded results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from autotune.compiler.program.widened import widened
+from autotune.compiler.schedules.cuda import scheme_of
+from autotune.domains.fusion.program_spec import workloads_of
+from autotune.domains.fusion.task import FusionTask
+from autotune.ir.graph import Graph
+from tests.support.simulator.groups import check_group
+
+ROWS, COLUMNS, APART = 11, 301, 304
+
+
+def logits(apart: int = APART, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """Rows that are there to ``COLUMNS`` alone; the last one ends where the memory of the region's input does."""
+    return torch.randn(ROWS, apart).to(dtype)[:, :COLUMNS]
+
+
+def loss(x: Tensor, label: Tensor) -> Tensor:
+    return F.cross_entropy(x.float(), label)
+
+
+def statistics(x: Tensor) -> tuple[Tensor, ...]:
+    x = x.float()
+    return torch.logsumexp(x, 1), (x * 0.5 + 1).sum(1), x.amin(1), (x.abs() * 0.01 + 1).prod(1), x.amax(1)
+
+
+def gradient(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    padded = F.pad(x * scale, (0, APART - COLUMNS))
+    return padded, padded.sum(0)
+
+
+def in_front(x: Tensor, scale: Tensor) -> Tensor:
+    return F.pad(x * scale, (8, 3))
+
+
+def groups_of(fn: Callable[..., Any], *args: Tensor) -> list[Graph]:
+    tasks = [FusionTask(work, "cuda:0", target="sm_90", sms=3) for work, _ in workloads_of(fn, args)]
+    return [group.graph for task in tasks for group in task.plan.groups]
+
+
+@pytest.mark.parametrize(("fn", "args"), [
+    (loss, (logits(), torch.randint(0, COLUMNS, (ROWS,)))),
+    (loss, (logits(dtype=torch.float32), torch.randint(0, COLUMNS, (ROWS,)))),
+    (statistics, (logits(),)),
+    (gradient, (logits(), torch.randn(ROWS, 1).bfloat16())),
+    (in_front, (logits(), torch.randn(ROWS, 1).bfloat16())),
+], ids=["loss", "loss of float32", "statistics", "gradient", "in front"])  # fmt: skip
+def test_all_forms_of_kernel(fn: Callable[..., Any], args: tuple[Tensor, ...]) -> None:
+    for graph in groups_of(fn, *args):
+        scheme = scheme_of(graph)
+        default, ran = scheme.default(graph), set()
+        more: list[dict[str, Any]] = [{"online": True}, {"online": True, "keep": "reload"}, {"vector_bytes": 4}]
+        more += [{"prefetch": True, "blocks_per_sm": 1}, {"threads_per_row": 32, "cluster": 2}]
+        for config in [default, *scheme.seeds(graph), *(default | change for change in more)]:
+            config = scheme.normalize(graph, config)
+            if not scheme.reject(graph, config) and str(config) not in ran:
+                check_group(graph, scheme.emit(graph, config, 3), seed=1)
+                ran.add(str(config))
+        assert len(ran) >= 5
+
+
+def sources(fn: Callable[..., Any], *args: Tensor) -> list[str]:
+    made = [scheme_of(g).emit(g, scheme_of(g).default(g), 3) for g in groups_of(fn, *args)]
+    return [source.text for group in made for source in group.sources]
+
+
+def test_rows_of_an_odd_length_are_read_in_vectors() -> None:
+    text = "".join(sources(loss, logits(), torch.randint(0, COLUMNS, (ROWS,))))
+    assert "ld_bf16_8_d" in text or "lg_bf16_8_d" in text
+
+
+def test_padded_results_read_vectors() -> None:
+    text = "".join(sources(in_front, logits(), torch.randn(ROWS, 1).bfloat16()))
+    assert "lg_bf16_8_d" in text
+    assert "lg_bf16_1_d" not in text
+
+
+@pytest.mark.parametrize(("fn", "x"), [
+    (lambda x: torch.logsumexp(x.float(), 1), torch.randn(ROWS, COLUMNS).bfloat16()),  # rows that no vector begins
+    (lambda x: torch.logsumexp(x.float(), 1), torch.randn(ROWS, 304).bfloat16()),  # whole vectors
+    (lambda x: torch.softmax(x.float(), 1), logits()),  # results as long as the rows
+    (lambda x: torch.logsumexp(x.float(), 1), torch.randn(ROWS, 104).bfloat16()[:, :101]),  # short
+    (lambda x: x.argmax(1), logits()),
+])  # fmt: skip
+def test_other_groups_stay(fn: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    for graph in groups_of(fn, x):
+        assert widened(graph) == graph

@@ -1,0 +1,115 @@
+"""Operands that Inductor pads for products: padded once, in the order in which they lie, and the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch._inductor import config
+from torch._inductor.fx_passes import pad_mm
+
+from autotune.compiler.capture.recording import recording_backend
+
+aten = torch.ops.aten
+WORDS, WIDE = 101, 104
+
+
+@pytest.fixture(autouse=True)
+def padding(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Inductor pads on GPUs alone, where it measured that this pays."""
+    monkeypatch.setattr(pad_mm, "check_device", lambda *operands: True)
+    monkeypatch.setattr(pad_mm, "has_triton", lambda: True)
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    with config.patch(force_shape_pad=True):
+        yield
+    torch._dynamo.reset()
+
+
+class Head(nn.Module):
+    """A language model's last layer and loss, in bf16."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, WORDS, bias=bias)
+
+    def forward(self, x: Tensor, label: Tensor) -> Tensor:
+        return F.cross_entropy(self.layer(x).view(-1, WORDS).float(), label.view(-1))
+
+
+def backward_of(module: nn.Module, *args: Tensor) -> fx.Graph:
+    """The backward graph of a training step, once its gradients are found to be as near to float64 as eager mode's."""
+
+    def step(run: Callable[..., Tensor], x: Tensor, *more: Tensor) -> list[Tensor]:
+        leaf = x.detach().requires_grad_()
+        return list(torch.autograd.grad(run(leaf, *more), [leaf, *module.parameters()]))
+
+    seen: list[Any] = []
+    got = step(torch.compile(module, backend=recording_backend(seen.append), dynamic=False), *args)
+    eager = step(module, *args)
+    exact = step(module.double(), args[0].double(), *args[1:])
+    for a, b, c in zip(got, eager, exact, strict=True):
+        assert (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
+        assert float((a - c).norm()) <= 2 * float((b - c).norm()) + 2**-8 * float(c.norm())
+    return seen[-1].module.graph
+
+
+def pads(graph: fx.Graph) -> list[tuple[int, ...]]:
+    found = graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)
+    return [tuple(n.meta["val"].shape) for n in found if n.meta["val"].dtype.is_floating_point]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_gradient_of_logits_is_padded_once(bias: bool) -> None:
+    """For the input's gradient, for the weight's, and summed for the bias's."""
+    graph = backward_of(Head(bias).bfloat16(), torch.randn(8, 16).bfloat16(), torch.randint(0, WORDS, (8,)))
+    assert [shape for shape in pads(graph) if 8 in shape] == [(8, WIDE)]
+    sums = [n for n in graph.nodes if n.target is aten.sum.dim_IntList and n.args[1] == [0]]
+    assert [tuple(n.args[0].meta["val"].shape) for n in sums] == [(8, WIDE)] * bias
+
+
+def test_what_lies_across_is_padded_as_it_lies() -> None:
+    class Across(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(WORDS, 16))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x @ self.weight.relu().t()).float().square().sum()
+
+    seen: list[Any] = []
+    module, x = Across().bfloat16(), torch.randn(8, 16).bfloat16()
+    with torch.no_grad():
+        got = torch.compile(module, backend=recording_backend(seen.append), dynamic=False)(x)
+        torch.testing.assert_close(got, module(x), rtol=2**-7, atol=0.0)
+    (pad,) = seen[0].module.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)
+    assert tuple(pad.meta["val"].shape) == (WIDE, 16)
+    assert [user.target for user in pad.users] == [aten.permute.default]
+
+
+def test_pads_that_are_read_otherwise_stay() -> None:
+    def both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        padded = F.pad(x.t(), (0, 3))
+        return padded @ y, padded.cumsum(1)
+
+    seen: list[Any] = []
+    x, y = torch.randn(WORDS, 8).bfloat16(), torch.randn(WIDE, 8).bfloat16()
+    got = torch.compile(both, backend=recording_backend(seen.append), dynamic=False)(x, y)
+    torch.testing.assert_close(got, both(x, y), rtol=2**-7, atol=0.1)
+    (pad,) = seen[0].module.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)
+    assert pad.args[0].target is aten.permute.default
+
+
+def test_a_pad_of_other_numbers_or_in_front_stays() -> None:
+    def front(x: Tensor, y: Tensor) -> Tensor:
+        return F.pad(x.t(), (3, 0)) @ y + F.pad(x.t(), (0, 3), value=1.0) @ y
+
+    seen: list[Any] = []
+    x, y = torch.randn(WORDS, 8).bfloat16(), torch.randn(WIDE, 8).bfloat16()
+    torch.compile(front, backend=recording_backend(seen.append), dynamic=False)(x, y)
+    found = seen[0].module.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)
+    assert [p.args[0].target for p in found] == [aten.permute.default] * 2
