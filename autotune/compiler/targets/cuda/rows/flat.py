@@ -39,12 +39,16 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
     dynamic = program.dynamic == 0
     open_cols = open_row(program)
     row_packs = program.n_cols // vec
-    inner = e.inner_rows() * (1 if open_cols else row_packs)
+    step = block * unroll
+    tiles = _tiles(e, row_packs, step)
+    inner = e.inner_rows() * (1 if open_cols else tiles or row_packs)
     count = Counts(open_cols or e.count.wide)
 
     def place(number: Expr) -> list[Stmt]:
         out: list[Stmt] = [Assign(PACK, number)]
-        if open_cols:
+        if tiles:
+            out.append(Assign(COLUMN, count.number(PACK * vec)))
+        elif open_cols:
             out.append(Assign(COLUMN, PACK * vec))
         else:
             in_row: Expr = PACK
@@ -54,11 +58,12 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
             out += [Assign(COLUMN, count.number(in_row * vec)), *e.row_indices()]
         return out
 
-    def pack(number: Expr, done: Function = function) -> list[Stmt]:
-        row_values = [line for i in pas.row_values for line in e.row_value(i)]
-        return [*place(number), *row_values, *e.bases(), Do(done())]
+    def of_row() -> list[Stmt]:
+        return [*(line for i in pas.row_values for line in e.row_value(i)), *e.bases()]
 
-    step = block * unroll
+    def pack(number: Expr, done: Function = function) -> list[Stmt]:
+        return [*place(number), *([] if tiles else of_row()), Do(done())]
+
     group, first, u = Var("group"), Var("first"), Var("u")
     checked = [Assign(PACK, count.number(first + u * block)), when(PACK < TOTAL, pack(PACK))]
     numbers = [count.number(first + u * block) for u in range(unroll)]
@@ -68,19 +73,27 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
         loads, (stored, _) = load_function(e), e.pass_function(0, pas)
         words = [Var(f"x_{u}") for u in range(unroll)]
         for number, x in zip(numbers, words, strict=True):
-            full += [*place(number), *e.bases(e.ahead, ()), Assign(x, loads())]
+            full += [*place(number), *([] if tiles else e.bases(e.ahead, ())), Assign(x, loads())]
         for number, x in zip(numbers, words, strict=True):
             full += [Assign(AHEAD, x), *pack(number, stored)]
     else:
         full += [line for number in numbers for line in pack(number)]
-    work: list[Stmt] = [
-        Assign(first, count.number(group * step + THREAD)),
-        when((group + 1) * step <= TOTAL, full, [loop(u, unroll, checked)]),
-    ]
+    tile: Expr = group
+    row: list[Stmt] = []
     packs = EXTENT // vec if open_cols else count.number(EXTENT * inner if dynamic else Const(inner))
+    groups: Expr = (packs + (step - 1)) // step
+    if tiles:
+        groups, packs, tile = packs, count.number(Const(row_packs)), (at := Var("tile"))
+        row = [Assign(ROW, count.quotient(group, tiles)), Assign(at, count.number(group - ROW * tiles))]
+        row += [*e.row_indices(), *of_row()]
+    work: list[Stmt] = [
+        *row,
+        Assign(first, count.number(tile * step + THREAD)),
+        when((tile + 1) * step <= TOTAL, full, [loop(u, unroll, checked)]),
+    ]
     body: list[Stmt] = [Assign(THREAD, ThreadIndex()), Assign(TOTAL, packs)]
     if e.schedule.blocks_per_sm:
-        body.append(loop(group, (TOTAL + (step - 1)) // step, work, count.number(BLOCK), BLOCKS))
+        body.append(loop(group, groups, work, count.number(BLOCK), BLOCKS))
     else:
         body += [Assign(group, count.number(BLOCK)), *work]
     if open_cols and vec > 1:
@@ -93,10 +106,18 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
         program.graph.extents[0],
         dynamic=dynamic,
         inner=1 if open_cols else inner,
-        per_block=step * (vec if open_cols else 1),
+        per_block=1 if tiles else step * (vec if open_cols else 1),
         align=e.alignments(),
         **told(overwrites, program.graph),
     )
+
+
+def _tiles(e: CudaEmitter, row_packs: int, step: int) -> int:
+    """Blocks that share a row where each has a part of one row alone, and what is the same in all of a row is computed
+    once a thread; 0 where packs are dealt over all rows: short rows leave threads without work."""
+    (pas,) = e.program.passes
+    tiles = -(-row_packs // step)
+    return tiles if e.program.rows and pas.row_values and tiles * step <= 1.125 * row_packs else 0
 
 
 def _hold(e: CudaEmitter, packs: int) -> bool:
