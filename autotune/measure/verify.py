@@ -63,7 +63,7 @@ def compare(
         reduction_length: the largest number of terms that one element depends on through reductions.
         off_by_one: for integers made from floats (quantisation): one in 200 elements may differ by one, since a
             tie or a truncation can fall either way in fp32.
-        slack: for floats, by how much each element may be off beyond its tolerance.
+        slack: for floats, by how much each element may be off beyond its tolerance; for booleans, which may be either.
         lost: for floats, which elements (a mask of ``expected``'s shape) may be any of NaN and the infinities.
 
     Returns:
@@ -76,7 +76,7 @@ def compare(
         return Verdict(True, 0.0)
     got, want = actual.detach().reshape(-1), expected.detach().reshape(-1)
     if name not in _STORAGE_EPS and name not in _FLOAT8:
-        return _compare_exact(got, want, off_by_one)
+        return _compare_exact(got, want, off_by_one, slack)
     dtype = getattr(torch, name)
     rtol = tolerance(name, reduction_length)
     atol = rtol * _typical(want)
@@ -125,13 +125,15 @@ def _typical(want: torch.Tensor) -> float:
     return rms if rms > 0 else 1.0
 
 
-def _compare_exact(got: torch.Tensor, want: torch.Tensor, off_by_one: bool) -> Verdict:
+def _compare_exact(got: torch.Tensor, want: torch.Tensor, off_by_one: bool, either: torch.Tensor | None) -> Verdict:
     want = want.to(device=got.device)
     if want.dtype.is_floating_point:
         want = want.to(torch.float64)
         wrong = got.to(torch.float64) != want
     else:
         wrong = got.to(torch.int64) != want.to(torch.int64)
+    if either is not None:
+        wrong &= ~either.reshape(-1).to(wrong.device)
     count = int(wrong.sum())
     if count == 0:
         return Verdict(True, 0.0)

@@ -207,7 +207,7 @@ class FusionBench:
             if not verdict.ok and not rounded and special:
                 lost = self._lost(expected)[k]
                 verdict = compare(got, want, o.dtype, self.reduction_length, lost=lost)
-            if not verdict.ok and not rounded and math.isfinite(verdict.error):
+            if not verdict.ok and (o.dtype == "bool" or (not rounded and math.isfinite(verdict.error))):
                 slack = expected.slack(self.graph)[k]
                 verdict = compare(got, want, o.dtype, self.reduction_length, slack=slack, lost=lost)
             if not verdict.ok:

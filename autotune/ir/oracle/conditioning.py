@@ -30,8 +30,9 @@ _EXACT = frozenset(
 )
 
 
-def noise(graph: Graph, seed: int, device: torch.device) -> Disturb:
-    """Every inexact float value off by half a rounding to a whole one; sums by one of their terms' root of squares."""
+def noise(graph: Graph, seed: int, device: torch.device, times: float = 1.0) -> Disturb:
+    """Every inexact float value off by half a rounding to a whole one, so many ``times``; sums by one of their terms'
+    root of squares."""
     rng = torch.Generator(device=device).manual_seed(seed)
 
     def disturb(v: Value, out: Tensor, args: Sequence[Tensor]) -> Tensor:
@@ -45,7 +46,7 @@ def noise(graph: Graph, seed: int, device: torch.device) -> Disturb:
                 axes = graph.values[v.args[0]].axes
                 size = size.maximum(squares.sum([axes.index(a) for a in v.over]).sqrt())
         random = torch.rand(out.shape, generator=rng, device=device, dtype=out.dtype) - 0.5
-        moved = out + (random + random.sign() * 0.5) * size * EPS
+        moved = out + (random + random.sign() * 0.5) * size * (EPS * times)
         return torch.where(torch.isfinite(moved), moved, out)
 
     return disturb
@@ -64,22 +65,32 @@ def as_stored(graph: Graph) -> Disturb | None:
 
 
 def slack(graph: Graph, inputs: Sequence[Tensor], want: Sequence[Tensor], device: torch.device) -> list[Tensor | None]:
-    """For each output, by how much each element may be off beyond its tolerance: float64 of the output's shape,
-    infinite where rounding alone makes it infinite or NaN; None for outputs that are not floats.
+    """For each output, what rounding allows beyond the tolerance, in the output's shape.
+
+    Of floats that is by how much each element may be off: float64, infinite where rounding alone makes it infinite or
+    NaN. Of booleans it is which elements may be either. Other integers have None.
 
     Args:
         want: what the oracle makes of ``inputs``.
     """
-    found: list[Tensor | None] = [torch.zeros_like(w) if w.dtype.is_floating_point else None for w in want]
-    disturbances = [(noise(graph, draw, device), MARGIN) for draw in range(DRAWS)]
-    if (rounding := as_stored(graph)) is not None:
+    found: list[Tensor | None] = [
+        torch.zeros_like(w) if w.dtype.is_floating_point or w.dtype is torch.bool else None for w in want
+    ]
+    floats = any(w.dtype.is_floating_point for w in want)
+    disturbances = [(noise(graph, draw, device), MARGIN) for draw in range(DRAWS) if floats]
+    if floats and (rounding := as_stored(graph)) is not None:
         disturbances.append((rounding, 1.0))
     for disturb, margin in disturbances:
         for so_far, base, moved in zip(found, want, interpret(graph, inputs, disturb), strict=True):
-            if so_far is not None:
+            if so_far is not None and so_far.dtype is not torch.bool:
                 far = (moved - base).abs_().mul_(margin)
                 far = torch.where((moved == base) | (moved.isnan() & base.isnan()), 0.0, far).nan_to_num_(math.inf)
                 torch.maximum(so_far, far, out=so_far)
+    for draw in range(DRAWS if any(w.dtype is torch.bool for w in want) else 0):
+        moved_far = interpret(graph, inputs, noise(graph, draw, device, MARGIN))
+        for so_far, base, moved in zip(found, want, moved_far, strict=True):
+            if so_far is not None and so_far.dtype is torch.bool:
+                so_far |= moved != base
     return found
 
 

@@ -79,3 +79,26 @@ def test_what_nothing_reads_back_is_held_to_its_own_rounding() -> None:
 
 def kinds_before(graph: Graph, value: int) -> set[str]:
     return {graph.values[i].op for i in graph.making([value])}
+
+
+def is_low(x: Tensor) -> Tensor:
+    return x.mean(-1) <= 0.0
+
+
+def test_a_truth_may_be_either_where_rounding_turns_it() -> None:
+    """ResNet-50's last norm was given up on an H200: 1 of 25,690,112 elements of its ReLU's mask was another."""
+    cancel, clear = centred(500, 128, largest=6), torch.randn(500, 128, generator=torch.Generator().manual_seed(1))
+    x = torch.cat([cancel, clear])
+    ((work, _),) = workloads_of(is_low, (x,))
+    graph = Graph.from_json(work.spec)
+    (want,) = interpret(graph, [x])
+    one_by_one = torch.from_numpy(np.cumsum(x.numpy(), 1, dtype=np.float32)[:, -1] <= np.float32(0))
+    (either,) = slack(graph, [x], [want], x.device)
+    assert either is not None
+    assert not either[500:].any()
+    assert not compare(one_by_one, want, "bool").ok
+    assert compare(one_by_one, want, "bool", slack=either).ok
+    for row in (500, 999):
+        wrong = one_by_one.clone()
+        wrong[row] ^= True
+        assert not compare(wrong, want, "bool", slack=either).ok
