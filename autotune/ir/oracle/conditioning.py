@@ -86,9 +86,10 @@ def slack(graph: Graph, inputs: Sequence[Tensor], want: Sequence[Tensor], device
                 far = (moved - base).abs_().mul_(margin)
                 far = torch.where((moved == base) | (moved.isnan() & base.isnan()), 0.0, far).nan_to_num_(math.inf)
                 torch.maximum(so_far, far, out=so_far)
-    for draw in range(DRAWS if any(w.dtype is torch.bool for w in want) else 0):
-        moved_far = interpret(graph, inputs, noise(graph, draw, device, MARGIN))
-        for so_far, base, moved in zip(found, want, moved_far, strict=True):
+    truths = any(w.dtype is torch.bool for w in want)
+    for draw in range(DRAWS if truths else 0):  # one way and the other: half of all noises go away from where it turns
+        far_off = interpret(graph, inputs, noise(graph, draw // 2, device, MARGIN * (-1) ** draw))
+        for so_far, base, moved in zip(found, want, far_off, strict=True):
             if so_far is not None and so_far.dtype is torch.bool:
                 so_far |= moved != base
     return found
