@@ -23,8 +23,8 @@ from functools import lru_cache
 
 from autotune.compiler.planner.cost import Costs, Figures
 from autotune.compiler.program.program import Program, build_program
-from autotune.compiler.program.widened import widened
 from autotune.compiler.program.tiling import tiling
+from autotune.compiler.program.widened import widened
 from autotune.compiler.targets.cuda.cubin import SmLimits, limits
 from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph

@@ -39,7 +39,7 @@ def loss(*rows: int, classes: int = CLASSES, apart: int = 0) -> tuple[Tensor, ..
 
 def emitted(graph: Graph, **config: Any) -> Any:
     scheme = scheme_of(graph)
-    whole = scheme.normalize(graph, scheme.default(graph) | config)
+    whole = scheme.normalize(graph, scheme.default(graph) | {"by_row": True} | config)
     assert not scheme.reject(graph, whole)
     return scheme.emit(graph, whole, 3)
 
@@ -82,4 +82,14 @@ def test_over_its_input() -> None:
 ], ids=["no row", "short rows"])  # fmt: skip
 def test_packs_of_other_rows_are_dealt_over_all_threads(args: tuple[Any, ...]) -> None:
     fn, *inputs = args
-    assert not shares_rows(emitted(group_of(fn, *inputs), threads_per_row=64, unroll=1, vector_bytes=2 if fn is gradient else 4))
+    assert not shares_rows(
+        emitted(group_of(fn, *inputs), threads_per_row=64, unroll=1, vector_bytes=2 if fn is gradient else 4)
+    )
+
+
+def test_a_configuration_of_an_earlier_version_is_the_kernel_that_it_was() -> None:
+    graph = group_of(gradient, *loss(5))
+    config = {n: v for n, v in scheme_of(graph).default(graph).items() if n != "by_row"}
+    earlier = scheme_of(graph).emit(graph, config, 3)
+    assert not shares_rows(earlier)
+    assert earlier.sources[0].launch["per_block"] == int(config["threads_per_row"]) * int(config["unroll"])

@@ -170,7 +170,7 @@ def _partial(short: str, n: int, coherent: bool) -> Function:
     whole = _elements(short, n, coherent)
 
     def elements(p: Pointer, at: int) -> Any:
-        if 0 <= at and at + n <= p.length:
+        if at >= 0 and at + n <= p.length:
             return whole(p, at)
         first, last = max(at, 0), min(at + n, p.length)
         p.check_access(first, 1, short)

@@ -316,11 +316,11 @@ def emit(program: Program, schedule: CudaSchedule) -> CudaSource:
     return (emit_flat if program.pointwise else emit_rows)(CudaEmitter(program, schedule))
 
 
-def reject(graph: Graph, config: Config) -> str | None:
+def reject(graph: Graph, config: Config, kind: type[CudaSchedule] = CudaSchedule) -> str | None:
     """Why ``config`` cannot work on a group, found by printing it, which takes a millisecond or two."""
     try:
-        program = _built(graph, CudaSchedule.from_config(config))
-        schedule = CudaSchedule.from_config(config)
+        schedule = kind.from_config(config)
+        program = _built(graph, schedule)
         source = emit(program, schedule)
     except Unsupported as error:
         return str(error)
@@ -337,6 +337,7 @@ class RowsScheme:
     """Schemes whose kernels are one pass or several over rows; see ``autotune.compiler.schedules.cuda.Scheme``."""
 
     packs = True
+    kind: type[CudaSchedule] = CudaSchedule
 
     def __init__(self, name: str, rank: int) -> None:
         self.name, self.rank = name, rank
@@ -362,7 +363,7 @@ class RowsScheme:
         return normalize(build_program(widened(graph)), config)
 
     def reject(self, graph: Graph, config: Config) -> str | None:
-        return reject(graph, config)
+        return reject(graph, config, self.kind)
 
     def threads(self, config: Config) -> str:
         t, r = int(config["threads_per_row"]), int(config.get("rows_per_block", 1))
@@ -376,7 +377,7 @@ class RowsScheme:
         return scope(int(config.get("threads_per_row", 256)))
 
     def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
-        schedule = CudaSchedule.from_config(config)
+        schedule = self.kind.from_config(config)
         program = _built(graph, schedule)
         if fixed:
             program = replace(program, dynamic=-1)

@@ -64,6 +64,13 @@ class CudaSchedule:
 
 
 @dataclass(frozen=True)
+class FlatSchedule(CudaSchedule):
+    """``by_row``: each block has a part of one row, and what a row has in common is computed once a thread."""
+
+    by_row: bool = False
+
+
+@dataclass(frozen=True)
 class OuterSchedule(CudaSchedule):
     """``held``: places of a strip that a thread has in registers, where the others are copied to shared memory."""
 

@@ -82,10 +82,9 @@ class Accesses(Tensors):
         chosen = Var(f"s{i}")
         return joined.load, chosen, [Assign(chosen, joined.pointer(self.index(joined.axis)))]
 
-    def by_pack(self, v: Value, lanes: int = 0) -> bool:
-        """Whether the guards of a load hold for all elements of a pack or for none; or of so many ``lanes``."""
-        lanes = lanes or self.vec
-        return not any(a == self.program.cols[-1] and (lo % lanes or hi % lanes) for a, lo, hi in v.guards)
+    def by_pack(self, v: Value) -> bool:
+        """Whether the guards of a load hold for all elements of a pack or for none."""
+        return not any(a == self.program.cols[-1] and (lo % self.vec or hi % self.vec) for a, lo, hi in v.guards)
 
     def guard(self, v: Value, lane: int | None = None, rows_only: bool = False) -> Expr | None:
         """Condition under which a guarded load may touch memory in one lane, or with the whole pack."""
@@ -141,15 +140,9 @@ class Accesses(Tensors):
         if access.vector and self.vec * STORAGE_BYTES[storage] <= 16:
             return out + self._partial(i, v, pointer)
         single = access.step == 0 and not any(a == self.program.cols[-1] for a, _, _ in v.guards)
-        at_once = access.together if self.by_pack(v, access.together) else 1
-        for e in range(0, 1 if single else self.vec, at_once):
+        for e in range(1 if single else self.vec):
             at = access.at(self.base(i), e)
-            load = Load(storage, at_once, hint, pointer, at, guard=self.guard(v, e))
-            if at_once == 1:
-                out.append(Assign(lanes[e], load))
-            else:
-                part = Var(f"w{i}_{e}")
-                out += [Assign(part, load), *(Assign(lanes[e + k], x) for k, x in enumerate(items(part, at_once)))]
+            out.append(Assign(lanes[e], Load(storage, 1, hint, pointer, at, guard=self.guard(v, e))))
         return out + [Assign(x, lanes[0]) for x in lanes[1:] if single]
 
     def _partial(self, i: int, v: Value, pointer: Expr) -> list[Stmt]:

@@ -6,7 +6,6 @@ elements: how its lanes are called, gathered, stored, kept and taken up again.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from autotune.compiler.kernel import lower
@@ -53,8 +52,7 @@ class Access:
 
     Attributes:
         step: elements from one lane to the next.
-        together: how many lanes are read or written at once: neighbours, aligned.
-        vector: whether these are all lanes, and more than one.
+        vector: whether all lanes are read or written at once: neighbours, aligned.
     """
 
     def __init__(
@@ -66,9 +64,8 @@ class Access:
         # The axis of the lanes last, beside the number of the lane.
         ordered = sorted(strides, key=lambda a: a == along)
         self.moving = [(moving_index(a), strides[a]) for a in ordered if a in moving]
-        starts = [self.offset, *(s for a, s in strides.items() if a != along)]
-        self.together = math.gcd(lanes, *starts) if self.step == 1 else 1
-        self.vector = self.together == lanes > 1
+        aligned = self.offset % lanes == 0 and all(s % lanes == 0 for a, s in strides.items() if a != along)
+        self.vector = lanes > 1 and self.step == 1 and aligned
 
     def base(self) -> Expr:
         """Element offset that the fixed axes make."""
@@ -184,7 +181,7 @@ class Tensors:
     def store_pack(self, k: int, hint: str, lanes: int, guard: Expr | None = None) -> list[Stmt]:
         """Stores the lanes of output ``k``: at once where they are neighbours."""
         o, access, values = self.graph.outputs[k], self.out_access[k], self.stored(k, lanes)
-        step = min(access.together, lanes)
+        step = self.vec if access.vector else 1
         return [
             Store(
                 o.dtype, hint, self.out_pointer(k), access.at(self.out_base(k), e), tuple(values[e : e + step]), guard
@@ -222,13 +219,10 @@ class Tensors:
         """Bytes every pointer must be aligned to, inputs first."""
         need = [STORAGE_BYTES[d] for d in (*self.graph.inputs, *(o.dtype for o in self.graph.outputs))]
         values, n_inputs = self.graph.values, len(self.graph.inputs)
-        lanes = [1] * len(need)
-        for i, access in self.access.items():
-            if values[i].op == "load" or self.gathers_packs(i):
-                lanes[values[i].slot] = max(lanes[values[i].slot], access.together)
-        for k, access in enumerate(self.out_access):
-            lanes[n_inputs + k] = access.together
-        return [min(16, n * size) for n, size in zip(lanes, need, strict=True)]
+        whole = [i for i, access in self.access.items() if access.vector]
+        slots = {values[i].slot for i in whole if values[i].op == "load" or self.gathers_packs(i)}
+        slots |= {n_inputs + k for k, access in enumerate(self.out_access) if access.vector}
+        return [min(16, self.vec * size) if k in slots else size for k, size in enumerate(need)]
 
 
 def items(values: Expr, count: int, first: int = 0) -> list[Expr]:

@@ -6,15 +6,18 @@ from dataclasses import replace
 
 from autotune.compiler.kernel.nodes import Assign, Const, Do, Expr, Function, Intrinsic, Stmt, Var, both, loop, when
 from autotune.compiler.program.in_place import overwritable
+from autotune.compiler.program.program import Program
 from autotune.compiler.program.vectors import narrowest, open_row
 from autotune.compiler.targets.cuda.counts import Counts
 from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT, THREAD, ThreadIndex
 from autotune.compiler.targets.cuda.memory.access import AHEAD, COLUMN, ROW
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.prefetch import MOST_WORDS, load_function, loads_ahead
-from autotune.compiler.targets.cuda.source import CudaSource, told
+from autotune.compiler.targets.cuda.source import CudaSource, FlatSchedule, told
 from autotune.errors import Unsupported
 
+_MOST_PLACES = 1.125
+"""Places for packs that the parts of a row may have, over the packs that it has."""
 PACK, TOTAL = Var("pack"), Var("total")
 """Number of the pack at hand, and of packs in all."""
 
@@ -40,7 +43,7 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
     open_cols = open_row(program)
     row_packs = program.n_cols // vec
     step = block * unroll
-    tiles = _tiles(e, row_packs, step)
+    tiles = parts_of_a_row(program, vec, step) if isinstance(e.schedule, FlatSchedule) and e.schedule.by_row else 0
     inner = e.inner_rows() * (1 if open_cols else tiles or row_packs)
     count = Counts(open_cols or e.count.wide)
 
@@ -112,12 +115,17 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
     )
 
 
-def _tiles(e: CudaEmitter, row_packs: int, step: int) -> int:
-    """Blocks that share a row where each has a part of one row alone, and what is the same in all of a row is computed
-    once a thread; 0 where packs are dealt over all rows: short rows leave threads without work."""
-    (pas,) = e.program.passes
-    tiles = -(-row_packs // step)
-    return tiles if e.program.rows and pas.row_values and tiles * step <= 1.125 * row_packs else 0
+def has_row_values(program: Program) -> bool:
+    """Whether rows of a pointwise program have values in common, which every element of a row takes."""
+    return bool(program.rows and program.passes[0].row_values)
+
+
+def parts_of_a_row(program: Program, vec: int, step: int) -> int:
+    """Blocks that share a row where each has ``step`` packs of ``vec`` elements of one row alone; 0 where the packs are
+    better dealt over all rows: nothing is the same in all of a row, or its last part leaves threads without work."""
+    packs = program.n_cols // vec
+    parts = -(-packs // step)
+    return parts if has_row_values(program) and parts * step <= _MOST_PLACES * packs else 0
 
 
 def _hold(e: CudaEmitter, packs: int) -> bool:
