@@ -2,8 +2,7 @@
 
 Inductor pads products of odd extents one by one. RoBERTa's gradient of the logits, [tokens, 50265], is the operand of
 two: of one it pads the rows to 50272, of the other the columns of the transposed tensor. Each is a copy of 3.3 GB here,
-and the second one turns the whole in memory, although products read a transposed operand just as well. Of BERT's, it
-pads one, so that the gradient is written with zeros behind and without them.
+and the second one turns the whole in memory, although products read a transposed operand just as well.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ class _Pad(NamedTuple):
 def share_pads(gm: fx.GraphModule) -> None:
     """Rewrite a graph behind Inductor's joint passes in place.
 
-    Where a tensor is padded for a product and read by others, or summed, as the gradient of a layer with a bias is,
-    they read the padded one: whoever computes the tensor then writes nothing else.
+    Where a tensor is padded for a product and summed, too, as the gradient of a layer with a bias is, the padded one is
+    summed: whoever computes the tensor then writes nothing else.
 
     Args:
         gm: functional aten calls, with fake tensors in ``meta["val"]``.
@@ -48,34 +47,26 @@ def share_pads(gm: fx.GraphModule) -> None:
     for (source, behind), pads in alike.items():
         made = source.op != "placeholder"  # what is given is written by nobody
         sums = [user for user in source.users if made and _is_sum_beside(user, behind)]
-        others = [user for user in source.users if made and _feeds_products(user, source)]
-        if len(pads) + len(sums) + len(others) > 1 or pads[0].order != sorted(pads[0].order):
-            first = min((*sums, *others, *(pad.node for pad in pads)), key=place.__getitem__)
-            _share(graph, first, pads, sums, others)
+        if len(pads) + len(sums) > 1 or pads[0].order != sorted(pads[0].order):
+            first = min((*sums, *(pad.node for pad in pads)), key=place.__getitem__)
+            _share(graph, first, pads, sums)
     graph.eliminate_dead_code()
     graph.lint()
     gm.recompile()
 
 
-def _share(graph: fx.Graph, first: fx.Node, pads: list[_Pad], sums: list[fx.Node], others: list[fx.Node]) -> None:
+def _share(graph: fx.Graph, first: fx.Node, pads: list[_Pad], sums: list[fx.Node]) -> None:
     """One padded tensor before ``first``, for all of these."""
     _, source, behind, _ = pads[0]
-    extents = source.meta["val"].shape
     with graph.inserting_before(first):
         call = Calls(graph, pads[0].node)
         padded = call(aten.constant_pad_nd.default, source, [n for b in reversed(behind) for n in (0, b)], 0.0)
-        inner = _cut(call, padded, extents) if others else padded
     for pad in pads:
         with graph.inserting_before(pad.node):
             call = Calls(graph, pad.node)
             turned = call(aten.permute.default, padded, pad.order) if pad.order != sorted(pad.order) else padded
         pad.node.replace_all_uses_with(turned)
         graph.erase_node(pad.node)
-    for node in others:
-        node.replace_input_with(source, inner)
-        if node.target is aten.permute.default:
-            node.meta = {**node.meta, "val": node.target(inner.meta["val"], node.args[1])}
-            node.meta.pop("tensor_meta", None)
     for node in sums:
         with graph.inserting_before(node):
             call = Calls(graph, node)
@@ -107,15 +98,6 @@ def _pad_of_a_product(node: fx.Node) -> _Pad | None:
         dims = [d % ndim for d in source.args[1]]
         order, source = [dims[d] for d in order], source.args[0]
     return _Pad(node, source, tuple(behind[order.index(d)] for d in range(ndim)), order)
-
-
-def _feeds_products(node: fx.Node, source: fx.Node) -> bool:
-    """Whether a node reads the source as an operand of a product, or permutes it for products alone."""
-    if node.target in _PRODUCTS:
-        return source in node.args[-2:] and source not in node.args[:-2]
-    if node.target is not aten.permute.default or not node.users:
-        return False
-    return all(u.target in _PRODUCTS and node in u.args[-2:] and node not in u.args[:-2] for u in node.users)
 
 
 def _is_sum_beside(node: fx.Node, behind: tuple[int, ...]) -> bool:

@@ -1,4 +1,4 @@
-"""Vectors of which a row has a part: in rows of an odd length that lie whole vectors apart, and under padded results."""
+"""Vectors of which a row has a part: rows of an odd length, whole vectors apart, and inputs of padded results."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def _elements(short: str, n: int, coherent: bool) -> Function:
 
 
 def _partial(short: str, n: int, coherent: bool) -> Function:
-    """Elements of an aligned vector of 16 bytes or less, of which the tensor has one at least; the others' are noise."""
+    """Elements of an aligned vector of 16 bytes or less: one is the tensor's at least, and what others are is noise."""
     noise = tuple(decode(short, np.full(n * np.dtype(STORAGE[short]).itemsize, 0xC7, np.uint8).view(STORAGE[short])))
     assert n * np.dtype(STORAGE[short]).itemsize <= 16, f"a partial load of {n} elements"
     whole = _elements(short, n, coherent)

@@ -59,7 +59,7 @@ def test_an_axis_that_does_not_begin_at_zero() -> None:
 
 
 @pytest.mark.parametrize("fn", [
-    lambda t, s: torch.where(torch.arange(CLASSES) == t.unsqueeze(1), s.unsqueeze(1), 1.0).sum(1),  # others are not zero
+    lambda t, s: torch.where(torch.arange(CLASSES) == t.unsqueeze(1), s.unsqueeze(1), 1.0).sum(1),  # others than 0
     lambda t, s: torch.where(torch.arange(CLASSES) < t.unsqueeze(1), s.unsqueeze(1), 0.0).sum(1),  # several
     lambda t, s: torch.where(torch.arange(CLASSES) == t.unsqueeze(1), s.unsqueeze(1), 0.0).amin(1),  # no sum
     lambda t, s: torch.where(torch.arange(0, 2 * CLASSES, 2) == t.unsqueeze(1), s.unsqueeze(1), 0.0).sum(1),  # steps

@@ -113,21 +113,3 @@ def test_a_pad_of_other_numbers_or_in_front_stays() -> None:
     torch.compile(front, backend=recording_backend(seen.append), dynamic=False)(x, y)
     found = seen[0].module.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)
     assert [p.args[0].target for p in found] == [aten.permute.default] * 2
-
-
-def test_who_pads_nothing_reads_the_padded_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of BERT's gradient of the logits Inductor pads one operand: the sum for the input's gradient, not its rows."""
-    padded = pad_mm.should_pad
-
-    def only_sums(match: Any, a: Tensor, b: Tensor, *rest: Any, **named: Any) -> bool:
-        return a.shape[-1] == WORDS and padded(match, a, b, *rest, **named)
-
-    monkeypatch.setattr(pad_mm, "should_pad", only_sums)
-    graph = backward_of(Head(True).bfloat16(), torch.randn(8, 16).bfloat16(), torch.randint(0, WORDS, (8,)))
-    assert [shape for shape in pads(graph) if 8 in shape] == [(8, WIDE)]
-    (pad,) = [
-        n for n in graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default) if 8 in n.meta["val"].shape
-    ]
-    assert [user for user in pad.args[0].users if user is not pad] == []
-    operands = [n.args[0].meta["val"] for n in graph.nodes if n.target is aten.mm.default]
-    assert sorted((tuple(x.shape), x.stride()) for x in operands) == [((8, WIDE), (WIDE, 1)), ((WORDS, 8), (1, WIDE))]
