@@ -195,7 +195,7 @@ def decide_and_store(
             )
         if others:
             many = "1 region of the step lies" if len(others) == 1 else f"{len(others)} regions of the step lie"
-            say(f"{many} in memory otherwise than the search saw: `autotune search --missed` goes on there")
+            say(f"{many} in memory otherwise than the search saw: noted for `autotune search --missed`")
     return found
 
 

@@ -16,6 +16,7 @@ from autotune.space import is_number
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from autotune.bench.decide import Decision
     from autotune.cli.searched import Searched
     from autotune.store import Store, Verdict
 
@@ -42,11 +43,11 @@ def is_decided(args: argparse.Namespace) -> bool:
 
 def decide_step(
     args: argparse.Namespace, device: str, store: Store, searched: Searched, command: str
-) -> list[dict[str, Any]]:
+) -> list[Decision]:
     """Time the step of what was searched and store the verdicts; says on stderr in a line what was decided.
 
     Returns:
-        What was found, for ``--json``; nothing where the search was cut short or came to nothing.
+        What was found; nothing where the search was cut short or came to nothing.
     """
     if searched.interrupted or any(r.fault for r in searched.results) or not any(r.winner for r in searched.results):
         return []
@@ -61,7 +62,7 @@ def decide_step(
     except UserError as error:  # what was searched is stored and is to be told
         say(f"WARNING: the step was not timed: {error}")
         return []
-    found = decide_and_store(
+    return decide_and_store(
         store,
         fn,
         inputs,
@@ -74,7 +75,6 @@ def decide_step(
         say=say,
         searched=searched.captured,
     )
-    return [decision.record() for decision in found]
 
 
 def steps(verdicts: Sequence[Verdict]) -> list[Verdict]:

@@ -25,7 +25,7 @@ from autotune.cli.options import (
     positive_int,
     seconds,
 )
-from autotune.cli.output import machine_output
+from autotune.cli.output import machine_output, microseconds
 from autotune.cli.report import print_table, total
 from autotune.cli.searched import Searched, conclude, not_begun, reason, tune
 from autotune.compiler.planner.methods import ABLATIONS, PLANS
@@ -338,6 +338,32 @@ def _search(
         own = [result for result in results if result.device == met.label]
         done[f"{kind} on {met.label}"] = _searched(args, store, name, met.label, met.device, counted, own)
     return done
+
+
+def search_in_step(
+    args: argparse.Namespace, device: str, store: Store, searched: Searched, workloads: Sequence[Workload]
+) -> Sequence[Result]:
+    """Search regions that lie in memory otherwise in a target's step than the search saw, and say what came of them.
+
+    Args:
+        searched: the target's search. Of ``--timeout`` each gets what it would have got there, beside the others.
+    """
+    from autotune.api import time_weights
+    from autotune.device import identify
+
+    counted = [(workload, 1) for workload in workloads]
+    timeout = args.timeout
+    if timeout is not None:
+        every = [(workload, 1) for workload in store.get_workloads(searched.captured).values()]
+        of = sum(time_weights(every).values())
+        timeout *= min(1.0, sum(time_weights(counted).values()) / of) if of else 1.0
+    (more,) = _search(args, [device], store, "regions as they lie in the step", counted, timeout).values()
+    for result in more.results:
+        if result.winner and result.begun:
+            store.clear_miss(result.workload, identify(device).fingerprint)
+            took = f"{microseconds(result.deployed_us)} by {result.winner}"
+            print(f"autotune: {result.label}, as it lies in the step: {took}", file=sys.stderr)
+    return more.results
 
 
 def _searched(

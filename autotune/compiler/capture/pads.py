@@ -87,7 +87,9 @@ def _pad_of_a_product(node: fx.Node) -> _Pad | None:
     """Zeros behind an operand of products that nobody else reads, as a pad of what lies in memory; None for others."""
     args: tuple[Any, ...] = node.args
     source, widths = args[:2]
-    if not is_static(source) or any(args[2:]) or any(widths[::2]) or not node.users:
+    if not is_static(source) or node.kwargs or any(args[2:]) or any(widths[::2]) or not node.users:
+        return None
+    if any(width < 0 for width in widths):  # cut, not padded
         return None
     if not all(user.target in _PRODUCTS and node in user.args[-2:] for user in node.users):
         return None

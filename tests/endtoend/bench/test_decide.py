@@ -280,7 +280,7 @@ def test_regions_that_the_step_has_otherwise_than_the_search_saw_are_said(
     assert all(
         w is not None and any(136 in i["strides"] or 160 in i["strides"] for i in w.source["inputs"]) for w in padded
     )
-    assert said[-1].endswith("in memory otherwise than the search saw: `autotune search --missed` goes on there")
+    assert said[-1].endswith("in memory otherwise than the search saw: noted for `autotune search --missed`")
 
 
 def test_a_step_without_stored_kernels_or_that_fails_is_said(db: str) -> None:

@@ -18,11 +18,12 @@ from autotune.bench.decide import Decision
 from autotune.cli.app import main
 from autotune.cli.decided import lines
 from autotune.cli.searched import tune
+from autotune.device import identify
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.errors import UserError
 from autotune.runtime.inductor.verdict import Family
 from autotune.store import Store, Verdict
-from tests.support.rows import workload
+from autotune.workload import Workload
 
 HERE = "tests.endtoend.cli.test_decided"
 
@@ -126,22 +127,85 @@ def two_regions(x: Tensor) -> Tensor:
     return torch.tanh(torch.softmax(x * 2.0, -1) @ x.T) * 3.0
 
 
-def test_what_was_captured_and_not_begun_lies_as_the_search_saw_it(
+def other() -> Workload:
+    ((found, _),) = workloads_of(lambda x: torch.exp(x).sum(-1), (torch.randn(4, 40),))
+    return found
+
+
+def deciding(monkeypatch: pytest.MonkeyPatch, missed: dict[str, Any]) -> list[str]:
+    """Steps have ``missed`` each time; returns the modes that were decided."""
+    decided: list[str] = []
+
+    def fake(*args: Any, mode: str, **options: Any) -> Any:
+        decided.append(mode)
+        return replace(decision(mode), missed=missed)
+
+    monkeypatch.setattr(decide, "decide", fake)
+    return decided
+
+
+def of_two_regions(db: Path, *more: str) -> list[str]:
+    words = command("search", db, "--trials", "1", *more)
+    return [f"{HERE}:two_regions" if word == f"{HERE}:program" else word for word in words]
+
+
+def test_what_lies_otherwise_in_the_step_is_searched_and_the_step_decided_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    missed = {w.fingerprint: ("cpu", w) for w in (workload(8), *(w for w, _ in workloads_of(two_regions, (inputs(),))))}
+    captured = [w for w, _ in workloads_of(two_regions, (inputs(),))]
+    missed = {w.fingerprint: ("cpu", w) for w in (other(), *captured)}
     assert len(missed) == 3
-    monkeypatch.setattr(decide, "decide", lambda *args, **options: replace(decision("default"), missed=missed))
-    monkeypatch.setattr("autotune.cli.commands.search.tune", lambda *args, **options: tune(*args, **options)[:1])
-    db = tmp_path / "t.db"
-    words = command("search", db, "--trials", "1")
-    assert main([f"{HERE}:two_regions" if word == f"{HERE}:program" else word for word in words]) == 0
-    told = capsys.readouterr().err
-    assert (
-        "1 region of the step lies in memory otherwise than the search saw: `autotune search --missed` goes on" in told
-    )
+    decided, db = deciding(monkeypatch, missed), tmp_path / "t.db"
+    given: list[list[str]] = []
+
+    def first_alone(args: Any, devices: Any, store: Any, workloads: Any, *rest: Any, **options: Any) -> Any:
+        """The time is up before the second captured region; that is missed in the step, too, and not told."""
+        given.append([w.fingerprint for w in workloads])
+        found = tune(args, devices, store, workloads, *rest, **options)[:1]
+        return [replace(result, winner="autotune") for result in found]
+
+    monkeypatch.setattr("autotune.cli.commands.search.tune", first_alone)
+    assert main(of_two_regions(db, "--json")) == 0
+    out, told = capsys.readouterr()
+    assert "1 region of the step lies in memory otherwise than the search saw: noted for" in told
+    assert f"autotune: {other().label}, as it lies in the step:" in told
+    assert [set(names) for names in given] == [{w.fingerprint for w in captured}, {other().fingerprint}]
+    assert decided == ["default", "default"]
+    answer = json.loads(out)
+    assert [result["workload"] for result in answer["in_step"]] == [other().fingerprint]
+    assert len(answer["steps"]) == 1
+    assert {region["workload"] for region in answer["workloads"]} <= {w.fingerprint for w in captured}
     with Store.open(db) as store:
-        assert [miss.workload for miss in store.misses()] == [workload(8).fingerprint]
+        assert store.misses() == []
+
+
+def test_where_inductor_stays_the_step_is_not_decided_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decided = deciding(monkeypatch, {other().fingerprint: ("cpu", other())})
+
+    def inductor(*args: Any, **options: Any) -> Any:
+        return [replace(result, winner="inductor") for result in tune(*args, **options)]
+
+    monkeypatch.setattr("autotune.cli.commands.search.tune", inductor)
+    assert main(of_two_regions(tmp_path / "t.db")) == 0
+    assert "as it lies in the step:" in capsys.readouterr().err
+    assert decided == ["default"]
+
+
+def test_a_step_on_several_devices_leaves_what_others_have_to_a_later_search(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decided = deciding(monkeypatch, {other().fingerprint: ("cpu:1", other())})
+    cpu = identify("cpu")
+    monkeypatch.setattr("autotune.device.identify", lambda where: cpu)
+    assert main(of_two_regions(tmp_path / "t.db", "--json")) == 0
+    out, told = capsys.readouterr()
+    assert "noted for `autotune search --missed`" in told
+    assert json.loads(out)["in_step"] == []
+    assert decided == ["default"]
+    with Store.open(tmp_path / "t.db") as store:
+        assert [miss.workload for miss in store.misses()] == [other().fingerprint]
 
 
 def test_modes_are_looked_at_before_the_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,6 +34,11 @@ def statistics(x: Tensor) -> tuple[Tensor, ...]:
     return torch.logsumexp(x, 1), (x * 0.5 + 1).sum(1), x.amin(1), (x.abs() * 0.01 + 1).prod(1), x.amax(1)
 
 
+def one_row(x: Tensor) -> tuple[Tensor, Tensor]:
+    x = x[0].float()
+    return x.exp().sum(), x.amax()
+
+
 def gradient(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     padded = F.pad(x * scale, (0, APART - COLUMNS))
     return padded, padded.sum(0)
@@ -52,9 +57,10 @@ def groups_of(fn: Callable[..., Any], *args: Tensor) -> list[Graph]:
     (loss, (logits(), torch.randint(0, COLUMNS, (ROWS,)))),
     (loss, (logits(dtype=torch.float32), torch.randint(0, COLUMNS, (ROWS,)))),
     (statistics, (logits(),)),
+    (one_row, (logits(),)),
     (gradient, (logits(), torch.randn(ROWS, 1).bfloat16())),
     (in_front, (logits(), torch.randn(ROWS, 1).bfloat16())),
-], ids=["loss", "loss of float32", "statistics", "gradient", "in front"])  # fmt: skip
+], ids=["loss", "loss of float32", "statistics", "one row", "gradient", "in front"])  # fmt: skip
 def test_all_forms_of_kernel(fn: Callable[..., Any], args: tuple[Tensor, ...]) -> None:
     for graph in groups_of(fn, *args):
         scheme = scheme_of(graph)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.commands.search import Program, search
+from autotune.cli.commands.search import Program, search, search_in_step
 from autotune.cli.decided import decide_step, is_decided
 from autotune.cli.options import check_modes
 from autotune.cli.output import BOTH_WAYS, TUNABLE
@@ -54,7 +54,18 @@ def _finish(args: argparse.Namespace, device: str, store: Store, searched: Searc
     if not is_decided(args):
         return searched
     steps = decide_step(args, device, store, searched, command)
-    return replace(searched, answer={**searched.answer, "steps": steps})
+    missed = {name: miss for step in steps for name, miss in step.missed.items() if name not in searched.captured}
+    others = [workload for where, workload in missed.values() if where == device]
+    results = search_in_step(args, device, store, searched, others) if others else []
+    if any(result.winner == "autotune" for result in results):
+        searched = replace(searched, captured=searched.captured | missed.keys())
+        steps = decide_step(args, device, store, searched, command) or steps
+    answer = {
+        **searched.answer,
+        "in_step": [result.to_json() for result in results],
+        "steps": [step.record() for step in steps],
+    }
+    return replace(searched, answer=answer, results=[*searched.results, *(r for r in results if r.interrupted)])
 
 
 def captured_target(args: argparse.Namespace, device: str, store: Store, rows: int | None = None) -> Captured:

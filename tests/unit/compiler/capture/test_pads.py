@@ -113,3 +113,13 @@ def test_a_pad_of_other_numbers_or_in_front_stays() -> None:
     torch.compile(front, backend=recording_backend(seen.append), dynamic=False)(x, y)
     found = seen[0].module.graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)
     assert [p.args[0].target for p in found] == [aten.permute.default] * 2
+
+
+def test_what_is_cut_is_not_taken_for_padded() -> None:
+    def cut(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        z = x.relu()
+        return F.pad(z, (0, -5)) @ y, z.sum(0)
+
+    x, y = torch.randn(8, WORDS).bfloat16(), torch.randn(WORDS - 5, 8).bfloat16()
+    got = torch.compile(cut, backend=recording_backend(lambda _: None), dynamic=False)(x, y)
+    torch.testing.assert_close(got, cut(x, y), rtol=2**-7, atol=0.1)
