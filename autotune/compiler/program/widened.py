@@ -8,6 +8,7 @@ here, of which the last seven are loaded from nowhere and change no sum and no m
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -82,7 +83,7 @@ def _longer(graph: Graph, axis: int, places: int) -> Graph:
             v = replace(v, guards=tuple(sorted((*v.guards, (axis, 0, extent)))))
         elif axis in v.over:
             v = replace(v, args=(neutral(v.args[0], _IDENTITY[v.op]),))
-        where[i] = put(v, _behind(v, behind, axis))
+        where[i] = put(v, _behind(v, values, behind, axis))
         if i in peaks:
             where[i] = neutral(where[i], peaks[i])
     extents = tuple(places if a == axis else e for a, e in enumerate(graph.extents))
@@ -90,14 +91,14 @@ def _longer(graph: Graph, axis: int, places: int) -> Graph:
     return replace(graph, extents=extents, values=tuple(values), outputs=outputs)
 
 
-def _behind(v: Value, behind: dict[int, float], axis: int) -> float | None:
+def _behind(v: Value, values: Sequence[Value], behind: Mapping[int, float], axis: int) -> float | None:
     """The one number that a value is in the places behind the row, if that is known: of a softmax's terms it is 0."""
     if v.op == "load" and axis in v.axes:
         return 0.0
-    known = [behind.get(a) for a in v.args]
-    if v.op == "sub" and known[0] == -math.inf and known[1] is None:
-        return -math.inf  # less a maximum of the row, which is finite unless all of it is infinite
-    return 0.0 if v.op in ("exp", "exp2") and known[0] == -math.inf else None
+    least = bool(v.args) and behind.get(v.args[0]) == -math.inf
+    if v.op == "sub" and least and axis not in values[v.args[1]].axes:
+        return -math.inf  # less a number of the row, which is finite where the row's terms are
+    return 0.0 if v.op in ("exp", "exp2") and least else None
 
 
 __all__ = ["widened"]

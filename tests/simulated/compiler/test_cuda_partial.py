@@ -34,6 +34,12 @@ def statistics(x: Tensor) -> tuple[Tensor, ...]:
     return torch.logsumexp(x, 1), (x * 0.5 + 1).sum(1), x.amin(1), (x.abs() * 0.01 + 1).prod(1), x.amax(1)
 
 
+def weighted(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """What is taken from the row's elements is infinite behind the row, where zeros are loaded."""
+    x = x.float()
+    return x.amax(1), torch.exp(x - torch.log(y.float().abs() + 0.0)).sum(1)
+
+
 def one_row(x: Tensor) -> tuple[Tensor, Tensor]:
     x = x[0].float()
     return x.exp().sum(), x.amax()
@@ -57,10 +63,11 @@ def groups_of(fn: Callable[..., Any], *args: Tensor) -> list[Graph]:
     (loss, (logits(), torch.randint(0, COLUMNS, (ROWS,)))),
     (loss, (logits(dtype=torch.float32), torch.randint(0, COLUMNS, (ROWS,)))),
     (statistics, (logits(),)),
+    (weighted, (logits(), logits())),
     (one_row, (logits(),)),
     (gradient, (logits(), torch.randn(ROWS, 1).bfloat16())),
     (in_front, (logits(), torch.randn(ROWS, 1).bfloat16())),
-], ids=["loss", "loss of float32", "statistics", "one row", "gradient", "in front"])  # fmt: skip
+], ids=["loss", "loss of float32", "statistics", "weighted", "one row", "gradient", "in front"])  # fmt: skip
 def test_all_forms_of_kernel(fn: Callable[..., Any], args: tuple[Tensor, ...]) -> None:
     for graph in groups_of(fn, *args):
         scheme = scheme_of(graph)

@@ -34,13 +34,13 @@ class FlatScheme(RowsScheme):
         return replace(made, parameters=(*made, *own))
 
     def normalize(self, graph: Graph, config: Config) -> Config:
-        made, program = super().normalize(graph, config), build_program(graph)
-        made.pop("by_row", None)
-        return (
-            made | {"by_row": bool(config.get("by_row")) and _shares(program, made)}
-            if has_row_values(program)
-            else made
+        made, program = (
+            super().normalize(graph, {n: c for n, c in config.items() if n != "by_row"}),
+            build_program(graph),
         )
+        if has_row_values(program):
+            made["by_row"] = bool(config.get("by_row")) and _shares(program, made)
+        return made
 
     def default(self, graph: Graph) -> Config:
         return self.normalize(graph, super().default(graph) | {"by_row": True})
