@@ -34,10 +34,8 @@ class FlatScheme(RowsScheme):
         return replace(made, parameters=(*made, *own))
 
     def normalize(self, graph: Graph, config: Config) -> Config:
-        made, program = (
-            super().normalize(graph, {n: c for n, c in config.items() if n != "by_row"}),
-            build_program(graph),
-        )
+        made = super().normalize(graph, {name: choice for name, choice in config.items() if name != "by_row"})
+        program = build_program(graph)
         if has_row_values(program):
             made["by_row"] = bool(config.get("by_row")) and _shares(program, made)
         return made
