@@ -188,7 +188,7 @@ def decide_and_store(
         say(decision.text)
         found.append(decision)
     if searched is not None:
-        others = {name: miss for decision in found for name, miss in decision.missed.items() if name not in searched}
+        others = lying_otherwise(found, searched)
         for where, workload in others.values():
             store.add_miss(
                 workload, store.put_device(identify(where)), "lies otherwise in the step than in its capture"
@@ -197,6 +197,11 @@ def decide_and_store(
             many = "1 region of the step lies" if len(others) == 1 else f"{len(others)} regions of the step lie"
             say(f"{many} in memory otherwise than the search saw: noted for `autotune search --missed`")
     return found
+
+
+def lying_otherwise(found: Sequence[Decision], searched: Collection[str]) -> dict[str, tuple[str, Workload]]:
+    """What steps have beside the workloads that a search knew: by fingerprint, the device and the workload."""
+    return {name: miss for decision in found for name, miss in decision.missed.items() if name not in searched}
 
 
 def decide(

@@ -349,7 +349,6 @@ def search_in_step(
         searched: the target's search. Of ``--timeout`` each gets what it would have got there, beside the others.
     """
     from autotune.api import time_weights
-    from autotune.device import identify
 
     counted = [(workload, 1) for workload in workloads]
     timeout = args.timeout
@@ -360,7 +359,6 @@ def search_in_step(
     (more,) = _search(args, [device], store, "regions as they lie in the step", counted, timeout).values()
     for result in more.results:
         if result.winner and result.begun:
-            store.clear_miss(result.workload, identify(device).fingerprint)
             took = f"{microseconds(result.deployed_us)} by {result.winner}"
             print(f"autotune: {result.label}, as it lies in the step: {took}", file=sys.stderr)
     return more.results

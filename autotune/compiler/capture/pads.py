@@ -28,6 +28,10 @@ class _Pad(NamedTuple):
     behind: tuple[int, ...]
     order: list[int]
 
+    @property
+    def is_turned(self) -> bool:
+        return self.order != sorted(self.order)
+
 
 def share_pads(gm: fx.GraphModule) -> None:
     """Rewrite a graph behind Inductor's joint passes in place.
@@ -47,7 +51,7 @@ def share_pads(gm: fx.GraphModule) -> None:
     for (source, behind), pads in alike.items():
         made = source.op != "placeholder"  # what is given is written by nobody
         sums = [user for user in source.users if made and _is_sum_beside(user, behind)]
-        if len(pads) + len(sums) > 1 or pads[0].order != sorted(pads[0].order):
+        if len(pads) + len(sums) > 1 or pads[0].is_turned:
             first = min((*sums, *(pad.node for pad in pads)), key=place.__getitem__)
             _share(graph, first, pads, sums)
     graph.eliminate_dead_code()
@@ -64,7 +68,7 @@ def _share(graph: fx.Graph, first: fx.Node, pads: list[_Pad], sums: list[fx.Node
     for pad in pads:
         with graph.inserting_before(pad.node):
             call = Calls(graph, pad.node)
-            turned = call(aten.permute.default, padded, pad.order) if pad.order != sorted(pad.order) else padded
+            turned = call(aten.permute.default, padded, pad.order) if pad.is_turned else padded
         pad.node.replace_all_uses_with(turned)
         graph.erase_node(pad.node)
     for node in sums:

@@ -3,7 +3,6 @@ the program that the user had."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -184,7 +183,7 @@ class FusionBench:
     def _verify(self, run: _Candidate, seed: int, special: bool) -> Verdict:
         import torch
 
-        from autotune.ir.oracle.conditioning import from_float
+        from autotune.ir.oracle.conditioning import from_float, may_explain
         from autotune.measure.verify import compare
 
         expected = self._expectation(seed, special)
@@ -207,7 +206,7 @@ class FusionBench:
             if not verdict.ok and not rounded and special:
                 lost = self._lost(expected)[k]
                 verdict = compare(got, want, o.dtype, self.reduction_length, lost=lost)
-            if not verdict.ok and (o.dtype == "bool" or (not rounded and math.isfinite(verdict.error))):
+            if not verdict.ok and may_explain(o.dtype, verdict.error):
                 slack = expected.slack(self.graph)[k]
                 verdict = compare(got, want, o.dtype, self.reduction_length, slack=slack, lost=lost)
             if not verdict.ok:

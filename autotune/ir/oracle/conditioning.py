@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from autotune.ir.graph import Graph, Value
+from autotune.ir.graph import FLOATS, Graph, Value
 from autotune.ir.oracle.interpret import Disturb, interpret
 
 EPS = 2.0**-23
@@ -93,6 +93,11 @@ def slack(graph: Graph, inputs: Sequence[Tensor], want: Sequence[Tensor], device
             if so_far is not None and so_far.dtype is torch.bool:
                 so_far |= moved != base
     return found
+
+
+def may_explain(storage: str, error: float) -> bool:
+    """Whether :func:`slack` may explain that an output missed its tolerance by so many times."""
+    return storage == "bool" or (storage in FLOATS and math.isfinite(error))
 
 
 def from_float(graph: Graph, k: int) -> bool:

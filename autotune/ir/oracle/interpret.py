@@ -129,13 +129,9 @@ class _Evaluation:
 
     def _pieces(self, wanted: Sequence[int], known: Mapping[int, Tensor]) -> Iterator[tuple[_Frame, dict[int, Tensor]]]:
         """The values ``wanted``, piece by piece; those that are ``known`` as wholes are not computed."""
-        graph, needed, stack = self.graph, set[int](), list(wanted)
-        while stack:
-            i = stack.pop()
-            if i not in needed:
-                needed.add(i)
-                stack += () if i in known else graph.values[i].args
-        order = [i for i in graph.live if i in needed and i not in known]
+        graph = self.graph
+        needed = graph.making(wanted, ends=known.__contains__)
+        order = [i for i in needed if i not in known]
         axis = self.axis_of(order)
         step = extent = graph.extents[axis or 0] if graph.extents else 1
         if axis is not None:

@@ -8,7 +8,6 @@ search.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -59,7 +58,7 @@ class Check:
         self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
     ) -> str:
         """What is wrong with the outputs of kernels that ran on ``inputs``; "" where nothing is."""
-        from autotune.ir.oracle.conditioning import from_float
+        from autotune.ir.oracle.conditioning import from_float, may_explain
         from autotune.measure.verify import compare
 
         graph = self._graph
@@ -81,8 +80,7 @@ class Check:
                 stored = got.as_strided(shape, out.strides, got.storage_offset() + out.offset)
                 lost = None if lost is None else lost.as_strided(shape, out.strides, out.offset)
                 verdict = compare(stored, oracle.want[k], out.dtype, terms, off_by_one=off_by_one, lost=lost)
-                rounds = out.dtype == "bool" or (out.dtype in FLOATS and math.isfinite(verdict.error))
-                if not verdict.ok and rounds:
+                if not verdict.ok and may_explain(out.dtype, verdict.error):
                     slack = oracle.slack[k]
                     verdict = compare(stored, oracle.want[k], out.dtype, terms, slack=slack, lost=lost)
             except (RuntimeError, MemoryError):  # no room for the oracle: the operators have the say

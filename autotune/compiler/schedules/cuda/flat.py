@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from autotune.compiler.program.program import Program, build_program
+from autotune.compiler.program.program import Program
 from autotune.compiler.program.vectors import vector_length
-from autotune.compiler.schedules.cuda.rows import RowsScheme
+from autotune.compiler.schedules.cuda.rows import RowsScheme, plain_program
 from autotune.compiler.targets.cuda.rows.flat import has_row_values, parts_of_a_row
 from autotune.compiler.targets.cuda.source import FlatSchedule
 
@@ -30,12 +30,12 @@ class FlatScheme(RowsScheme):
 
     def space_of(self, graph: Graph, space: Space) -> Space:
         made = super().space_of(graph, space)
-        own = [p for p in space if p.name == "by_row" and has_row_values(build_program(graph))]
+        own = [p for p in space if p.name == "by_row" and has_row_values(plain_program(graph))]
         return replace(made, parameters=(*made, *own))
 
     def normalize(self, graph: Graph, config: Config) -> Config:
         made = super().normalize(graph, {name: choice for name, choice in config.items() if name != "by_row"})
-        program = build_program(graph)
+        program = plain_program(graph)
         if has_row_values(program):
             made["by_row"] = bool(config.get("by_row")) and _shares(program, made)
         return made
@@ -45,7 +45,7 @@ class FlatScheme(RowsScheme):
 
     def seeds(self, graph: Graph) -> list[Config]:
         out, d = super().seeds(graph), self.default(graph)
-        if has_row_values(build_program(graph)):
+        if has_row_values(plain_program(graph)):
             out = [c | {"by_row": True} for c in out] + [d | {"by_row": False}]
             out += [d | {"threads_per_row": 64, "unroll": 8, "by_row": True}, d | {"unroll": 8, "by_row": True}]
         return [self.normalize(graph, c) for c in out]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from autotune.compiler.program.one_pass import find_moments
@@ -38,6 +39,12 @@ def _built(graph: Graph, schedule: CudaSchedule) -> Program:
     return build_program(
         widened(graph), keep=schedule.keep != "reload", online=schedule.online, moments=schedule.online, early=early
     )
+
+
+@lru_cache(maxsize=512)
+def plain_program(graph: Graph) -> Program:
+    """The program that choices are made for. Remembered: each candidate asks for it several times."""
+    return build_program(widened(graph))
 
 
 def one_pass(program: Program) -> bool:
@@ -351,16 +358,16 @@ class RowsScheme:
             raise Unsupported("an output without a column axis in a flat kernel")
 
     def space_of(self, graph: Graph, space: Space) -> Space:
-        return space_of(build_program(widened(graph)), space)
+        return space_of(plain_program(graph), space)
 
     def default(self, graph: Graph) -> Config:
-        return default(build_program(widened(graph)))
+        return default(plain_program(graph))
 
     def seeds(self, graph: Graph) -> list[Config]:
-        return seeds(build_program(widened(graph)))
+        return seeds(plain_program(graph))
 
     def normalize(self, graph: Graph, config: Config) -> Config:
-        return normalize(build_program(widened(graph)), config)
+        return normalize(plain_program(graph), config)
 
     def reject(self, graph: Graph, config: Config) -> str | None:
         return reject(graph, config, self.kind)

@@ -53,8 +53,10 @@ def _capture(
 def _finish(args: argparse.Namespace, device: str, store: Store, searched: Searched, command: str) -> Searched:
     if not is_decided(args):
         return searched
+    from autotune.bench.decide import lying_otherwise
+
     steps = decide_step(args, device, store, searched, command)
-    missed = {name: miss for step in steps for name, miss in step.missed.items() if name not in searched.captured}
+    missed = lying_otherwise(steps, searched.captured)
     others = [workload for where, workload in missed.values() if where == device]
     results = search_in_step(args, device, store, searched, others) if others else []
     if any(result.winner == "autotune" for result in results):

@@ -157,12 +157,9 @@ class Accesses(Tensors):
         wide = replace(v, guards=tuple(around if g[0] == inner else g for g in v.guards))
         at = self.access[i].at(self.base(i))
         load = Load(self.storage(i), self.vec, self.load_hint(i), pointer, at, "partial", self.guard(wide))
-        zero, exact = Const(0, v.dtype), [g for g in v.guards if g[0] == inner]
-
-        def inside(lane: int) -> Expr | None:
-            return within(exact, self.graph.extents, self.program.dynamic, lambda a: self.index(a) + lane)
-
-        lanes = [(test, item) for test, item in zip(map(inside, range(self.vec)), items(whole, self.vec), strict=True)]
+        along = replace(v, guards=tuple(g for g in v.guards if g[0] == inner))
+        lanes = [(self.guard(along, e), item) for e, item in enumerate(items(whole, self.vec))]
+        zero = Const(0, v.dtype)
         return [Assign(whole, load), *self.assigned(i, [Select(t, x, zero) if t else x for t, x in lanes])]
 
     def gathers_packs(self, i: int) -> bool:
