@@ -210,7 +210,8 @@ def test_rejected_candidates_cost_no_trial(tune: Search, store: Store) -> None:
 def test_trials_and_patience_and_time_end_a_search(tune: Search) -> None:
     assert tune(trials=4).stop == "the trials are used up"
     assert tune({"columns": 64, "slow_us": 500}, trials=100, patience=3).stop == "no gain of 1% in 3 candidates"
-    timed = tune({"columns": 32}, trials=100, timeout=0.01)
+    # A search has a second at least; half a second a candidate, so that no machine measures all twelve in it.
+    timed = tune({"columns": 32, "slow_us": 50_000}, trials=100, timeout=0.01)
     assert timed.stop == "the time is up"
     assert timed.ok  # the default is measured, however short the time
 
