@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from autotune.compiler.capture.attention import rewrite_attention
 from autotune.compiler.capture.hooks import Hook, hooked
 from autotune.compiler.capture.recording import boxed, post_grad
 from autotune.runtime.inductor import region_op
@@ -27,13 +28,15 @@ def backend(gm: fx.GraphModule, inputs: Sequence[Any], *, ours: bool = True) -> 
     """For ``torch.compile``.
 
     Args:
-        ours: False leaves every region to torch's operators.
+        ours: False leaves every region to torch's operators, and attention as it is written.
     """
     from torch._functorch import config as aot_config
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
 
     hook = hooked(Hook(replace_regions, None, config.post_grad_custom_post_pass)) if ours else None
+    if ours:
+        rewrite_attention(gm)
     inner: Any = _by_operators
     with aot_config.patch(enable_autograd_cache=False):
         compiled: Any = compile_fx(gm, list(inputs), inner_compile=inner, config_patches=hook)

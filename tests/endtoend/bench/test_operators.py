@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 import autotune
+from autotune.compiler.capture.attention import rewrite_attention
 from autotune.runtime.counters import reset_counters
+from benchmarks.real import operators
 from benchmarks.real.operators import backend
 from tests.support.deployment import tune_in
 
@@ -39,3 +42,24 @@ def test_without_ours_nothing_is_looked_up() -> None:
     x = torch.randn(32, 48)
     torch.testing.assert_close(torch.compile(chain, backend=functools.partial(backend, ours=False))(x), chain(x))
     assert not any(autotune.counters().values())
+
+
+def test_attention_is_rewritten_as_in_deployment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise its mask is a region that no search has."""
+    changed: list[int] = []
+
+    def rewrite(gm: torch.fx.GraphModule) -> int:
+        changed.append(rewrite_attention(gm))
+        return changed[-1]
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(x.shape[2])
+        return scaled_dot_product_attention(x, x, x, attn_mask=(places <= places[:, None])[None, None])
+
+    monkeypatch.setattr(operators, "rewrite_attention", rewrite)
+    x = torch.randn(2, 4, 16, 8)
+    for ours, expected in ((True, [1]), (False, [1])):
+        torch._dynamo.reset()
+        run = torch.compile(attend, backend=functools.partial(backend, ours=ours))
+        torch.testing.assert_close(run(x), attend(x))
+        assert changed == expected
