@@ -45,12 +45,15 @@ def told(text: object, longest: int = LONGEST) -> str:
 def first_line(error: BaseException) -> str:
     """An exception of the user's program as one line: its type and the first line of its message.
 
-    A line that ends in a colon, as Dynamo's do, announces the next one, which then belongs to it.
+    A line that ends in a colon, as Dynamo's do, announces the next one, which then belongs to it. What Dynamo says
+    below its first line of the error that it met belongs to it as well.
     """
     text = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     if not text:
         return type(error).__name__
     told = " ".join(text[:2]) if text[0].endswith(":") else text[0]
+    _, met, cause = next((line for line in text[1:] if line.startswith("Explanation: ")), "").rpartition(": got ")
+    told += f": {cause}" if met else ""
     return f"{type(error).__name__}: {told}"
 
 

@@ -26,7 +26,7 @@ from autotune.measure.policy import Policy, default_policy
 from autotune.runtime.backend import trial_backend
 from autotune.runtime.database import deploying_from, unrecorded
 from autotune.runtime.inductor.verdict import Family, Trial, base_mode
-from autotune.store.records import Verdict
+from autotune.store.records import BUSY, Verdict
 from autotune.words import microseconds
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class Decision:
         noise: interquartile range over median, the larger of both.
         tries: sets of families that were left out and measured; ``seconds`` all of it took.
         cut: whether the time was up before all tries.
+        others: processors that other processes kept busy meanwhile, in the timing that they disturbed most (CPU).
         left: workloads left to Inductor.
         families: all that stored kernels run, by workload; ``counts`` how often each occurs in the step; ``gains``
             what each brings the step in microseconds, None where that is not known.
@@ -75,6 +76,7 @@ class Decision:
     tries: int
     seconds: float
     cut: bool
+    others: float
     left: frozenset[str]
     families: Mapping[str, Family]
     counts: Mapping[str, int]
@@ -82,6 +84,11 @@ class Decision:
     in_step: frozenset[str]
     graphs: Mapping[tuple[str, str], Mapping[str, int]]
     missed: Mapping[str, tuple[str, Workload]]
+
+    @property
+    def busy(self) -> bool:
+        """Whether the machine was too busy for the decision to be trusted: searching again makes it again."""
+        return self.others > BUSY
 
     def record(self) -> dict[str, Any]:
         """What is stored with the verdict, and printed by ``--json``."""
@@ -96,6 +103,7 @@ class Decision:
             "tries": self.tries,
             "seconds": round(self.seconds, 1),
             "cut": self.cut,
+            "others_busy": round(self.others, 2),
             "graphs": len(self.graphs),
             "families": [
                 {
@@ -124,8 +132,11 @@ class Decision:
         if not self.left:
             return f"{line} ({ratio}): every stored kernel is used"
         many, of = len(self.left), len(self.families)
+        if many == of and self.cut and not self.tries:
+            short = "no time was left to find which: more --step-timeout gives some"
+            return f"{line} with every stored kernel ({ratio}), and {short}; all {of} families are left to Inductor"
         tried = f"{self.tries} {'try' if self.tries == 1 else 'tries'}{' before the time was up' if self.cut else ''}"
-        if len(self.left) == len(self.families):
+        if many == of:
             best = f"the best choice of kernels came to {ratio} round by round, after {tried}"
             return f"{line} with every stored kernel; {best}: all {of} families are left to Inductor"
         without = f"{microseconds(self.autotune_us or 0.0)} ({ratio}) without {many} of {of} families"
@@ -147,6 +158,8 @@ def decide_and_store(
     searched: Collection[str] | None = None,
 ) -> list[Decision]:
     """Decide a step in each mode and store the verdicts. What goes wrong is said, and leaves what was stored before.
+
+    So does a machine that others kept busy, where a quiet one has decided the step before.
 
     A training step takes what :func:`autotune.domains.fusion.program_spec.training` makes of the arguments.
 
@@ -174,18 +187,25 @@ def decide_and_store(
                 say(f"step, mode {mode}: no stored kernel is used in it, so there is nothing to decide")
                 continue
             record = {**decision.record(), "lead_s": lead_s(device), **note, "train": train}
-            strict = store.put_environment(environment(device))
+            strict = store.put_environment(here := environment(device))
             verdicts = [
                 Verdict(graph, store.put_device(identify(where)), strict, mode,
                         tuple(sorted(decision.left & workloads.keys())), record, time.time())
                 for (graph, where), workloads in decision.graphs.items()
             ]  # fmt: skip
-            store.put_verdicts(verdicts)
+            before = [store.get_verdict(v.graph, v.device, here, mode, match="strict") for v in verdicts]
+            stays = decision.busy and any(old is not None and not old.busy for old in before)
+            if not stays:
+                store.put_verdicts(verdicts)
         except Exception as error:
             why = str(error) if isinstance(error, UserError) else first_line(error)
             say(f"WARNING: step, mode {mode}: nothing was decided, {why}")
             continue
         say(decision.text)
+        if decision.busy:
+            earlier = "the decision of a quiet moment stays; " if stays else ""
+            disturbed = f"other processes kept {decision.others:.1f} processors busy; {earlier}"
+            say(f"WARNING: step, mode {mode}: {disturbed}search again on a quiet machine")
         found.append(decision)
     if searched is not None:
         others = lying_otherwise(found, searched)
@@ -267,6 +287,7 @@ class _Steps:
     ) -> None:
         self.fn, self.args, self.kwargs, self.mode = fn, args, kwargs, mode
         self.device, self.policy, self.turns = device, policy, turns
+        self.others = 0.0  # processors that others kept busy, in the timing that they disturbed most
         self.wanted = trainable(fn, args, kwargs) if train else []
 
     def compiled(self, **options: Any) -> Callable[[], object]:
@@ -286,6 +307,7 @@ class _Steps:
             found = timed(steps, self.policy, self.device)
         for name, why in found.failed.items():
             raise UserError(f"{name} failed: {why}")
+        self.others = max(self.others, found.others)
         return found.samples
 
 
@@ -346,6 +368,7 @@ def _decided(steps: _Steps, begin: float, limit_s: float) -> Decision | None:
         tries=tries,
         seconds=time.monotonic() - begin,
         cut=cut,
+        others=steps.others,
         left=left,
         families=trial.families,
         counts=counts,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from autotune.store import Store, Verdict
 
 LIMIT_S = 120.0
+STEP_BUSY_NOTE = "busy: other processes disturbed the step's timing; search again on a quiet machine."
 
 
 def add_step(parser: argparse.ArgumentParser) -> None:
@@ -86,22 +87,30 @@ def steps(verdicts: Sequence[Verdict]) -> list[Verdict]:
     return list(found.values())
 
 
-def used(store: Store, label: str, inputs: str, train: bool, device: str, names: Sequence[str]) -> list[Verdict]:
-    """The verdicts on a target's step in these modes, the newest of each.
+def verdicts_on(
+    db: str | None, label: str, inputs: str, train: bool, device: str, names: Sequence[str] | None = None
+) -> list[Verdict]:
+    """The verdicts that a database has on a target's step, the newest of each mode; a snapshot does not tell of which
+    programs its verdicts are.
 
     Args:
         device: "cpu" or "cuda:N".
+        names: of the modes; None for all.
     """
     from autotune.device import environment, identify
+    from autotune.store import Store, named_snapshot
 
+    if named_snapshot(db) is not None:
+        return []
     identity, loose = identify(device).fingerprint, environment(device).loose
-    every = steps(store.verdicts())
-    known = store.get_environments(v.environment for v in every)
+    with Store.open(db, migrate=False, readonly=True) as store:
+        every = steps(store.verdicts())
+        known = store.get_environments(v.environment for v in every)
     found: dict[str, Verdict] = {}
     for v in every:
         wanted = (v.record.get("target"), v.record.get("inputs"), v.record.get("train")) == (label, inputs, train)
         fits = v.environment in known and known[v.environment].loose == loose
-        if wanted and fits and v.device == identity and v.mode in names:
+        if wanted and fits and v.device == identity and (names is None or v.mode in names):
             found.setdefault(v.mode, v)
     return list(found.values())
 
@@ -127,8 +136,12 @@ def lines(verdict: Verdict, most: int = 8) -> list[str]:
     nothing = ours is None and is_number(best)  # the step with all of its regions left is torch.compile's
     rewritten = record.get("attention_us")
     peer = f", {_us(rewritten)} with attention rewritten" if is_number(rewritten) else ""
-    took = f"{_us(record.get('compile_us'))}{peer}, autotune {f'{best:.3f}x at best' if nothing else _us(ours)}"
+    tried = " at best" if record.get("tries") else " with every stored kernel"
+    took = f"{_us(record.get('compile_us'))}{peer}, autotune {f'{best:.3f}x{tried}' if nothing else _us(ours)}"
+    said += ", as the time was up before all was tried" if left and record.get("cut") else ""
     found = [f"verdict of the search, mode {printable(verdict.mode)}: torch.compile {took}; {said}"]
+    if verdict.busy:
+        found.append(f"  {STEP_BUSY_NOTE}")
     shown = sorted(every, key=lambda f: bool(f.get("kept")))[:most]
     for f in shown:
         gain = f.get("gain_us")
@@ -159,6 +172,7 @@ def table(verdicts: Sequence[Verdict]) -> Table:
         theirs, ours = record.get("compile_us"), record.get("autotune_us")
         speedup = ratio(theirs / ours) if is_number(theirs) and is_number(ours) and ours else "–"
         target = str(record.get("target", "")) + (" (training)" if record.get("train") else "")
+        target += " (busy)" if v.busy else ""
         cells = (_us(theirs), _us(ours), speedup, str(kept), str(len(every) - kept))
         made.add_row(escape(printable(target)), escape(printable(v.mode)), *cells)
     return made

@@ -383,6 +383,8 @@ def _create(url: str | None) -> Store | None:
     from autotune.store import Store
 
     store = Store.open(url, timeout_s=1.0)
+    if url is not None or os.environ.get("AUTOTUNE_DB"):  # who names one may expect it to be there
+        warn_once(f"new {where}", f"autotune: {store.name} is a new database: nothing is tuned in it yet")
     _stores[where] = store
     return store
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune.space import is_number
 from autotune.task import REFERENCE, Artifact, Config, Status
 
 BUSY = 0.25
@@ -144,6 +145,12 @@ class Verdict:
     left: tuple[str, ...] = ()
     record: Mapping[str, Any] = field(default_factory=dict)
     when: float = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """As :attr:`Schedule.busy`."""
+        others = self.record.get("others_busy")
+        return is_number(others) and others > BUSY
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from autotune.errors import UserError
 from autotune.store.connection.engine import create_engine, parse_url, patient, revision, show_url
 from autotune.store.connection.outage import OUTAGE_S, LostConnection, Patience
-from autotune.store.connection.urls import REPLICA_VARIABLE
+from autotune.store.connection.urls import REPLICA_VARIABLE, no_database
 from autotune.store.models import SCHEMA_REVISION
 from autotune.store.tables.activity import Activities
 from autotune.store.tables.efforts import Efforts
@@ -41,6 +41,7 @@ class Store(Measurements, Schedules, Runs, Efforts, Verdicts, Overviews, Activit
         url: str | os.PathLike[str] | None = None,
         *,
         migrate: bool = True,
+        existing: bool = False,
         readonly: bool = False,
         timeout_s: float = 30.0,
         limit_s: float | None = None,
@@ -53,6 +54,7 @@ class Store(Measurements, Schedules, Runs, Efforts, Verdicts, Overviews, Activit
             url: a file name, ``sqlite:///FILE`` or ``postgresql://USER@HOST/NAME``; None for $AUTOTUNE_DB, or else
                 ``autotune.db`` in the user's data folder.
             migrate: create or upgrade the tables first; safe when many processes do so at once.
+            existing: make no file where there is none.
             readonly: write nothing, ever; a file on a read-only medium can be opened so.
             timeout_s: how long to wait for a lock that another process holds.
             limit_s: how long connecting to a server, and each transaction there, may take; None for as long as it
@@ -66,6 +68,8 @@ class Store(Measurements, Schedules, Runs, Efforts, Verdicts, Overviews, Activit
                 of another version.
         """
         parsed = parse_url(url)
+        if existing and parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists():
+            raise UserError(no_database(str(parsed.database)))
         engine = create_engine(parsed, readonly=readonly, timeout_s=timeout_s, limit_s=limit_s)
         patience_s = 0.0 if readonly else patience_s
         store = cls(parsed, engine, readonly=readonly, limit_s=limit_s, patience_s=patience_s)

@@ -24,7 +24,6 @@ from autotune.cli.output import TUNABLE, machine_output, microseconds, ratio
 
 if TYPE_CHECKING:
     from autotune.bench.step import Comparison
-    from autotune.store import Verdict
 
 SLOWER = 0.99
 """Over ``torch.compile``: what lies between this and 1 is a tie."""
@@ -109,10 +108,7 @@ def run(args: argparse.Namespace) -> int:
         except NotCompared as error:
             print(f"autotune: {label} fails as it is, without a compiler: {error}", file=sys.stderr)
             return 1
-        verdicts: list[Verdict] = []
-        if frozen is None:  # a snapshot does not tell of which programs its verdicts are
-            with Store.open(args.db, migrate=False, readonly=True) as store:
-                verdicts = decided.used(store, label, args.inputs or "", args.train, device, found.modes)
+        verdicts = decided.verdicts_on(args.db, label, args.inputs or "", args.train, device, found.modes)
         answer = _answer(args, label, device, where.label, found)
         judged = gated.judged(args, label, where, found, record)
         emit({**answer, "verdicts": [decided.to_json(verdict) for verdict in verdicts], **gated.to_json(judged)})
@@ -234,17 +230,17 @@ def _attention(found: Comparison) -> Iterator[str]:
 
 def _regions(found: Comparison, command: str) -> Iterator[str]:
     count = found.counters.get
-    hits, misses = count("hits", 0), count("misses", 0)
-    if out := count("left", 0):
-        yield f"{_regions_of(out)} left to Inductor, as a search found the step to be faster so"
+    out, misses = count("left", 0), count("misses", 0)
+    hits = count("hits", 0) + out  # with those that the step's verdict leaves out, which are not looked up
     if not hits + misses:
-        if not out:
-            yield f"no region of it can be tuned by this version: {TUNABLE}"
+        yield f"no region of it can be tuned by this version: {TUNABLE}"
         return
     every = _regions_of(hits + misses)
     line = f"{hits} of {every} {'has' if 1 in (hits, hits + misses) else 'have'} a schedule"
     if left := count("baseline_wins", 0):
         line += f", {left} of which {'leaves' if left == 1 else 'leave'} it to Inductor or eager"
+    if out:
+        line += f", {out} of which {'is' if out == 1 else 'are'} left to Inductor, as the step is faster so"
     if other := count("hits_other_rows", 0):
         line += f", {other} of which {'was' if other == 1 else 'were'} tuned for another number of rows"
     if given := count("hits_packaged", 0):

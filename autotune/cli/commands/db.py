@@ -15,7 +15,9 @@ from autotune.words import plural
 
 def add_parser(subparsers: Any) -> None:
     """Add ``db`` and its commands to the command line."""
-    parser = subparsers.add_parser("db", help="create, inspect and move the database", description=__doc__)
+    parser = subparsers.add_parser(
+        "db", help="create, inspect and move the database", description="Create, inspect and move the database."
+    )
     commands = parser.add_subparsers(dest="db_command", metavar="COMMAND", required=True)
     for name, run, text in (
         ("upgrade", upgrade, "create the tables or bring them to this version"),

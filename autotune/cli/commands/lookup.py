@@ -107,10 +107,11 @@ def opened(args: argparse.Namespace) -> Reader | None:
         UserError: ``--db`` names a database that is not there: everything would be missed in it.
     """
     from autotune.store import attach
+    from autotune.store.connection.urls import no_database
 
     store = attach(args.db, args.db_read)
     if store is None and args.db:
-        raise UserError(f"there is no database {args.db}: run a search first, or give another with --db")
+        raise UserError(no_database(args.db))
     return store
 
 

@@ -8,7 +8,7 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.decided import steps, to_json
+from autotune.cli.decided import STEP_BUSY_NOTE, steps, to_json
 from autotune.cli.decided import table as table_of_steps
 from autotune.cli.options import add_db, add_json, natural_int
 from autotune.cli.output import BUSY_NOTE, console, figure_text, ratio
@@ -150,6 +150,8 @@ def _show(
             out.print(BUSY_NOTE, highlight=False)
     if verdicts:
         out.print(table_of_steps(verdicts))
+        if any(v.busy for v in verdicts):
+            out.print(STEP_BUSY_NOTE, highlight=False)
     kinds = Counter(known.get(m.workload, ("", "fusion"))[1] for m in misses)
     for kind, count in sorted(kinds.items()):
         what = "workload was" if count == 1 else "workloads were"

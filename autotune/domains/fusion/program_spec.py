@@ -134,10 +134,24 @@ def captured(
     signed = signature(fn, args, kwargs, train=train, device=device) if ":" in target else None
     if known and signed and (found := known(signed)):
         return Captured(found, signed, known=True, gradients=gradients)
-    found = workloads_of(fn, args, kwargs, label, train=train)
+    try:
+        found = workloads_of(fn, args, kwargs, label, train=train)
+    except UserError as error:
+        raise UserError(f"{error}{_or_a_factory(fn, target)}") from error
     if len(found) == 1:
         found = [(named_after(target, workload), count) for workload, count in found]
     return Captured(found, signed, gradients=gradients)
+
+
+def _or_a_factory(fn: Callable[..., Any], target: str) -> str:
+    """What to add to an error of a function that may be meant to make the target."""
+    if not inspect.isfunction(fn) or "(" in target or ":" not in target:
+        return ""
+    try:
+        inspect.signature(fn).bind()
+    except TypeError:
+        return ""
+    return f"; where it makes the model, write '{target}()'"
 
 
 def named_after(target: str, workload: Workload) -> Workload:

@@ -16,6 +16,7 @@ from sqlalchemy.pool import QueuePool
 from autotune.errors import UserError
 from autotune.store.connection.faults import reason
 from autotune.store.connection.filesystem import shared_type
+from autotune.store.connection.urls import no_database
 from autotune.store.health.damage import from_json_text
 from autotune.store.snapshots.form import is_snapshot
 from autotune.workload import canonical_json
@@ -36,7 +37,7 @@ def sqlite_engine(url: sa.URL, readonly: bool, timeout_s: float) -> sa.Engine:
     uri = f"file:{quote(str(path))}"
     if readonly:
         if not path.is_file():
-            raise UserError(f"there is no database {path}: run a search first, or give another with --db")
+            raise UserError(no_database(path))
         uri += _readonly_mode(uri, path, shared)
     else:
         _prepare_sqlite_file(path, timeout_s, shared)

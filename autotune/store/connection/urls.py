@@ -36,6 +36,11 @@ def default_path() -> Path:
     return Path(platformdirs.user_data_dir("autotune")) / "autotune.db"
 
 
+def no_database(file: str | os.PathLike[str]) -> str:
+    """What is said where a database is to be read and there is none."""
+    return f"there is no database {os.fspath(file)}: run a search first, or give another with --db"
+
+
 def parse_url(url: str | os.PathLike[str] | None) -> sa.URL:
     """The database that ``url`` means: None for $AUTOTUNE_DB or the default file, a path, or an SQLAlchemy URL.
 

@@ -301,6 +301,9 @@ def test_regions_left() -> None:
     assert "23 of 42 regions have a schedule, 1 of which was tuned for another number of rows" in text
     assert "19 of 42 regions were not searched on this device: `autotune search this` goes on with them" in text
     assert "3 regions ran without the stored kernel" in text
+    left = notes(on_a_gpu(counters={"hits": 7, "misses": 13, "left": 6, "baseline_wins": 6}))
+    assert "13 of 26 regions have a schedule, 6 of which leave it to Inductor or eager, 6 of which are left" in left
+    assert "13 of 26 regions were not searched" in left
     assert "1 of 2 regions was not searched" in notes(on_a_gpu(counters={"hits": 1, "misses": 1}))
     assert "0 of 1 region has a schedule" in notes(on_a_gpu(counters={"misses": 1}))
 

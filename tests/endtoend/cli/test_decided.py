@@ -40,7 +40,7 @@ def decision(mode: str) -> Decision:
     families = {name: Family(name, f"{name} f32", 10.0, 12.0, ()) for name in ("tanh", "softmax")}
     return Decision(
         mode=mode, compile_us=100.0, attention_us=None, all_us=120.0, autotune_us=90.0, ratio=100 / 90,
-        kernels_ratio=100 / 90, noise=0.01, tries=2, seconds=3.0, cut=False, left=frozenset({"tanh"}),
+        kernels_ratio=100 / 90, noise=0.01, tries=2, seconds=3.0, cut=False, others=0.0, left=frozenset({"tanh"}),
         families=families, counts=Counter(tanh=1, softmax=3),
         gains={"tanh": 2.0, "softmax": 6.0}, in_step=frozenset({"softmax"}),
         missed={}, graphs={("a" * 64, "cpu"): {"tanh": 1, "softmax": 2}, ("b" * 64, "cpu"): {"softmax": 1}},
@@ -109,6 +109,13 @@ def test_a_search_ends_with_the_step_and_its_verdict_is_told(
     assert main(["show", "--db", str(db)]) == 0
     (row,) = [line for line in capsys.readouterr().out.splitlines() if "100 us" in line]
     assert row.split()[-7:] == ["100", "us", "90", "us", "1.11x", "1", "1"]
+
+    assert main(command("lookup", db)) == 0
+    told = capsys.readouterr().out
+    assert "1 left to Inductor" in told
+    assert any(line.split()[:3] == ["left", "+2", "us"] for line in told.splitlines())
+    assert main(command("lookup", db, "--train")) == 0
+    assert "left to Inductor" not in capsys.readouterr().out, "the step of inference is another one"
 
     monkeypatch.setattr(torch, "compile", lambda fn, **kwargs: fn)
     monkeypatch.setattr(autotune, "compile", lambda fn, **kwargs: fn, raising=False)
@@ -216,11 +223,16 @@ def test_modes_are_looked_at_before_the_search(tmp_path: Path, capsys: pytest.Ca
 
 def test_a_step_of_which_nothing_is_kept_tells_how_near_it_came() -> None:
     families = [{"label": "tanh f32", "count": 1, "gain_us": gain, "kept": False} for gain in (7030.8, -4.2)]
-    record = {"compile_us": 412252.0, "autotune_us": None, "ratio": 0.97, "families": families}
+    record = {"compile_us": 412252.0, "autotune_us": None, "ratio": 0.97, "families": families, "tries": 3}
     head, one, two = lines(Verdict("a", "d", "e", "default", (), record))
     assert "torch.compile 412 ms, autotune 0.970x at best; 0 of 2 families" in head
     assert one.split()[:3] == ["left", "+7.03", "ms"]
     assert two.split()[:3] == ["left", "-4.2", "us"]
+    record |= {"tries": 0, "cut": True, "others_busy": 1.2}
+    head, busy, *_ = lines(Verdict("a", "d", "e", "default", (), record))
+    assert "autotune 0.970x with every stored kernel; 0 of 2 families" in head
+    assert head.endswith("2 left to Inductor, as the time was up before all was tried")
+    assert busy.strip().startswith("busy: other processes disturbed")
 
 
 def test_a_verdict_tells_what_attention_brought() -> None:

@@ -234,6 +234,8 @@ def test_a_file_in_the_place_of_a_module_is_told_its_module(
         ["lookup", "fusion", "layer_norm"],
         ["lookup", "c3", "ag-equal-proj", "--device", "cpu"],
         ["record", "layer_norm", "--out", "made"],
+        ["search", "--missed", "--device", "cpu"],
+        ["search", "c3", "--missed", "--device", "cpu"],
     ],
 )
 def test_a_database_that_is_not_there_is_told_and_nothing_is_made(

@@ -139,6 +139,19 @@ def test_another_row_length_is_a_recorded_miss(tune: Tune, db: str) -> None:
     assert "56" in workload.label
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_a_database_that_is_new_is_said_where_it_was_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, named: bool
+) -> None:
+    """A slip in the name would leave every region untuned, and nobody the wiser."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setenv("AUTOTUNE_DB", str(tmp_path / "slip.db") if named else "")
+    with caplog.at_level("WARNING"):
+        compiled(lambda x: F.softmax(x * 2, -1))(torch.randn(32, 48))
+    assert autotune.counters().misses == 1
+    assert ("slip.db is a new database: nothing is tuned in it yet" in caplog.text) == named
+
+
 def test_the_rest_goes_to_inductor(tune: Tune) -> None:
     model, x = Block().eval(), torch.randn(32, 48)
     with torch.no_grad():

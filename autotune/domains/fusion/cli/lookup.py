@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
+from autotune.cli import decided
 from autotune.cli.commands.lookup import answer_of, check_target, opened, print_ladders
 from autotune.cli.output import TUNABLE, machine_output
 from autotune.errors import UserError
+
+if TYPE_CHECKING:
+    from autotune.store import Verdict
 
 
 def run(args: argparse.Namespace) -> int:
     """Look up; returns 0 whatever the match."""
     check_target(args)
+    verdicts: list[Verdict] = []
     if (store := opened(args)) is not None:
         store.close()
     with machine_output(args.json) as emit:
@@ -38,12 +44,16 @@ def run(args: argparse.Namespace) -> int:
                 found = lookup(
                     fn, positional, kwargs=named, device=device, strict=args.strict, explain=args.explain, label=label
                 )
+            if store is not None:
+                verdicts = decided.verdicts_on(args.db, label, args.inputs or "", args.train, device)
         answer = answer_of(label, device, found)
-        emit(answer)
+        emit({**answer, "verdicts": [decided.to_json(verdict) for verdict in verdicts]})
         if not args.json:
             if answer["workloads"]:
                 print_table(answer)
                 print_ladders(found)
+                for verdict in verdicts:
+                    print(*decided.lines(verdict), sep="\n")
             else:
                 print(f"{label} has no memory-intensive region that this version can tune: {TUNABLE}")
             if found.unsupported:

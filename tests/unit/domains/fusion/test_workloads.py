@@ -208,6 +208,7 @@ MISTAKES = [
     ("{user}:Block", "{user}:wrong", "gave a int"),
     ("{user}:Block", "{user}:broken", "ZeroDivisionError"),
     ("{user}:frozen", "{user}:mismatched", "failed on its inputs"),
+    ("{user}:nothing", "{user}:tensor", "where it makes the model, write '{user}:nothing()'"),
 ]
 
 
@@ -215,7 +216,7 @@ MISTAKES = [
 def test_mistakes_are_one_clear_line(user: str, target: str, inputs: str | None, says: str) -> None:
     with pytest.raises(UserError) as caught:
         captured(target.format(user=user), inputs and inputs.format(user=user), "cpu")
-    assert says in str(caught.value)
+    assert says.format(user=user) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -1,0 +1,28 @@
+"""What is said of an exception of the user's program."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from autotune.errors import first_line
+
+
+def test_the_type_and_the_first_line_are_told() -> None:
+    assert first_line(ValueError("  bad\nworse")) == "ValueError: bad"
+    assert first_line(ValueError()) == "ValueError"
+    assert first_line(ValueError("while tracing:\n  bad\nworse")) == "ValueError: while tracing: bad"
+
+
+def test_what_dynamo_met_is_told() -> None:
+    def embeds(x: Tensor) -> Tensor:
+        return F.embedding(x, torch.ones(4, 4))
+
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="Explanation") as caught:
+        torch.compile(embeds, backend="eager", fullgraph=True)(torch.rand(3))
+    said = first_line(caught.value)
+    assert "\n" not in said
+    assert "'indices' to have one of the following scalar types: Long, Int" in said
