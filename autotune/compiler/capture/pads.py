@@ -48,7 +48,10 @@ def share_pads(gm: fx.GraphModule) -> None:
     for node in graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default):
         if (pad := _pad_of_a_product(node)) is not None:
             alike[pad.source, pad.behind].append(pad)
-    for (source, behind), pads in alike.items():
+    for (_, behind), found in alike.items():
+        # Read again: what was padded may have been a sum that another group has rewritten.
+        pads = [pad for one in found if (pad := _pad_of_a_product(one.node)) is not None]
+        source = pads[0].source
         made = source.op != "placeholder"  # what is given is written by nobody
         sums = [user for user in source.users if made and _is_sum_beside(user, behind)]
         if len(pads) + len(sums) > 1 or pads[0].is_turned:
@@ -93,7 +96,7 @@ def _pad_of_a_product(node: fx.Node) -> _Pad | None:
     source, widths = args[:2]
     if not is_static(source) or node.kwargs or any(args[2:]) or any(widths[::2]) or not node.users:
         return None
-    if any(width < 0 for width in widths):  # cut, not padded
+    if not all(type(width) is int and width >= 0 for width in widths):  # a symbol, or cut, not padded
         return None
     if not all(user.target in _PRODUCTS and node in user.args[-2:] for user in node.users):
         return None
@@ -107,12 +110,13 @@ def _pad_of_a_product(node: fx.Node) -> _Pad | None:
 
 
 def _is_sum_beside(node: fx.Node, behind: tuple[int, ...]) -> bool:
-    """Whether a node sums over none of the dimensions that get zeros."""
+    """Whether a node sums over none of the dimensions that get zeros, to one row: several, cut, would lie apart."""
     args: tuple[Any, ...] = node.args
     if node.target is not aten.sum.dim_IntList or args[1] is None:
         return False
     dims = {d % len(behind) for d in args[1]}
-    return bool(dims) and not any(behind[d] for d in dims)
+    is_row = sum(extent > 1 for extent in node.meta["val"].shape) <= 1
+    return bool(dims) and is_row and not any(behind[d] for d in dims)
 
 
 __all__ = ["share_pads"]

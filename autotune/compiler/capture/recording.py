@@ -42,6 +42,7 @@ def recording_backend(record: Callable[[CapturedGraph], None], fuse_attention: b
     from torch._functorch import config as aot_config
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.fx_passes.post_grad import view_to_reshape
 
     kept: list[fx.GraphModule] = []
     whole: list[fx.GraphModule] = []
@@ -55,6 +56,7 @@ def recording_backend(record: Callable[[CapturedGraph], None], fuse_attention: b
     def inner(gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Compiled:
         kind = "inference" if kwargs.get("is_inference") else "backward" if kwargs.get("is_backward") else "forward"
         eager = _copy(gm)
+        view_to_reshape(eager)  # type: ignore[no-untyped-call]  # what is cut from a padded product has gaps
         whole[:] = [gm]
         kept.clear()
         post_grad(gm, inputs, is_inference=kind == "inference")

@@ -8,7 +8,7 @@ here, of which the last seven are loaded from nowhere and change no sum and no m
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
@@ -83,7 +83,8 @@ def _longer(graph: Graph, axis: int, places: int) -> Graph:
             v = replace(v, guards=tuple(sorted((*v.guards, (axis, 0, extent)))))
         elif axis in v.over:
             v = replace(v, args=(neutral(v.args[0], _IDENTITY[v.op]),))
-        where[i] = put(v, _behind(v, values, behind, axis))
+        shifted = v.op == "sub" and _is_shift(graph, *graph.values[i].args)
+        where[i] = put(v, _behind(v, behind, axis, shifted))
         if i in peaks:
             where[i] = neutral(where[i], peaks[i])
     extents = tuple(places if a == axis else e for a, e in enumerate(graph.extents))
@@ -91,13 +92,29 @@ def _longer(graph: Graph, axis: int, places: int) -> Graph:
     return replace(graph, extents=extents, values=tuple(values), outputs=outputs)
 
 
-def _behind(v: Value, values: Sequence[Value], behind: Mapping[int, float], axis: int) -> float | None:
-    """The one number that a value is in the places behind the row, if that is known: of a softmax's terms it is 0."""
+def _is_shift(graph: Graph, score: int, shift: int) -> bool:
+    """Whether ``shift`` is the maximum of ``score`` or, as logsumexp has it, that or a finite constant: it is -inf only
+    where every score is, and then the row's own terms are NaN."""
+    v = graph.values[shift]
+    if v.op == "where":
+        return all(
+            _is_shift(graph, score, a) or (graph.values[a].op == "const" and math.isfinite(graph.values[a].number))
+            for a in v.args[1:]
+        )
+    return v.op == "max" and v.args == (score,)
+
+
+def _behind(v: Value, behind: Mapping[int, float], axis: int, shifted: bool) -> float | None:
+    """The one number that a value is in the places behind the row, if that is known: of a softmax's terms it is 0.
+
+    Args:
+        shifted: it is a difference to :func:`_is_shift`'s, which leaves -inf what it is.
+    """
     if v.op == "load" and axis in v.axes:
         return 0.0
     least = bool(v.args) and behind.get(v.args[0]) == -math.inf
-    if v.op == "sub" and least and axis not in values[v.args[1]].axes:
-        return -math.inf  # less a number of the row, which is finite where the row's terms are
+    if shifted and least:
+        return -math.inf
     return 0.0 if v.op in ("exp", "exp2") and least else None
 
 

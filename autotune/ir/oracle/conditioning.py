@@ -30,10 +30,19 @@ _EXACT = frozenset(
 )
 
 
+_ROUNDED = frozenset(["add", "sub", "mul"])
+"""Operators of which every kernel makes the one nearest number."""
+
+
 def noise(graph: Graph, seed: int, device: torch.device, times: float = 1.0) -> Disturb:
     """Every inexact float value off by half a rounding to a whole one, so many ``times``; sums by one of their terms'
-    root of squares."""
+    root of squares. Sums, differences and products that float32 holds exactly, of such numbers, are not rounded."""
     rng = torch.Generator(device=device).manual_seed(seed)
+
+    def exact_along(v: Value, out: Tensor, i: int, arg: Tensor) -> Tensor:
+        """Where value ``i`` is a number of float32, along the axes of ``v``."""
+        own = graph.values[i].axes
+        return _is_exact(arg).reshape([n if a in own else 1 for a, n in zip(v.axes, out.shape, strict=True)])
 
     def disturb(v: Value, out: Tensor, args: Sequence[Tensor]) -> Tensor:
         if v.op in _EXACT or (v.op == "const" and float(torch.tensor(v.number, dtype=torch.float32)) == v.number):
@@ -47,9 +56,20 @@ def noise(graph: Graph, seed: int, device: torch.device, times: float = 1.0) -> 
                 size = size.maximum(squares.sum([axes.index(a) for a in v.over]).sqrt())
         random = torch.rand(out.shape, generator=rng, device=device, dtype=out.dtype) - 0.5
         moved = out + (random + random.sign() * 0.5) * size * (EPS * times)
-        return torch.where(torch.isfinite(moved), moved, out)
+        kept = ~torch.isfinite(moved)
+        if v.op in _ROUNDED:
+            exact = _is_exact(out)
+            for i, arg in zip(v.args, args, strict=True):
+                exact = exact & exact_along(v, out, i, arg)
+            kept |= exact
+        return torch.where(kept, out, moved)
 
     return disturb
+
+
+def _is_exact(x: Tensor) -> Tensor:
+    """Where float32 has the number itself."""
+    return x == x.float()
 
 
 def as_stored(graph: Graph) -> Disturb | None:

@@ -15,7 +15,8 @@ from autotune.compiler.schedules.cuda import scheme_of
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.domains.fusion.task import FusionTask
 from autotune.ir.graph import Graph
-from tests.support.simulator.groups import check_group
+from autotune.ir.oracle.interpret import make_inputs
+from tests.support.simulator.groups import check_group, check_inputs
 
 ROWS, COLUMNS, APART = 11, 301, 304
 
@@ -108,3 +109,33 @@ def test_padded_results_read_vectors() -> None:
 def test_other_groups_stay(fn: Callable[[Tensor], Tensor], x: Tensor) -> None:
     for graph in groups_of(fn, x):
         assert widened(graph) == graph
+
+
+def test_a_number_of_the_row_may_be_infinite() -> None:
+    """Nothing of the places behind the row shows then: minus infinity less minus infinity would be NaN there."""
+
+    def shifted(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x.float().amax(1), torch.exp(x.float() - y).sum(1)
+
+    (graph,) = groups_of(shifted, logits(), torch.zeros(ROWS, 1))
+    assert widened(graph) != graph
+    scheme = scheme_of(graph)
+    for config in ({}, {"online": True}, {"online": True, "keep": "reload"}):
+        made = scheme.emit(graph, scheme.normalize(graph, scheme.default(graph) | config), 3)
+        inputs = make_inputs(graph, seed=1)
+        (at,) = (slot for slot, dtype in enumerate(graph.inputs) if dtype == "float32")
+        inputs[at][::2] = -torch.inf
+        check_inputs(graph, made, inputs, seed=1)
+
+
+def test_scores_that_are_all_minus_infinity() -> None:
+    """A softmax of them is NaN, and logsumexp minus infinity, in widened rows too."""
+    for fn in (loss, statistics):
+        args = (logits(), torch.randint(0, COLUMNS, (ROWS,)))[: 2 if fn is loss else 1]
+        for graph in groups_of(fn, *args):
+            inputs = make_inputs(graph, seed=1)
+            for slot, dtype in enumerate(graph.inputs):
+                if dtype == "bfloat16":
+                    inputs[slot][: 3 * APART] = -torch.inf
+            scheme = scheme_of(graph)
+            check_inputs(graph, scheme.emit(graph, scheme.default(graph), 3), inputs, seed=1)

@@ -102,3 +102,26 @@ def test_a_truth_may_be_either_where_rounding_turns_it() -> None:
         wrong = one_by_one.clone()
         wrong[row] ^= True
         assert not compare(wrong, want, "bool", slack=either).ok
+
+
+def exact_mask(token: Tensor) -> Tensor:
+    return (1.0 - (token > 3).float()) * 2.0 == 2.0
+
+
+def twice(token: Tensor) -> Tensor:
+    return token.float() * 2 == token.float() + token.float()
+
+
+def test_a_truth_of_exact_numbers_is_one_thing() -> None:
+    """What float32 holds is not rounded."""
+    token = torch.randint(0, 9, (16, 64))
+    for fn in (exact_mask, twice):
+        ((work, _),) = workloads_of(fn, (token,))
+        graph = Graph.from_json(work.spec)
+        flat = [token.flatten()]
+        (want,) = interpret(graph, flat)
+        assert want.any()
+        (either,) = slack(graph, flat, [want], token.device)
+        assert either is not None
+        assert not either.any()
+        assert not compare(torch.zeros_like(want), want, "bool", slack=either).ok

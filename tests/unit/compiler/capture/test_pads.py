@@ -123,3 +123,68 @@ def test_what_is_cut_is_not_taken_for_padded() -> None:
     x, y = torch.randn(8, WORDS).bfloat16(), torch.randn(WORDS - 5, 8).bfloat16()
     got = torch.compile(cut, backend=recording_backend(lambda _: None), dynamic=False)(x, y)
     torch.testing.assert_close(got, cut(x, y), rtol=2**-7, atol=0.1)
+
+
+def test_a_width_that_is_a_symbol_is_left_alone() -> None:
+    def to_the_length(x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat([F.pad(x, (0, 0, 0, y.shape[0] - x.shape[0])), y], 1)
+
+    x, y = torch.randn(5, 4), torch.randn(9, 4)
+    torch._dynamo.mark_dynamic(y, 0)
+    run = torch.compile(to_the_length, backend=recording_backend(lambda _: None))
+    torch.testing.assert_close(run(x, y), to_the_length(x, y), rtol=0.0, atol=0.0)
+
+
+def pooled(x: Tensor, w: Tensor, v: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
+    h = torch.bmm(x, w).relu()
+    return torch.bmm(h, v), h.sum(1) @ head
+
+
+def pooled_alone(x: Tensor, w: Tensor, v: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
+    h = (x[0] @ w[0]).relu()
+    p = h.sum(0, keepdim=True)
+    return h @ v[0], p @ head
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("fn", [pooled, pooled_alone])
+def test_a_sum_that_is_padded_itself(fn: Callable[..., tuple[Tensor, Tensor]], train: bool) -> None:
+    """Its pad is of another group, which the first one's rewriting must not leave behind."""
+    shapes = ((4, 8, 16), (4, 16, WORDS), (4, WORDS, 16), (WORDS, 24))
+    args = [torch.randn(shape).bfloat16().requires_grad_(train and len(shape) > 0) for shape in shapes]
+    got = torch.compile(fn, backend=recording_backend(lambda _: None), dynamic=False)(*args)
+    for a, b in zip(got, fn(*args), strict=True):
+        torch.testing.assert_close(a, b, rtol=2**-6, atol=0.5)
+    if train:
+        ours, theirs = (torch.autograd.grad([o.float().sum() for o in outs], args) for outs in (got, fn(*args)))
+        for a, b in zip(ours, theirs, strict=True):
+            assert float((a - b).norm()) <= 2**-6 * float(b.norm())
+
+
+def test_a_sum_of_several_rows_keeps_its_strides() -> None:
+    """Cut from padded rows it would have gaps, where the program may view it as one row."""
+
+    def both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        h = x.relu()
+        return torch.bmm(h, y), h.sum(0)
+
+    x, y = torch.randn(4, 8, WORDS).bfloat16(), torch.randn(4, WORDS, 8).bfloat16()
+    got = torch.compile(both, backend=recording_backend(lambda _: None), dynamic=False)(x, y)
+    for a, b in zip(got, both(x, y), strict=True):
+        assert a.stride() == b.stride()
+        torch.testing.assert_close(a, b, rtol=2**-6, atol=0.1)
+    got[1].view(-1)
+
+
+def test_what_is_cut_from_a_padded_product_may_be_viewed() -> None:
+    """A gradient that the captured program sees in other dimensions: eager mode cannot view what has gaps."""
+
+    def reshaped(x: Tensor, w: Tensor) -> Tensor:
+        return F.linear(x.reshape(3, 12, 129), w) * 1.0
+
+    x, w = torch.randn(3, 129, 12).bfloat16(), torch.randn(8, 129).bfloat16()
+    given = [x.requires_grad_(), w.requires_grad_()]
+    run = torch.compile(reshaped, backend=recording_backend(lambda _: None), dynamic=False)
+    ours, theirs = (torch.autograd.grad(f(*given).float().square().sum(), given) for f in (run, reshaped))
+    for a, b in zip(ours, theirs, strict=True):
+        assert float((a - b).norm()) <= 2**-6 * float(b.norm())
