@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from autotune.compiler.kernel.nodes import Assign, Const, Do, Expr, Function, Intrinsic, Stmt, Var, both, loop, when
@@ -30,89 +31,134 @@ def emit_flat(e: CudaEmitter) -> CudaSource:
 
     Each element is read and written by one thread, so that an output may lie where an input lies.
     """
-    program, vec = e.program, e.vec
-    block, unroll = e.schedule.block, e.schedule.unroll
     e.schedule.check_block()
-    (pas,) = program.passes
-    if pas.row_stores:
+    if e.program.passes[0].row_stores:
         raise Unsupported("an output without a column axis in a flat kernel")
-    overwrites = overwritable(program.graph)
-    e.overwritten = frozenset(slot for slot, _ in overwrites)
-    function, _ = e.pass_function(0, pas)
-    dynamic = program.dynamic == 0
-    open_cols = open_row(program)
-    row_packs = program.n_cols // vec
-    step = block * unroll
-    tiles = parts_of_a_row(program, vec, step) if isinstance(e.schedule, FlatSchedule) and e.schedule.by_row else 0
-    inner = e.inner_rows() * (1 if open_cols else tiles or row_packs)
-    count = Counts(open_cols or e.count.wide)
+    return _FlatKernel(e).source()
 
-    def place(number: Expr) -> list[Stmt]:
+
+class _FlatKernel:
+    """The parts of a flat kernel.
+
+    Attributes:
+        open_cols: the number of columns is open; ``dynamic``: that of rows.
+        row_packs: packs of a row.
+        step: packs that a block takes at a time.
+        tiles: blocks that share a row, where each has a part of one row; else 0.
+        inner: packs, or tiles, for each number of the outermost axis.
+    """
+
+    def __init__(self, e: CudaEmitter) -> None:
+        self.e, program = e, e.program
+        self.overwrites = overwritable(program.graph)
+        e.overwritten = frozenset(slot for slot, _ in self.overwrites)
+        (self.pas,) = program.passes
+        self.function, _ = e.pass_function(0, self.pas)
+        self.dynamic, self.open_cols = program.dynamic == 0, open_row(program)
+        self.row_packs = program.n_cols // e.vec
+        self.step = e.schedule.block * e.schedule.unroll
+        by_row = isinstance(e.schedule, FlatSchedule) and e.schedule.by_row
+        self.tiles = parts_of_a_row(program, e.vec, self.step) if by_row else 0
+        self.inner = e.inner_rows() * (1 if self.open_cols else self.tiles or self.row_packs)
+        self.count = Counts(self.open_cols or e.count.wide)
+
+    def place(self, number: Expr) -> list[Stmt]:
+        """Where the pack of a number lies."""
+        e, count = self.e, self.count
         out: list[Stmt] = [Assign(PACK, number)]
-        if tiles:
-            out.append(Assign(COLUMN, count.number(PACK * vec)))
-        elif open_cols:
-            out.append(Assign(COLUMN, PACK * vec))
+        if self.tiles:
+            out.append(Assign(COLUMN, count.number(PACK * e.vec)))
+        elif self.open_cols:
+            out.append(Assign(COLUMN, PACK * e.vec))
         else:
             in_row: Expr = PACK
-            if program.rows:
-                out.append(Assign(ROW, count.quotient(PACK, row_packs)))
-                in_row = PACK - ROW * row_packs
-            out += [Assign(COLUMN, count.number(in_row * vec)), *e.row_indices()]
+            if e.program.rows:
+                out.append(Assign(ROW, count.quotient(PACK, self.row_packs)))
+                in_row = PACK - ROW * self.row_packs
+            out += [Assign(COLUMN, count.number(in_row * e.vec)), *e.row_indices()]
         return out
 
-    def of_row() -> list[Stmt]:
-        return [*(line for i in pas.row_values for line in e.row_value(i)), *e.bases()]
+    def of_row(self) -> list[Stmt]:
+        """What the elements of a row have in common."""
+        return [*(line for i in self.pas.row_values for line in self.e.row_value(i)), *self.e.bases()]
 
-    def pack(number: Expr, done: Function = function) -> list[Stmt]:
-        return [*place(number), *([] if tiles else of_row()), Do(done())]
+    def pack(self, number: Expr, done: Function | None = None) -> list[Stmt]:
+        """All of a pack; ``done`` is the pass, where it is another than all of it."""
+        own = [] if self.tiles else self.of_row()
+        return [*self.place(number), *own, Do((done or self.function)())]
 
-    group, first, u = Var("group"), Var("first"), Var("u")
-    checked = [Assign(PACK, count.number(first + u * block)), when(PACK < TOTAL, pack(PACK))]
-    numbers = [count.number(first + u * block) for u in range(unroll)]
-    full: list[Stmt] = []
-    if overwrites and unroll > 1 and _hold(e, unroll):
+    def packs(self, numbers: Sequence[Expr]) -> list[Stmt]:
+        """Packs of which none is beyond the last."""
+        e = self.e
+        if not (self.overwrites and len(numbers) > 1 and _hold(e, len(numbers))):
+            return [line for number in numbers for line in self.pack(number)]
         # Loads of what is overwritten stay behind stores before them: here all loads come first.
-        loads, (stored, _) = load_function(e), e.pass_function(0, pas)
-        words = [Var(f"x_{u}") for u in range(unroll)]
+        loads, (stored, _) = load_function(e), e.pass_function(0, self.pas)
+        words = [Var(f"x_{u}") for u in range(len(numbers))]
+        out: list[Stmt] = []
         for number, x in zip(numbers, words, strict=True):
-            full += [*place(number), *([] if tiles else e.bases(e.ahead, ())), Assign(x, loads())]
+            own = [] if self.tiles else e.bases(e.ahead, ())
+            out += [*self.place(number), *own, Assign(x, loads())]
         for number, x in zip(numbers, words, strict=True):
-            full += [Assign(AHEAD, x), *pack(number, stored)]
-    else:
-        full += [line for number in numbers for line in pack(number)]
-    tile: Expr = group
-    row: list[Stmt] = []
-    packs = EXTENT // vec if open_cols else count.number(EXTENT * inner if dynamic else Const(inner))
-    groups: Expr = (packs + (step - 1)) // step
-    if tiles:
-        groups, packs, tile = packs, count.number(Const(row_packs)), (at := Var("tile"))
-        row = [Assign(ROW, count.quotient(group, tiles)), Assign(at, count.number(group - ROW * tiles))]
-        row += [*e.row_indices(), *of_row()]
-    work: list[Stmt] = [
-        *row,
-        Assign(first, count.number(tile * step + THREAD)),
-        when((tile + 1) * step <= TOTAL, full, [loop(u, unroll, checked)]),
-    ]
-    body: list[Stmt] = [Assign(THREAD, ThreadIndex()), Assign(TOTAL, packs)]
-    if e.schedule.blocks_per_sm:
-        body.append(loop(group, groups, work, count.number(BLOCK), BLOCKS))
-    else:
-        body += [Assign(group, count.number(BLOCK)), *work]
-    if open_cols and vec > 1:
-        body += _rest(e)
-    return CudaSource.scheduled(
-        body,
-        e.params(),
-        e.schedule,
-        count,
-        program.graph.extents[0],
-        dynamic=dynamic,
-        inner=1 if open_cols else inner,
-        per_block=1 if tiles else step * (vec if open_cols else 1),
-        align=e.alignments(),
-        **told(overwrites, program.graph),
-    )
+            out += [Assign(AHEAD, x), *self.pack(number, stored)]
+        return out
+
+    def work(self, group: Expr) -> list[Stmt]:
+        """What a block does for one group of packs, or for one part of a row."""
+        e, count, step = self.e, self.count, self.step
+        unroll, block = e.schedule.unroll, e.schedule.block
+        first, u, tile = Var("first"), Var("u"), group
+        numbers = [count.number(first + k * block) for k in range(unroll)]
+        checked = [Assign(PACK, count.number(first + u * block)), when(PACK < TOTAL, self.pack(PACK))]
+        full = self.packs(numbers)
+        row: list[Stmt] = []
+        if self.tiles:
+            tile = Var("tile")
+            row = [
+                Assign(ROW, count.quotient(group, self.tiles)),
+                Assign(tile, count.number(group - ROW * self.tiles)),
+                *e.row_indices(),
+                *self.of_row(),
+            ]
+        return [
+            *row,
+            Assign(first, count.number(tile * step + THREAD)),
+            when((tile + 1) * step <= TOTAL, full, [loop(u, unroll, checked)]),
+        ]
+
+    def source(self) -> CudaSource:
+        """The kernel."""
+        e, count, step = self.e, self.count, self.step
+        packs = (
+            EXTENT // e.vec
+            if self.open_cols
+            else count.number(EXTENT * self.inner if self.dynamic else Const(self.inner))
+        )
+        groups: Expr = (packs + (step - 1)) // step
+        if self.tiles:
+            groups, packs = packs, count.number(Const(self.row_packs))
+        group = Var("group")
+        work = self.work(group)
+        body: list[Stmt] = [Assign(THREAD, ThreadIndex()), Assign(TOTAL, packs)]
+        if e.schedule.blocks_per_sm:
+            body.append(loop(group, groups, work, count.number(BLOCK), BLOCKS))
+        else:
+            body += [Assign(group, count.number(BLOCK)), *work]
+        if self.open_cols and e.vec > 1:
+            body += _rest(e)
+        graph = e.program.graph
+        return CudaSource.scheduled(
+            body,
+            e.params(),
+            e.schedule,
+            count,
+            graph.extents[0],
+            dynamic=self.dynamic,
+            inner=1 if self.open_cols else self.inner,
+            per_block=1 if self.tiles else step * (e.vec if self.open_cols else 1),
+            align=e.alignments(),
+            **told(self.overwrites, graph),
+        )
 
 
 def has_row_values(program: Program) -> bool:
