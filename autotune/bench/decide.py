@@ -12,7 +12,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,7 +62,8 @@ class Decision:
         families: all that stored kernels run, by workload; ``counts`` how often each occurs in the step; ``gains``
             what each brings the step in microseconds, None where that is not known.
         in_step: families whose kernels' time in the step is known, from the profiler; of the others it is that alone.
-        graphs, missed: as :class:`autotune.runtime.inductor.verdict.Trial`'s.
+        graphs: as :class:`autotune.runtime.inductor.verdict.Trial`'s.
+        missed: regions of the step that nothing is stored for: by fingerprint, the device and the workload.
     """
 
     mode: str
@@ -83,7 +84,7 @@ class Decision:
     gains: Mapping[str, float | None]
     in_step: frozenset[str]
     graphs: Mapping[tuple[str, str], Mapping[str, int]]
-    missed: Mapping[str, tuple[str, Workload]]
+    missed: Mapping[str, tuple[str, Workload]] = field(default_factory=dict)
 
     @property
     def busy(self) -> bool:
@@ -263,10 +264,11 @@ def decide(
             room_for(_CONTENDERS),
             inductor_takes_turns(turns),
             templates_in_threads(device.startswith("cuda") and "max-autotune" in mode),
-            unrecorded(),
+            unrecorded() as missed,
         ):
             steps = _Steps(fn, args, kwargs or {}, train, device, base_mode(mode), policy, turns)
-            return _decided(steps, begin, limit_s)
+            decision = _decided(steps, begin, limit_s)
+            return decision and replace(decision, missed=dict(missed))
     finally:
         torch._dynamo.reset()
 
@@ -375,7 +377,6 @@ def _decided(steps: _Steps, begin: float, limit_s: float) -> Decision | None:
         gains=gains,
         in_step=in_step,
         graphs=trial.graphs,
-        missed=trial.missed,
     )
 
 

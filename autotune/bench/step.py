@@ -98,7 +98,7 @@ class Comparison:
             another reason, as where it changes its inputs in place: differences to eager's say nothing then.
         seconds: of "timing" and, on a GPU, of "kernels".
         others: processors that other processes kept busy meanwhile (CPU).
-        missed: regions of the step that nothing is stored for, by fingerprint.
+        missed: regions of the step that nothing is stored for: by fingerprint, the device and the workload.
     """
 
     steps: Mapping[str, Step]
@@ -109,7 +109,7 @@ class Comparison:
     random: bool
     seconds: Mapping[str, float]
     others: float
-    missed: Mapping[str, Workload] = field(default_factory=dict)
+    missed: Mapping[str, tuple[str, Workload]] = field(default_factory=dict)
 
     @property
     def changing(self) -> bool:

@@ -53,7 +53,7 @@ _packaged: dict[Path, Snapshot | None] = {}
 _digests: dict[Path, str] = {}
 _warned: set[str] = set()
 _recorded: set[tuple[str, str, str]] = set()
-_unrecorded: list[dict[str, Workload]] = []
+_unrecorded: list[dict[str, tuple[str, Workload]]] = []
 """What was missed since each :func:`unrecorded` that is open."""
 
 
@@ -291,12 +291,12 @@ def state_of_store(url: str | None = None) -> bytes:
 
 
 @contextlib.contextmanager
-def unrecorded() -> Iterator[Mapping[str, Workload]]:
+def unrecorded() -> Iterator[Mapping[str, tuple[str, Workload]]]:
     """While open, in any thread, nothing that is missed is recorded, and no database is made for it.
 
-    Gives what was missed meanwhile, by fingerprint.
+    Gives what was missed meanwhile: by fingerprint, the device and the workload.
     """
-    missed: dict[str, Workload] = {}
+    missed: dict[str, tuple[str, Workload]] = {}
     with _lock:
         _unrecorded.append(missed)
     try:
@@ -325,7 +325,7 @@ def record_misses(
         where = _where(url)
         with _lock:
             for found in _unrecorded:
-                found.update({w.fingerprint: w for w, _ in missed})
+                found.update({w.fingerprint: (device, w) for w, _ in missed})
             if _unrecorded:
                 return 0
             of = identity.fingerprint

@@ -161,7 +161,7 @@ def _counted(counted: Counted) -> dict[str, Any]:
 def _not_captured(counted: Counted, compared: Comparison) -> list[str]:
     """Regions that a step missed and that no search of the model would find: there should be none."""
     captured = {workload.fingerprint for workload, _ in counted}
-    return sorted(w.label for fingerprint, w in compared.missed.items() if fingerprint not in captured)
+    return sorted(w.label for fingerprint, (_, w) in compared.missed.items() if fingerprint not in captured)
 
 
 def _search(

@@ -79,12 +79,8 @@ def replace_regions(
     _tell(regions, matches, calls)
     if trial is not None:
         for region, found, call in zip(regions, matches, calls, strict=True):
-            if region.workload is None:
-                continue
-            if call is not None and found.schedule is not None:
+            if region.workload is not None and call is not None and found.schedule is not None:
                 trial.met(name, call.device, region.workload, found.schedule)
-            elif found.level is Level.NONE and (device := device_of(region)) is not None:
-                trial.missed[region.workload.fingerprint] = device, region.workload
     made: dict[fx.Node, fx.Node] = {}
     for region, call in zip(regions, calls, strict=True):
         if call is not None:

@@ -72,14 +72,12 @@ class Trial:
         left: fingerprints of workloads.
         graphs: from a graph's fingerprint and device to how often each of its workloads occurs.
         families: by workload, those of all regions that are not left.
-        missed: by workload, the regions that nothing is stored for: their device, and what to search.
         attention: calls of attention that were rewritten.
     """
 
     left: frozenset[str] = frozenset()
     graphs: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
     families: dict[str, Family] = field(default_factory=dict)
-    missed: dict[str, tuple[str, Workload]] = field(default_factory=dict)
     attention: int = 0
 
     def met(self, graph: str, device: str, workload: Workload, schedule: Schedule) -> None:

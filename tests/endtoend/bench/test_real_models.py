@@ -347,7 +347,10 @@ def test_steps_timed_without_a_lead_are_marked() -> None:
 def test_regions_that_a_step_has_and_no_search_captures_are_told() -> None:
     from tests.support.rows import workload
 
-    counted, missed = [(workload(8), 3), (workload(9), 1)], {w.fingerprint: w for w in (workload(9), workload(32))}
+    counted, missed = (
+        [(workload(8), 3), (workload(9), 1)],
+        {w.fingerprint: ("cpu", w) for w in (workload(9), workload(32))},
+    )
     compared = Comparison({}, {}, "cpu", ["default"], {}, False, {}, 0.0, missed)
     assert measure._not_captured(counted, compared) == [workload(32).label]
     told = table.text([{**case("vit_base_train"), "not_captured": ["sum f32 8"]}])
