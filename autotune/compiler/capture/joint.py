@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 from torch._inductor.fx_passes.post_grad import remove_noop_ops
+from torch._inductor.pattern_matcher import stable_topological_sort
 
 from autotune.compiler.capture.calls import Calls
 from autotune.compiler.capture.channels_last import put_channels_last
@@ -49,6 +50,7 @@ def rewrite_joint(graph: fx.Graph) -> None:
     """
     gm = graph.owning_module
     assert gm is not None
+    stable_topological_sort(graph)  # Inductor's patterns leave that to the end, which comes behind this
     split_parts(gm)
     hash_random_numbers(graph)
     convolve_gradients(graph)

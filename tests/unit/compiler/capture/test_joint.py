@@ -10,13 +10,13 @@ import pytest
 import torch
 import torch._inductor.config
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autotune.compiler.capture.joint import takes_bias_apart
-from autotune.compiler.capture.recording import capture
+from autotune.compiler.capture.recording import capture, recording_backend
 from autotune.compiler.lower.translate import op_name
 from autotune.compiler.regions.find import find_regions
 from autotune.runtime.backend import dynamo_backend
@@ -202,3 +202,29 @@ def test_group_norm_of_one_image_in_a_layout_that_is_left_open(grad: bool) -> No
     assert any("var_mean" in [op_name(n) for n in r.nodes] for r in regions)
     for r in regions:
         check(r)
+
+
+class WrittenOut(nn.Module):
+    """Attention by products and a softmax, for which Inductor calls a library."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).view(2, 8, 4, 8).permute(0, 2, 1, 3) for layer in self.layers)
+        weights = torch.softmax((q @ k.transpose(-1, -2)).div(8**0.5), -1)
+        return (weights @ v).permute(0, 2, 1, 3).reshape(2, 8, 32)
+
+
+def test_the_training_of_attention_that_inductor_knows_by_its_pattern() -> None:
+    """Inductor sorts the nodes of its patterns behind these passes."""
+    module = WrittenOut()
+    x = torch.randn(2, 8, 32, requires_grad=True)
+    torch._dynamo.reset()
+    seen: list[Any] = []
+    for backend in (dynamo_backend, recording_backend(seen.append)):
+        run = torch.compile(module, backend=backend, dynamic=False)
+        ours, theirs = (torch.autograd.grad(f(x).square().sum(), [x, *module.parameters()]) for f in (run, module))
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert any("attention" in str(n.target) for graph in seen for n in graph.module.graph.nodes)
