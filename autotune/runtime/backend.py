@@ -171,7 +171,9 @@ def passes(
     from autotune.compiler.capture.channels_last import keep_as_laid_out
     from autotune.compiler.capture.hooks import Hook, hooked
     from autotune.runtime.database import state_of_store
-    from autotune.runtime.inductor.region_call import WRITTEN
+    from autotune.runtime.inductor.region_call import WRITTEN, load_from
+
+    load_from(state := state_of_store())
 
     def replace(graph: fx.Graph) -> None:
         # Imported when a graph is compiled: where Inductor's caches have it, nothing looks for regions.
@@ -182,7 +184,7 @@ def passes(
 
     with config.patch(dict(patches)):
         # Both go with the pass, not by a context: autograd compiles a backward pass later, in a thread of its own.
-        identity = None if trial is not None else WRITTEN + state_of_store() + f"{mode}{verify}{'cpp' * cpp}".encode()
+        identity = None if trial is not None else WRITTEN + state + f"{mode}{verify}{'cpp' * cpp}".encode()
         return hooked(Hook(replace, identity, config.post_grad_custom_post_pass))
 
 

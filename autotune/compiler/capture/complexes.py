@@ -156,8 +156,10 @@ class _Split:
                 for wave in (aten.cos.default, aten.sin.default)
             )
         elif packet in _VIEWS or packet is aten.sum:
+            # A copy that a view was traced behind may be gone: the parts lie as they did before it.
+            target = aten.reshape.default if packet in (aten.view, aten._unsafe_view) else n.target
             self.parts[n] = tuple(  # type: ignore[assignment]
-                part if part is None else self.call(n, n.target, part, *n.args[1:], **n.kwargs)
+                part if part is None else self.call(n, target, part, *n.args[1:], **n.kwargs)
                 for part in self.of(n.args[0], n)
             )
         elif packet is aten.clone:

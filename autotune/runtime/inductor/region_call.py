@@ -53,6 +53,8 @@ Inductor's caches hold it, and outlive an upgrade: a change of it changes this, 
 Call = Callable[..., None]
 """Takes the region's inputs, then its outputs, which it writes; on a GPU the raw stream last."""
 
+_state = b""
+"""Of what look-ups found as the graph at hand was compiled (:func:`load_from`)."""
 _calls: dict[str, Call] = {}
 _known: dict[tuple[str, str], Match] = {}
 _found: dict[tuple[str, str, bool], Match] = {}
@@ -128,6 +130,22 @@ def remember(device: str, found: Match) -> None:
         if known is not None and known.schedule != found.schedule:
             _calls.clear()  # some run what was stored before
         _known[key] = found
+
+
+def load_from(state: bytes) -> None:
+    """Forget what was loaded where look-ups find something else now: another database, or another setting.
+
+    A graph from Inductor's caches names its regions, and the same name may stand for another schedule by now.
+
+    Args:
+        state: of :func:`autotune.runtime.database.state_of_store`.
+    """
+    global _state
+    with _lock:
+        if state != _state:
+            _calls.clear()
+            _known.clear()
+            _state = state
 
 
 def forget_calls() -> None:
@@ -364,4 +382,14 @@ class _Operators:
         warn_once(f"region {self._call.tuned}", f"autotune: the stored kernel of {self._call.label} {what}")
 
 
-__all__ = ["WRITTEN", "RegionCall", "at_these", "forget_calls", "found_for", "load_call", "look_up", "remember"]
+__all__ = [
+    "WRITTEN",
+    "RegionCall",
+    "at_these",
+    "forget_calls",
+    "found_for",
+    "load_call",
+    "load_from",
+    "look_up",
+    "remember",
+]

@@ -173,3 +173,112 @@ def test_a_second_length_is_of_any_length(db: str, changed: list[int]) -> None:
         x = torch.randn(2, length, WIDTH)
         torch.testing.assert_close(run(x), model(x), rtol=1e-4, atol=1e-5)
     assert changed == [2, 2]
+
+
+def ones() -> Tensor:
+    """A mask that hides nothing, of three axes: torch computes by products then."""
+    return torch.ones(1, PLACES, PLACES, dtype=torch.bool)
+
+
+def chosen_and_written(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    mask = torch.where(torch.arange(PLACES)[None, None, :, None] >= 0, bias, -1e9)
+    mask[..., 2:] = -1e9
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
+
+
+def repeated_and_written(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    k, v = (t[:, :2].repeat_interleave(2, 1) for t in (k, v))
+    k[:, 0] = 0
+    return scaled_dot_product_attention(q[:, :, :1], k, v).transpose(1, 2).flatten(2)
+
+
+def copied_and_written(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    out = scaled_dot_product_attention(q, k, v, attn_mask=ones())
+    copy = out.transpose(1, 2).contiguous()
+    copy.mul_(2)
+    return out + copy.transpose(1, 2)
+
+
+def reshaped_and_viewed(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    out = scaled_dot_product_attention(q, k, v, attn_mask=ones())
+    return out.reshape(3, HEADS, PLACES, 2, 4).view(-1)
+
+
+def reshaped(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    return scaled_dot_product_attention(q, k, v, attn_mask=ones()).reshape(3, HEADS, PLACES, 2, 4)
+
+
+def written(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    out = scaled_dot_product_attention(q, k, v, attn_mask=ones())
+    out *= 2
+    return out.sum(-1)
+
+
+def learned(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    mask = torch.where(torch.arange(PLACES)[None, None, :, None] >= 0, torch.zeros_like(bias), bias)
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
+
+
+def one_head(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    k, v = (t[:, :1].repeat_interleave(2, 1) for t in (k, v))
+    return scaled_dot_product_attention(q[:, :1, :1], k, v).transpose(1, 2).flatten(2)
+
+
+def no_queries(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    k, v = (t[:, :2].repeat_interleave(2, 1) for t in (k, v))
+    return scaled_dot_product_attention(q[:, :, :0], k, v).transpose(1, 2).flatten(2).sum(1)
+
+
+def rounded_by_autocast(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    places = torch.arange(PLACES).float() + 1024
+    with torch.autocast("cpu", torch.bfloat16):
+        product = torch.ones(PLACES, 1) @ places[None]
+        mask = (product == places) | (torch.arange(PLACES) == 0)
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask[None, None]).float().transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("fn", [
+    chosen_and_written, repeated_and_written, copied_and_written, reshaped_and_viewed, reshaped, written, learned,
+    one_head, no_queries, rounded_by_autocast,
+])  # fmt: skip
+def test_what_a_program_does_beside_attention(
+    fn: Callable[..., Tensor], train: bool, db: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Results, gradients and strides are torch.compile's, and no rule fails."""
+    rng = torch.Generator().manual_seed(0)
+    turned = [torch.randn(3, PLACES, HEADS, 8, generator=rng).transpose(1, 2) for _ in range(3)]
+    given = [*turned, torch.randn(3, HEADS, PLACES, PLACES, generator=rng)]
+    for t in given:
+        t.requires_grad_(train)
+    found: list[tuple[Tensor, list[Tensor | None]]] = []
+    with torch.set_grad_enabled(train):
+        for backend in ("inductor", "autotune"):
+            torch._dynamo.reset()
+            out = torch.compile(fn, backend=backend, dynamic=False)(*given)
+            grads = torch.autograd.grad(out.sum(), given, allow_unused=True) if train else []
+            found.append((out, list(grads)))
+    (theirs, their_grads), (ours, our_grads) = found
+    assert ours.stride() == theirs.stride()
+    torch.testing.assert_close(ours, theirs, atol=1e-2 if fn is rounded_by_autocast else 1e-5, rtol=1e-5)
+    for a, b in zip(our_grads, their_grads, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None and fn is not rounded_by_autocast:
+            torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
+    assert "rule failed" not in caplog.text
+
+
+def test_a_length_whose_range_the_user_named(db: str) -> None:
+    """A window that is wider than the sequence hides nothing at this length, which must not become their limit."""
+
+    def windowed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        places = torch.arange(q.shape[2])
+        seen = (places <= places[:, None]) & (places[:, None] - places < 12)
+        return scaled_dot_product_attention(q, k, v, attn_mask=seen).transpose(1, 2).flatten(2)
+
+    run = torch.compile(windowed, backend="autotune")
+    for length in (6, 20):
+        given = [torch.randn(3, HEADS, length, 8) for _ in range(3)]
+        for t in given:
+            torch._dynamo.mark_dynamic(t, 2, min=2, max=100)
+        torch.testing.assert_close(run(*given), windowed(*given), atol=1e-5, rtol=1e-5)

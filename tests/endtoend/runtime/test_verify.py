@@ -18,6 +18,7 @@ from autotune.runtime.inductor.region_call import forget_calls
 from autotune.runtime.launch import cpu as cpu_launch
 from autotune.runtime.launch.verify import Check
 from autotune.runtime.matching.match import Level
+from autotune.runtime.settings import reset_settings
 from autotune.store import Store
 from autotune.store.health.forget import forget_failures
 from autotune.store.snapshots.writer import export_snapshot
@@ -208,3 +209,26 @@ def test_a_setting_that_is_none_finds_nothing(
     assert autotune.counters().hits == 0
     told = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
     assert any("AUTOTUNE_ENVIRONMENT: 'strictly' is none of strict, loose, ignore" in text for text in told)
+
+
+def test_a_setting_that_changes_holds_for_what_is_compiled_next(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+    tune(softmax, (X,))
+    checked: list[int] = []
+    real = Check.expected
+
+    def expected(self: Check, inputs: Any) -> Any:
+        checked.append(1)
+        return real(self, inputs)
+
+    monkeypatch.setattr(Check, "expected", expected)
+    try:
+        for how, times in (("never", 0), ("always", 3), ("never", 0)):
+            autotune.configure(verify=how)
+            torch._dynamo.reset()
+            checked.clear()
+            run = torch.compile(softmax, backend="autotune")
+            for _ in range(3):
+                close(run(X), softmax(X))
+            assert len(checked) == times
+    finally:
+        reset_settings()

@@ -13,13 +13,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch._functorch import config as aot_config
 
 from autotune.device import environment, identify
 from autotune.runtime.backend import trial_backend
+from autotune.runtime.inductor import region_call
 from autotune.runtime.inductor.verdict import Trial
 from autotune.store import Store, Verdict
+from autotune.task import Config
 from tests.support import ROOT, forks
-from tests.support.deployment import Tune
+from tests.support.deployment import Tune, tune_in
 from tests.support.runtime.warm_job import example
 
 
@@ -101,6 +104,41 @@ def test_a_schedule_more_or_less_is_noticed(warmed: Path, tune: Tune, db: str) -
     less = job(warmed)
     assert less["counters"] == {"graphs": 2, "misses": 2}
     assert less["warnings"] == []
+
+
+def test_one_process_with_two_databases_runs_what_each_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cached graph of one names its regions as that of the other does."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x * 3, -1)
+
+    x, loaded, ready = torch.randn(32, 48), list[int](), region_call._ready
+
+    def noting(call: region_call.RegionCall) -> region_call.Call:
+        schedule = region_call.found_for(call).schedule
+        assert schedule is not None
+        assert schedule.config is not None
+        loaded.extend(int(str(v)) for k, v in schedule.config.items() if k.endswith("threads"))
+        return ready(call)
+
+    monkeypatch.setattr(region_call, "_ready", noting)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    for threads in (1, 2):
+
+        def of(config: Config, threads: int = threads) -> Config:
+            return {k: threads if k.endswith("threads") else v for k, v in config.items()}
+
+        tune_in(str(tmp_path / f"{threads}.db"))(program, (x,), config=of)
+    compiled = torch._dynamo.utils.counters
+    with torch._inductor.config.patch(fx_graph_cache=True), aot_config.patch(enable_autograd_cache=True):
+        for threads in (1, 2, 1, 2):
+            monkeypatch.setenv("AUTOTUNE_DB", str(tmp_path / f"{threads}.db"))
+            torch._dynamo.reset()
+            compiled.clear()
+            loaded.clear()
+            torch.testing.assert_close(torch.compile(program, backend="autotune")(x), program(x))
+            assert loaded == [threads]
+    assert compiled["aot_autograd"]["autograd_cache_hit"] == 1
 
 
 def test_a_model_that_was_compiled_ahead_of_time_runs_stored_kernels_untraced(warmed: Path) -> None:

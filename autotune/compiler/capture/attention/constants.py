@@ -75,6 +75,8 @@ class Constants:
                     if n in held:
                         continue
                     made = held[n] = _call(n, held)
+                    if not _is_as_traced(made, n):
+                        return None
                     if not isinstance(made, torch.Tensor) or made.nbytes <= _KEPT:
                         self._known[n] = made
                     readers.subtract(n.all_input_nodes)
@@ -86,6 +88,12 @@ class Constants:
             return None
         found = held[wanted]
         return found if isinstance(found, torch.Tensor) else None
+
+
+def _is_as_traced(made: Any, node: fx.Node) -> bool:
+    """Whether a result is of the type that the graph has it in: under autocast products are of another."""
+    told = node.meta.get("example_value")
+    return not isinstance(told, torch.Tensor) or (made.dtype, made.shape) == (told.dtype, told.shape)
 
 
 def _call(node: fx.Node, held: Mapping[fx.Node, Any]) -> Any:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -107,7 +108,12 @@ class Formulas:
                 raise AssertionError(f"{value} <= 0 was found to hold")
 
     def seems_at_most_0(self, value: Number) -> bool:
-        """Whether a sum of lengths is at most 0 where the graph is compiled; that is assumed from then on."""
+        """Whether a sum of lengths is at most 0 where the graph is compiled; that is assumed from then on.
+
+        Nothing is assumed of a length whose range the user has named: torch refuses to narrow it.
+        """
+        if any(_is_bounded(self._lengths[length]) for length in value.free_symbols if length in self._lengths):
+            return False
         try:
             holds = bool(self._at_lengths(value, lambda length: length.node.hint) <= 0)
         except (KeyError, TypeError):
@@ -160,6 +166,14 @@ _WHOLE = (torch.bool, torch.int64, torch.int32)
 def _is_small(element: Element) -> bool:
     """Whether it is one number that every floating-point type has."""
     return isinstance(element, sympy.Integer) and abs(element) <= 256
+
+
+def _is_bounded(length: Any) -> bool:
+    """Whether a length is a symbol that has a largest value."""
+    if not isinstance(length, torch.SymInt):
+        return False
+    known = length.node.shape_env.var_to_range.get(length.node.expr)
+    return known is not None and isinstance(known.upper, sympy.Integer) and int(known.upper) < sys.maxsize - 1
 
 
 def _extent(size: Any) -> Number:

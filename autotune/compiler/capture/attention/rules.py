@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 import torch
 from torch import fx
+from torch._C._functorch import is_batchedtensor
 from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -147,9 +148,15 @@ class _Walk:
         """Rewrite one call; whether anything changed."""
         call = _Call.of(node)
         old = node.meta.get("example_value")
-        if call is None or not isinstance(old, torch.Tensor):
+        if call is None or not isinstance(old, torch.Tensor) or self._writes.touch(node):
             return False
-        copied = not _takes_any_strides(node)
+        shape = (*_value(call.query).shape[:-1], _value(call.value).shape[-1])
+        if list(map(str, shape)) != list(map(str, old.shape)) or any(type(n) is int and n == 0 for n in shape):
+            return False  # queries for the keys of several sequences, or none
+        if is_batchedtensor(_value(call.query)):
+            return False
+        made = _copies(node)
+        copied = not _takes_any_strides(node) or len(made) > 1 or any(map(self._is_seen, made))
         if copied and not (_is_static(node) and old.is_contiguous()):
             return False
         with self._graph.inserting_before(node):
@@ -159,8 +166,6 @@ class _Walk:
         grouped = new.query is not call.query
         query = _value(new.query)
         shape = (*query.shape[:-1], _value(new.value).shape[-1])
-        if not grouped and list(map(str, shape)) != list(map(str, old.shape)):
-            return False  # queries for the keys of several sequences
         node.args = (new.query, new.key, new.value)
         node.kwargs = {k: v for k, v in vars(new).items() if k not in ("query", "key", "value") and v is not None}
         # Of the strides nobody knows before the kernel is chosen.
@@ -170,7 +175,15 @@ class _Walk:
                 self._after(node, "reshape", *old.shape)
             elif copied:
                 self._after(node, "contiguous")
+        for one in () if copied else made:  # a view of a result that lies in another order
+            if one.target != "contiguous":
+                with self._graph.inserting_after(one):
+                    self._after(one, "contiguous")
         return True
+
+    def _is_seen(self, copy: fx.Node) -> bool:
+        """Whether a copy of a result differs from a view of it: it is written over, or lies in no usual order."""
+        return self._writes.touch(copy) or (_is_static(copy) and not _value(copy).is_contiguous())
 
     def _after(self, node: fx.Node, method: str, *args: Any) -> None:
         made = self._method(method, node, *args)
@@ -182,8 +195,10 @@ class _Walk:
         return made
 
     def _written(self, source: fx.Node, copy: fx.Node, node: fx.Node) -> bool:
-        """Whether ``source`` is written over while the call, or its backward, needs it in the place of ``copy``."""
-        return self._writes.between([source], copy, None if _value(node).requires_grad else node)
+        """Whether ``source`` is written over while the call, or its backward, needs it in the place of ``copy``; or
+        ``copy`` is, before the call."""
+        end = None if _value(node).requires_grad else node
+        return self._writes.between([source], copy, end) or self._writes.between([copy], copy, node)
 
     # Masks
 
@@ -237,6 +252,9 @@ class _Walk:
             return mask
         if not isinstance(branch, fx.Node) or not _is_tensor(branch):
             return mask
+        other = no if branch is yes else yes
+        if isinstance(other, fx.Node) and _is_tensor(other) and _value(other).requires_grad:
+            return mask  # the other one's gradient is zeros, and would be none
         alike = _value(branch).ndim == 4 and _value(branch).dtype == _value(mask).dtype
         if not alike or self._written(branch, mask, node):
             return mask
@@ -399,6 +417,17 @@ _KEEPS = ("transpose", "permute", "movedim", "swapaxes", "to", "float", "type_as
 """Methods whose results have strides like what they read."""
 _ANY = ("contiguous", "reshape", "flatten", "matmul", "size", "dim", "numel")
 """Methods that take any strides."""
+
+
+def _copies(node: fx.Node) -> list[fx.Node]:
+    """What copies a result, or views it where its strides allow that."""
+    found = []
+    for user in node.users:
+        if user.op == "call_method" and user.target in ("contiguous", "reshape", "flatten"):
+            found.append(user)
+        elif user.op == "call_method" and user.target in (*_KEEPS, "view"):
+            found += _copies(user)
+    return found
 
 
 def _takes_any_strides(node: fx.Node) -> bool:

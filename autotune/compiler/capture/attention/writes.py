@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.utils import _pytree as pytree
 
 _OPERATORS = (
@@ -133,7 +134,14 @@ def _storages(node: fx.Node) -> set[int]:
     """What a node's fake result lies in, by an address."""
     values = pytree.tree_leaves(node.meta.get("example_value"))
     dense = (v for v in values if isinstance(v, torch.Tensor) and v.layout == torch.strided)
-    return {v.untyped_storage()._cdata for v in dense}
+    return {_unwrapped(v).untyped_storage()._cdata for v in dense}
+
+
+def _unwrapped(value: torch.Tensor) -> torch.Tensor:
+    """What a tensor of ``torch.func``'s transformations wraps."""
+    while is_functorch_wrapped_tensor(value):
+        value = get_unwrapped(value)
+    return value
 
 
 __all__ = ["Writes", "called"]

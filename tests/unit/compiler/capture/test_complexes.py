@@ -99,6 +99,17 @@ def test_values_and_gradients_are_those_of_complex_numbers(monkeypatch: pytest.M
             torch.testing.assert_close(a.grad, b.grad)
 
 
+def test_a_view_behind_a_copy_in_another_order() -> None:
+    def by_head(x: Tensor, w: Tensor) -> Tensor:
+        return torch.view_as_real((pairs(x) * w).transpose(1, 2).reshape(2, 3, 20)).sum(-1)
+
+    x, w = t(2, 5, 3, 8), turns(5, 1, 4)
+    with uncached():
+        found = torch.compile(by_head, backend=dynamo_backend, dynamic=False)(x, w)
+    torch.testing.assert_close(found, by_head(x, w))
+    assert [n for n in complex_nodes(by_head, x, w) if "mul" in n] == []
+
+
 def test_what_is_used_as_complex_numbers_too_stays() -> None:
     def both(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         z = pairs(x) * w
