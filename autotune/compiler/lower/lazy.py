@@ -25,6 +25,8 @@ from autotune.ir.bounds import in_memory, within
 from autotune.ir.build import Builder, position_type
 from autotune.ir.graph import EIGHT_BIT_FLOATS, STORAGE_BYTES, compute_type
 
+NARROW = (torch.uint8, torch.int8, torch.int16)
+"""Integer types that are computed in a wider one."""
 Dims = tuple[int, ...]
 Guards = tuple[tuple[int, int, int], ...]
 
@@ -301,7 +303,20 @@ def source(region: Region, slot: int, shape: Sequence[int], strides: Sequence[in
 
 def scalar(region: Region, number: Number, dtype: torch.dtype) -> Lazy:
     """A constant as a tensor without dimensions."""
+    fitting(number, dtype)
     return Lazy(region, (), dtype, (), lambda _i, _g: region.build.const(number, kind(dtype)))
+
+
+def fitting(number: Number, dtype: torch.dtype) -> None:
+    """Raises Unsupported for a number that ``dtype``, a narrow integer type, does not hold.
+
+    torch makes it a number of that type first, which wraps (-5 is 251 as uint8); here it would stay -5 in int32.
+    """
+    if dtype not in NARROW or not math.isfinite(number):  # what is not finite is no integer constant at all
+        return
+    info = torch.iinfo(dtype)
+    if not info.min <= int(number) <= info.max:
+        raise Unsupported(f"the constant {number} does not fit {storage_name(dtype)}")
 
 
 def iota(region: Region, extent: int, dtype: torch.dtype, step: int = 1, start: int = 0) -> Lazy:
@@ -328,7 +343,7 @@ def cast(x: Lazy, dtype: torch.dtype) -> Lazy:
     if x.dtype == dtype:
         return x
     target = kind(dtype)
-    narrow = dtype in (torch.uint8, torch.int8, torch.int16)
+    narrow = dtype in NARROW
     fits = x.dtype == torch.bool or (x.dtype in (torch.uint8, torch.int8) and dtype == torch.int16)
 
     def at(index: tuple[Index, ...], guards: Guards) -> int:

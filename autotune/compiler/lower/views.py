@@ -17,6 +17,7 @@ from autotune.compiler.lower.lazy import (
     broadcast_index,
     broadcast_names,
     cast,
+    fitting,
     kind,
 )
 from autotune.errors import Unsupported
@@ -38,6 +39,7 @@ def numbers(value: Any) -> list[int]:
 
 def full(region: Region, shape: Sequence[int], number: Number, dtype: torch.dtype) -> Lazy:
     """A tensor whose every element is ``number``."""
+    fitting(number, dtype)
     names = [region.names.new(e) for e in shape]
     return Lazy(region, shape, dtype, names, lambda _i, _g: region.build.const(number, kind(dtype)))
 

@@ -8,12 +8,21 @@ from typing import Any
 import torch
 
 from autotune.compiler.lower import views
-from autotune.compiler.lower.lazy import Lazy, Number, Operand, Region, cast, kind, pointwise, scalar
+from autotune.compiler.lower.lazy import (
+    NARROW,
+    Lazy,
+    Number,
+    Operand,
+    Region,
+    cast,
+    fitting,
+    kind,
+    pointwise,
+    scalar,
+)
 from autotune.compiler.lower.rules.table import alike, rule, rules
 from autotune.errors import Unsupported
 from autotune.ir.ops import LIBRARY
-
-NARROW = (torch.uint8, torch.int8, torch.int16)
 
 
 def promote(*operands: Operand) -> torch.dtype:
@@ -128,6 +137,9 @@ def _logical(op: str, a: Operand, b: Operand) -> Lazy:
 
 def compare(op: str, a: Operand, b: Operand) -> Lazy:
     dtype = promote(a, b)
+    for x in (a, b):
+        if not isinstance(x, Lazy):
+            fitting(x, dtype)
     if dtype == torch.bool:
         dtype = torch.int32 if op not in ("eq", "ne") else dtype
     elif dtype in NARROW:

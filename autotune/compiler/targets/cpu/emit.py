@@ -25,6 +25,7 @@ from autotune.compiler.targets.cpu.passes import flatten, thin
 from autotune.compiler.targets.cpu.printer import CpuPrinter
 from autotune.compiler.targets.cpu.rows import RowBuilder
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
+from autotune.compiler.targets.cpu.walks import hide_ends
 from autotune.errors import Unsupported
 from autotune.ir.graph import LEAVES, REDUCTIONS
 from autotune.ir.ops import POINTWISE
@@ -81,7 +82,7 @@ def _check_operators(program: Program) -> None:
 
 def _source(builder: Builder, schedule: CpuSchedule) -> str:
     printer = CpuPrinter()
-    body = printer.block(builder.kernel(), 1)
+    body = printer.block(hide_ends(builder.kernel()), 1)
     s = schedule
     outs = (f"out{k}" for k in range(builder.n_outputs))
     parts = (f"part{k}" for k in range(builder.n_planes))

@@ -172,3 +172,43 @@ def test_numbers_that_may_not_fit_a_narrow_integer_stay_with_torch() -> None:
     for low, high in [(-129, 127), (-128, 128)]:
         (region,) = regions_of(clamped(low, high), x, grad=False)
         assert [n.meta["val"].dtype for n in region.outputs] == [torch.float32]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, n: x.clamp_min(n),
+        lambda x, n: x.clamp_max(n),
+        lambda x, n: x == n,
+        lambda x, n: x < n,
+        lambda x, n: x >= n,
+        lambda x, n: x | n,
+        lambda x, n: x.masked_fill(x > 3, n),
+        lambda x, n: torch.where(x > 3, torch.full_like(x, n), x),
+    ],
+)
+def test_numbers_that_a_narrow_integer_does_not_hold_stay_with_torch(
+    fn: Callable[[Tensor, int], Tensor], dtype: torch.dtype
+) -> None:
+    """torch wraps them first: of uint8, ``x.clamp_min(-5)`` is at least 251."""
+    info = torch.iinfo(dtype)
+    x = torch.arange(96).to(dtype)
+    for n in (info.min, info.max):
+        region = one_region(lambda x, n=n: fn(x, n), x)
+        assert torch.equal(interpret(Graph.from_json(region.workload.spec), [x])[0].to(dtype), fn(x, n).to(dtype))
+    for n in (info.min - 5, info.max + 45):
+        try:
+            regions = regions_of(lambda x, n=n: fn(x, n), x, grad=False)
+        except Exception:  # torch refuses some itself
+            continue
+        for region in regions:  # a filled tensor that torch makes may still be read
+            if region.workload is not None:
+                graph = Graph.from_json(region.workload.spec)
+                assert n not in [v.number for v in graph.values if v.op == "const"]
+
+
+def test_a_float_beside_narrow_integers_promotes_them() -> None:
+    x = torch.arange(96).to(torch.uint8)
+    region = one_region(lambda x: x.clamp_min(-5.5) + (x < 300.5), x)
+    assert region.outputs[0].meta["val"].dtype == torch.float32
