@@ -137,7 +137,7 @@ def search(args: argparse.Namespace, program: Program | None = None) -> int:
             program.check(args, devices)
         if domain is None and any(module.serves() for module in domains.searching_missed().values()):
             return 0
-        with Store.open(args.db, existing=args.missed) as store:
+        with Store.open(args.db, existing=bool(args.missed and args.db)) as store:
             if args.missed:
                 done = _search_missed(args, devices, store, domain, cluster)
             else:

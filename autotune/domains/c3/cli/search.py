@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         described = None if args.missed or cluster else scenario_of(args, device)
         if cluster is None and serves():
             return 0
-        with Store.open(args.db, existing=args.missed) as store:
+        with Store.open(args.db, existing=bool(args.missed and args.db)) as store:
             if cluster:
                 gpus = _gpus(args, cluster)
                 scenarios, name = at(cluster, _described, args, device, store, gpus=gpus)
