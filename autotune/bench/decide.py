@@ -194,7 +194,7 @@ def decide_and_store(
                         tuple(sorted(decision.left & workloads.keys())), record, time.time())
                 for (graph, where), workloads in decision.graphs.items()
             ]  # fmt: skip
-            before = [store.get_verdict(v.graph, v.device, here, mode, match="strict") for v in verdicts]
+            before = (store.get_verdict(v.graph, v.device, here, mode, match="strict") for v in verdicts)
             stays = decision.busy and any(old is not None and not old.busy for old in before)
             if not stays:
                 store.put_verdicts(verdicts)

@@ -28,8 +28,6 @@ DRAWS = 8
 _EXACT = frozenset(
     ["neg", "abs", "maximum", "minimum", "where", "sign", "floor", "ceil", "round", "trunc", "max", "min", "cast"]
 )
-
-
 _ROUNDED = frozenset(["add", "sub", "mul"])
 """Operators of which every kernel makes the one nearest number."""
 

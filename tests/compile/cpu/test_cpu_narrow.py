@@ -58,13 +58,18 @@ def signs(rows: int, cols: int, storage: str) -> Graph:
     return b.graph()
 
 
+def capped(b: Build, x: int, storage: str, strides: tuple[int, int]) -> None:
+    """Results of every element: no more than 1, than 2, and so on, and the element in a wide type."""
+    for most in range(1, MANY):
+        b.out(b.minimum(b.const(most, "int32"), x), storage, strides=strides)
+    b.out(x, "int32", strides=strides)
+
+
 def folded(rows: int, cols: int, storage: str) -> Graph:
     """Everything in one sum: the columns are two axes."""
     b = Build(rows, cols)
     x = b.load("uint8", 0, 1)
-    for most in range(1, MANY):
-        b.out(b.minimum(b.const(most, "int32"), x), storage)
-    b.out(x, "int32")
+    capped(b, x, storage, (cols, 1))
     b.out(b.reduce("sum", x, 0, 1), "int32")
     return b.graph()
 
@@ -74,9 +79,7 @@ def down(rows: int, cols: int, storage: str) -> Graph:
     b = Build(rows, cols)
     strides = (1, rows)
     x = b.load("uint8", 0, 1, strides=strides)
-    for most in range(1, MANY):
-        b.out(b.minimum(b.const(most, "int32"), x), storage, strides=strides)
-    b.out(x, "int32", strides=strides)
+    capped(b, x, storage, strides)
     b.out(b.reduce("max", x, 1), storage)
     return b.graph()
 
