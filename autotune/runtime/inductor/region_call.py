@@ -46,7 +46,7 @@ from autotune.workload import Workload
 
 log = logging.getLogger("autotune")
 
-WRITTEN = b"region 3"
+WRITTEN = b"region 4"
 """Names what :mod:`autotune.runtime.inductor.region_op` and ``region_cpp`` write into Inductor's code.
 Inductor's caches hold it, and outlive an upgrade: a change of it changes this, so that no older code is loaded."""
 

@@ -26,6 +26,7 @@ from autotune.runtime.counters import count
 from autotune.runtime.database import record_misses, warn_once
 from autotune.runtime.inductor.agreement import ranks_agree
 from autotune.runtime.inductor.in_place import memory_of, permitted, readers
+from autotune.runtime.inductor.index_check import add_check, index_checks
 from autotune.runtime.inductor.region_call import RegionCall, at_these, look_up, remember
 from autotune.runtime.inductor.region_cpp import prepared
 from autotune.runtime.inductor.region_op import region_node
@@ -82,8 +83,10 @@ def replace_regions(
             if region.workload is not None and call is not None and found.schedule is not None:
                 trial.met(name, call.device, region.workload, found.schedule)
     made: dict[fx.Node, fx.Node] = {}
+    checked: set[tuple[fx.Node, object, object]] = set()
     for region, call in zip(regions, calls, strict=True):
         if call is not None:
+            _check_indices(graph, region, call, origin, checked)
             made |= _replace(graph, region, call, origin, made)
     stable_topological_sort(graph)  # what reads a result may have come before the last of the region's nodes
     graph.eliminate_dead_code()
@@ -192,6 +195,26 @@ def _with_numbers(region: Region, label: str, found: Match) -> RegionCall:
         source=aten.to_json(region.submodule),
         overwrites=permitted(schedule.artifact, region.binding.inputs, region.binding.outputs),
     )
+
+
+def _check_indices(
+    graph: fx.Graph,
+    region: Region,
+    call: RegionCall,
+    origin: Mapping[fx.Node, fx.Node],
+    checked: set[tuple[fx.Node, object, object]],
+) -> None:
+    """Check a region's indices ahead of it, each index and range once a graph, if Inductor's option asks for it."""
+    from torch._inductor import config
+
+    if not config.assert_indirect_indexing:
+        return
+    for check in index_checks(region, origin, call.label):
+        key = check.index, check.low, check.extent
+        if key not in checked:
+            checked.add(key)
+            with graph.inserting_before(origin.get(region.nodes[-1], region.nodes[-1])):
+                add_check(graph, check)
 
 
 def _replace(
