@@ -9,92 +9,33 @@ assertion, in a pointwise kernel that Inductor generates and may fuse.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 from torch.fx.node import has_side_effect
 
-from autotune.compiler.lower.translate import meta, op_name, origin_name
-from autotune.compiler.regions.find import Region
+if TYPE_CHECKING:  # a warm start imports this module, and finds no regions
+    from autotune.compiler.regions.indexed import Indexed
 
 _library: Any = torch.library.Library("autotune", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("index_check(Tensor index, str name) -> ()")
 torch.library.register_fake("autotune::index_check", lambda index, name: None, lib=_library)
 has_side_effect(torch.ops.autotune.index_check.default)
 
-_ALONG = frozenset(["gather", "scatter", "index_add"])
-"""Operators with arguments (table, dimension, index): negative indices are out of range."""
-
-_LISTED = frozenset(["index", "index_put"])
-"""Operators with arguments (table, indices by dimension): negative indices count from the end."""
-
-Extent = int | torch.SymInt
-
-
-@dataclass(frozen=True)
-class IndexCheck:
-    """One index tensor and its range.
-
-    Attributes:
-        index: the node that computes it.
-        low, extent: the index must be in ``[low, extent)``.
-        text: names the kernel, the operator and the operand.
-    """
-
-    index: fx.Node
-    low: Extent
-    extent: Extent
-    text: str
-
-
-_pending: dict[str, IndexCheck] = {}
+_pending: dict[str, tuple[Any, Any, str]] = {}
+"""By the node's name: the range, whose ends may be symbols, and the text of the error."""
 _lock = threading.Lock()
 
 
-def index_checks(region: Region, origin: Mapping[fx.Node, fx.Node], kernel: str) -> Iterator[IndexCheck]:
-    """The checks that a region's operators demand.
-
-    Args:
-        origin: from the region's nodes to those of Inductor's graph, where they are others.
-        kernel: name of the kernel, for the error.
-    """
-    for node in (origin.get(n, n) for n in region.nodes):
-        for index, dim, low in _indexed(node):
-            shape, dtype = meta(_argument(node, 0)).shape, meta(index).dtype
-            if dtype not in (torch.int32, torch.int64):
-                continue  # a mask
-            extent = shape[dim] if shape else 1
-            text = f"autotune: kernel {kernel}: the index {index.name} of {origin_name(node)} is out of range"
-            yield IndexCheck(index, -extent if low else 0, extent, text)
-
-
-def _indexed(node: fx.Node) -> Iterator[tuple[fx.Node, int, bool]]:
-    """The index tensors of an operator, each with its dimension of the table, and whether it may be negative."""
-    name = op_name(node)
-    if name in _ALONG:
-        yield _argument(node, 2), _argument(node, 1), False
-    elif name == "embedding":
-        yield _argument(node, 1), 0, False
-    elif name in _LISTED:
-        yield from ((index, dim, True) for dim, index in enumerate(_argument(node, 1)) if index is not None)
-
-
-def _argument(node: fx.Node, number: int) -> Any:
-    """An argument by its position, which the graph may give by name."""
-    schema = node.target._schema  # type: ignore[union-attr]
-    return node.args[number] if number < len(node.args) else node.kwargs[schema.arguments[number].name]
-
-
-def add_check(graph: fx.Graph, check: IndexCheck) -> fx.Node:
-    """Put a check before the current insertion point."""
+def add_check(graph: fx.Graph, indexed: Indexed, kernel: str) -> fx.Node:
+    """Put a check before the current insertion point. The error names ``kernel``."""
     with _lock:
         name = f"index_check_{len(_pending)}"
-        _pending[name] = check
-    node = graph.call_function(torch.ops.autotune.index_check.default, (check.index, name))
+        _pending[name] = indexed.low, indexed.extent, f"autotune: kernel {kernel}: {indexed.operand} is out of range"
+    node = graph.call_function(torch.ops.autotune.index_check.default, (indexed.index, name))
     node.meta["val"] = None
     _register_lowering()
     return node
@@ -147,10 +88,10 @@ def _register_lowering() -> None:
 
     @lowering.register_lowering(torch.ops.autotune.index_check.default, type_promotion_kind=None)
     def lower(index: Any, name: str) -> None:
-        check = _pending[name]
-        low, extent = convert_shape_to_inductor([check.low, check.extent])
+        *ends, text = _pending[name]
+        low, extent = convert_shape_to_inductor(ends)
         if index.get_device().type == "cpu":
-            CheckOnCpu(index, low, extent, check.text)
+            CheckOnCpu(index, low, extent, text)
             return
         dtype, load = index.get_dtype(), index.make_loader()
 
@@ -158,7 +99,7 @@ def _register_lowering() -> None:
             # Lanes behind the tensor's end read 0, which every range has: an assertion has no mask of its own.
             x = ops.masked(ops.constant(True, torch.bool), lambda: load(at), 0)
             inside = ops.and_(ops.ge(x, ops.index_expr(low, dtype)), ops.lt(x, ops.index_expr(extent, dtype)))
-            return ops.device_assert_async(inside, f"{check.text}: not in [{low}, {extent})")
+            return ops.device_assert_async(inside, f"{text}: not in [{low}, {extent})")
 
         made = ir.Pointwise.create(
             device=index.get_device(), dtype=torch.bool, inner_fn=assertion, ranges=list(index.get_size())
@@ -166,4 +107,4 @@ def _register_lowering() -> None:
         made.realize()
 
 
-__all__ = ["IndexCheck", "add_check", "check_index", "index_checks"]
+__all__ = ["add_check", "check_index"]

@@ -18,6 +18,7 @@ from autotune.compiler.capture.joint import takes_bias_apart
 from autotune.compiler.planner.kernel_names import kernel_name, program_ops
 from autotune.compiler.regions import aten
 from autotune.compiler.regions.find import Region, find_regions
+from autotune.compiler.regions.indexed import indices_of
 from autotune.compiler.regions.sizes import symbols_of
 from autotune.compiler.regions.symbols import concrete, is_symbolic, places_of, symbolic_program
 from autotune.compiler.targets.cuda.source import PREFIX
@@ -26,7 +27,7 @@ from autotune.runtime.counters import count
 from autotune.runtime.database import record_misses, warn_once
 from autotune.runtime.inductor.agreement import ranks_agree
 from autotune.runtime.inductor.in_place import memory_of, permitted, readers
-from autotune.runtime.inductor.index_check import add_check, index_checks
+from autotune.runtime.inductor.index_check import add_check
 from autotune.runtime.inductor.region_call import RegionCall, at_these, look_up, remember
 from autotune.runtime.inductor.region_cpp import prepared
 from autotune.runtime.inductor.region_op import region_node
@@ -209,12 +210,12 @@ def _check_indices(
 
     if not config.assert_indirect_indexing:
         return
-    for check in index_checks(region, origin, call.label):
-        key = check.index, check.low, check.extent
+    for indexed in indices_of(region, origin):
+        key = indexed.index, indexed.low, indexed.extent
         if key not in checked:
             checked.add(key)
             with graph.inserting_before(origin.get(region.nodes[-1], region.nodes[-1])):
-                add_check(graph, check)
+                add_check(graph, indexed, call.label)
 
 
 def _replace(

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import autotune
 from autotune.compiler.capture.recording import capture
 from autotune.compiler.regions.find import find_regions
-from autotune.runtime.inductor.index_check import index_checks
+from autotune.compiler.regions.indexed import indices_of
 from tests.support.deployment import Tune
 
 
@@ -143,8 +143,8 @@ def test_sums_at_places_are_checked_on_a_gpu() -> None:
 
     (graph,) = capture(fn, (labels(), torch.randn(64, 8)), grad=False)
     found = {
-        (check.low, check.extent)
+        (indexed.low, indexed.extent)
         for region in find_regions(graph.module, "cuda")
-        for check in index_checks(region, {}, "sums")
+        for indexed in indices_of(region, {})
     }
     assert found == {(-32, 32), (-40, 40)}
