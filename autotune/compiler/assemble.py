@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autotune.compiler.planner.groups import Group, Plan
+from autotune.compiler.planner.groups import Group, Plan, names
 from autotune.compiler.planner.kernel_names import launch_names, part_name
 from autotune.compiler.schedules.configurations import one_block
 from autotune.compiler.schedules.cuda import scheme_of
@@ -116,7 +116,7 @@ def packed(plan: Plan, numbers: Sequence[int], parts: Sequence[Config], sms: int
         if body == len(bodies):
             made = scheme_of(group.graph).emit(group.graph, agreed[n], sms)
             if len(made.sources) != 1 or made.private:
-                raise Unsupported(f"the group {','.join(group.roots)} takes several kernels and shares no launch")
+                raise Unsupported(f"the group {names(group.roots)} takes several kernels and shares no launch")
             bodies.append(Body(made.sources[0], ()))
             leads.append(n)
         lead = plan.groups[numbers[leads[body]]]

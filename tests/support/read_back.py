@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autotune.compiler.planner.groups import Root, names
 from autotune.compiler.planner.plan import all_roots
 from autotune.ir.graph import Graph
 from autotune.workload import Workload
@@ -52,5 +53,5 @@ def graph_of(fn: Callable[..., Any], *sizes: Any, **how: Any) -> Graph:
 
 def cut(graph: Graph) -> str:
     """The plan that stores the sum first."""
-    rest = ",".join(r for r in all_roots(graph) if r != "o0")
+    rest = names(r for r in all_roots(graph) if r != Root("o", 0))
     return f"b0 / {rest}"

@@ -13,7 +13,7 @@ import random
 from collections.abc import Iterable, Sequence
 
 from autotune.compiler.planner.cost import Costs, Figures, plan_us
-from autotune.compiler.planner.groups import Roots, Shape, groups_of, read_text, write_text
+from autotune.compiler.planner.groups import Root, Roots, Shape, groups_of, read_text, write_text
 from autotune.compiler.planner.methods import Method
 from autotune.compiler.planner.packing import pack, unpack
 from autotune.compiler.planner.patterns import Mask, Vertices, bits, candidates, union
@@ -80,7 +80,7 @@ def _different(graph: Graph, costs: Costs, found: Sequence[Shape]) -> list[Shape
     best: dict[object, Shape] = {}
     for shape in sorted(found, key=lambda s: us[write_text(s)] * (1 + _CUT_GAIN * _cut_count(s))):
         groups = groups_of(shape)
-        reductions = frozenset(frozenset(r for r in g if r[0] == "r") for g in groups)
+        reductions = frozenset(frozenset(r for r in g if r.kind == "r") for g in groups)
         alike = (reductions, len(shape))
         best.setdefault(alike, shape)
     ranked = list(best.values())
@@ -98,7 +98,7 @@ _CUT_GAIN, _TIE = 0.03, 0.01
 
 
 def _cut_count(shape: Shape) -> int:
-    return sum(r[0] == "v" for group in groups_of(shape) for r in group)
+    return sum(r.kind == "v" for group in groups_of(shape) for r in group)
 
 
 def beam(v: Vertices) -> list[list[Roots]]:
@@ -215,7 +215,7 @@ def shape_us(graph: Graph, costs: Costs, shape: Shape) -> float:
         taken = [i for i in values if home.get(i, k) != k]
         inside = [i for i in values if home.get(i, k) == k]
         left = [i for i in inside if i in crossing]
-        cost = costs.group(inside, taken, left, [int(r[1:]) for r in roots if r[0] == "o"])
+        cost = costs.group(inside, taken, left, [r.number for r in roots if r.kind == "o"])
         kinds = {graph.values[i].over for i in inside if graph.values[i].op in REDUCTIONS}
         times.append(cost.us(costs.figures) + (costs.figures.next_us if len(kinds) > 1 else 0.0))
     return plan_us(times, len(shape), costs.figures)
@@ -238,7 +238,7 @@ def _cuts(graph: Graph, costs: Costs, shape: Shape) -> list[Shape]:
         if len(makers) < 2 or i in home or _effort(graph, i, home) <= LIGHT:
             continue
         first = makers[0]
-        cut = tuple(tuple((*g, f"v{i}") if g == groups[first] else g for g in launch) for launch in shape)
+        cut = tuple(tuple((*g, Root("v", i)) if g == groups[first] else g for g in launch) for launch in shape)
         us = shape_us(graph, costs, cut)
         if us < base * 1.1:
             found.append((us, cut))
@@ -286,8 +286,8 @@ def _read_back_first(graph: Graph, costs: Costs, shape: Shape) -> list[Shape]:
     if not found:
         return []
     k = -max(found)[1]
-    apart = (tuple(tuple(r for r in group if r != f"o{k}") for group in launch) for launch in shape)
-    cut = (((f"b{k}",),), *(tuple(group for group in launch if group) for launch in apart if any(launch)))
+    apart = (tuple(tuple(r for r in group if r != Root("o", k)) for group in launch) for launch in shape)
+    cut = (((Root("b", k),),), *(tuple(group for group in launch if group) for launch in apart if any(launch)))
     try:
         build_plan(graph, cut)
     except Unsupported:

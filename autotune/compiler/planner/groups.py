@@ -15,15 +15,56 @@ itself where neighbours along its last axis are neighbours in memory, else a cop
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal, NamedTuple, get_args
 
 from autotune.ir.forms.families import family_of
 from autotune.ir.graph import Graph
 
 Source = tuple[str, int]
 """A tensor of a region: ("input" | "output" | "scratch", number)."""
-Roots = tuple[str, ...]
+RootKind = Literal["r", "o", "v", "b"]
+"""A reduction, an output, a value that is kept in memory, an output that is read back."""
+
+
+class Root(NamedTuple):
+    """What a group computes and leaves for others.
+
+    ``number`` counts the values of the region's graph for the kinds "r" and "v", and its outputs for "o" and "b".
+    """
+
+    kind: RootKind
+    number: int
+
+    @classmethod
+    def parse(cls, text: str) -> Root:
+        """The root that ``r3`` names. Raises ValueError for any other form."""
+        kinds = {kind: kind for kind in get_args(RootKind)}
+        if text[:1] not in kinds or not re.fullmatch(r"[0-9]+", text[1:]):
+            raise ValueError(f"{text!r} is not a root such as r3 or o0")
+        return cls(kinds[text[0]], int(text[1:]))
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.number}"
+
+    @property
+    def is_output(self) -> bool:
+        """True if ``index`` is an output's number."""
+        return self.kind in ("o", "b")
+
+    @property
+    def in_memory(self) -> bool:
+        """True if other groups read the root's value instead of computing it."""
+        return self.kind != "o"
+
+    def value(self, graph: Graph) -> int:
+        """The number of the root's value."""
+        return graph.outputs[self.number].value if self.is_output else self.number
+
+
+Roots = tuple[Root, ...]
 Shape = tuple[tuple[Roots, ...], ...]
 """Launches of groups, each group its roots."""
 
@@ -86,17 +127,19 @@ def read_text(text: str) -> Shape:
     for launch in text.split("/"):
         groups = []
         for group in launch.split("+"):
-            roots = tuple(r.strip() for r in group.split(","))
-            if not all(re.fullmatch(r"[rovb]\d+", r) for r in roots):
-                raise ValueError(f"{group.strip()!r} is not a list of roots such as r3,o0")
-            groups.append(roots)
+            groups.append(tuple(Root.parse(r.strip()) for r in group.split(",")))
         out.append(tuple(groups))
     return tuple(out)
 
 
 def write_text(shape: Shape) -> str:
     """The text of a plan; the inverse of :func:`read_text`."""
-    return " / ".join(" + ".join(",".join(group) for group in launch) for launch in shape)
+    return " / ".join(" + ".join(names(group) for group in launch) for launch in shape)
+
+
+def names(roots: Iterable[Root]) -> str:
+    """A group as a plan's text has it."""
+    return ",".join(map(str, roots))
 
 
 def groups_of(shape: Shape) -> list[Roots]:

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from autotune.compiler.planner.cost import Costs, Figures
-from autotune.compiler.planner.groups import Roots
-from autotune.compiler.planner.plan import all_roots, cone, root_value, sketch
+from autotune.compiler.planner.groups import Root, Roots
+from autotune.compiler.planner.plan import all_roots, cone, sketch
 from autotune.compiler.schedules.cuda import legal
 from autotune.ir.graph import REDUCTIONS, Graph
 
@@ -54,9 +54,9 @@ class Vertices:
     def __init__(self, graph: Graph, side: str, figures: Figures) -> None:
         self.graph, self.side, self.figures = graph, side, figures
         self.costs = Costs(graph, figures)
-        by_value: dict[int, list[str]] = {}
+        by_value: dict[int, list[Root]] = {}
         for root in all_roots(graph):
-            by_value.setdefault(root_value(graph, root), []).append(root)
+            by_value.setdefault(root.value(graph), []).append(root)
         self.roots: tuple[Roots, ...] = tuple(tuple(by_value[i]) for i in sorted(by_value))
         self.reduction = {
             i: n for n, i in enumerate(sorted(by_value)) if graph.values[i].op in REDUCTIONS
@@ -107,7 +107,7 @@ class Vertices:
         values = cone(self.graph, roots, home, 0)
         taken = [i for i in values if home.get(i, 0)]
         left = [i for i, n in self.reduction.items() if mask >> n & 1 and self.users[n] & ~mask]
-        outputs = [int(r[1:]) for r in roots if r[0] == "o"]
+        outputs = [r.number for r in roots if r.kind == "o"]
         cost = self.costs.group([i for i in values if not home.get(i, 0)], taken, left, outputs)
         kinds = {self.graph.values[i].over for i, n in self.reduction.items() if mask >> n & 1}
         finish = self.figures.next_us if len(kinds) > 1 else 0.0  # partials of one kind need a kernel to finish them

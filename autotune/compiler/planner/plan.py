@@ -10,7 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from autotune.compiler.planner.groups import Group, Plan, Roots, Shape, Source, groups_of, read_text, write_text
+from autotune.compiler.planner.groups import (
+    Group,
+    Plan,
+    Root,
+    Roots,
+    Shape,
+    Source,
+    groups_of,
+    names,
+    read_text,
+    write_text,
+)
 from autotune.compiler.planner.packing import pack
 from autotune.compiler.schedules.cuda import legal
 from autotune.errors import Unsupported
@@ -24,15 +35,9 @@ from autotune.ir.precision import STRICT
 def all_roots(graph: Graph) -> Roots:
     """The roots that every plan of ``graph`` has: its live reductions and its outputs, in order."""
     live = set(graph.live)
-    found = [(i, 0, f"r{i}") for i in sorted(live) if graph.values[i].op in REDUCTIONS]
-    found += [(o.value, 1, f"o{k}") for k, o in enumerate(graph.outputs)]
-    return tuple(name for _, _, name in sorted(found))
-
-
-def root_value(graph: Graph, root: str) -> int:
-    """The value a root stands for."""
-    number = int(root[1:])
-    return graph.outputs[number].value if root[0] in "ob" else number
+    found = [Root("r", i) for i in sorted(live) if graph.values[i].op in REDUCTIONS]
+    found += [Root("o", k) for k in range(len(graph.outputs))]
+    return tuple(sorted(found, key=lambda root: (root.value(graph), root.is_output, str(root))))
 
 
 def build_plan(graph: Graph, shape: Shape, target: str = "cuda") -> Plan:
@@ -75,18 +80,18 @@ def build_plan(graph: Graph, shape: Shape, target: str = "cuda") -> Plan:
     _check_order(plan)
     for g in plan.groups:
         if not legal(g.graph, target):
-            raise Unsupported(f"no kernel for the group {','.join(g.roots)}")
+            raise Unsupported(f"no kernel for the group {names(g.roots)}")
     return plan
 
 
 def homes(graph: Graph, groups: Sequence[Roots]) -> dict[int, int]:
     """The group of each value that others read from memory where it makes it: reductions, and what is kept."""
-    return {root_value(graph, r): k for k, roots in enumerate(groups) for r in roots if r[0] in "rvb"}
+    return {r.value(graph): k for k, roots in enumerate(groups) for r in roots if r.in_memory}
 
 
 def read_back(graph: Graph, groups: Iterable[Roots]) -> dict[int, int]:
     """The output that each value is read back from."""
-    return {root_value(graph, r): int(r[1:]) for roots in groups for r in roots if r[0] == "b"}
+    return {r.value(graph): r.number for roots in groups for r in roots if r.kind == "b"}
 
 
 @lru_cache(maxsize=256)
@@ -129,10 +134,10 @@ def greedy(graph: Graph, target: str = "cuda", *, exact: bool = False) -> Shape:
     Raises:
         Unsupported: a root has no kernel even alone.
     """
-    groups: list[list[str]] = []
+    groups: list[list[Root]] = []
     home: dict[int, int] = {}
 
-    def needs(k: int, roots: Sequence[str], homes: Mapping[int, int]) -> set[int]:
+    def needs(k: int, roots: Sequence[Root], homes: Mapping[int, int]) -> set[int]:
         return {homes[i] for i in cone(graph, roots, homes, k) if homes.get(i, k) != k}
 
     def reach(start: Iterable[int]) -> set[int]:
@@ -145,18 +150,18 @@ def greedy(graph: Graph, target: str = "cuda", *, exact: bool = False) -> Shape:
                 stack.extend(needs(k, groups[k], home))
         return seen
 
-    def fits(roots: Sequence[str], homes: Mapping[int, int], k: int) -> bool:
+    def fits(roots: Sequence[Root], homes: Mapping[int, int], k: int) -> bool:
         made = sketch(graph, roots, homes, k)
         return legal(canonicalize(made)[0] if exact else made, target)
 
     part_of = _parts(graph)
     for root in all_roots(graph):
-        number = int(root[1:])
+        made = {root.number} if root.kind == "r" else set()
         for k in reversed(range(len(groups))):
             if part_of[groups[k][0]] != part_of[root]:
                 continue
             trial = [*groups[k], root]
-            homes = home | ({number: k} if root[0] == "r" else {})
+            homes = home | dict.fromkeys(made, k)
             wanted = needs(k, trial, homes)
             if any(k in reach([n]) for n in wanted):
                 continue  # what we need waits for this group: joining it would make a cycle
@@ -166,7 +171,7 @@ def greedy(graph: Graph, target: str = "cuda", *, exact: bool = False) -> Shape:
                 break
         else:
             k = len(groups)
-            homes = home | ({number: k} if root[0] == "r" else {})
+            homes = home | dict.fromkeys(made, k)
             if not fits([root], homes, k):
                 raise Unsupported(f"no kernel for {root}")
             groups.append([root])
@@ -184,49 +189,49 @@ def greedy(graph: Graph, target: str = "cuda", *, exact: bool = False) -> Shape:
     return tuple((tuple(groups[k]),) for k in order)
 
 
-def _parts(graph: Graph) -> dict[str, int]:
+def _parts(graph: Graph) -> dict[Root, int]:
     """The connected part that each root belongs to."""
-    found: dict[str, int] = {}
+    found: dict[Root, int] = {}
     for n, outputs in enumerate(components(graph)):
-        found |= {f"o{k}": n for k in outputs}
-        inside = cone(graph, [f"o{k}" for k in outputs], {}, 0)
-        found |= {f"r{i}": n for i in inside if graph.values[i].op in REDUCTIONS}
+        stored = [Root("o", k) for k in outputs]
+        reduced = [Root("r", i) for i in cone(graph, stored, {}, 0) if graph.values[i].op in REDUCTIONS]
+        found |= dict.fromkeys([*stored, *reduced], n)
     return found
 
 
-def cone(graph: Graph, roots: Iterable[str], home: Mapping[int, int], k: int) -> list[int]:
+def cone(graph: Graph, roots: Iterable[Root], home: Mapping[int, int], k: int) -> list[int]:
     """Values that group ``k`` with these roots computes, or reads from the scratch of other groups, in order.
 
     ``home`` is the group of each value that is a root; the walk ends at those of other groups.
     """
-    return graph.making((root_value(graph, r) for r in roots), ends=lambda i: home.get(i, k) != k)
+    return graph.making((r.value(graph) for r in roots), ends=lambda i: home.get(i, k) != k)
 
 
-def sketch(graph: Graph, roots: Sequence[str], home: Mapping[int, int], k: int) -> Graph:
+def sketch(graph: Graph, roots: Sequence[Root], home: Mapping[int, int], k: int) -> Graph:
     """The graph of a group, simplified but not canonical: to judge whether it has a kernel at all.
 
     Reductions of other groups are loads. Those of its own are kept where a root that is not of the group needs them.
     """
     values = cone(graph, roots, home, k)
     readers = _readers(graph)
-    own = [i for i in values if home.get(i, k) == k and f"r{i}" in roots and not readers[i] <= set(roots)]
+    own = [i for i in values if home.get(i, k) == k and Root("r", i) in roots and not readers[i] <= set(roots)]
     others = [i for i in values if home.get(i, k) != k]
     crossing: dict[int, Source] = {i: ("scratch", n) for n, i in enumerate([*own, *others])}
     return simplify(_raw_group(graph, roots, values, home, k, crossing, {})[0])
 
 
-_READERS: dict[int, tuple[Graph, dict[int, set[str]]]] = {}
+_READERS: dict[int, tuple[Graph, dict[int, set[Root]]]] = {}
 
 
-def _readers(graph: Graph) -> dict[int, set[str]]:
+def _readers(graph: Graph) -> dict[int, set[Root]]:
     """For each reduction, the roots that are made from it through values that are no roots. Remembered for the last
     graph, which planning asks about again and again."""
     found = _READERS.get(id(graph))
     if found is None or found[0] is not graph:
-        out: dict[int, set[str]] = {i: set() for i in graph.live if graph.values[i].op in REDUCTIONS}
+        out: dict[int, set[Root]] = {i: set() for i in graph.live if graph.values[i].op in REDUCTIONS}
         for root in all_roots(graph):
-            start = root_value(graph, root)
-            made = graph.making(graph.values[start].args if root[0] == "r" else [start], ends=out.__contains__)
+            start = root.value(graph)
+            made = graph.making(graph.values[start].args if root.kind == "r" else [start], ends=out.__contains__)
             for i in out.keys() & made:
                 out[i].add(root)
         _READERS.clear()
@@ -236,24 +241,24 @@ def _readers(graph: Graph) -> dict[int, set[str]]:
 
 def _check_roots(graph: Graph, drafts: Sequence[Roots]) -> None:
     named = [r for roots in drafts for r in roots]
-    if len(named) != len({r.replace("b", "o") for r in named}):
+    written = {Root("o", r.number) if r.is_output else r for r in named}
+    if len(named) != len(written):
         raise Unsupported("a root is in two groups")
-    kept = [root_value(graph, r) for r in named if r[0] == "v" or (r[0] == "b" and int(r[1:]) < len(graph.outputs))]
+    for r in named:
+        if r.number >= len(graph.outputs if r.is_output else graph.values):
+            raise Unsupported(f"the region has no {r}")
+        if r.kind == "r" and graph.values[r.number].op not in REDUCTIONS:
+            raise Unsupported(f"{r} is not a reduction")
+        if r.kind == "v" and graph.values[r.number].op in ("const", "index", *REDUCTIONS):
+            raise Unsupported(f"{r} is not a value to be kept in memory")
+        if r.kind == "b" and not can_be_read_back(graph, r.number):
+            raise Unsupported(f"{r} is not an output to be read back")
+    kept = [r.value(graph) for r in named if r.kind in ("v", "b")]
     if len(kept) != len(set(kept)):
         raise Unsupported("a value is kept in two places")
-    for r in named:
-        limit = len(graph.outputs) if r[0] in "ob" else len(graph.values)
-        if int(r[1:]) >= limit:
-            raise Unsupported(f"the region has no {r}")
-        if r[0] == "r" and graph.values[int(r[1:])].op not in REDUCTIONS:
-            raise Unsupported(f"{r} is not a reduction")
-        if r[0] == "v" and graph.values[int(r[1:])].op in ("const", "index", *REDUCTIONS):
-            raise Unsupported(f"{r} is not a value to be kept in memory")
-        if r[0] == "b" and not can_be_read_back(graph, int(r[1:])):
-            raise Unsupported(f"{r} is not an output to be read back")
-    missing = set(all_roots(graph)) - {r.replace("b", "o") for r in named}
+    missing = set(all_roots(graph)) - written
     if missing:
-        raise Unsupported(f"no group has {', '.join(sorted(missing))}")
+        raise Unsupported(f"no group has {', '.join(sorted(map(str, missing)))}")
 
 
 def can_be_read_back(graph: Graph, k: int) -> bool:
@@ -282,7 +287,7 @@ def _check_order(plan: Plan) -> None:
     for k, g in enumerate(plan.groups):
         for ref in g.inputs:
             if ref[0] != "input" and not (ref in made and place[made[ref]] < place[k]):
-                raise Unsupported(f"the group {','.join(g.roots)} reads what is made after it")
+                raise Unsupported(f"the group {names(g.roots)} reads what is made after it")
 
 
 def _dense(graph: Graph, axes: Iterable[int]) -> tuple[int, ...]:
@@ -306,7 +311,7 @@ def by_rows(graph: Graph, k: int) -> bool:
 
 
 def _raw_group(
-    graph: Graph, roots: Iterable[str], values: Sequence[int], home: Mapping[int, int], k: int,
+    graph: Graph, roots: Iterable[Root], values: Sequence[int], home: Mapping[int, int], k: int,
     crossing: Mapping[int, Source], back: Mapping[int, int],
 ) -> tuple[Graph, list[Source], list[Source]]:  # fmt: skip
     """A group's graph in the region's axes, and what its slots and outputs are."""
@@ -337,13 +342,13 @@ def _raw_group(
         made.append(v)
     outputs: list[Output] = []
     sinks: list[Source] = []
-    for r in sorted(roots, key=lambda r: (r[0] in "ob", int(r[1:]))):
-        number = int(r[1:])
-        if r[0] in "ob":
+    for r in sorted(roots, key=lambda r: (r.is_output, r.number)):
+        number = r.number
+        if r.is_output:
             out = graph.outputs[number]
             outputs.append(replace(out, value=new[out.value]))
             sinks.append(("output", number))
-            if r[0] == "b" and crossing.get(out.value, sinks[-1]) != sinks[-1]:
+            if r.kind == "b" and crossing.get(out.value, sinks[-1]) != sinks[-1]:
                 axes = graph.values[out.value].axes
                 outputs.append(Output(new[out.value], axes, _dense(graph, axes), out.dtype))
                 sinks.append(crossing[out.value])

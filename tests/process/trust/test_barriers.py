@@ -88,6 +88,6 @@ def test_a_search_goes_on_without_the_grid_barrier(changes: Config, words: str) 
     fitted = sums().adapt(earlier)
     if "plan" in changes:  # of which nothing is left
         assert fitted is sums().predict(earlier) is None
-        assert "is not a list of roots" in (sums().reject(earlier) or "")
+        assert "is not a root" in (sums().reject(earlier) or "")
     else:
         assert fitted == config

@@ -191,7 +191,7 @@ def test_the_loosest_register_cap_holds() -> None:
 def test_a_plan_may_pack_what_the_default_does_not() -> None:
     task = optimizer(33, 70)
     one, two = (g.roots for g in task.plan.groups)
-    text = f"{','.join(one)} / {','.join(two)}"
+    text = write_text(((one,), (two,)))
     apart = build_plan(task.graph, read_text(text))
     task.plan = apart
     assert run_packed(task, seed=8) == [1, 1]

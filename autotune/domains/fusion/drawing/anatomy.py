@@ -249,7 +249,7 @@ def _group(graph: Graph, plan: Plan, k: int, config: Config, side: str, kernels:
     )  # fmt: skip
     stores = tuple((o.value, sinks[n]) for n, o in enumerate(own_graph.outputs))
     return GroupAnatomy(
-        k, group.roots, scheme, config, _shape(own_graph), reads, writes, stores,
+        k, tuple(map(str, group.roots)), scheme, config, _shape(own_graph), reads, writes, stores,
         _operators(group, names, config, side, scheme), kernels, own, cost(own_graph),
     )  # fmt: skip
 

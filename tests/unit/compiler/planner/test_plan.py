@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from autotune.compiler.planner.groups import Plan, read_text
-from autotune.compiler.planner.plan import all_roots, build_plan, greedy, make_plan, root_value, sketch
+from autotune.compiler.planner.plan import all_roots, build_plan, greedy, make_plan, sketch
 from autotune.compiler.schedules.cuda import legal
 from autotune.errors import Unsupported
 from autotune.ir.forms.canonical import canonicalize
@@ -95,7 +95,7 @@ def test_plan_is_a_function_of_the_graph() -> None:
 def test_a_value_between_groups_goes_through_scratch() -> None:
     graph = graph_of("mean_cross_entropy")
     ((whole,),) = read_text(make_plan(graph, "cpu").text)
-    rows = [r for r in whole if r[0] == "r" and graph.values[int(r[1:])].axes]
+    rows = [r for r in whole if r.kind == "r" and graph.values[r.number].axes]
     plan = build_plan(graph, ((tuple(rows),), (tuple(r for r in whole if r not in rows),)), "cpu")
     first, second = plan.groups
     assert [kind for kind, _ in first.inputs] == ["input"]
@@ -111,12 +111,12 @@ def test_row_and_column_statistics_as_a_kernel_each() -> None:
     graph = graph_of("relu_statistics")
     parts: dict[tuple[int, ...], list[str]] = {}
     for root in all_roots(graph):
-        value = root_value(graph, root)
+        value = root.value(graph)
         while graph.values[value].op not in REDUCTIONS:
             value = max(graph.values[value].args)
         parts.setdefault(graph.values[value].over, []).append(root)
     plan = build_plan(graph, tuple((tuple(roots),) for roots in parts.values()), "cpu")
-    over = [{graph.values[int(r[1:])].over for r in g.roots if r[0] == "r"} for g in plan.groups]
+    over = [{graph.values[r.number].over for r in g.roots if r.kind == "r"} for g in plan.groups]
     assert [len(o) for o in over] == [1, 1]
     assert over[0] != over[1]
     assert plan.scratch == ()  # neither needs what the other reduces
@@ -199,6 +199,6 @@ def test_a_group_is_judged_by_the_graph_that_is_built(side: str) -> None:
     graphs = [graph, *(graph_of(c.name, k) for c, k in REGIONS)]
     for graph in graphs:
         plan = make_plan(graph, side)
-        home = {root_value(graph, r): k for k, group in enumerate(plan.groups) for r in group.roots if r[0] == "r"}
+        home = {r.number: k for k, group in enumerate(plan.groups) for r in group.roots if r.kind == "r"}
         for k, group in enumerate(plan.groups):
             assert canonicalize(sketch(graph, group.roots, home, k))[0] == group.graph

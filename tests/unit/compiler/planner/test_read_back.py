@@ -11,7 +11,7 @@ from torch import Tensor
 from autotune.compiler.assemble import Draft, draft
 from autotune.compiler.planner.beam import shapes
 from autotune.compiler.planner.cost import Figures
-from autotune.compiler.planner.groups import read_text, write_text
+from autotune.compiler.planner.groups import Root, names, read_text, write_text
 from autotune.compiler.planner.methods import METHODS
 from autotune.compiler.planner.packing import pack
 from autotune.compiler.planner.plan import all_roots, build_plan, make_plan
@@ -136,7 +136,7 @@ def test_what_storing_rounds_is_not_read_back_where_nothing_may_be_rounded() -> 
 )
 def test_plans_that_make_no_sense_are_refused(text: str, said: str) -> None:
     graph = graph_of(mixer_norm, 2, 24, 64)
-    rest = ",".join(r for r in all_roots(graph) if r != "o0")
+    rest = names(r for r in all_roots(graph) if r != Root("o", 0))
     with pytest.raises(Unsupported, match=said):
         build_plan(graph, read_text(text.format(rest=rest, sum=graph.outputs[0].value)))
 
@@ -148,8 +148,7 @@ def reduced(x: Tensor) -> Tensor:
 def test_a_reduction_is_kept_otherwise() -> None:
     (work,) = workloads_of(Case("reduced", reduced, (T(64, 128),)))
     graph = Graph.from_json(work.spec)
-    roots = all_roots(graph)
-    text = ",".join(r.replace("o", "b") for r in roots)
+    text = names(all_roots(graph)).replace("o", "b")
     with pytest.raises(Unsupported, match="is not an output to be read back"):
         build_plan(graph, read_text(text))
 
