@@ -12,7 +12,7 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from autotune import __version__
@@ -27,8 +27,6 @@ from autotune.cli.commands import (
     import_,
     lookup,
     plan,
-    record,
-    replay,
     report,
     search,
     show,
@@ -50,8 +48,6 @@ COMMANDS = (
     workloads,
     bench,
     calibrate,
-    record,
-    replay,
     export,
     import_,
     db,
@@ -86,14 +82,18 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; argparse's own errors and ``--help`` raise SystemExit."""
+def main(argv: Sequence[str] | None = None, parser: Callable[[], argparse.ArgumentParser] = build_parser) -> int:
+    """Run one command and return its exit code; argparse's own errors and ``--help`` raise SystemExit.
+
+    Args:
+        parser: makes the parser, for programs with commands of their own.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a file's name need not be text of the terminal's encoding
             stream.reconfigure(errors="backslashreplace")
     args = None
     try:
-        args = build_parser().parse_args(argv)
+        args = parser().parse_args(argv)
         code: int = args.run(args)
         sys.stdout.flush()
         return code

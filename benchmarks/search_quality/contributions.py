@@ -18,10 +18,10 @@ from typing import Any
 
 from autotune.device import identify
 from autotune.tuner.proposals import samplers
-from autotune.tuner.replay.recording import Recording, load_all
-from autotune.tuner.replay.regret import NEAR, Regret
-from autotune.tuner.replay.replay import HELP, search
 from benchmarks.form import write
+from benchmarks.replay.recording import Recording, load_all
+from benchmarks.replay.regret import NEAR, Regret
+from benchmarks.replay.search import HELP, search
 
 BUDGETS = (10, 20, 40, 60)
 FOREIGN = "kernel_tuner"

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.domains.fusion.task import FusionTask
-from autotune.tuner.replay.recording import SUFFIX, Recording, load_all
+from benchmarks.replay.recording import SUFFIX, Recording, load_all
 
 
 def expected(recording: Recording, target: str, sms: int) -> Recording:

@@ -18,8 +18,8 @@ from typing import Any
 
 from autotune.space import Parameter, Space
 from autotune.task import Status
-from autotune.tuner.replay.recording import SUFFIX, Recording, Row
 from autotune.workload import Workload
+from benchmarks.replay.recording import SUFFIX, Recording, Row
 
 
 def load_cache(path: Path) -> Any:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune import charts
-from autotune.tuner.replay.regret import geometric
 from benchmarks.form import read
+from benchmarks.replay.regret import geometric
 
 LINES = {"default": "default", "without any seed": "without seeds and model", "random alone": "random search"}
 """Variant to its name in the picture."""

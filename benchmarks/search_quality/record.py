@@ -1,4 +1,4 @@
-"""Records :mod:`benchmarks.search_quality.spaces`, as ``autotune record`` does it.
+"""Records :mod:`benchmarks.search_quality.spaces`, as ``python -m benchmarks.replay record`` does it.
 
     taskset -c 0 python -m benchmarks.search_quality.record benchmarks/recordings --db recordings.db
     python -m benchmarks.search_quality.record benchmarks/recordings/h200 --device cuda:0 --db h200.db --all-s 300
@@ -34,11 +34,11 @@ from autotune.measure.worker import Worker
 from autotune.store import Store
 from autotune.task import Config, Status, config_key, policy_for
 from autotune.tuner.context import Context
-from autotune.tuner.replay.record import Candidates, record, task_of
-from autotune.tuner.replay.recording import SUFFIX, Recording
-from autotune.tuner.replay.regret import NEAR
 from autotune.tuner.session import Lease
 from autotune.workload import Workload
+from benchmarks.replay.record import Candidates, record, task_of
+from benchmarks.replay.recording import SUFFIX, Recording
+from benchmarks.replay.regret import NEAR
 from benchmarks.search_quality.spaces import GPU_KERNELS, GPU_SPACES, GROUPS, KERNELS
 
 WARM: Mapping[str, Mapping[str, Any]] = {"benchmarks.search_quality.gpu_kernels:convolve": {"n": 512}}

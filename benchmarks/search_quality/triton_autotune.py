@@ -24,7 +24,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from autotune.tuner.replay.regret import NEAR
+from benchmarks.replay.regret import NEAR
 
 TARGET = "benchmarks.search_quality.triton_product:ours"
 ROUNDS, CALLS = 30, 100
@@ -132,8 +132,8 @@ def _record(device: str, side: int) -> dict[str, Any]:
     from autotune.store import Store
     from autotune.task import policy_for
     from autotune.tuner.context import Context
-    from autotune.tuner.replay.record import record
     from autotune.tuner.session import Lease
+    from benchmarks.replay.record import record
 
     shape = {"m": side, "n": side, "k": side}
     with Store.open(os.environ["AUTOTUNE_DB"]) as store:

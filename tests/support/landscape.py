@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from autotune.space import Config, Parameter, Space
 from autotune.task import Status
-from autotune.tuner.replay.recording import Recording, Row
 from autotune.workload import Workload
+from benchmarks.replay.recording import Recording, Row
 
 SPACE = Space(
     (

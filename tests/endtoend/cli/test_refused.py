@@ -233,7 +233,6 @@ def test_a_file_in_the_place_of_a_module_is_told_its_module(
     [
         ["lookup", "fusion", "layer_norm"],
         ["lookup", "c3", "ag-equal-proj", "--device", "cpu"],
-        ["record", "layer_norm", "--out", "made"],
         ["search", "--missed", "--device", "cpu"],
         ["search", "c3", "--missed", "--device", "cpu"],
     ],
@@ -247,13 +246,3 @@ def test_a_database_that_is_not_there_is_told_and_nothing_is_made(
     assert (out, err.count("\n")) == ("", 1)
     assert "there is no database" in err
     assert not list(tmp_path.iterdir())
-
-
-def test_a_recording_of_what_nobody_searched_makes_no_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    db = tmp_path / "t.db"
-    Store.open(db).close()
-    assert app.main(["record", "layer_norm", "--out", str(tmp_path / "made"), "--db", str(db)]) == 2
-    assert "has no workload 'layer_norm'" in capsys.readouterr().err
-    assert not (tmp_path / "made").exists()

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from autotune.cli import app
 from autotune.store import Store
 from autotune.task import Status, policy_for
 from autotune.tuner.context import Context
-from autotune.tuner.replay.record import Candidates, record, task_of
-from autotune.tuner.replay.recording import SUFFIX, Recording
-from autotune.tuner.replay.replay import search
 from autotune.tuner.session import Lease
 from autotune.workload import Workload
+from benchmarks.replay.__main__ import main
+from benchmarks.replay.record import Candidates, record, task_of
+from benchmarks.replay.recording import SUFFIX, Recording
+from benchmarks.replay.search import search
 from tests.support.toy import toy_domain
 
 pytestmark = pytest.mark.usefixtures("formula")
 
 
 def _record(store: Store, folder: Path, *more: str) -> int:
-    return app.main(["record", "toy 64x256", "--device", "cpu", "--db", store.url, "--out", str(folder), *more])
+    return main(["record", "toy 64x256", "--device", "cpu", "--db", store.url, "--out", str(folder), *more])
 
 
 def test_every_candidate_is_measured_once(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,7 +66,7 @@ def test_a_narrowed_space_and_failures(store: Store, tmp_path: Path) -> None:
     space = tmp_path / "space.toml"
     space.write_text('how = ["vector", "build_error"]\nblock = [2, 4, 8]\n')
     line = ["record", workload.fingerprint[:10], "--space", str(space), "--device", "cpu", "--db", store.url]
-    assert app.main([*line, "--out", str(tmp_path)]) == 0
+    assert main([*line, "--out", str(tmp_path)]) == 0
     (path,) = tmp_path.glob(f"*{SUFFIX}")
     r = Recording.load(path)
     assert r.space.size == 6
@@ -81,10 +81,10 @@ def test_mistakes_are_told_in_a_line(store: Store, tmp_path: Path, capsys: pytes
     assert _record(store, tmp_path) == 2
     assert "is several workloads" in capsys.readouterr().err
     line = ["record", "nothing", "--device", "cpu", "--db", store.url]
-    assert app.main(line) == 2
+    assert main(line) == 2
     assert "has no workload 'nothing'" in capsys.readouterr().err
     (tmp_path / "file").touch()
-    assert app.main([*line, "--out", str(tmp_path / "file")]) == 2
+    assert main([*line, "--out", str(tmp_path / "file")]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
@@ -93,5 +93,19 @@ def test_a_program_of_a_database_is_not_imported(store: Store, capsys: pytest.Ca
             "collective": "all_gather", "nbytes": 1 << 20, "dtype": "bfloat16", "ranks": 2}  # fmt: skip
     workload = Workload("c3", spec, label="theirs")
     store.put_workload(workload)
-    assert app.main(["record", "theirs", "--device", "cpu", "--db", store.url]) == 2
+    assert main(["record", "theirs", "--device", "cpu", "--db", store.url]) == 2
     assert "may not be measured" in capsys.readouterr().err
+
+
+def test_a_recording_of_what_nobody_searched_makes_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = ["record", "layer_norm", "--out", "made", "--db"]
+    assert main([*line, "typo.db"]) == 2
+    assert "there is no database" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    Store.open(tmp_path / "t.db").close()
+    assert main([*line, "t.db"]) == 2
+    assert "has no workload 'layer_norm'" in capsys.readouterr().err
+    assert not (tmp_path / "made").exists()

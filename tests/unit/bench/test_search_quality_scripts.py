@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from autotune.resources import resource_dir
-from autotune.tuner.replay.recording import SUFFIX, Recording
+from benchmarks.replay.recording import SUFFIX, Recording
 from benchmarks.search_quality import expect, hub, plot, record, triton_autotune
 from benchmarks.search_quality.spaces import GPU_SPACES, GROUPS, HELD_OUT
 from benchmarks.search_quality.triton_autotune import judged, key_of, line

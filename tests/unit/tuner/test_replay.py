@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from autotune.cli import app
 from autotune.errors import UserError
 from autotune.task import config_key
 from autotune.tuner.phases.explore import Explorer
-from autotune.tuner.replay import replay
-from autotune.tuner.replay.recording import SUFFIX, Recording, load_all
-from autotune.tuner.replay.regret import Regret, geometric
-from autotune.tuner.replay.replay import Trace, search
+from benchmarks.replay import search as replay
+from benchmarks.replay.__main__ import main
+from benchmarks.replay.recording import SUFFIX, Recording, load_all
+from benchmarks.replay.regret import Regret, geometric
+from benchmarks.replay.search import Trace, search
 from tests.support.landscape import BEST, SPACE, latency, recording
 
 NOTHING = ("seeds", "model", "neighbours", "pruning")
@@ -86,11 +86,11 @@ def test_a_damaged_file_is_refused_in_a_line(name: str, tmp_path: Path, capsys: 
         data = json.loads(gzip.decompress(path.read_bytes()))
         _damage(name)(data)
         path.write_bytes(gzip.compress(json.dumps(data).encode()))
-    assert app.main(["replay", str(path)]) == 2
+    assert main(["search", str(path)]) == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert str(path) in told
-    assert name != "text" or "is no recording: `autotune record` makes one" in told
+    assert name != "text" or "is no recording: `python -m benchmarks.replay record` makes one" in told
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "random", "brute"])
@@ -157,15 +157,15 @@ def test_regret() -> None:
 def test_the_command_tells_of_every_recording_and_sampler(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in "ab":
         recording().save(tmp_path / f"{name}{SUFFIX}")
-    line = ["replay", str(tmp_path), "--sampler", "random,tpe", "--seeds", "2", "--candidates", "25"]
-    assert app.main([*line, "--json"]) == 0
+    line = ["search", str(tmp_path), "--sampler", "random,tpe", "--seeds", "2", "--candidates", "25"]
+    assert main([*line, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert [(a["workload"], a["sampler"]) for a in answer["searches"]] == [
         ("formula", "random"),
         ("formula", "tpe"),
     ] * 2
     assert set(answer["searches"][0]["regret"]) == {"20", "25"}
-    assert app.main(line) == 0
+    assert main(line) == 0
     assert "all (geometric mean" in capsys.readouterr().out
 
 
@@ -173,9 +173,9 @@ def test_the_command_tells_of_every_recording_and_sampler(tmp_path: Path, capsys
 def test_the_command_refuses_unknown_names(
     wrong: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert app.main(["replay", str(tmp_path), *wrong]) == 2
+    assert main(["search", str(tmp_path), *wrong]) == 2
     assert "there is" in capsys.readouterr().err
-    assert app.main(["replay", str(tmp_path)]) == 2
+    assert main(["search", str(tmp_path)]) == 2
     assert "has no recording" in capsys.readouterr().err
 
 

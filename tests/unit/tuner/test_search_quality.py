@@ -15,8 +15,8 @@ import pytest
 from autotune.domains.fusion.task import FusionTask
 from autotune.tuner.proposals.samplers import DEFAULT
 from autotune.tuner.proposals.seeds import picks
-from autotune.tuner.replay.recording import SUFFIX, load_all
-from autotune.tuner.replay.replay import search
+from benchmarks.replay.recording import SUFFIX, load_all
+from benchmarks.replay.search import search
 from tests.support import ROOT
 
 FOLDER = ROOT / "benchmarks" / "recordings"

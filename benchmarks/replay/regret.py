@@ -1,4 +1,4 @@
-"""``autotune replay``: search recordings again, without a device, and tell how good the searches are."""
+"""Search recordings again and print the regret: the distance of the best found from the best candidate there is."""
 
 from __future__ import annotations
 
@@ -7,15 +7,75 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
 
 from autotune.cli.options import JSON_HELP, natural_int, positive_int
 from autotune.cli.output import console
 from autotune.tuner.proposals.samplers import DEFAULT, SAMPLERS, make_sampler
+from benchmarks.replay.recording import Recording, load_all
+from benchmarks.replay.search import Trace, check_help, search
 
-if TYPE_CHECKING:
-    from autotune.tuner.replay.regret import Regret
+NEAR = 0.03
+"""A search is near the best candidate when it has found one that is so much slower, or less."""
+
+
+@dataclass(frozen=True)
+class Regret:
+    """Several searches of one recording that differ by their seed.
+
+    Attributes:
+        optimum_us: latency of the recording's best candidate.
+        traces: one a search.
+    """
+
+    optimum_us: float
+    traces: tuple[Trace, ...]
+
+    @classmethod
+    def of(cls, recording: Recording, traces: Sequence[Trace]) -> Regret:
+        """The regret of searches in ``recording``."""
+        return cls(recording.optimum_us, tuple(traces))
+
+    def at(self, candidates: int) -> float:
+        """Best latency after so many candidates over the optimum, less 1; in the median over the searches."""
+        return statistics.median(self._after(trace, candidates) for trace in self.traces)
+
+    def _after(self, trace: Trace, candidates: int) -> float:
+        if not trace.best_us:
+            return math.inf
+        return trace.best_us[min(candidates, len(trace.best_us)) - 1] / self.optimum_us - 1
+
+    def candidates(self, near: float = NEAR) -> float:
+        """Candidates until the best is within ``near`` of the optimum, in the median; infinite where it never is."""
+        return statistics.median(self._first(trace, near) + 1 for trace in self.traces)
+
+    def seconds(self, near: float = NEAR) -> float:
+        """Wall time until then, in the median; infinite where it never is."""
+        return statistics.median(
+            math.inf if (k := self._first(trace, near)) == math.inf else trace.seconds[int(k)] for trace in self.traces
+        )
+
+    def _first(self, trace: Trace, near: float) -> float:
+        """Number of the first candidate, from 0, that is near enough."""
+        limit = self.optimum_us * (1 + near)
+        return next((k for k, us in enumerate(trace.best_us) if us <= limit), math.inf)
+
+    @property
+    def proposing_s(self) -> float:
+        """Seconds that the search itself took for each candidate, in the mean."""
+        return statistics.fmean(t.proposing_s / max(1, len(t.best_us)) for t in self.traces)
+
+
+def geometric(values: Sequence[float]) -> float:
+    """The geometric mean of 1 + each value, less 1; infinite where one is."""
+    return math.inf if math.inf in values else math.exp(statistics.fmean(math.log1p(v) for v in values)) - 1
+
 
 BUDGETS = (20, 40, 80)
 """Candidates after which the regret is told."""
@@ -24,10 +84,10 @@ BUDGETS = (20, 40, 80)
 def add_parser(subparsers: Any) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
-        "replay",
-        help="search recordings again without a device: how near do searches come to the best?",
-        description="Search recordings (`autotune record` makes them) with several seeds, and tell how far the best "
-        "found is from the best there is (regret), and after how many candidates it is within 3%. Medians over seeds.",
+        "search",
+        help="search recordings again without a device, and print the regret",
+        description="Search recordings (of the command `record`) with several seeds. Print how far the best found is "
+        "from the best there is (regret), and after how many candidates it is within 3%. Medians over seeds.",
     )
     parser.add_argument("recordings", metavar="FILE", nargs="+", type=Path, help="recordings, or folders of them")
     about = f"who proposes: some of {', '.join(SAMPLERS)}, by comma (default: {DEFAULT})"
@@ -45,19 +105,15 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Replay; returns 0."""
-    from autotune.tuner.replay import replay
-    from autotune.tuner.replay.recording import load_all
-    from autotune.tuner.replay.regret import Regret
-
     samplers, without = _names(args.sampler), _names(args.without)
     for name in samplers:  # told before recordings are read
         make_sampler(name, args.seed)
-    replay.check_help(without)
+    check_help(without)
     answers = []
     for recording in load_all(args.recordings):
         for sampler in samplers:
             traces = [
-                replay.search(
+                search(
                     recording,
                     sampler,
                     candidates=args.candidates,
@@ -102,10 +158,6 @@ def _finite(value: float) -> float | None:
 
 
 def _show(answers: Sequence[Mapping[str, Any]], samplers: Sequence[str]) -> None:
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("workload", overflow="fold", min_width=12)
     table.add_column("sampler", no_wrap=True)
@@ -130,8 +182,6 @@ def _show(answers: Sequence[Mapping[str, Any]], samplers: Sequence[str]) -> None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    from autotune.tuner.replay.regret import geometric
-
     return _finite(geometric([math.inf if v is None else v for v in values]))
 
 

@@ -135,12 +135,12 @@ class Recording:
             with gzip.open(path, "rb") as packed:
                 data = json.loads(packed.read(_LARGEST))
             if not isinstance(data, dict) or "recording" not in data:
-                raise UserError(f"{path} is no recording: `autotune record` makes one")
+                raise UserError(f"{path} is no recording: `python -m benchmarks.replay record` makes one")
             if data["recording"] != VERSION:
                 raise UserError(f"{path}: recording of version {data['recording']!r}; this autotune reads {VERSION}")
             return cls._from_json(data)
         except gzip.BadGzipFile:
-            raise UserError(f"{path} is no recording: `autotune record` makes one") from None
+            raise UserError(f"{path} is no recording: `python -m benchmarks.replay record` makes one") from None
         except OSError as error:
             raise UserError(f"{path}: {error.strerror or error}") from None
         except (ValueError, TypeError, KeyError, IndexError, EOFError, zlib.error, RecursionError) as error:
@@ -199,6 +199,6 @@ def load_all(paths: Sequence[Path]) -> list[Recording]:
     for path in paths:
         files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
         if not files:
-            raise UserError(f"{path} has no recording (*{SUFFIX}): `autotune record` makes one")
+            raise UserError(f"{path} has no recording (*{SUFFIX}): `python -m benchmarks.replay record` makes one")
         found += [Recording.load(file) for file in files]
     return found

@@ -23,9 +23,9 @@ from autotune.tuner.phases.explore import Explorer
 from autotune.tuner.proposals import seeds
 from autotune.tuner.proposals.history import History
 from autotune.tuner.proposals.samplers import is_guided
-from autotune.tuner.replay.recording import Recording, Row
 from autotune.tuner.session import Session
 from autotune.workload import Workload
+from benchmarks.replay.recording import Recording, Row
 
 HELP = ("seeds", "model", "neighbours", "pruning")
 """What helps a sampler: heuristics and the default, the cost model's suggestions, steps from the best so far, and the
