@@ -24,7 +24,7 @@ help:
 	@echo "make test    the test suite; no GPU needed"
 	@echo "make lint    ruff (rules and format), and make cycles"
 	@echo "make cycles  who imports whom: layers, and no circle"
-	@echo "make types   mypy --strict on autotune/ and tests/support/"
+	@echo "make types   mypy --strict on autotune/, tests/support/ and the suites"
 	@echo "make format  let ruff format what it may"
 	@echo "make wheel   build dist/*.whl"
 	@echo "make docs    build/docs: the documentation as a site, every link checked"

@@ -1,6 +1,6 @@
 """How well C3's heuristics do on scenarios that were searched.
 
-``python -m benchmarks.c3_heuristics RESULT.json FIGURES.json``: RESULT is of ``autotune bench c3``, FIGURES of
+``python -m benchmarks.c3_heuristics RESULT.json FIGURES.json``: RESULT is of ``python -m benchmarks.c3``, FIGURES of
 ``autotune calibrate c3 --json``. Nothing is measured: choices are looked up among the strategies that the search has
 tried, so that the model can be worked on without the machine. And so that it is not fitted to those scenarios, the
 choices for each of the calibration's own GEMMs are told too, by what was measured of the others.

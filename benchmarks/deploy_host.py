@@ -23,12 +23,12 @@ import torch
 import torch._inductor.config
 from torch.nn import functional as F
 
-from autotune.bench.fusion.floor import copy_bandwidth
 from autotune.device import environment, identify
 from autotune.runtime.backend import dynamo_backend
 from autotune.runtime.inductor import region_call
 from autotune.store import Store
 from benchmarks import form
+from benchmarks.fusion.floor import copy_bandwidth
 from tests.support.capture_helpers import regions_of
 from tests.support.deployment import store_default
 

@@ -75,9 +75,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from autotune.bench import step
-    from autotune.bench.fusion.floor import copy_bandwidth
     from autotune.bench.turns import Turns
     from autotune.measure.policy import default_policy
+    from benchmarks.fusion.floor import copy_bandwidth
     from examples.models import make
 
     name = args.measure

@@ -23,8 +23,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.bench.fusion.floor import copy_bandwidth
 from benchmarks import form
+from benchmarks.fusion.floor import copy_bandwidth
 
 BEST = (
     {"max_autotune": True, "coordinate_descent_tuning": True, "combo_kernels": True},

@@ -192,7 +192,7 @@ def _line(case: Mapping[str, Any]) -> str:
 
 def table(cases: Sequence[Mapping[str, Any]]) -> str:
     """For a terminal: a line a model, then the geometric means of what first steps cost."""
-    from autotune.bench.fusion.report import geometric_mean
+    from benchmarks.fusion.report import geometric_mean
 
     if not cases:
         return "nothing was checked"

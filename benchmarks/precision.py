@@ -27,8 +27,6 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from autotune.bench.fusion.cases.case import Case
-from autotune.bench.fusion.suite import choose
 from autotune.compiler.regions.find import Region, find_regions
 from autotune.device import environment, identify, resolve_device
 from autotune.ir.graph import Graph
@@ -39,6 +37,8 @@ from autotune.store.records import Key, Schedule
 from autotune.task import Artifact, Config, open_task
 from autotune.workload import Workload
 from benchmarks import form
+from benchmarks.fusion.cases.case import Case
+from benchmarks.fusion.suite import choose
 from benchmarks.table import render
 
 Errors = dict[str, float]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.bench.fusion.report import geometric_mean
+from benchmarks.fusion.report import geometric_mean
 
 CONTENDERS = {"eager": "eager", "inductor": "Inductor", "autotune": "autotune", "autotune_strict": "strict"}
 

@@ -21,12 +21,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.bench.fusion import report
-from autotune.bench.fusion.ablation import ABLATIONS
-from autotune.bench.fusion.report import geometric_mean
-from autotune.domains.c3.suite import report as c3_report
 from benchmarks import c3_device_table, precision_table
+from benchmarks.c3 import report as c3_report
 from benchmarks.form import RESULTS, read
+from benchmarks.fusion import report
+from benchmarks.fusion.ablation import ABLATIONS
+from benchmarks.fusion.report import geometric_mean
 from benchmarks.real import table as real_table
 
 MARKED = re.compile(r"(<!-- (results|ablations): (\S+) -->\n)(.*?)(<!-- end \2 -->)", re.DOTALL)

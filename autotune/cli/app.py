@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 from autotune import __version__
 from autotune.cli.commands import (
     background,
-    bench,
     calibrate,
     compare,
     dashboard,
@@ -46,7 +45,6 @@ COMMANDS = (
     report,
     dashboard,
     workloads,
-    bench,
     calibrate,
     export,
     import_,

@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 from autotune.cli.domains import names
 from autotune.errors import UserError
 from autotune.ir.precision import PRECISIONS
-from autotune.outputs import check_output
 
 JSON_HELP = "print one JSON object on stdout, and nothing else there"
 DB_HELP = "database URL or SQLite file (default: $AUTOTUNE_DB, else a file in the user data directory)"
@@ -114,23 +112,3 @@ def add_replica(parser: argparse.ArgumentParser) -> None:
 def add_json(parser: argparse.ArgumentParser) -> None:
     """``--json``."""
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
-
-
-def result_file(args: argparse.Namespace) -> Path:
-    """``--out``, or the default; raises UserError."""
-    out = Path(args.out or f"bench-{args.suite}.json")
-    if out.suffix != ".json":
-        raise UserError(f"--out {out}: name a file that ends in .json; the table goes beside it as .md")
-    if args.list or args.search_only:
-        return out
-    check_output(out, f"--out {out}", make=True)  # told before the measuring, which takes minutes
-    table = out.with_suffix(".md")
-    check_output(table, f"--out {out}: the table beside it, {table.name}")
-    return out
-
-
-def only_of(suite: str, args: argparse.Namespace, names: Sequence[str]) -> None:
-    """Refuse arguments of another suite; raises UserError."""
-    given = [f"--{name.replace('_', '-')}" for name in names if getattr(args, name)]
-    if given:
-        raise UserError(f"{', '.join(given)}: only of the suite {suite}")

@@ -1,4 +1,4 @@
-"""Pages from result files: what ``autotune bench`` and the programs in ``benchmarks/`` wrote."""
+"""Pages from result files: what the programs in ``benchmarks/`` wrote."""
 
 from __future__ import annotations
 

@@ -301,7 +301,7 @@ def _with_attention(torch: Any, module: Any) -> Callable[..., Any]:
 
 def _floor(moved: int, options: Options) -> float:
     """What moving so many bytes takes at the copy bandwidth of now."""
-    from autotune.bench.fusion.floor import copy_bandwidth
+    from benchmarks.fusion.floor import copy_bandwidth
 
     policy = dataclasses.replace(_policy(options), final_rounds=10, final_s=5.0)
     with _turn(options):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from autotune.bench.fusion.report import geometric_mean
 from autotune.store.records import BUSY
+from benchmarks.fusion.report import geometric_mean
 from benchmarks.real.measure import COMPARED
 
 Case = Mapping[str, Any]

@@ -83,7 +83,7 @@ print(json.dumps([autotune.__file__, str(resource_dir("db")), str(resource_dir("
 
 def test_the_command_answers(venv: Path, tmp_path: Path) -> None:
     assert "search" in run(venv, tmp_path, "autotune", "--help").stdout
-    assert "ag-equal-proj" in run(venv, tmp_path, "autotune", "bench", "c3", "--list").stdout
+    assert "ag-equal-proj" in run(venv, tmp_path, "autotune", "workloads").stdout
     assert run(venv, tmp_path, "autotune", "--version").stdout.startswith("autotune 0.")
 
 

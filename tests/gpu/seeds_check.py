@@ -19,12 +19,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 from torch import Tensor
 
-from autotune.bench.fusion.cases.backward import layer_norm_backward
-from autotune.bench.fusion.cases.mixed import mixed_axes
 from autotune.domains.fusion.bench import FusionBench
 from autotune.domains.fusion.task import FusionTask
 from autotune.errors import BuildError
 from autotune.task import Artifact, Config
+from benchmarks.fusion.cases.backward import layer_norm_backward
+from benchmarks.fusion.cases.mixed import mixed_axes
 from tests.gpu import command
 from tests.gpu.timed import timed
 from tests.support.zoo import (

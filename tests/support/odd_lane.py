@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotune.bench.fusion.cases.case import Case, Draw, Shape
-from autotune.bench.fusion.lane import Lane
-from autotune.bench.fusion.suite import CASES
 from autotune.measure.serve import serve
+from benchmarks.fusion.cases.case import Case, Draw, Shape
+from benchmarks.fusion.lane import Lane
+from benchmarks.fusion.suite import CASES
 
 
 def right(x: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ def add_parser(subparsers: Any) -> None:
     )
     source = parser.add_mutually_exclusive_group()
     add_db(source)
-    about = "result files (.json) of `autotune bench` and of benchmarks/, in this folder and those below it"
+    about = "result files (.json) of benchmarks/, in this folder and those below it"
     source.add_argument("--results", metavar="FOLDER", help=about)
     about = "the folder to write: a new one, or an earlier report, which is replaced (default: report)"
     parser.add_argument("-o", "--out", default="report", metavar="FOLDER", help=about)

@@ -9,7 +9,7 @@ from typing import Any
 from autotune.errors import UserError
 from autotune.workload import Workload
 
-COMMANDS = {name: f"autotune.domains.c3.cli.{name}" for name in ("search", "lookup", "bench", "calibrate")}
+COMMANDS = {name: f"autotune.domains.c3.cli.{name}" for name in ("search", "lookup", "calibrate")}
 
 
 def __getattr__(name: str) -> Any:
@@ -36,25 +36,25 @@ def damage(workload: Workload) -> str | None:
 
 
 def targets() -> Mapping[str, str]:
-    from autotune.domains.c3.suite.suite import load
+    from autotune.domains.c3.named import load
 
     return {name: entry.label for name, entry in load().items()}
 
 
 def case_problems(case: object) -> list[str]:
-    from autotune.domains.c3.suite.form import c3_problems
+    from autotune.domains.c3.report.form import c3_problems
 
     return c3_problems(case)
 
 
 def exhibits(workload: Any, config: Any, schedule: Any, device: Any) -> Any:
-    from autotune.domains.c3.suite import exhibits as shown
+    from autotune.domains.c3.report import exhibits as shown
 
     return shown.exhibits(workload, config, schedule, device)
 
 
 def case_exhibits(case: Mapping[str, Any]) -> Any:
-    from autotune.domains.c3.suite import exhibits as shown
+    from autotune.domains.c3.report import exhibits as shown
 
     return shown.case_exhibits(case)
 

@@ -9,7 +9,7 @@ from typing import Any
 from autotune.errors import UserError
 from autotune.workload import Workload
 
-COMMANDS = {name: f"autotune.domains.fusion.cli.{name}" for name in ("search", "lookup", "bench", "calibrate")}
+COMMANDS = {name: f"autotune.domains.fusion.cli.{name}" for name in ("search", "lookup", "calibrate")}
 
 
 def open_task(workload: Workload, device: str) -> Any:
@@ -65,10 +65,6 @@ def _rows(text: str) -> list[int]:
 
 
 def refuse(command: str, args: argparse.Namespace) -> None:
-    from autotune.cli.options import only_of
-
-    if command == "bench":
-        only_of("fusion", args, ("size", "peers", "ablation", "jobs"))
     if command == "lookup" and (args.train or args.precision):
         raise UserError("--train and --precision are of fusion: leave them out")
     own = command == "search" and (

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from autotune.bench import form
-from autotune.cli.app import main
-from autotune.domains.c3.suite.families import NAMES
+from autotune.domains.c3.report.form import FAMILIES
 from autotune.domains.c3.task import policy
+from benchmarks.c3.__main__ import main
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ scatter = { gemm = "128x128x128", bytes = "64KiB" }
 def test_scenarios_are_searched_compared_and_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "two.toml").write_text(LIST)
     out = tmp_path / "results" / "c3.json"
-    common = ["bench", "c3", "--device", "cpu", "--scenarios", str(tmp_path / "two.toml"), "--out", str(out)]
+    common = ["--device", "cpu", "--scenarios", str(tmp_path / "two.toml"), "--out", str(out)]
     db = ["--db", str(tmp_path / "t.db")]
 
     assert main([*common, *db, "--no-search"]) == 1
@@ -38,7 +38,7 @@ def test_scenarios_are_searched_compared_and_resumed(tmp_path: Path, capsys: pyt
     (case,) = first["cases"]
     assert (first["suite"], first["schema"], first["ranks"]) == ("c3", 2, 2)
     assert (case["name"], case["class"], case["collective"]) == ("gather", "equal", "all_gather")
-    assert set(case["strategies"]) == set(NAMES)
+    assert set(case["strategies"]) == set(FAMILIES)
     assert set(case["t_comm_by_engine_ms"]) == {"gloo", "copy"}
     assert case["t_comm_ms"] == min(case["t_comm_by_engine_ms"].values())
     assert case["rounds"] >= policy("cpu").final_rounds

@@ -11,9 +11,9 @@ import pytest
 
 from autotune import __version__
 from autotune.bench import form
-from autotune.bench.fusion import report
-from autotune.bench.fusion.measure import NotMeasured
-from autotune.cli.app import main
+from benchmarks.fusion import report
+from benchmarks.fusion.__main__ import main
+from benchmarks.fusion.measure import NotMeasured
 
 CASES: list[dict[str, Any]] = [
     {"name": "a", "bytes": 100 << 20, "floor_us": 8.0, "eager_us": 40.0, "inductor_us": 22.0, "inductor_best_us": 20.0,
@@ -61,7 +61,7 @@ def test_tables_have_the_figures() -> None:
 @pytest.mark.usefixtures("threads")
 def test_cases_are_searched_measured_and_resumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "results" / "cpu.json"
-    command = ["bench", "fusion", "--device", "cpu", "--db", str(tmp_path / "t.db"), "--out", str(out)]
+    command = ["--device", "cpu", "--db", str(tmp_path / "t.db"), "--out", str(out)]
     limits = ["--trials", "2", "--timeout", "5"]
     assert main([*command, *limits, "--cases", "mixed_axes_small"]) == 0
     data = form.read(out)
@@ -95,10 +95,10 @@ def test_a_case_that_cannot_be_measured_is_told(
     def broken(*args: Any) -> Any:
         raise NotMeasured("autotune and eager disagree: result 0 differs")
 
-    monkeypatch.setattr("autotune.bench.fusion.entry.measure", broken)
-    monkeypatch.setattr("autotune.bench.fusion.run.copy_bandwidth", lambda policy, device: 1e4)
+    monkeypatch.setattr("benchmarks.fusion.entry.measure", broken)
+    monkeypatch.setattr("benchmarks.fusion.run.copy_bandwidth", lambda policy, device: 1e4)
     out = tmp_path / "x.json"
-    assert main(["bench", "fusion", "--device", "cpu", "--no-search", "--cases", "rope", "--out", str(out)]) == 1
+    assert main(["--device", "cpu", "--no-search", "--cases", "rope", "--out", str(out)]) == 1
     assert "NOT MEASURED: rope bf16 256x32x128: autotune and eager disagree" in capsys.readouterr().err
     assert not out.exists()
 
@@ -120,7 +120,7 @@ def test_mistakes_are_one_line(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.json").write_text("{")
     form.write(tmp_path / "other.json", "another device", [{**CASES[1]}], command="c")
-    assert main(["bench", "fusion", "--device", "cpu", *words]) == 2
+    assert main(["--device", "cpu", *words]) == 2
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
@@ -157,14 +157,14 @@ def test_a_tree_without_a_commit_is_told_before_anything_is_measured(
     assert form.commit() == f"v{__version__}"  # an installed package
     (tmp_path / "pyproject.toml").touch()
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert main(["bench", "fusion", "--device", "cpu", "--out", str(tmp_path / "x.json")]) == 2
+    assert main(["--device", "cpu", "--out", str(tmp_path / "x.json")]) == 2
     assert "which commit" in capsys.readouterr().err
     (tmp_path / "COMMIT").write_text("0123abcd\n")
     form.check_commit()
 
 
 def test_the_cases_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "fusion", "--list"]) == 0
+    assert main(["--list"]) == 0
     listed = capsys.readouterr().out
     assert "adamw_odd" in listed
     assert "dual-axis 32-block amax scaling bf16 8192x8192" in listed

@@ -31,7 +31,7 @@ sys.exit(main())
 
 
 @pytest.mark.usefixtures("new_interpreters")
-@pytest.mark.parametrize("module", ["autotune.cli.commands.bench", "email.errors", "torch.nn", "torch.utils.data"])
+@pytest.mark.parametrize("module", ["autotune.cli.commands.compare", "email.errors", "torch.nn", "torch.utils.data"])
 def test_an_early_interrupt_is_one_line(module: str, tmp_path: Path) -> None:
     env = {**os.environ, "AUTOTUNE_DB": str(tmp_path / "a.db")}
     command = [sys.executable, "-c", _STEP, str(ROOT), module]

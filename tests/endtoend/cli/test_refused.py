@@ -6,9 +6,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+import benchmarks.c3.__main__ as c3_suite
+import benchmarks.fusion.__main__ as fusion_suite
 from autotune.cli import app
 from autotune.device import DeviceIdentity, Environment
 from autotune.errors import LONGEST, UserError, told, veil
@@ -120,7 +123,7 @@ def test_a_terminal_is_not_commanded_by_a_database(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
-@pytest.mark.parametrize("args", [["workloads", "--json"], ["bench", "fusion", "--list"]])
+@pytest.mark.parametrize("args", [["workloads", "--json"], ["workloads"]])
 def test_a_full_output(args: list[str], tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
@@ -130,7 +133,7 @@ def test_a_full_output(args: list[str], tmp_path: Path) -> None:
     assert done.stderr == "autotune: cannot write the output: No space left on device\n"
 
 
-@pytest.mark.parametrize("suite", ["fusion", "c3"])
+@pytest.mark.parametrize("suite", [fusion_suite, c3_suite], ids=lambda module: str(module.__name__))
 @pytest.mark.parametrize(
     ("out", "words"),
     [
@@ -143,7 +146,7 @@ def test_a_full_output(args: list[str], tmp_path: Path) -> None:
     ],
 )
 def test_a_result_file_is_refused_before_measuring(
-    suite: str,
+    suite: ModuleType,
     out: str,
     words: str,
     tmp_path: Path,
@@ -152,19 +155,15 @@ def test_a_result_file_is_refused_before_measuring(
 ) -> None:
     import re
 
-    import autotune.bench.fusion.run
-    import autotune.domains.c3.suite.run
-
     monkeypatch.chdir(tmp_path)
-    for module in (autotune.bench.fusion.run, autotune.domains.c3.suite.run):
-        monkeypatch.setattr(module, "run", lambda settings: pytest.fail("it was measured"))
+    monkeypatch.setattr(suite, "run_suite", lambda settings: pytest.fail("it was measured"))
     Path("file").touch()
     Path("target").write_text("mine")
     Path("link.json").symlink_to("target")
     for name in ("folder.json", "table.md"):
         Path(name).mkdir()
     os.mkfifo("fifo.json")
-    assert app.main(["bench", suite, "--device", "cpu", "--out", out]) == 2
+    assert suite.main(["--device", "cpu", "--out", out]) == 2
     err = capsys.readouterr().err
     assert re.search(words, err), err
     assert err.count("\n") == 1
@@ -175,11 +174,11 @@ def test_a_result_file_is_refused_before_measuring(
 def test_toml_that_cannot_be_held(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "x.toml"
     file.write_text(text)
-    for args in (
-        ["search", "fusion", "softmax", "--device", "cpu", "--space", str(file)],
-        ["bench", "c3", "--list", "--scenarios", str(file)],
+    for main, args in (
+        (app.main, ["search", "fusion", "softmax", "--device", "cpu", "--space", str(file)]),
+        (c3_suite.main, ["--list", "--scenarios", str(file)]),
     ):
-        assert app.main(args) == 2
+        assert main(args) == 2
         err = capsys.readouterr().err
         assert str(file) in err
         assert err.count("\n") == 1

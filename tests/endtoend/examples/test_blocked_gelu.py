@@ -57,7 +57,7 @@ def test_an_entry_point_tells_of_it(tmp_path: Path) -> None:
     assert list(dict.fromkeys(row["domain"] for row in rows)) == ["fusion", "c3", "gelu"]
 
 
-@pytest.mark.parametrize("words", [["search", "gelu", "16"], ["lookup", "gelu", "16"], ["bench", "gelu"]])
+@pytest.mark.parametrize("words", [["search", "gelu", "16"], ["lookup", "gelu", "16"]])
 def test_a_domain_that_is_not_there_is_one_line(words: list[str]) -> None:
     done = command(*words, told=False)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

@@ -16,15 +16,15 @@ import pytest
 import torch
 
 from autotune.bench import form
-from autotune.bench.fusion import instrument, lane, suite
-from autotune.bench.fusion import run as runs
-from autotune.bench.fusion.entry import Entries, Plan
-from autotune.bench.fusion.run import Settings
 from autotune.bench.turns import Turns, inductor_takes_turns
-from autotune.cli.app import main
 from autotune.device import identify
 from autotune.measure.policy import default_policy
 from autotune.measure.timing.lock import device_lock
+from benchmarks.fusion import instrument, lane, suite
+from benchmarks.fusion import run as runs
+from benchmarks.fusion.__main__ import main
+from benchmarks.fusion.entry import Entries, Plan
+from benchmarks.fusion.run import Settings
 from tests.support import odd_lane
 
 QUICK = replace(default_policy("cpu"), quiet_s=0.0, cold_bytes=1 << 16, warmup=1, final_s=0.05)
@@ -179,8 +179,8 @@ def test_a_case_is_compiled_out_of_turn_and_timed_in_turn(monkeypatch: pytest.Mo
         timing.append(free())
         return {name: [1.0] for name in calls}
 
-    monkeypatch.setattr("autotune.bench.fusion.peers.inductor", compiled)
-    monkeypatch.setattr("autotune.bench.fusion.measure.rotate", rotate)
+    monkeypatch.setattr("benchmarks.fusion.peers.inductor", compiled)
+    monkeypatch.setattr("benchmarks.fusion.measure.rotate", rotate)
     plan = Plan("cpu", "cpu", None, QUICK, 1e4, frozenset({"inductor"}), {"set": {}}, {"full": None})
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
     with Entries(plan) as entries:
@@ -206,7 +206,7 @@ def test_what_is_profiled_is_compiled_out_of_turn_and_traced_in_turn(monkeypatch
         timing.append(free())
         return {}
 
-    monkeypatch.setattr("autotune.bench.fusion.peers.inductor", compiled)
+    monkeypatch.setattr("benchmarks.fusion.peers.inductor", compiled)
     monkeypatch.setattr("autotune.bench.kernels.kernel_times", kernel_times)
     monkeypatch.setattr("torch.cuda.set_device", lambda device: None)
     request = {"case": "mixed_axes_small", "size": "cpu", "device": "cpu", "lock_s": 5.0, "best": {}}
@@ -283,9 +283,7 @@ def test_jobs_are_refused_on_a_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["bench", "fusion", "--device", "cpu", "--jobs", "2"]) == 2
+    assert main(["--device", "cpu", "--jobs", "2"]) == 2
     err = capsys.readouterr().err
     assert "--jobs 2: on a CPU" in err
     assert err.count("\n") == 1
-    assert main(["bench", "c3", "--jobs", "2", "--list"]) == 2
-    assert "--jobs: only of the suite fusion" in capsys.readouterr().err

@@ -32,7 +32,7 @@ TABLE = ROOT / "benchmarks" / "c3_scenarios.toml"
 
 
 def scenarios() -> Iterator[Scenario]:
-    """Those of `autotune bench c3`."""
+    """Those of `python -m benchmarks.c3`."""
     table = tomllib.loads(TABLE.read_text())
     for op, classes in table.items():
         if isinstance(classes, dict):

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from autotune import charts
+from autotune.domains.c3 import named as suite
+from autotune.domains.c3.report import figure
+from autotune.domains.c3.report.form import FAMILIES, c3_problems
+from autotune.domains.c3.report.metrics import Isolated
 from autotune.domains.c3.scenario import COLLECTIVES, Gemm, Program
-from autotune.domains.c3.suite import families, figure, report, suite
-from autotune.domains.c3.suite.form import c3_problems
-from autotune.domains.c3.suite.metrics import Isolated
 from autotune.errors import UserError
 from autotune.task import config_key
+from benchmarks.c3 import families, report
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -120,7 +122,7 @@ def test_metrics_are_those_of_the_paper() -> None:
 )
 def test_families_are_told_apart_and_their_labels_mean_them(side: str, collective: str) -> None:
     found = families.families(side, collective)
-    assert [*found, "tuned"] == list(families.NAMES)
+    assert [*found, "tuned"] == list(FAMILIES)
     every = [config for members in found.values() for config in members]
     assert [families.from_label(families.label(c, side), side) for c in every] == every
     different = {config_key(c) for c in every}

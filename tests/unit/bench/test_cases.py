@@ -11,14 +11,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 from autotune.bench.agree import disagreement
-from autotune.bench.fusion.cases.case import Case, Draw, bytes_moved
-from autotune.bench.fusion.cases.mixed import ODD_SIZES
-from autotune.bench.fusion.suite import CASES, choose
-from autotune.bench.fusion.xla import xla
 from autotune.compiler.capture.recording import capture
 from autotune.compiler.regions.find import Finder, find_regions
 from autotune.domains.fusion.program_spec import captured
 from autotune.errors import UserError
+from benchmarks.fusion.cases.case import Case, Draw, bytes_moved
+from benchmarks.fusion.cases.mixed import ODD_SIZES
+from benchmarks.fusion.suite import CASES, choose
+from benchmarks.fusion.xla import xla
 
 LISTED = {
     "layer_norm f32 16384x1024", "layer_norm bf16 8192x4096", "rms_norm bf16 8192x8192",
@@ -82,7 +82,7 @@ def test_cases_are_chosen_by_name_and_by_kind() -> None:
 
 
 def test_a_case_is_a_target_of_the_other_commands() -> None:
-    where = "autotune.bench.fusion.suite"
+    where = "benchmarks.fusion.suite"
     (found,) = captured(f"{where}:rope", f"{where}:rope_inputs", "cpu").workloads
     assert json.dumps(found[0].to_json())
     with pytest.raises(UserError, match="did you mean 'rope'"):

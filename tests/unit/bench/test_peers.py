@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from autotune.api import tune_workloads
-from autotune.bench.fusion import ablation, peers
-from autotune.bench.fusion.instrument import Instrument
 from autotune.errors import UserError
 from autotune.space import load_space
+from benchmarks.fusion import ablation, peers
+from benchmarks.fusion.instrument import Instrument
 
 
 def test_option_sets_hold_what_this_torch_has_and_differ(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from autotune.errors import UserError
 from autotune.runtime.database import deploying_from
 from autotune.store import Store
 from autotune.task import place
+from benchmarks.c3.__main__ import main as suite
 
 MINE = ["--collective", "all_gather", "--bytes", "4MiB", "--device", "cpu"]
 
@@ -85,15 +86,6 @@ def test_the_number_of_ranks_is_torchruns(monkeypatch: pytest.MonkeyPatch) -> No
         (["lookup", "fusion"], "required: TARGET"),
         (["calibrate", "fusion", "--ranks", "2"], "--ranks: only of c3"),
         (["calibrate", "c3", "--report"], "--report is of fusion"),
-        (["bench", "fusion", "--scenarios", "x.toml"], "--scenarios: only of the suite c3"),
-        (["bench", "c3", "--peers", "xla"], "--peers: only of the suite fusion"),
-        (["bench", "c3", "--device", "cpu", "--out", "x.txt"], "ends in .json"),
-        (["bench", "c3", "--device", "cpu", "--scenarios", "no/such.toml"], "no such file of scenarios"),
-        (["bench", "c3", "--device", "cpu", "--cases", "nothing"], "there is no scenario 'nothing'"),
-        (
-            ["bench", "c3", "--device", "cpu", "--cases", "equal", "--timeline", "ag-comm-proj"],
-            "not among the scenarios",
-        ),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
@@ -108,10 +100,29 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--out", "x.txt"], "ends in .json"),
+        (["--scenarios", "no/such.toml"], "no such file of scenarios"),
+        (["--cases", "nothing"], "there is no scenario 'nothing'"),
+        (["--cases", "equal", "--timeline", "ag-comm-proj"], "not among the scenarios"),
+    ],
+)
+def test_the_suite_refuses_in_one_line(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert suite(["--device", "cpu", *words]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert said in err
+
+
 def test_scenarios_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["workloads"]) == 0
     assert "rs-equal-proj" in capsys.readouterr().out
-    assert main(["bench", "c3", "--list", "--cases", "all_reduce"]) == 0
+    assert suite(["--list", "--cases", "all_reduce"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5
     assert lines[0].split() == ["ar-equal-proj", "equal", "8192x8192x8192", "beside", "all_reduce", "of", "512", "MiB"]

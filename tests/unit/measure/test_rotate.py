@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.bench.fusion.cases.case import Arguments
 from autotune.measure.policy import default_policy
 from autotune.measure.server import Server
 from autotune.measure.timing import rotate as module
 from autotune.measure.timing.rotate import input_sets, last_level_cache, rotate, time_rotating
+from benchmarks.fusion.cases.case import Arguments
 from tests.support.clock import Clock
 
 MIB = 1 << 20

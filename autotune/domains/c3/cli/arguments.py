@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from autotune.cli.options import only_of, positive_int
+from autotune.cli.options import positive_int
 from autotune.errors import UserError
 
 SCENARIO = ("gemm", "compute", "collective", "bytes", "dtype", "layout")
@@ -39,30 +39,13 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
         add_scenario(parser)
     elif command == "calibrate":
         add_ranks(parser.add_argument_group("c3"))
-    elif command == "bench":
-        _add_bench(parser)
-
-
-def _add_bench(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("c3")
-    about = "scenarios of your own, a file such as benchmarks/c3_scenarios.toml"
-    group.add_argument("--scenarios", metavar="FILE", help=about)
-    add_ranks(group)
-    about = "do not measure what would be chosen without a search"
-    group.add_argument("--no-heuristics", action="store_true", help=about)
-    about = "at the end, compare the tuned strategies with the best one that is fixed"
-    group.add_argument("--fixed", action="store_true", help=about)
-    about = "the scenario whose timeline is drawn (default: the first of the equal class)"
-    group.add_argument("--timeline", metavar="NAME", help=about)
 
 
 def refuse(command: str, args: argparse.Namespace) -> None:
     """For a command on another domain: raises UserError where an option of C3 is given."""
-    if command == "bench":
-        only_of("c3", args, ("scenarios", "ranks", "no_heuristics", "fixed", "timeline"))
-    elif command == "calibrate" and args.ranks is not None:
+    if command == "calibrate" and args.ranks is not None:
         raise UserError("--ranks: only of c3")
-    elif command in ("search", "lookup"):
+    if command in ("search", "lookup"):
         given = [f"--{name}" for name in (*SCENARIO, "ranks") if getattr(args, name) is not None]
         if given:
             raise UserError(f"{', '.join(given)}: only of c3 scenarios")

@@ -17,7 +17,7 @@ from autotune.errors import UserError
 def run(args: argparse.Namespace) -> int:
     """Calibrate; returns 0, or 1 if nothing could be measured."""
     if args.report:
-        raise UserError("--report is of fusion; `autotune bench c3` tells how well the heuristics of c3 do")
+        raise UserError("--report is of fusion; `python -m benchmarks.c3` tells how well the heuristics of c3 do")
     with machine_output(args.json) as emit:
         from autotune.device import resolve_device
         from autotune.store import Calibration, Store

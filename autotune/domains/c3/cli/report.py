@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.cli.output import BUSY_NOTE, console, microseconds, ratio
-from autotune.domains.c3.suite.metrics import Isolated
+from autotune.domains.c3.report.metrics import Isolated
 from autotune.store.records import BUSY
 
 

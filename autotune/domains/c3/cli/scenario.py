@@ -22,8 +22,8 @@ def scenario_of(args: argparse.Namespace, device: str) -> tuple[Scenario, str]:
     Raises:
         UserError: it is described twice or not at all, or it cannot be.
     """
+    from autotune.domains.c3.named import find
     from autotune.domains.c3.scenario import Scenario, parse_bytes
-    from autotune.domains.c3.suite.suite import find
 
     if args.target is not None:
         given = [f"--{name}" for name in (*SCENARIO, "inputs") if name != "dtype" and getattr(args, name) is not None]

@@ -14,9 +14,6 @@ from autotune.domains.c3.scenario import REDUCING
 from autotune.domains.c3.strategy import HOST_NAIVE, HOST_SEQUENTIAL, NAIVE, SEQUENTIAL, HostStrategy, Strategy
 from autotune.task import Config
 
-NAMES = ("naive", "naive_swapped", "order", "partition", "copy_engine", "tuned")
-"""As results have them; "tuned" is the best of all that was measured."""
-
 AS_THEY_ARE = ("naive", "naive_swapped")
 """Families of one strategy, which is compared whatever the search came to."""
 

@@ -60,7 +60,7 @@ class Case:
         gpu, cpu: the extents that ``inputs`` takes, for each size.
         fn: takes and returns tensors only (lists of them for the optimiser); writes to none; needs no autograd.
         inputs: positional arguments for extents.
-        twin: its function in :mod:`autotune.bench.fusion.cases.twins`.
+        twin: its function in :mod:`benchmarks.fusion.cases.twins`.
         shown: replaces the extents in the label where they do not say it.
     """
 

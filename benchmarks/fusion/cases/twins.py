@@ -12,8 +12,8 @@ from typing import Any
 import jax  # type: ignore[import-not-found, unused-ignore]
 import jax.numpy as jnp  # type: ignore[import-not-found, unused-ignore]
 
-from autotune.bench.fusion.cases.forward import BLOCK, FP8_MAX, GROUPS
-from autotune.bench.fusion.cases.mixed import BETA1, BETA2, DECAY, EPS, LEARNING_RATE, STEP
+from benchmarks.fusion.cases.forward import BLOCK, FP8_MAX, GROUPS
+from benchmarks.fusion.cases.mixed import BETA1, BETA2, DECAY, EPS, LEARNING_RATE, STEP
 
 Array = Any
 

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from autotune import charts
 from autotune.bench import form
+from autotune.domains.c3 import named as suite
+from autotune.domains.c3.report import figure
+from autotune.domains.c3.report.form import SCHEMA
 from autotune.domains.c3.scenario import Scenario
-from autotune.domains.c3.suite import figure, report, suite
-from autotune.domains.c3.suite.form import SCHEMA
-from autotune.domains.c3.suite.measure import Case, Means, NotMeasured, say
 from autotune.errors import UserError, first_line
+from benchmarks.c3 import report
+from benchmarks.c3.measure import Case, Means, NotMeasured, say
 
 if TYPE_CHECKING:
-    from autotune.domains.c3.suite.suite import Entry
+    from autotune.domains.c3.named import Entry
     from autotune.tuner.result import Progress
 
 SUITE = "c3"
@@ -36,7 +38,7 @@ class Settings:
         out: the JSON file; a Markdown table and pictures go beside it.
         command: how to do it again, noted in the file.
         scenarios: the TOML file; None for the project's own.
-        cases: names as of :func:`autotune.domains.c3.suite.suite.choose`; empty for all.
+        cases: names as of :func:`autotune.domains.c3.named.choose`; empty for all.
         dtype: of scenarios whose file names none.
         db: database to tune into; None for the default.
         trials, timeout, seed: of each scenario's search; the families' members come on top of ``trials``.

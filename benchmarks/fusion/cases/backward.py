@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from autotune.bench.fusion.cases.case import Arguments, Case, Draw, Shape
+from benchmarks.fusion.cases.case import Arguments, Case, Draw, Shape
 
 
 def layer_norm_backward(

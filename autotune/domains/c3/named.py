@@ -120,7 +120,7 @@ def _titles(entry: Entry) -> tuple[str, ...]:
 
 def _hint(name: str, entries: Mapping[str, Entry]) -> str:
     close = difflib.get_close_matches(name, entries, 1)
-    return f"did you mean {close[0]!r}?" if close else "`autotune bench c3 --list` lists them"
+    return f"did you mean {close[0]!r}?" if close else "`python -m benchmarks.c3 --list` lists them"
 
 
 def _entry(where: str, name: str, collective: str, expected: str, entry: object, dtype: object) -> Entry:

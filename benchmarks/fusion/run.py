@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.bench import form
-from autotune.bench.fusion import ablation, peers, report
-from autotune.bench.fusion.cases.case import Case
-from autotune.bench.fusion.entry import Plan, use
-from autotune.bench.fusion.floor import copy_bandwidth
-from autotune.bench.fusion.lane import measured
-from autotune.bench.fusion.measure import forget
-from autotune.bench.fusion.suite import choose
 from autotune.bench.turns import Turns
 from autotune.measure.policy import Policy, default_policy
+from benchmarks.fusion import ablation, peers, report
+from benchmarks.fusion.cases.case import Case
+from benchmarks.fusion.entry import Plan, use
+from benchmarks.fusion.floor import copy_bandwidth
+from benchmarks.fusion.lane import measured
+from benchmarks.fusion.measure import forget
+from benchmarks.fusion.suite import choose
 
 if TYPE_CHECKING:
     from autotune.tuner.result import Progress
@@ -42,7 +42,7 @@ class Settings:
         command: how to do it again, noted in the file.
         db: database to tune into and to deploy from; None for the default.
         trials, timeout, seed: of each case's search.
-        peers: names as of ``autotune.bench.fusion.peers.wanted``; None for all.
+        peers: names as of ``benchmarks.fusion.peers.wanted``; None for all.
         ablations: names; the full search is always among what is run.
         resume: go on with the cases that ``out`` does not have.
         search, measure: False leaves that part out.
@@ -196,7 +196,7 @@ def search(cases: Sequence[Case], settings: Settings, name: str, db: str | None)
                 seed=settings.seed,
                 weights=weights,
                 every=True,
-                command=f"autotune bench {SUITE} --ablation {name}",
+                command=f"python -m benchmarks.{SUITE} --ablation {name}",
                 progress=_progress,
                 **options,
             )

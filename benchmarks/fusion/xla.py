@@ -9,11 +9,11 @@ from torch.utils import _pytree as pytree
 from torch.utils.dlpack import from_dlpack
 
 from autotune.bench.agree import disagreement
-from autotune.bench.fusion.cases.case import Arguments, Case
 from autotune.errors import first_line
+from benchmarks.fusion.cases.case import Arguments, Case
 
 if TYPE_CHECKING:
-    from autotune.bench.fusion.peers import Call
+    from benchmarks.fusion.peers import Call
 
 
 class NoXla(Exception):
@@ -34,7 +34,7 @@ def xla(case: Case, args: Arguments) -> Call:
     try:
         import jax  # type: ignore[import-not-found, unused-ignore]
 
-        from autotune.bench.fusion.cases import twins
+        from benchmarks.fusion.cases import twins
     except ImportError as error:
         raise NoXla(f"no JAX here: {error}") from None
     try:

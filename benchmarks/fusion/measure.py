@@ -13,8 +13,6 @@ import torch
 
 from autotune.bench.agree import disagreement
 from autotune.bench.contender import Watched
-from autotune.bench.fusion import ablation, peers
-from autotune.bench.fusion.cases.case import Case, bytes_moved
 from autotune.bench.turns import Turns
 from autotune.errors import first_line
 from autotune.measure.policy import Policy
@@ -22,6 +20,8 @@ from autotune.measure.timing.quiet import Meter, wait_for_quiet
 from autotune.measure.timing.rotate import input_sets, rotate
 from autotune.measure.timing.timer import interleave
 from autotune.runtime.database import deploying_from
+from benchmarks.fusion import ablation, peers
+from benchmarks.fusion.cases.case import Case, bytes_moved
 
 AUTOTUNE = "autotune"
 
@@ -70,7 +70,7 @@ def measure(
     cold data and warm code (:mod:`autotune.measure.timing.rotate`).
 
     Args:
-        groups, sets: peers, as of :func:`autotune.bench.fusion.peers.wanted`.
+        groups, sets: peers, as of :func:`benchmarks.fusion.peers.wanted`.
         databases: by ablation, where what it found is looked up; None for the default database.
         turns: of the device; timing takes one.
 

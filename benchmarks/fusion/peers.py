@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from autotune.bench.fusion.cases.case import Arguments
 from autotune.compiler.capture.recording import fresh
 from autotune.errors import UserError
+from benchmarks.fusion.cases.case import Arguments
 
 Call = Callable[..., object]
 """A contender bound to its inputs; called with others (equal in all but their values) it takes those."""

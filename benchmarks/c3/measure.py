@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.domains.c3.calibration import heuristics
 from autotune.domains.c3.measuring.ranks import Ranks
+from autotune.domains.c3.named import Entry
+from autotune.domains.c3.report.metrics import Isolated
 from autotune.domains.c3.scenario import KIND, Scenario
-from autotune.domains.c3.suite.families import AS_THEY_ARE, baselines, families, fixed, from_label, label
-from autotune.domains.c3.suite.metrics import Isolated
-from autotune.domains.c3.suite.suite import Entry
 from autotune.measure.outcome import Outcome
 from autotune.measure.pool import CompilePool
 from autotune.measure.worker import Contender, WorkerFault
 from autotune.store.records import Key, Measurement, Schedule
 from autotune.task import REFERENCE, Config, Status, config_key, open_task, place
+from benchmarks.c3.families import AS_THEY_ARE, baselines, families, fixed, from_label, label
 
 if TYPE_CHECKING:
     from autotune.measure.policy import Policy
@@ -127,7 +127,7 @@ class Case:
                 seed=self.means.seed,
                 policy=self.means.policy,
                 progress=progress,
-                command=f"autotune bench c3 --cases {self.entry.name}",
+                command=f"python -m benchmarks.c3 --cases {self.entry.name}",
                 seeds={self.workload.fingerprint: list(different.values())},
                 measurer=self.means.ranks,
                 pool=self.means.pool,

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from autotune.bench.fusion.report import geometric_mean
+from autotune.domains.c3.report.form import FAMILIES
 from autotune.domains.c3.scenario import LONG, REDUCING, format_bytes
-from autotune.domains.c3.suite.families import NAMES
+from benchmarks.fusion.report import geometric_mean
 
 Case = Mapping[str, Any]
 
@@ -44,7 +44,7 @@ def _group(cases: Sequence[Case]) -> dict[str, Any] | None:
     if not cases:
         return None
     found: dict[str, Any] = {"cases": len(cases)}
-    for name in NAMES:
+    for name in FAMILIES:
         if all(name not in c["strategies"] for c in cases):
             continue
         own = [(c, c["strategies"][name]) for c in cases if c["strategies"].get(name)]
@@ -129,7 +129,7 @@ def render(data: Mapping[str, Any]) -> str:
 
 
 def _table(cases: Sequence[Case]) -> str:
-    names = [name for name in NAMES if any(name in c["strategies"] for c in cases)]
+    names = [name for name in FAMILIES if any(name in c["strategies"] for c in cases)]
     titles = ["scenario", "computation", "bytes", "T_gemm", "T_comm", "engine", "kind", "ideal", "sequential",
               *(n.replace("_", " ") for n in names), "tuned / max", "tuned strategy"]  # fmt: skip
     rows = []
@@ -165,7 +165,7 @@ def _summary_tables(found: Mapping[str, Any]) -> list[str]:
         ("Best speedup over T_gemm + T_comm", "best_speedup", _times),
         ("Mean time over the longer of the two", "mean_t_over_max", _plain),
     )
-    names = [name for name in NAMES if any(name in group for _, group in groups)]
+    names = [name for name in FAMILIES if any(name in group for _, group in groups)]
     titles = [" ", "cases", *(n.replace("_", " ") for n in names)]
     tables = []
     for title, key, told in figures:
@@ -214,7 +214,7 @@ def _markdown(titles: Sequence[str], rows: Sequence[Sequence[str]], left: Sequen
 
 def line(case: Case) -> str:
     """A case in one line, for the one who waits."""
-    told = [f"{n} {_told(case['strategies'].get(n))}" for n in NAMES if case["strategies"].get(n)]
+    told = [f"{n} {_told(case['strategies'].get(n))}" for n in FAMILIES if case["strategies"].get(n)]
     return f"ideal {case['ideal']:.2f}, sequential {number(case['sequential_ms'])} ms, {', '.join(told)}"
 
 

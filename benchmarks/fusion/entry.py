@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from autotune.bench.fusion.cases.case import Case
-from autotune.bench.fusion.instrument import CONTENDERS, Instrument
-from autotune.bench.fusion.measure import Figures, NotMeasured, measure, to_case
 from autotune.bench.turns import Turns, inductor_takes_turns
 from autotune.errors import first_line
 from autotune.measure.policy import Policy
+from benchmarks.fusion.cases.case import Case
+from benchmarks.fusion.instrument import CONTENDERS, Instrument
+from benchmarks.fusion.measure import Figures, NotMeasured, measure, to_case
 
 PROFILE_S = 300.0
 """Seconds that the profiling process may take for a case; twice that where others share the processors and the lock."""
@@ -31,7 +31,7 @@ class Plan:
         db: database that the profiling process deploys from; None for the default.
         policy: how to time.
         bandwidth: bytes a microsecond of a copy.
-        groups, sets: peers, as of :func:`autotune.bench.fusion.peers.wanted`.
+        groups, sets: peers, as of :func:`benchmarks.fusion.peers.wanted`.
         databases: by ablation, where what it found is looked up; None for the default database.
         jobs: processes that measure side by side.
     """

@@ -1,6 +1,6 @@
 """All cases by name, and each as a target of the other commands.
 
-``autotune search fusion autotune.bench.fusion.suite:rope --inputs autotune.bench.fusion.suite:rope_inputs`` searches
+``autotune search fusion benchmarks.fusion.suite:rope --inputs benchmarks.fusion.suite:rope_inputs`` searches
 one of them, at the size that suits the device or that $AUTOTUNE_SUITE_SIZE (gpu, cpu) names: every case is an
 attribute of this module, its inputs another.
 """
@@ -12,11 +12,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from autotune.bench.fusion.cases.backward import BACKWARD
-from autotune.bench.fusion.cases.case import Arguments, Case
-from autotune.bench.fusion.cases.forward import FORWARD
-from autotune.bench.fusion.cases.mixed import MIXED
 from autotune.errors import UserError
+from benchmarks.fusion.cases.backward import BACKWARD
+from benchmarks.fusion.cases.case import Arguments, Case
+from benchmarks.fusion.cases.forward import FORWARD
+from benchmarks.fusion.cases.mixed import MIXED
 
 CASES: Mapping[str, Case] = {case.name: case for case in (*FORWARD, *BACKWARD, *MIXED)}
 
@@ -34,7 +34,7 @@ def choose(names: Sequence[str]) -> list[Case]:
     for name in names:
         if name not in CASES and name not in kinds:
             close = difflib.get_close_matches(name, [*CASES, *kinds], 1)
-            hint = f"did you mean {close[0]!r}?" if close else "`autotune bench fusion --list` lists them"
+            hint = f"did you mean {close[0]!r}?" if close else "`python -m benchmarks.fusion --list` lists them"
             raise UserError(f"the suite has no case {name!r}; {hint}")
     return [case for case in CASES.values() if not names or {case.name, case.kind} & set(names)]
 

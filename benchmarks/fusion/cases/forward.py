@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autotune.bench.fusion.cases.case import Arguments, Case, Draw, Shape
 from autotune.domains.fusion.builtin import (
     bias_gelu_residual_layer_norm,
     cross_entropy,
@@ -15,6 +14,7 @@ from autotune.domains.fusion.builtin import (
     softmax_mask,
     swiglu_rms_norm,
 )
+from benchmarks.fusion.cases.case import Arguments, Case, Draw, Shape
 
 BLOCK = 32
 """Elements that share a scale, as in the microscaling formats."""

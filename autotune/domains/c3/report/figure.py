@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.domains.c3.suite.families import NAMES
+from autotune.domains.c3.report.form import FAMILIES
 
 Chart = dict[str, Any]
 _COLOURS = {
@@ -90,7 +90,7 @@ def _colour(names: list[str]) -> Chart:
 def speedups(case: Mapping[str, Any]) -> dict[str, float]:
     """Family to speedup over sequential; those that worked."""
     found = {"sequential": 1.0}
-    for name in NAMES:
+    for name in FAMILIES:
         if entry := case["strategies"].get(name):
             found[name.replace("_", " ")] = case["sequential_ms"] / entry["ms"]
     return found

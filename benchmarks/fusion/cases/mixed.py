@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from autotune.bench.fusion.cases.case import Arguments, Case, Draw, Shape
+from benchmarks.fusion.cases.case import Arguments, Case, Draw, Shape
 
 LEARNING_RATE, BETA1, BETA2, EPS, DECAY, STEP = 1e-3, 0.9, 0.999, 1e-8, 0.01, 10
 """AdamW as it is set by default, at a fixed step: its bias corrections are numbers."""

@@ -1,4 +1,4 @@
-"""Cases measured by several processes side by side: the parent's end, and ``python -m autotune.bench.fusion.lane``
+"""Cases measured by several processes side by side: the parent's end, and ``python -m benchmarks.fusion.lane``
 itself.
 
 A lane measures one case after the other, as the parent hands them out. One that dies costs the case that it had.
@@ -14,14 +14,14 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
-from autotune.bench.fusion.cases.case import Case
-from autotune.bench.fusion.entry import Answer, Entries, Plan
 from autotune.errors import first_line
 from autotune.measure.child import Child, ChildDied, ChildSilent
 from autotune.measure.pool import compile_threads
 from autotune.measure.serve import Link, serve
+from benchmarks.fusion.cases.case import Case
+from benchmarks.fusion.entry import Answer, Entries, Plan
 
-MODULE = "autotune.bench.fusion.lane"
+MODULE = "benchmarks.fusion.lane"
 
 Measured = Generator[tuple[Case, Answer], None, None]
 """Cases and what came of them, in the order in which they are done."""
@@ -97,7 +97,7 @@ class Lane:
 
     def handle(self, link: Link, message: dict[str, Any], blob: bytes) -> None:
         """Answer a frame."""
-        from autotune.bench.fusion.suite import CASES
+        from benchmarks.fusion.suite import CASES
 
         if self._entries is None:
             self._entries = self._open.enter_context(Entries(Plan.from_json(message["plan"])))

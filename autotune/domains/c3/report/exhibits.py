@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from autotune.domains.c3.suite import figure
-from autotune.domains.c3.suite.metrics import Isolated
+from autotune.domains.c3.report import figure
+from autotune.domains.c3.report.metrics import Isolated
 from autotune.exhibit import Exhibit
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Kernel times of contenders in a process of its own: ``python -m autotune.bench.fusion.instrument``.
+"""Kernel times of contenders in a process of its own: ``python -m benchmarks.fusion.instrument``.
 
 Requests are lines of JSON on stdin, answers on stdout. The profiler changes how later work in its process is launched,
 and JAX brings a second client of the device with a memory pool: neither belongs into the process that times replays.
@@ -101,7 +101,7 @@ class Instrument:
             if self.db is not None:
                 environment["AUTOTUNE_DB"] = self.db
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "autotune.bench.fusion.instrument"],
+                [sys.executable, "-m", "benchmarks.fusion.instrument"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -114,10 +114,10 @@ def measure(request: Mapping[str, Any]) -> dict[str, Any]:
     """Answer one request, in the process itself; see :meth:`Instrument.ask`."""
     import torch
 
-    from autotune.bench.fusion import peers
-    from autotune.bench.fusion.suite import CASES
-    from autotune.bench.fusion.xla import NoXla, xla
     from autotune.bench.kernels import TraceError, kernel_times
+    from benchmarks.fusion import peers
+    from benchmarks.fusion.suite import CASES
+    from benchmarks.fusion.xla import NoXla, xla
 
     case = CASES[request["case"]]
     torch.cuda.set_device(request["device"])

@@ -13,7 +13,7 @@ Beside that, a file has ``suite`` ("c3"), ``schema``, ``ranks`` and ``summary``.
 ``t_comm_by_engine_ms``   by each engine that works
 ``ideal``                 speedup that nobody can beat
 ``sequential_ms``         one after the other
-``strategies``            for each family of :mod:`autotune.domains.c3.suite.families` null, where none of it
+``strategies``            for each family of :mod:`benchmarks.c3.families` null, where none of it
                           worked, or an object with ``ms``, ``speedup``, ``fraction`` (of the ideal; null where that
                           is 1), ``t_over_max``, ``strategy``, ``label`` and ``engine_seen`` (null where not profiled)
 ========================  ============================================================================================
@@ -30,14 +30,15 @@ import math
 from collections.abc import Mapping
 
 SCHEMA = 2
+FAMILIES = ("naive", "naive_swapped", "order", "partition", "copy_engine", "tuned")
+"""Families of strategies by name; "tuned" is the best of all that was measured."""
+
 _TIMES = ("t_gemm_ms", "t_comm_ms", "ideal", "sequential_ms")
 _TEXTS = ("name", "kind", "class", "collective", "compute")
 
 
 def c3_problems(case: object) -> list[str]:
     """What is wrong with a case, one line a fault; empty if it is of the form."""
-    from autotune.domains.c3.suite.families import NAMES
-
     if not isinstance(case, Mapping):
         return ["it is not an object"]
     found = [f"{key} is not a text" for key in _TEXTS if not isinstance(case.get(key), str) or not case[key]]
@@ -51,7 +52,7 @@ def c3_problems(case: object) -> list[str]:
     if not isinstance(strategies, Mapping):
         return [*found, "strategies is not an object"]
     since_2 = "t_gemm_median_ms" in case
-    for name in NAMES:
+    for name in FAMILIES:
         if name not in strategies:
             if since_2 or name != "naive_swapped":
                 found.append(f"strategies lacks {name}")

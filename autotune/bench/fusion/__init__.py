@@ -1,1 +1,0 @@
-"""The fusion suite: its peers, and the runner behind ``autotune bench fusion``."""
