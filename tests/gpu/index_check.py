@@ -29,11 +29,6 @@ from tests.support.capture_helpers import regions_of
 from tests.support.deployment import store_default
 
 
-def _x() -> torch.Tensor:
-    torch.manual_seed(0)
-    return torch.randn(4096, 1024, device="cuda")
-
-
 PROGRAMS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "cross_entropy": lambda x, i: F.cross_entropy(x * 2, i),
     "embedding": lambda x, i: F.embedding(i, x[:1024]) * 2 + 1,
@@ -44,23 +39,24 @@ PROGRAMS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 }
 
 
-def stored(db: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> int:
+def stored(db: str, fn: Callable[..., Any], args: tuple[Any, ...], device: str) -> int:
     """Store the default configuration of every region of ``fn``; gives their number."""
     count = 0
     with Store.open(db) as store:
         for region in regions_of(fn, *args):
             if region.workload is not None:
-                store_default(store, region.workload, "cuda:0")
+                store_default(store, region.workload, device)
                 count += 1
     torch._dynamo.reset()
     return count
 
 
-def one(name: str) -> None:
+def one(name: str, device: str) -> None:
     """Run a program with indices in range, then with one that is not."""
-    fn, x = PROGRAMS[name], _x()
-    index = torch.arange(4096, device="cuda") % 1024
-    assert stored(os.environ["AUTOTUNE_DB"], fn, (x, index)), "no region"
+    torch.manual_seed(0)
+    fn, x = PROGRAMS[name], torch.randn(4096, 1024, device=device)
+    index = torch.arange(4096, device=device) % 1024
+    assert stored(os.environ["AUTOTUNE_DB"], fn, (x, index), device), "no region"
     f = torch.compile(fn, backend=dynamo_backend)
     torch.testing.assert_close(f(x, index), fn(x, index), atol=1e-3, rtol=1e-3)
     torch.cuda.synchronize()
@@ -78,11 +74,11 @@ def one(name: str) -> None:
     os._exit(1)
 
 
-def asserted(name: str, folder: Path) -> dict[str, Any]:
+def asserted(name: str, folder: Path, device: str) -> dict[str, Any]:
     """What a process says that reads behind a table's end."""
     env = {**os.environ, "AUTOTUNE_DB": str(folder / f"{name}.db")}
     ran = subprocess.run(
-        [sys.executable, "-m", "tests.gpu.index_check", "--one", name],
+        [sys.executable, "-m", "tests.gpu.index_check", "--one", name, "--device", device],
         env=env,
         capture_output=True,
         text=True,
@@ -156,13 +152,13 @@ def _device_us(step: Callable[[], Any]) -> float:
     return statistics.median(totals)
 
 
-def cost(name: str, folder: Path) -> dict[str, Any]:
+def cost(name: str, folder: Path, device: str) -> dict[str, Any]:
     """A step with checks and without, launched from Python, and the device time of its kernels."""
     torch.manual_seed(0)
     train = name == "train"
-    model = Gpt().cuda().train(train)
+    model = Gpt().to(device).train(train)
     shape = (16, 1024) if train else (8, 16)
-    tokens = torch.randint(0, 50304, shape, device="cuda")
+    tokens = torch.randint(0, 50304, shape, device=device)
     os.environ["AUTOTUNE_DB"] = str(folder / f"cost-{name}.db")
 
     def forward(tokens: torch.Tensor) -> torch.Tensor:
@@ -171,7 +167,7 @@ def cost(name: str, folder: Path) -> dict[str, Any]:
 
     grad = torch.enable_grad() if train else torch.no_grad()
     with grad:
-        regions = stored(os.environ["AUTOTUNE_DB"], forward, (tokens,))
+        regions = stored(os.environ["AUTOTUNE_DB"], forward, (tokens,), device)
         made: dict[str, Callable[[], Any]] = {}
         for label, backend, on in (
             ("checked", dynamo_backend, True), ("unchecked", dynamo_backend, False), ("inductor", "inductor", True)
@@ -195,16 +191,17 @@ def cost(name: str, folder: Path) -> dict[str, Any]:
 def main() -> int:
     made = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     made.add_argument("--one", choices=list(PROGRAMS), help="run one program in this process")
+    made.add_argument("--device", default="cuda:0")
     options = made.parse_args()
     if options.one:
-        one(options.one)
+        one(options.one, options.device)
     with tempfile.TemporaryDirectory() as made_folder:
         folder = Path(made_folder)
         with ThreadPoolExecutor() as pool:
-            rows = list(pool.map(lambda name: asserted(name, folder), PROGRAMS))
+            rows = list(pool.map(lambda name: asserted(name, folder, options.device), PROGRAMS))
         for row in rows:
             print(json.dumps(row), flush=True)
-        costs = [cost(name, folder) for name in ("train", "infer")]
+        costs = [cost(name, folder, options.device) for name in ("train", "infer")]
     for row in costs:
         print(json.dumps(row), flush=True)
     result = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "asserted": rows, "cost": costs}
