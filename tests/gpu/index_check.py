@@ -28,7 +28,6 @@ from tests.gpu import command
 from tests.support.capture_helpers import regions_of
 from tests.support.deployment import store_default
 
-
 PROGRAMS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "cross_entropy": lambda x, i: F.cross_entropy(x * 2, i),
     "embedding": lambda x, i: F.embedding(i, x[:1024]) * 2 + 1,
