@@ -18,7 +18,6 @@ from autotune.compiler.program.widened import widened
 from autotune.compiler.schedules.configurations import PLAIN_CUDA, having, narrow
 from autotune.compiler.schedules.cuda import rows as row_wise
 from autotune.compiler.targets.cuda.kernels import GroupKernels, Private, Ref
-from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.kernel import emit_rows
 from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
 from autotune.errors import Unsupported
@@ -283,7 +282,7 @@ def emit_main(split: Split, config: Config) -> tuple[CudaSource, Program]:
     """The main kernel, its grid not yet known."""
     schedule = CudaSchedule.from_config(config)
     program = main_program(split, keep=schedule.keep != "reload", online=schedule.online)
-    return emit_rows(CudaEmitter(program, schedule)), program
+    return emit_rows(program, schedule), program
 
 
 def finish_scheme(graph: Graph) -> Scheme:

@@ -320,7 +320,7 @@ def emit(program: Program, schedule: CudaSchedule) -> CudaSource:
         raise Unsupported("a group with a single element a row")
     if 0 in program.graph.extents:
         raise Unsupported("an empty axis")
-    return (emit_flat if program.pointwise else emit_rows)(CudaEmitter(program, schedule))
+    return (emit_flat if program.pointwise else emit_rows)(program, schedule)
 
 
 def reject(graph: Graph, config: Config, kind: type[CudaSchedule] = CudaSchedule) -> str | None:

@@ -126,10 +126,10 @@ def _select(test: Expr, x: Expr) -> Select:
     return Select(test, x, FALSE)
 
 
-def _emitter(program: Program, schedule: CudaSchedule, vec: int) -> CudaEmitter:
+def _emitter(program: Program, schedule: CudaSchedule, vec: int, *, tested: bool = False) -> CudaEmitter:
     loads = [i for i, v in enumerate(program.graph.values) if v.op == "load"]
     own = replace(schedule, rows_per_block=1, vector_bytes=vec * narrowest(program))
-    return CudaEmitter(program, own, apart=loads)
+    return CudaEmitter(program, own, apart=loads, tested=tested)
 
 
 def _before(part: CudaEmitter, q: int) -> list[Stmt]:
@@ -182,8 +182,7 @@ class _Kernel:
         self.vec = s.vector(schedule.vector_bytes)
         if not self.vec:
             raise Unsupported(f"vectors of {schedule.vector_bytes} bytes do not divide the columns")
-        self.results = _emitter(s.results, schedule, self.vec)
-        self.results.ok_needed = True
+        self.results = _emitter(s.results, schedule, self.vec, tested=True)
         self.result, _ = self.results.pass_function(1, s.results.passes[1])
         self.nothing = Assign(ACCUMULATED, closed([Return((ZERO,) * self.vec)])())
         self.sums = [_Adder(one, schedule, self.vec) for one in s.sums]

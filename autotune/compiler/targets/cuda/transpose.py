@@ -12,6 +12,7 @@ elements that makes room for the threads of a warp that lie on other lines, neit
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from autotune.compiler.kernel.nodes import (
@@ -113,9 +114,9 @@ class _Emitter(CudaEmitter):
         word = self.word(kind, n, step)
         return word.differs(0) if self.dtype(kind, n) == "bool" else word
 
-    def emit_load(self, i: int, number: int) -> list[Stmt]:
+    def emit_load(self, i: int, issued: Sequence[int]) -> list[Stmt]:
         if i not in self.t.loads:
-            return super().emit_load(i, number)
+            return super().emit_load(i, issued)
         return [Assign(x, self.take("load", i, e)) for e, x in enumerate(self.variables(i))]
 
     def emit_store(self, k: int) -> list[Stmt]:
@@ -178,11 +179,10 @@ class _Kernel:
             raise Unsupported(f"a tile of {self.tile} is too much for {self.block} threads")
         (pas,) = e.program.passes
         self.pas = pas
-        e.ahead = tuple(i for i in loads_ahead(e) if i not in self.t.loads)
-        if not e.ahead or sum(map(e.raw_words, e.ahead)) * self.tile // self.steps[self.t.x] > MOST_WORDS:
-            e.ahead = ()
-        e.ahead_pass = 0 if e.ahead else -1
-        self.function, _ = e.pass_function(0, pas)
+        ahead = tuple(i for i in loads_ahead(e) if i not in self.t.loads)
+        held = sum(map(e.raw_words, ahead)) * self.tile // self.steps[self.t.x] <= MOST_WORDS
+        self.ahead = ahead if held else ()
+        self.function, _ = e.pass_function(0, pas, self.ahead)
 
     def lane(self, axis: int) -> tuple[Var, Var]:
         """Where a thread is as threads lie along an axis: which line of the tile, which pack of the line."""
@@ -268,10 +268,10 @@ class _Kernel:
         out: list[Stmt] = []
         for k in packs[y] if loads else ():
             out += [*self.pack(y, k), Assign(of(AT, k), AT), *(Assign(of(e.pack(i), k), e.read(i)) for i in loads)]
-        if e.ahead:
-            ahead = load_function(e)
+        if self.ahead:
+            ahead = load_function(e, self.ahead)
             for k in packs[x]:
-                out += [*self.pack(x, k), *e.bases(e.ahead, ()), Assign(of(AHEAD, k), ahead())]
+                out += [*self.pack(x, k), *e.bases(self.ahead, ()), Assign(of(AHEAD, k), ahead())]
         if loads:
             filling = e.filling()
             given = [AT, *(e.pack(i) for i in loads)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from autotune.compiler.kernel.nodes import (
@@ -36,23 +36,49 @@ AHEAD = Var("x")
 FALSE = Const(False, "bool")
 
 
+def vector_of(program: Program, schedule: CudaSchedule) -> int:
+    """Elements of a pack. Raises Unsupported where the schedule's vectors do not divide a row."""
+    vec = vector_length(program, schedule.vector_bytes)
+    if vec == 0:
+        raise Unsupported(f"vectors of {schedule.vector_bytes} bytes do not divide a row")
+    return vec
+
+
+def counts_of(program: Program, vec: int) -> Counts:
+    """How rows and columns are counted: those of a flat kernel are packs of all rows."""
+    flat = program.pointwise and not program.columns
+    return Counts.of(program.n_rows * (program.n_cols // vec if flat else 1), program.n_cols)
+
+
 class Accesses(Tensors):
     """How the tensors of one program are read and written under one schedule."""
 
-    def __init__(self, program: Program, schedule: CudaSchedule, apart: Collection[int] = ()) -> None:
-        """``apart``: loads that are not to be joined with others."""
-        vec = vector_length(program, schedule.vector_bytes)
-        if vec == 0:
-            raise Unsupported(f"vectors of {schedule.vector_bytes} bytes do not divide a row")
-        super().__init__(program, schedule, program.cols[-1] if program.cols else -1, vec, program.rows)
-        flat = program.pointwise and not program.columns
-        self.count = Counts.of(program.n_rows * (program.n_cols // vec if flat else 1), program.n_cols)
+    def __init__(
+        self,
+        program: Program,
+        schedule: CudaSchedule,
+        apart: Collection[int] = (),
+        overwritten: Collection[int] = (),
+        *,
+        tested: bool = False,
+    ) -> None:
+        """
+        Args:
+            apart: loads that are not to be joined with others.
+            overwritten: slots whose memory an output may share.
+            tested: stores test whether the row is there, whatever the schedule says.
+
+        Raises:
+            Unsupported: the schedule's vectors do not divide a row.
+        """
+        vec = vector_of(program, schedule)
+        super().__init__(program, schedule, program.cols[-1] if program.cols else -1, vec, program.rows, overwritten)
+        self.count = counts_of(program, vec)
         self.joins = find_joins(program, apart)
         # Rows that are not there: none where their number is known and divides by those of a block.
         partial = program.dynamic == 0 or program.n_rows % schedule.rows_per_block > 0
-        self.ok_needed = (not program.pointwise or bool(program.columns)) and schedule.rows_per_block > 1 and partial
-        self.ahead: tuple[int, ...] = ()  # loads that pass ``ahead_pass`` finds done, issued a row before
-        self.ahead_pass = -1
+        several = (not program.pointwise or bool(program.columns)) and schedule.rows_per_block > 1
+        self.ok_needed = tested or (several and partial)
 
     # ---- names ------------------------------------------------------------------------------------------------------
 
@@ -65,9 +91,9 @@ class Accesses(Tensors):
 
     # ---- what is read how -------------------------------------------------------------------------------------------
 
-    def ahead_words(self, i: int) -> list[Expr]:
-        """The words of load ``i`` among what was loaded a row ahead."""
-        at = sum(self.raw_words(k) for k in self.ahead[: self.ahead.index(i)])
+    def ahead_words(self, i: int, issued: Sequence[int]) -> list[Expr]:
+        """The words of load ``i`` among those of the loads ``issued`` before."""
+        at = sum(self.raw_words(k) for k in issued[: issued.index(i)])
         return [AHEAD[at + w] for w in range(self.raw_words(i))]
 
     def raw_words(self, i: int) -> int:
@@ -121,15 +147,15 @@ class Accesses(Tensors):
         whole = Var(f"w{i}")
         return [Assign(whole, pack), *self.spread(i, whole)]
 
-    def emit_load(self, i: int, number: int) -> list[Stmt]:
-        """Load ``i`` in pass ``number``."""
+    def emit_load(self, i: int, issued: Sequence[int]) -> list[Stmt]:
+        """Load ``i``, whose words are there if it is among the loads ``issued`` before."""
         lanes, access, storage, hint = self.variables(i), self.access[i], self.storage(i), self.load_hint(i)
         v, pointer, out = self.source(i)
         if access.vector and self.by_pack(v):
             words = self.raw(i)
-            if i in self.ahead and number == self.ahead_pass:
+            if i in issued:
                 return [
-                    Assign(words, Tuple(tuple(self.ahead_words(i)))),
+                    Assign(words, Tuple(tuple(self.ahead_words(i, issued)))),
                     *self.unpacked(i, Unpack(storage, self.vec, words)),
                 ]
             at, guard = access.at(self.base(i)), self.guard(v)

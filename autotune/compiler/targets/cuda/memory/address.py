@@ -86,7 +86,15 @@ class Tensors:
         overwritten: slots whose memory an output may share.
     """
 
-    def __init__(self, program: Program, schedule: CudaSchedule, along: int, lanes: int, fixed: Sequence[int]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        schedule: CudaSchedule,
+        along: int,
+        lanes: int,
+        fixed: Sequence[int],
+        overwritten: Collection[int] = (),
+    ) -> None:
         self.program, self.schedule, self.graph, self.vec = program, schedule, program.graph, lanes
         self.axes = (*fixed, *program.cols)
 
@@ -95,7 +103,7 @@ class Tensors:
 
         self.access = {i: of(v) for i, v in enumerate(self.graph.values) if v.op in ("load", "gather")}
         self.out_access = [of(o) for o in self.graph.outputs]
-        self.overwritten: frozenset[int] = frozenset()
+        self.overwritten = frozenset(overwritten)
 
     def base(self, i: int) -> Var:
         """Where the elements of load or gather ``i`` begin."""

@@ -63,11 +63,25 @@ def accumulators_of(pas: Pass) -> int:
 class CudaEmitter(Accesses):
     """Builds one program for one schedule."""
 
-    def __init__(self, program: Program, schedule: CudaSchedule, apart: Collection[int] = ()) -> None:
-        super().__init__(program, schedule, apart)
+    def __init__(
+        self,
+        program: Program,
+        schedule: CudaSchedule,
+        apart: Collection[int] = (),
+        overwritten: Collection[int] = (),
+        *,
+        tested: bool = False,
+        wide_columns: bool = False,
+    ) -> None:
+        """
+        Args:
+            apart, overwritten, tested: as of :class:`Accesses`.
+            wide_columns: the column number is an int64 where rows and columns are counted in int32.
+        """
+        super().__init__(program, schedule, apart, overwritten, tested=tested)
         self.kept_of: dict[int, list[int]] = {}  # pass -> values it keeps
         self.where_kept: dict[int, int] = {}
-        self.wide_columns = False  # whether the column number is an int64 where rows and columns are counted in int32
+        self.wide_columns = wide_columns
         self.masks = frozenset(program.early.kept_out if program.early else ())  # kept as bits of a word
         for q, pas in enumerate(self.all_passes):
             self.kept_of[q] = list(pas.kept_out)
@@ -95,14 +109,17 @@ class CudaEmitter(Accesses):
 
     # ---- a pass over one pack ---------------------------------------------------------------------------------------
 
-    def pass_function(self, q: int, pas: Pass) -> tuple[Function, list[Var]]:
-        """What pass ``q`` does with one pack, as a function; the accumulators that it returns first."""
+    def pass_function(self, q: int, pas: Pass, issued: Sequence[int] = ()) -> tuple[Function, list[Var]]:
+        """What pass ``q`` does with one pack, as a function; the accumulators that it returns first.
+
+        ``issued``: loads whose words the function is given (:func:`autotune.compiler.targets.cuda.rows.prefetch`).
+        """
         reducers = reducers_of(self.graph, pas)
         body = self.column_indices()
         for i in pas.kept_in:
             body += self.taken(i)
         for i in pas.compute:
-            body += self.value(i, q)
+            body += self.value(i, issued)
         for i, plain in reducers.plain.items():
             body += plain.update(self.arguments(self.graph.values[i].args[0]))
         for online, o in zip(reducers.online, pas.online, strict=True):
@@ -137,8 +154,8 @@ class CudaEmitter(Accesses):
         z, at = self.kept(self.where_kept[i]), self.kept_offset(self.where_kept[i], i)
         return bits_taken(self.variables(i), z[at]) if i in self.masks else self.taken_up(i, z, at)
 
-    def value(self, i: int, q: int) -> list[Stmt]:
-        """Value ``i`` of one pack in pass ``q``."""
+    def value(self, i: int, issued: Sequence[int]) -> list[Stmt]:
+        """Value ``i`` of one pack; ``issued`` as of :meth:`pass_function`."""
         v, lanes = self.graph.values[i], self.variables(i)
         if i in self.joins.skipped:
             return []
@@ -147,7 +164,7 @@ class CudaEmitter(Accesses):
             zero = [Const(0, v.dtype)] if self.joins.loads[one].added else []
             return [Assign(x, sum(zero, y)) for x, y in zip(lanes, self.variables(one), strict=True)]
         if v.op == "load":
-            return self.emit_load(i, q)
+            return self.emit_load(i, issued)
         if v.op == "gather":
             return self.emit_gather(i)
         if v.op == "index":

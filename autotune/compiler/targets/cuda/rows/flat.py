@@ -14,7 +14,7 @@ from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT, THREAD,
 from autotune.compiler.targets.cuda.memory.access import AHEAD, COLUMN, ROW
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.prefetch import MOST_WORDS, load_function, loads_ahead
-from autotune.compiler.targets.cuda.source import CudaSource, FlatSchedule, told
+from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource, FlatSchedule, told
 from autotune.errors import Unsupported
 
 _MOST_PLACES = 1.125
@@ -23,18 +23,18 @@ PACK, TOTAL = Var("pack"), Var("total")
 """Number of the pack at hand, and of packs in all."""
 
 
-def emit_flat(e: CudaEmitter) -> CudaSource:
-    """The flat kernel of ``e``'s program.
+def emit_flat(program: Program, schedule: CudaSchedule) -> CudaSource:
+    """The flat kernel of a program.
 
     Every full block runs without bounds checks, so that all its loads can be in flight at once; the last block checks
     each pack. Elements that do not fill a pack, where their number is open, go one by one to its first threads.
 
     Each element is read and written by one thread, so that an output may lie where an input lies.
     """
-    e.schedule.check_block()
-    if e.program.passes[0].row_stores:
+    schedule.check_block()
+    if program.passes[0].row_stores:
         raise Unsupported("an output without a column axis in a flat kernel")
-    return _FlatKernel(e).source()
+    return _FlatKernel(program, schedule).source()
 
 
 class _FlatKernel:
@@ -48,10 +48,9 @@ class _FlatKernel:
         inner: packs, or tiles, for each number of the outermost axis.
     """
 
-    def __init__(self, e: CudaEmitter) -> None:
-        self.e, program = e, e.program
+    def __init__(self, program: Program, schedule: CudaSchedule) -> None:
         self.overwrites = overwritable(program.graph)
-        e.overwritten = frozenset(slot for slot, _ in self.overwrites)
+        self.e = e = CudaEmitter(program, schedule, overwritten=[slot for slot, _ in self.overwrites])
         (self.pas,) = program.passes
         self.function, _ = e.pass_function(0, self.pas)
         self.dynamic, self.open_cols = program.dynamic == 0, open_row(program)
@@ -90,14 +89,15 @@ class _FlatKernel:
     def packs(self, numbers: Sequence[Expr]) -> list[Stmt]:
         """Packs of which none is beyond the last."""
         e = self.e
-        if not (self.overwrites and len(numbers) > 1 and _hold(e, len(numbers))):
+        held = _held(e, len(numbers)) if self.overwrites and len(numbers) > 1 else ()
+        if not held:
             return [line for number in numbers for line in self.pack(number)]
         # Loads of what is overwritten stay behind stores before them: here all loads come first.
-        loads, (stored, _) = load_function(e), e.pass_function(0, self.pas)
+        loads, (stored, _) = load_function(e, held), e.pass_function(0, self.pas, held)
         words = [Var(f"x_{u}") for u in range(len(numbers))]
         out: list[Stmt] = []
         for number, x in zip(numbers, words, strict=True):
-            own = [] if self.tiles else e.bases(e.ahead, ())
+            own = [] if self.tiles else e.bases(held, ())
             out += [*self.place(number), *own, Assign(x, loads())]
         for number, x in zip(numbers, words, strict=True):
             out += [Assign(AHEAD, x), *self.pack(number, stored)]
@@ -174,18 +174,16 @@ def parts_of_a_row(program: Program, vec: int, step: int) -> int:
     return parts if has_row_values(program) and parts * step <= _MOST_PLACES * packs else 0
 
 
-def _hold(e: CudaEmitter, packs: int) -> bool:
-    """Set the loads of a pack that can be issued before the pack's turn; whether registers hold those of ``packs``."""
+def _held(e: CudaEmitter, packs: int) -> tuple[int, ...]:
+    """The loads of a pack that can be issued before the pack's turn, where registers hold those of ``packs``."""
     ahead = loads_ahead(e)
-    held = bool(ahead) and sum(map(e.raw_words, ahead)) * packs <= MOST_WORDS
-    e.ahead, e.ahead_pass = ahead if held else (), 0
-    return held
+    return ahead if sum(map(e.raw_words, ahead)) * packs <= MOST_WORDS else ()
 
 
 def _rest(e: CudaEmitter) -> list[Stmt]:
     """The elements after the last whole pack, one by one."""
-    single = CudaEmitter(e.program, replace(e.schedule, vector_bytes=narrowest(e.program)))
-    single.overwritten = e.overwritten
+    schedule = replace(e.schedule, vector_bytes=narrowest(e.program))
+    single = CudaEmitter(e.program, schedule, overwritten=e.overwritten)
     (pas,) = single.program.passes
     function, _ = single.pass_function(0, pas)
     # Other threads' loads are inside too, should the compiler move them out of a loop over blocks and the branch in it.

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from autotune.compiler.kernel.nodes import Assign, Cast, Const, Expr, Intrinsic, Select, Stmt, Var, expr, loop
 from autotune.compiler.kernel.reducers import reducers_of
 from autotune.compiler.program.in_place import overwritable_rows
+from autotune.compiler.program.program import Program
 from autotune.compiler.targets.cuda.counts import Counts
 from autotune.compiler.targets.cuda.device import (
     BLOCK,
@@ -18,7 +19,7 @@ from autotune.compiler.targets.cuda.device import (
     ThreadIndex,
     check_static,
 )
-from autotune.compiler.targets.cuda.memory.access import OK, ROW
+from autotune.compiler.targets.cuda.memory.access import OK, ROW, counts_of, vector_of
 from autotune.compiler.targets.cuda.rows.columns import Accumulators
 from autotune.compiler.targets.cuda.rows.early import Early
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
@@ -44,7 +45,7 @@ from autotune.compiler.targets.cuda.rows.shape import (
 )
 from autotune.compiler.targets.cuda.rows.slots import PARITY
 from autotune.compiler.targets.cuda.rows.walk import Walks
-from autotune.compiler.targets.cuda.source import CudaSource, told
+from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource, told
 from autotune.errors import Superseded, Unsupported
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES
 
@@ -59,13 +60,15 @@ where a shorter row read twice may still lie. What saves memory is long: a loss'
 class Rows:
     """One kernel."""
 
-    def __init__(self, emitter: CudaEmitter) -> None:
-        self.emitter, self.program, self.schedule = emitter, emitter.program, emitter.schedule
-        self.shape = Shape.of(self.program, self.schedule, emitter.vec, emitter.count)
-        emitter.wide_columns = self.shape.apart
-        size = {k: STORAGE_BYTES[o.dtype] * self.program.n_cols for k, o in enumerate(self.program.graph.outputs)}
-        self.overwrites = tuple(pair for pair in overwritable_rows(self.program) if size[pair[1]] >= LONG_ROW)
-        emitter.overwritten = frozenset(slot for slot, _ in self.overwrites)
+    def __init__(self, program: Program, schedule: CudaSchedule) -> None:
+        self.program, self.schedule = program, schedule
+        vec = vector_of(program, schedule)
+        self.shape = Shape.of(program, schedule, vec, counts_of(program, vec))
+        size = {k: STORAGE_BYTES[o.dtype] * program.n_cols for k, o in enumerate(program.graph.outputs)}
+        self.overwrites = tuple(pair for pair in overwritable_rows(program) if size[pair[1]] >= LONG_ROW)
+        overwritten = [slot for slot, _ in self.overwrites]
+        emitter = CudaEmitter(program, schedule, overwritten=overwritten, wide_columns=self.shape.apart)
+        self.emitter = emitter
         self.check()
         self.accumulators = Accumulators(emitter, self.shape) if self.program.columns else None
         self.persistent = self.schedule.blocks_per_sm > 0 or self.accumulators is not None
@@ -79,7 +82,7 @@ class Rows:
                 self.ahead = Ahead(emitter, self.shape)
             else:
                 self.early = Early(emitter, self.shape)
-        self.walks, self.joins = Walks(emitter, self.shape), Joins(self.shape)
+        self.walks, self.joins = Walks(emitter, self.shape, self.ahead), Joins(self.shape)
         self.done = set(self.ahead.row_loads) if self.ahead else set[int]()  # row values that are there
 
     def check(self) -> None:
@@ -248,10 +251,10 @@ class Rows:
         ]
 
 
-def emit_rows(emitter: CudaEmitter) -> CudaSource:
+def emit_rows(program: Program, schedule: CudaSchedule) -> CudaSource:
     """The row-wise kernel of a program.
 
     Raises:
         Unsupported: the schedule does not fit the program.
     """
-    return Rows(emitter).source()
+    return Rows(program, schedule).source()

@@ -8,6 +8,8 @@ registers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from autotune.compiler.kernel.nodes import Assign, Const, Expr, Function, Load, Pointer, Return, Stmt, Tuple, Var, when
 from autotune.compiler.kernel.rewrite import Rewriter, closed
 from autotune.compiler.program.program import Pass
@@ -41,11 +43,11 @@ def loads_apart(e: CudaEmitter, pas: Pass) -> tuple[int, ...]:
     return tuple(out)
 
 
-def load_function(e: CudaEmitter) -> Function:
-    """The raw words of one pack of the loads ``e.ahead``."""
+def load_function(e: CudaEmitter, loads: Sequence[int]) -> Function:
+    """The raw words of one pack of ``loads``."""
     body = e.column_indices()
     words: list[Expr] = []
-    for i in e.ahead:
+    for i in loads:
         v, pointer, chosen = e.source(i)
         at = e.access[i].at(e.base(i))
         load = Load(e.storage(i), e.vec, e.load_hint(i), pointer, at, "words", e.guard(v))
@@ -55,26 +57,26 @@ def load_function(e: CudaEmitter) -> Function:
 
 
 class Ahead:
-    """What one kernel loads a row ahead. Sets ``ahead`` of the emitter, which pass functions look at.
+    """The loads of one kernel that are issued a row ahead.
 
-    What it knows of the next row has the names of the present row's with an ``n`` behind.
+    Names of the next row are the present row's with an ``n`` behind.
 
     Attributes:
-        number: of the pass whose loads they are.
+        loads: of the first pass that walks; ``number`` is that pass's.
         row_loads: loads of one number a row: a row whose packs are there would wait for them as long as for the packs.
     """
 
     def __init__(self, emitter: CudaEmitter, shape: Shape) -> None:
         self.emitter, self.shape, program = emitter, shape, emitter.program
-        emitter.ahead = loads_ahead(emitter)
-        if not emitter.ahead:
+        self.loads = loads_ahead(emitter)
+        if not self.loads:
             raise Unsupported("no loads to issue ahead")
-        self.words = sum(emitter.raw_words(i) for i in emitter.ahead)
+        self.words = sum(emitter.raw_words(i) for i in self.loads)
         if self.words * shape.packs > MOST_WORDS:
             raise Unsupported(f"{self.words * shape.packs} registers a thread for what is loaded ahead")
-        self.number = emitter.ahead_pass = next(q for q, p in enumerate(program.passes) if p.walks)
+        self.number = next(q for q, p in enumerate(program.passes) if p.walks)
         loads = sorted({i for q in program.passes for i in q.row_values if emitter.graph.values[i].op == "load"})
-        self.function = load_function(emitter)
+        self.function = load_function(emitter, self.loads)
         self.row_loads = [i for i in loads if emitter.access[i].fixed and not emitter.graph.values[i].guards]
 
     def take(self) -> list[Stmt]:
@@ -98,7 +100,7 @@ class Ahead:
     def _loads(self, row: Expr) -> list[Stmt]:
         """Loads every pack of a row."""
         emitter, shape = self.emitter, self.shape
-        indices = [*emitter.row_indices(), *emitter.bases(emitter.ahead, ())]
+        indices = [*emitter.row_indices(), *emitter.bases(self.loads, ())]
         own = {ROW, COLUMN, *(s.defines for s in indices)}
         names = Rewriter(lambda x: Var(f"{x.name}n", x.dtype) if isinstance(x, Var) and x in own else x)
         call = self.function({p.name: names.expression(p) for p in self.function.params})

@@ -10,7 +10,7 @@ from autotune.compiler.program.program import Pass
 from autotune.compiler.targets.cuda.memory.access import COLUMN
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.moments import weights
-from autotune.compiler.targets.cuda.rows.prefetch import MOST_WORDS, load_function, loads_apart
+from autotune.compiler.targets.cuda.rows.prefetch import MOST_WORDS, Ahead, load_function, loads_apart
 from autotune.compiler.targets.cuda.rows.shape import CLAMPED, Shape
 
 Functions = tuple[Function, Function]
@@ -30,8 +30,9 @@ def kept(q: int, pack: str) -> Var:
 class Walks:
     """Prints the passes of one kernel."""
 
-    def __init__(self, emitter: CudaEmitter, shape: Shape) -> None:
-        self.emitter, self.shape = emitter, shape
+    def __init__(self, emitter: CudaEmitter, shape: Shape, ahead: Ahead | None = None) -> None:
+        """``ahead``: the loads that its pass finds done."""
+        self.emitter, self.shape, self.ahead = emitter, shape, ahead
 
     def statements(self, q: int, pas: Pass) -> list[Stmt]:
         """The walk of pass ``q``."""
@@ -39,42 +40,39 @@ class Walks:
         unroll = emitter.schedule.unroll
         steps = 0 if shape.unrolled else shape.full // unroll
         first = steps * unroll if steps > 1 else 0
-        ahead = emitter.ahead, emitter.ahead_pass
-        loads = self._hold(q, pas, max(unroll if first else 0, shape.packs - first))
-        function, fields = emitter.pass_function(q, pas)
+        row_ahead = self.ahead.loads if self.ahead and q == self.ahead.number else ()
+        held = () if row_ahead else self._held(pas, max(unroll if first else 0, shape.packs - first))
+        function, fields = emitter.pass_function(q, pas, row_ahead or held)
         functions = function, emitter.empty_function(q, fields)
         out = [s for reducer in reducers_of(emitter.graph, pas).all for s in reducer.begin()]
         if first:
             step, begin = Var("step"), Var("j")
             body: list[Stmt] = [Assign(begin, emitter.count.number(step) * unroll)]
-            body += self._packs(q, pas, functions, loads, [begin + u for u in range(unroll)])
+            body += self._packs(q, pas, functions, held, [begin + u for u in range(unroll)])
             out.append(loop(step, steps, body))
-        out += self._packs(q, pas, functions, loads, range(first, shape.packs))
-        emitter.ahead, emitter.ahead_pass = ahead
+        out += self._packs(q, pas, functions, held, range(first, shape.packs))
         return out
 
-    def _hold(self, q: int, pas: Pass, packs: int) -> Function | None:
-        """What loads a pack of the slots that the pass may write over, where registers hold ``packs``. These loads stay
-        behind stores before them, so that they come before all stores here."""
+    def _held(self, pas: Pass, packs: int) -> tuple[int, ...]:
+        """The loads of slots that the pass may write over, where registers hold ``packs`` packs of them. These loads
+        stay behind stores before them, so that they come before all stores here."""
         emitter = self.emitter
-        slots = emitter.overwritten if pas.stores and packs > 1 and q != emitter.ahead_pass else ()
+        slots = emitter.overwritten if pas.stores and packs > 1 else ()
         loads = tuple(i for i in loads_apart(emitter, pas) if emitter.graph.values[i].slot in slots)
-        if not loads or sum(map(emitter.raw_words, loads)) * packs > MOST_WORDS:
-            return None
-        emitter.ahead, emitter.ahead_pass = loads, q
-        return load_function(emitter)
+        return loads if sum(map(emitter.raw_words, loads)) * packs <= MOST_WORDS else ()
 
     def _packs(
-        self, q: int, pas: Pass, functions: Functions, loads: Function | None, packs: Sequence[Operand]
+        self, q: int, pas: Pass, functions: Functions, loads: Sequence[int], packs: Sequence[Operand]
     ) -> list[Stmt]:
-        """Packs one after the other, what ``loads`` loads first. Those from number ``full`` on may lie outside the
+        """Packs one after the other, ``loads`` of all of them first. Those from number ``full`` on may lie outside the
         row."""
         emitter, shape, out = self.emitter, self.shape, list[Stmt]()
         guarded = [isinstance(pack, int) and pack >= shape.full for pack in packs]
         if loads:
-            nothing = Tuple((Const(0, "uint32"),) * sum(map(emitter.raw_words, emitter.ahead)))
+            nothing = Tuple((Const(0, "uint32"),) * sum(map(emitter.raw_words, loads)))
+            function = load_function(emitter, loads)
             for n, pack in enumerate(packs):
-                load = Assign(held(n), loads())
+                load = Assign(held(n), function())
                 out.append(Assign(COLUMN, shape.column(pack)))
                 out += [Assign(held(n), nothing), when(COLUMN < shape.columns, [load])] if guarded[n] else [load]
         for n, pack in enumerate(packs):
