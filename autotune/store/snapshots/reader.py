@@ -18,7 +18,19 @@ from urllib.parse import quote
 from autotune.device import DeviceIdentity, Environment
 from autotune.errors import UserError, printable, told
 from autotune.store.codec import artifact_from, config_from
-from autotune.store.health.damage import BROKEN, Damaged, from_json_text, latencies, mapping, number, whole, why
+from autotune.store.health.damage import (
+    BROKEN,
+    Damaged,
+    cost,
+    from_json_text,
+    latencies,
+    mapping,
+    moment,
+    number,
+    whole,
+    why,
+)
+from autotune.store.health.step_record import left_of, step_record
 from autotune.store.reading import Match, Near
 from autotune.store.records import Calibration, Key, Schedule, Verdict
 from autotune.store.snapshots.form import LARGEST_VALUE, TABLES, opened
@@ -392,13 +404,10 @@ class Snapshot:
             place, have = self._devices[device], self._environments[env]
             if data["key"] != [graph, place.fingerprint, have.strict, mode]:
                 raise Damaged("a verdict is not under its own key")
-            left = data["left"]
-            if not isinstance(left, list) or not all(isinstance(name, str) for name in left):
-                raise Damaged("what a verdict leaves to Inductor is no list of fingerprints")
             near = 0 if environment is None else _fit(have, environment, match)
             if near is not None:
-                record, when = mapping(data["record"], "record"), number(data["created"], "time")
-                yield Verdict(graph, place.fingerprint, have.strict, mode, tuple(left), record, when), near
+                left, record, when = left_of(data["left"]), step_record(data["record"]), moment(data["created"])
+                yield Verdict(graph, place.fingerprint, have.strict, mode, left, record, when), near
 
     def _calibrations(self, where: str, values: Sequence[Any]) -> Iterator[Calibration]:
         for device, kind, text, sha256 in self._rows(
@@ -409,7 +418,7 @@ class Snapshot:
             if data["key"] != [place, kind]:
                 raise Damaged("a calibration is not under its own key")
             figures = {str(k): number(v, str(k)) for k, v in mapping(data["figures"], "figures").items()}
-            yield Calibration(place, str(kind), figures, number(data["created"], "time"))
+            yield Calibration(place, str(kind), figures, moment(data["created"]))
 
 
 class _Condemning:
@@ -478,12 +487,12 @@ def _schedule(key: Key, family: str, extent: int, data: Mapping[str, Any]) -> Sc
     return Schedule(
         key=key,
         config=None if config is None else config_from(config, config_key(mapping(config, "configuration"))),
-        latency_us=number(data["latency_us"], "latency", above=0.0),
+        latency_us=cost(data["latency_us"]),
         baselines=latencies(data["baselines"]),
         winner=printable(str(data["winner"])),
         family=family,
         extent=extent,
-        when=number(data["created"], "time"),
+        when=moment(data["created"]),
         others=None if others is None else number(others, "number of busy processors"),
         space=str(data["space"]),
     )

@@ -196,6 +196,22 @@ def test_a_damaged_row_condemns_the_file(file: Path, what: str, caplog: pytest.L
         assert other.state() == empty
 
 
+@pytest.mark.parametrize("record", [{"compile_us": -5}, {"families": 5}, {"train": [1]}, {"target": "\ud800"}])
+def test_a_verdict_whose_record_is_damaged_condemns_the_file(file: Path, record: dict[str, object]) -> None:
+    def change(c: sqlite3.Connection) -> None:
+        (text,) = c.execute("SELECT data FROM verdicts").fetchone()
+        new = json.dumps({**json.loads(text), "record": record})
+        c.execute("UPDATE verdicts SET data = ?, sha256 = ?", (new, hashlib.sha256(new.encode()).hexdigest()))
+
+    assert Snapshot(file).get_verdict("g" * 64, GPU.fingerprint, ENVIRONMENT, "default") is not None
+    resealed(file, change)
+    snapshot = Snapshot(file)
+    assert snapshot.get_verdict("g" * 64, GPU.fingerprint, ENVIRONMENT, "default") is None
+    assert snapshot.lost
+    with Store.open(file.with_name("other.db")) as other, pytest.raises(UserError, match="damaged"):
+        import_file(other, file)
+
+
 def test_versions_and_ends(file: Path, tmp_path: Path) -> None:
     data = file.read_bytes()
 
