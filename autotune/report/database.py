@@ -12,6 +12,7 @@ from autotune.errors import printable
 from autotune.exhibit import Exhibit
 from autotune.report import plots
 from autotune.report.page import (
+    KINDS,
     Cell,
     Page,
     Point,
@@ -98,7 +99,7 @@ def _workload(
     facts[1:1] = [(name, f"{value:.4g}") for name, value in sorted(row.metrics.items())]
     label = row.label or f"{row.kind} {row.workload[:12]}"
     return Page(
-        kind="scenario" if row.kind == "c3" else "workload",
+        kind=_kind(row),
         id=page_id(label, row.workload, row.device),
         title=label,
         device=device.label,
@@ -275,7 +276,7 @@ def _step(store: Store, verdict: Verdict, device: DeviceIdentity, known: Mapping
         row = known.get((str(f.get("workload")), verdict.device))
         if row is not None:
             label = row.label or f"{row.kind} {row.workload[:12]}"
-            links.append((f"../workloads/{page_id(label, row.workload, row.device)}.html", label))
+            links.append((f"../{KINDS[_kind(row)].folder}/{page_id(label, row.workload, row.device)}.html", label))
     facts = [
         ("torch.compile", microseconds(theirs)),
         ("autotune", microseconds(ours) if ours else "left to Inductor"),
@@ -302,6 +303,11 @@ def _step(store: Store, verdict: Verdict, device: DeviceIdentity, known: Mapping
         speedup=speedup,
         links=links,
     )
+
+
+def _kind(row: Overview) -> str:
+    """The kind of a workload's page."""
+    return "scenario" if row.kind == "c3" else "workload"
 
 
 def _number(value: Any) -> float | None:

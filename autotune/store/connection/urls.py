@@ -82,6 +82,11 @@ def parse_url(url: str | os.PathLike[str] | None) -> sa.URL:
     raise UserError(f"databases of type {backend!r} are not supported: {EXAMPLES}")
 
 
+def is_missing(parsed: sa.URL) -> bool:
+    """True for an SQLite file that is not there."""
+    return parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists()
+
+
 def _is_there(path: str) -> bool:
     try:
         return os.path.lexists(path)

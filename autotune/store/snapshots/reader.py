@@ -101,7 +101,7 @@ class Snapshot:
             connection = Connection(self._pages)
         else:
             # immutable: no locks, and no look for a journal that somebody may have put beside the file.
-            uri = f"file:{quote(str(self._path))}?mode=ro&immutable=1"
+            uri = f"file:{quote(os.fsencode(self._path))}?mode=ro&immutable=1"
             connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
         try:
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_VALUE)

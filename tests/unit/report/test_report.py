@@ -14,6 +14,7 @@ import pytest
 
 from autotune import charts
 from autotune.cli.app import main
+from autotune.domains.c3.scenario import Gemm, Scenario
 from autotune.report import results
 from autotune.report.database import pages as database_pages
 from autotune.report.page import Page, page_id
@@ -67,6 +68,17 @@ def test_every_kind_of_page_is_written_and_linked(site: Path) -> None:
             if not link.startswith("data:"):
                 assert (site / name).parent.joinpath(link).resolve().is_file(), (name, link)
         assert not re.findall(r'(?:href|src)="(?:https?:)?//', text)
+
+
+def test_a_step_links_to_a_scenario_where_its_page_is(tmp_path: Path) -> None:
+    workload = Scenario(Gemm(256, 256, 256, "f32"), "all_gather", 1 << 20, 2, "f32").workload()
+    with Store.open(tmp_path / "t.db") as store:
+        stored.step(store, [stored.searched(store, workload)], ["a scenario"])
+    out = tmp_path / "report"
+    assert main(["report", "--db", str(tmp_path / "t.db"), "-o", str(out)]) == 0
+    (page,) = (out / "models").glob("*.html")
+    (link,) = re.findall(r'href="(\.\./[a-z]+/[^"#]+)"', page.read_text().partition("<main")[2])
+    assert (out / "models" / link).resolve().is_file()
 
 
 def test_what_is_stored_is_only_ever_text(site: Path) -> None:
