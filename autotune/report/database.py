@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.errors import printable
+from autotune.errors import pasted_again, printable
 from autotune.exhibit import Exhibit
 from autotune.report import plots
 from autotune.report.page import (
@@ -283,7 +283,7 @@ def _step(store: Store, verdict: Verdict, device: DeviceIdentity, known: Mapping
         ("speedup", ratio(speedup)),
         ("noise", percent(_number(record.get("noise")))),
         ("regions", f"{kept} of {len(every)} kept"),
-        ("command", str(record.get("command") or "–")),
+        ("command", pasted_again(record["command"]) if record.get("command") else "–"),
     ]
     return Page(
         kind="model",

@@ -13,7 +13,7 @@ from autotune.errors import UserError
 from autotune.store.connection.engine import create_engine, parse_url, patient, revision, show_url
 from autotune.store.connection.outage import OUTAGE_S, LostConnection, Patience
 from autotune.store.connection.sqlite import new_file
-from autotune.store.connection.urls import REPLICA_VARIABLE, is_missing, no_database
+from autotune.store.connection.urls import REPLICA_VARIABLE, is_missing, no_database, upgrade_command
 from autotune.store.models import SCHEMA_REVISION
 from autotune.store.tables.activity import Activities
 from autotune.store.tables.efforts import Efforts
@@ -87,7 +87,7 @@ class Store(Measurements, Schedules, Runs, Efforts, Verdicts, Overviews, Activit
             found = revision(engine, parsed, limit_s=limit_s)
             if found != SCHEMA_REVISION:
                 if readonly or not migrate:
-                    raise UserError(_wrong_revision(show_url(parsed), found))
+                    raise UserError(_wrong_revision(parsed, found))
                 from autotune.store.connection.migrate import upgrade_engine
 
                 upgrade_engine(engine, parsed)
@@ -173,7 +173,7 @@ class Store(Measurements, Schedules, Runs, Efforts, Verdicts, Overviews, Activit
         try:
             found = revision(reader, copy, limit_s=DEPLOY_S)
             if found != SCHEMA_REVISION:
-                raise UserError(_wrong_revision(show_url(copy), found))
+                raise UserError(_wrong_revision(copy, found))
             parsed = parse_url(url)
             if is_missing(parsed):
                 return cls(copy, reader, readonly=True, limit_s=DEPLOY_S)
@@ -209,9 +209,10 @@ class Store(Measurements, Schedules, Runs, Efforts, Verdicts, Overviews, Activit
         self.close()
 
 
-def _wrong_revision(name: str, found: str | None) -> str:
+def _wrong_revision(url: sa.URL, found: str | None) -> str:
+    name, command = show_url(url), upgrade_command(url)
     if found is None:
-        return f"the database {name} has no autotune tables: run `autotune db upgrade --db {name}`"
+        return f"the database {name} has no autotune tables: run `{command}`"
     if found > SCHEMA_REVISION:
         return f"the database {name} is at revision {found}, made by a newer autotune ({SCHEMA_REVISION}): upgrade that"
-    return f"the database {name} is at revision {found}, not {SCHEMA_REVISION}: run `autotune db upgrade --db {name}`"
+    return f"the database {name} is at revision {found}, not {SCHEMA_REVISION}: run `{command}`"

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, Program
 
 from autotune.errors import UserError
 from autotune.store.connection.outage import Conflict, LostConnection
-from autotune.store.connection.urls import show_url, without_secrets
+from autotune.store.connection.urls import show_url, upgrade_command, without_secrets
 
 
 def first_line(error: BaseException | None, url: sa.URL) -> str:
@@ -32,7 +32,7 @@ def reason(url: sa.URL, error: BaseException | None) -> str:
     if "permission denied" in first:
         return f"the database {where} does not let its user do this ({first}): docs/fleet.md lists the rights to grant"
     if "no such table" in first or ("relation" in first and "does not exist" in first):
-        return f"the database {where} lacks autotune's tables: run `autotune db upgrade --db {where}`"
+        return f"the database {where} lacks autotune's tables: run `{upgrade_command(url)}`"
     return f"cannot use the database {where}: {first}"
 
 

@@ -13,7 +13,7 @@ from urllib.parse import quote, quote_plus
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError
 
-from autotune.errors import UserError, veil
+from autotune.errors import UserError, pasted, veil
 
 DATABASE_VARIABLE = "AUTOTUNE_DB"
 REPLICA_VARIABLE = "AUTOTUNE_DB_READ"
@@ -135,6 +135,12 @@ def for_command(db: str | os.PathLike[str]) -> str:
     except UserError:
         return "URL"
     return os.fspath(db) if parsed.get_backend_name() == "sqlite" else "URL"
+
+
+def upgrade_command(url: sa.URL) -> str:
+    """The command that brings a database to this version, to be pasted; a server's URL is left to fill in."""
+    name = str(url.database) if url.get_backend_name() == "sqlite" else "URL"
+    return pasted("autotune", "db", "upgrade", "--db", name)
 
 
 def without_secrets(text: str, url: sa.URL) -> str:
