@@ -34,6 +34,7 @@ from autotune.ir.nodes import (
     EIGHT_BIT_FLOATS,
     FLOATS,
     LEAVES,
+    MAX_VALUES,
     REDUCTIONS,
     SHORT,
     STORAGE_BYTES,
@@ -178,8 +179,11 @@ class Graph:
         """Rebuild a graph, checking what a kernel's safety depends on.
 
         Raises:
-            ValueError: an index, axis or type is out of range.
+            ValueError: an index, axis or type is out of range, or there are too many.
         """
+        for what in ("extents", "values", "inputs", "outputs"):
+            if len(data[what]) > MAX_VALUES:
+                raise ValueError(f"a graph of more than {MAX_VALUES} {what}")
         graph = cls(
             extents=tuple(int(e) for e in data["extents"]),
             values=tuple(Value.from_json(v) for v in data["values"]),
