@@ -164,6 +164,12 @@ class Graph:
         read = sum(n * STORAGE_BYTES[self.inputs[slot]] for slot, n in per_slot.items())
         return read + sum(self.size(o.axes) * STORAGE_BYTES[o.dtype] for o in self.outputs)
 
+    @cached_property
+    def bytes_held(self) -> int:
+        """Bytes of the inputs, as far as the region may touch them, and of the outputs."""
+        inputs = sum(self.input_numel(slot) * STORAGE_BYTES[name] for slot, name in enumerate(self.inputs))
+        return inputs + sum(self.output_numel(k) * STORAGE_BYTES[o.dtype] for k, o in enumerate(self.outputs))
+
     def to_json(self) -> dict[str, Any]:
         how = {"precision": self.precision} if self.precision else {}
         return {

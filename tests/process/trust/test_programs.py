@@ -19,6 +19,8 @@ from autotune.cli.app import main
 from autotune.compiler.lower.rules.table import RULES
 from autotune.compiler.regions import aten
 from autotune.compiler.regions.aten import MOST_TENSORS
+from autotune.compiler.regions.find import workload_of as region_workload
+from autotune.compiler.regions.symbols import traced
 from autotune.domains.fusion.bench import FusionBench
 from autotune.domains.fusion.rederive import check_graph, check_source
 from autotune.errors import BuildError
@@ -68,6 +70,26 @@ def test_beside_it_honest_ones_are_searched_with_baselines(
     assert f"{evil.fingerprint[:12]} is left out: the stored program is not what" in told.err
     with Store.open(db) as store:
         assert [m.workload for m in store.misses()] == [evil.fingerprint]
+
+
+def test_beside_one_that_no_device_could_hold_the_others_are_searched(
+    db: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shape = {"shape": [2**40, 2**20], "strides": [2**20, 1], "dtype": "float32", "device": "cpu"}
+    program = {"format": 1, "inputs": [shape], "calls": [{"op": "aten.exp.default", "args": [{"node": 0}]}],
+               "result": [{"node": 1}]}  # fmt: skip
+    huge, _ = region_workload(traced(program, "cpu"), "", program)
+    honest = workload_of(softmax, torch.ones(8, 64))
+    missed(db, huge, honest)
+    words = ["--missed", "--device", "cpu", "--db", str(db), "--trials", "1", "--timeout", "60", "--json"]
+    assert main(["search", *words]) == 0
+    told = capfd.readouterr()
+    assert [w["best"] is not None for w in json.loads(told.out)["workloads"]] in ([True, False], [False, True])
+    (line,) = [line for line in told.err.splitlines() if "NOTHING COULD BE MEASURED" in line]
+    assert "it takes 8589934592 GiB of memory, and the device has" in line
+    assert "STOPPED" not in told.err
+    with Store.open(db) as store:
+        assert store.schedules(workload=honest.fingerprint)
 
 
 def test_a_module_whose_stored_program_was_changed_is_captured_again(
