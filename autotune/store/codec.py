@@ -209,11 +209,13 @@ def workload_from(row: Any) -> Workload:
 
 
 def finite_json(value: Any) -> Any:
-    """``value`` with infinities and NaN as None, which JSON has no words for."""
+    """``value`` as JSON that can be read back: infinities and NaN become None, halves of characters are written out."""
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
-        return {str(k): finite_json(v) for k, v in value.items()}
+        return {finite_json(str(k)): finite_json(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [finite_json(v) for v in value]
     return value

@@ -64,6 +64,8 @@ def user_errors(url: sa.URL) -> Iterator[None]:
             # The driver's own, before anything was sent: an option of the URL that it does not know.
             raise UserError(reason(url, e.orig)) from e
         raise
+    except UnicodeEncodeError as e:  # half of a character, as arguments that are not UTF-8 come to hold
+        raise UserError(f"{ascii(e.object)[:200]} is not UTF-8: a database holds no such text") from e
     except UnicodeDecodeError as e:  # SQLite's own words, which it takes from a damaged file
         if url.get_backend_name() != "sqlite":
             raise

@@ -98,11 +98,8 @@ def _sqlite_url(path: str) -> sa.URL:
     if "\0" in path:
         raise UserError("the path of the database holds a zero byte, which no file's name does")
     try:
-        path.encode()
         file = Path(path).expanduser().absolute()
         os.stat(file)
-    except UnicodeEncodeError:
-        raise UserError(f"the path of the database is not UTF-8 ({os.fsencode(path)!r}): rename it") from None
     except RuntimeError:
         raise UserError(f"{path}: there is no such user's home folder") from None
     except OSError as e:

@@ -35,7 +35,7 @@ class Unreadable:
 def from_json_text(text: Any) -> Any:
     """A JSON column's value; :class:`Unreadable` in its place where it is no JSON, so that the other rows are read.
 
-    What no writer stores counts as no JSON: NaN, infinities, integers beyond every float, halves of surrogate pairs.
+    What no writer stores counts as no JSON: NaN, infinities, integers beyond every float.
     """
     try:
         if isinstance(text, (bytes, bytearray, memoryview)):
@@ -43,8 +43,6 @@ def from_json_text(text: Any) -> Any:
         value = json.loads(text, parse_float=_finite, parse_constant=_finite)
         if _HUGE.search(text):
             json.loads(text, parse_int=_finite)
-        if "\\u" in text or not text.isascii():
-            json.dumps(value, ensure_ascii=False).encode()
         return value
     except (ValueError, TypeError, RecursionError, OverflowError) as e:
         return Unreadable(" ".join(str(e).split())[:100])

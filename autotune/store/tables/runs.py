@@ -32,7 +32,7 @@ class Runs(Workloads):
         Args:
             owner: the name it claims candidates under (:func:`autotune.store.owner_name`); None makes one.
         """
-        run = Run(id=uuid.uuid4().hex, command=command, started=time.time())
+        run = Run(id=uuid.uuid4().hex, command=printable(command), started=time.time())
         with self.writing() as c:
             c.execute(sa.delete(ClaimRow).where(ClaimRow.expires < time.time()))
             running = sa.select(RunRow.id, RunRow.owner).where(RunRow.state == "running")
@@ -42,7 +42,7 @@ class Runs(Workloads):
                 c.execute(swept.values(state="interrupted", finished=time.time()))
             row = self.insert(RunRow).values(
                 id=run.id,
-                command=command,
+                command=run.command,
                 state=run.state,
                 owner=owner or owner_name(),
                 started=run.started,
