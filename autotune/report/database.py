@@ -83,7 +83,7 @@ def _workload(
     exhibits = list(_own(workload, _config(schedule, measured), schedule, device))
     exhibits += _times(levels, figure)
     exhibits += _search(measured, levels, figure)
-    if moved and not figure:
+    if moved and levels and not figure:
         reached = {name: (moved, us) for name, us in levels.items()}
         exhibits.append(_roofline(reached, moved, bandwidth, [us for _, us in reached.values()]))
     tuned = figure_text(figure, row.best_us, "µs")

@@ -25,6 +25,7 @@ from autotune.tuner.importance import importances
 from autotune.workload import Workload
 from tests.support import ROOT
 from tests.support import searched as stored
+from tests.support.rows import ENVIRONMENT
 
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>{{ 7 * 7 }}"
 
@@ -79,6 +80,15 @@ def test_a_step_links_to_a_scenario_where_its_page_is(tmp_path: Path) -> None:
     (page,) = (out / "models").glob("*.html")
     (link,) = re.findall(r'href="(\.\./[a-z]+/[^"#]+)"', page.read_text().partition("<main")[2])
     assert (out / "models" / link).resolve().is_file()
+
+
+def test_a_workload_of_which_every_candidate_failed_has_a_page(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "t.db") as store:
+        workload = stored.region(64)
+        key = Key(store.put_workload(workload), store.put_device(stored.CPU), store.put_environment(ENVIRONMENT), "p")
+        store.add_measurement(Measurement(key, {"a": 1}, Status.CRASHED, reason="why"))
+        (page,) = database_pages(store)
+    assert "1, of which 1 failed" in str(page.facts)
 
 
 def test_what_is_stored_is_only_ever_text(site: Path) -> None:
