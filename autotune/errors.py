@@ -7,6 +7,7 @@ module is an outcome of a candidate or of a region that the search records and s
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,17 +18,27 @@ class UserError(Exception):
 
 LONGEST = 2000
 """Characters of an error's line; what is longer loses its middle."""
+_LONGEST_WORD = 400
+"""Characters of a word in a command: a line that is cut has the whole command, or its end without its beginning."""
 
+_UNQUOTED = re.compile("[^'\"]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-_LOGIN = re.compile(r":(?!//)\S{1,512}@")  # bounded, so that a long text takes no longer than its length
+_LOGIN = re.compile(r"(:(?!//))(\S{1,512})(?=@)")  # bounded, so that a long text takes no longer than its length
 _OPTION = re.compile(
-    r"(?i)((?:password|passwd|pwd|secret|token)\w{0,32}\s{0,8}=\s{0,8})(?:'[^']{0,512}'|\"[^\"]{0,512}\"|[^\s&'\"]{1,512})"
+    r"(?i)((?:password|passwd|pwd|secret|token)\w{0,32}\s{0,8}=\s{0,8})('[^']{0,512}'|\"[^\"]{0,512}\"|[^\s&'\"]{1,512})"
 )
 
 
 def veil(text: str) -> str:
-    """``text`` without the passwords of the URLs and connection strings in it."""
-    return _OPTION.sub(r"\1***", _LOGIN.sub(":***@", text))
+    """``text`` without the passwords of the URLs and connection strings in it.
+
+    Quotes stay, so that what a shell takes for quoted in ``text`` is quoted still.
+    """
+    return _OPTION.sub(_hidden, _LOGIN.sub(_hidden, text))
+
+
+def _hidden(found: re.Match[str]) -> str:
+    return found[1] + _UNQUOTED.sub("***", found[2])
 
 
 def printable(text: str) -> str:
@@ -40,6 +51,28 @@ def told(text: object, longest: int = LONGEST) -> str:
     line = printable(veil(str(text)))
     half = (longest - 5) // 2
     return line if len(line) <= longest else f"{line[:half]} ... {line[-half:]}"
+
+
+def pasted(*words: str) -> str:
+    """A command for the user to paste into a shell: every word is quoted.
+
+    A word that is too long, or that :func:`told` would change, gives way to "...".
+    """
+    quoted = [shlex.quote(word) for word in words]
+    return " ".join(word if len(word) <= _LONGEST_WORD and told(word) == word else "..." for word in quoted)
+
+
+def pasted_again(command: object) -> str:
+    """A command that was stored, perhaps by somebody else, for the user to paste: every word is quoted again.
+
+    A line that begins with another program than autotune or Python becomes a single word.
+    """
+    text = str(command)
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        words = []
+    return pasted(*words) if words[:1] in (["autotune"], ["python"]) else pasted(text)
 
 
 def first_line(error: BaseException) -> str:

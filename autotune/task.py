@@ -282,6 +282,7 @@ class Domain(Protocol):
     For the search:
 
     - ``bytes_moved(workload)``: of a workload without a bench, by which a search's time is shared;
+    - ``bytes_held(workload)``: bytes of a device's memory that its tensors take at least;
     - ``confined(workload)``: JSON of what confines a search of it beside the shipped spaces, such as choices that a
       user's code declares: a search that came to its end says nothing of another such;
     - ``damage(workload)``: why a workload that comes from a database may not be searched, or None.

@@ -79,7 +79,7 @@ LAYERS = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--only", nargs="+", default=list(LAYERS), choices=list(LAYERS), metavar="NAME")
     parser.add_argument("--rounds", type=int, default=8)

@@ -32,7 +32,9 @@ SHORTER = 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--static", action="store_true", help="compile each length for itself")
     parser.add_argument("--models", type=lambda text: text.split(","), default=list(ALL), metavar="A,B")
     args = parser.parse_args(argv)

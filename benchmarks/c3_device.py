@@ -241,7 +241,9 @@ def parts_of(text: str | None, side: str) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     assert __doc__ is not None
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, metavar="N", help="processes, one GPU each (default: all GPUs; CPU: 2)")
     parser.add_argument("--device", default="cuda:0", help="of rank 0 (default: %(default)s)")
     parser.add_argument("--parts", help=f"by comma, of {', '.join(PARTS)} (default: all; CPU: bandwidth)")

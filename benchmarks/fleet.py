@@ -309,7 +309,9 @@ def database(kind: str, away_s: float) -> Iterator[tuple[str, Callable[[], None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--on", default="postgresql,sqlite", help="kinds of databases, by comma (default: %(default)s)")
     parser.add_argument("--each", type=int, default=1000, help="measurements of a writer (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the kills (default: %(default)s)")

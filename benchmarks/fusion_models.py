@@ -242,7 +242,9 @@ def table(cases: Sequence[Mapping[str, Any]]) -> str:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--size", choices=SIZES, default="gpu")
     parser.add_argument("--models", type=lambda text: text.split(","), default=list(NAMES), help="by comma")

@@ -134,7 +134,9 @@ def _us(got: Mapping[str, float]) -> dict[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--trials", type=int, default=120)
     parser.add_argument("--timeout", type=float, default=150.0, help="seconds a search may take")

@@ -211,7 +211,9 @@ def processes(repeats: int, file: Path, stored: str) -> dict[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="result file")
     parser.add_argument("--schedules", type=int, default=100_000)
     parser.add_argument("--repeats", type=int, default=3, help="new processes of each kind")

@@ -61,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="python -m benchmarks.model_check",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

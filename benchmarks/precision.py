@@ -183,7 +183,7 @@ def measured(case: Case, size: str, device: str, ours: Mapping[str, Prepared]) -
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Measure errors against fp64 over the suite.")
+    parser = argparse.ArgumentParser(allow_abbrev=False, description="Measure errors against fp64 over the suite.")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda:N")
     parser.add_argument("--cases", default="", help="names or kinds, by comma (default: all)")
     parser.add_argument("--out", type=Path, help="JSON file to write")

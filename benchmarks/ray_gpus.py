@@ -109,7 +109,9 @@ def searched(works: Sequence[Workload], gpus: int, by_ray: bool, trials: int, da
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gpus", default="1,2", help="how many, by comma (default: %(default)s)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="what is measured on")
     parser.add_argument("--trials", type=int, default=64, help="candidates of a workload (default: %(default)s)")

@@ -249,7 +249,9 @@ def _frames(ray: Any, actors: int = 8, rounds: int = 50, frames: int = 20) -> di
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=6.0, help="of writing, each time (default: %(default)s)")
     parser.add_argument("--actors", default="1,8,32", help="how many, by comma (default: %(default)s)")
     parser.add_argument("--tasks", type=int, default=400, help="that compile nothing (default: %(default)s)")

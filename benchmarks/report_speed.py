@@ -63,7 +63,9 @@ def measure(workloads: int, candidates: int) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workloads", type=int, default=1000, help="(default: %(default)s)")
     parser.add_argument("--candidates", type=int, default=40, help="of each (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="JSON file to write")

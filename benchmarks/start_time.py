@@ -140,7 +140,9 @@ def _ahead_of_time(compiled: Any, x: tuple[Any, ...], file: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--snapshot", required=True)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--repeats", type=int, default=7)

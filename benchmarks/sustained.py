@@ -102,7 +102,10 @@ def line(case: Mapping[str, Any]) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.sustained", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        allow_abbrev=False,
+        prog="python -m benchmarks.sustained",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--device", default="cuda:0", help="cuda:N (default: %(default)s)")
     parser.add_argument("--models", required=True, metavar="A,B", help="as real_models --list names them")

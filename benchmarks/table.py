@@ -109,7 +109,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Render tables from result files.")
+    parser = argparse.ArgumentParser(allow_abbrev=False, description="Render tables from result files.")
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="result files whose tables are printed")
     parser.add_argument("--ablations", action="store_true", help="print the files' tables of ablations instead")
     parser.add_argument(

@@ -32,7 +32,7 @@ def interleaved(calls: dict[str, Callable[[], Any]], synchronize: Callable[[], N
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Run a BERT layer with what a search has stored.")
+    parser = argparse.ArgumentParser(allow_abbrev=False, description="Run a BERT layer with what a search has stored.")
     parser.add_argument("--db", help="database URL or SQLite file (default: $AUTOTUNE_DB, else the user's own)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda:N")
     args = parser.parse_args(argv)

@@ -44,7 +44,7 @@ _OURS = "FSDP_OVERLAP_STARTED"
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--ranks", type=int, help="processes (default: one a GPU, 2 on CPUs)")
     parser.add_argument("--layers", type=int, default=8)

@@ -76,7 +76,7 @@ def rank_main(rank: int, ranks: int, args: argparse.Namespace, init_method: str)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Gather a tensor while a layer computes.")
+    parser = argparse.ArgumentParser(allow_abbrev=False, description="Gather a tensor while a layer computes.")
     parser.add_argument("--gemm", default="512x512x512", help="MxNxK of the layer (default: %(default)s)")
     parser.add_argument("--bytes", default="4MiB", help="size of what is gathered (default: %(default)s)")
     parser.add_argument("--ranks", type=int, help="processes to start (default: all GPUs, or 2); not under torchrun")

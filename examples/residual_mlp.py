@@ -68,7 +68,9 @@ def train(model: nn.Module, step: Callable[..., Tensor], given: Sequence[Tensor]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Train with the kernels that a search has stored, beside eager.")
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description="Train with the kernels that a search has stored, beside eager."
+    )
     parser.add_argument("--db", help="database URL or SQLite file (default: $AUTOTUNE_DB, else the user's own)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda:N")
     args = parser.parse_args(argv)

@@ -131,7 +131,9 @@ def download(pins: dict[str, str], python: str, glibc: int, out: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--python", default="3.12", help="the host's Python (default: %(default)s)")
     parser.add_argument(
         "--glibc", type=int, default=28, metavar="N", help="the host's glibc is 2.N or newer (default: 28)"

@@ -53,7 +53,10 @@ COMMANDS = (
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with one line for a mistake instead of the usage and a line; a command tells its own surplus words."""
+    """argparse without abbreviations, with one line for a mistake; a command's own parser reports surplus words."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **options})
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As argparse's, which would let the parser of all commands tell what a command does not know."""

@@ -72,7 +72,7 @@ def decide_step(
         device=device,
         modes=args.mode,
         limit_s=args.step_timeout,
-        note={"target": label, "inputs": args.inputs or "", "command": command},
+        note={"target": printable(label), "inputs": printable(args.inputs or ""), "command": printable(command)},
         say=say,
         searched=searched.captured,
     )
@@ -108,7 +108,8 @@ def verdicts_on(
         known = store.get_environments(v.environment for v in every)
     found: dict[str, Verdict] = {}
     for v in every:
-        wanted = (v.record.get("target"), v.record.get("inputs"), v.record.get("train")) == (label, inputs, train)
+        own = (printable(label), printable(inputs), train)
+        wanted = (v.record.get("target"), v.record.get("inputs"), v.record.get("train")) == own
         fits = v.environment in known and known[v.environment].loose == loose
         if wanted and fits and v.device == identity and (names is None or v.mode in names):
             found.setdefault(v.mode, v)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.output import microseconds
-from autotune.errors import UserError
+from autotune.errors import UserError, printable
 from autotune.outputs import check_output
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _verdicts(args: argparse.Namespace, label: str, where: DeviceIdentity) -> li
 
     if args.gate == "absolute":
         raise UserError("--gate absolute needs samples: give --against a file that --save wrote")
-    wanted = (label, args.inputs or "", args.train)
+    wanted = (printable(label), printable(args.inputs or ""), args.train)
     with Store.open(args.against, migrate=False, readonly=True) as store:
         own = [
             v

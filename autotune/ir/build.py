@@ -13,10 +13,8 @@ from collections.abc import Callable, Sequence
 
 from autotune.errors import Unreachable, Unsupported
 from autotune.ir.graph import Value
+from autotune.ir.nodes import MAX_VALUES
 from autotune.ir.ops import POINTWISE
-
-MAX_VALUES = 20_000
-"""A translation that grows beyond this is given up: it would not make one region's kernels anyway."""
 
 _FOLD: dict[str, Callable[..., float | int]] = {
     "add": operator.add,

@@ -34,6 +34,7 @@ from autotune.ir.nodes import (
     EIGHT_BIT_FLOATS,
     FLOATS,
     LEAVES,
+    MAX_VALUES,
     REDUCTIONS,
     SHORT,
     STORAGE_BYTES,
@@ -163,6 +164,12 @@ class Graph:
         read = sum(n * STORAGE_BYTES[self.inputs[slot]] for slot, n in per_slot.items())
         return read + sum(self.size(o.axes) * STORAGE_BYTES[o.dtype] for o in self.outputs)
 
+    @cached_property
+    def bytes_held(self) -> int:
+        """Bytes of the inputs, as far as the region may touch them, and of the outputs."""
+        inputs = sum(self.input_numel(slot) * STORAGE_BYTES[name] for slot, name in enumerate(self.inputs))
+        return inputs + sum(self.output_numel(k) * STORAGE_BYTES[o.dtype] for k, o in enumerate(self.outputs))
+
     def to_json(self) -> dict[str, Any]:
         how = {"precision": self.precision} if self.precision else {}
         return {
@@ -178,8 +185,11 @@ class Graph:
         """Rebuild a graph, checking what a kernel's safety depends on.
 
         Raises:
-            ValueError: an index, axis or type is out of range.
+            ValueError: an index, axis or type is out of range, or there are too many.
         """
+        for what in ("extents", "values", "inputs", "outputs"):
+            if len(data[what]) > MAX_VALUES:
+                raise ValueError(f"a graph of more than {MAX_VALUES} {what}")
         graph = cls(
             extents=tuple(int(e) for e in data["extents"]),
             values=tuple(Value.from_json(v) for v in data["values"]),

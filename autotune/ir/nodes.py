@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+MAX_VALUES = 20_000
+"""A graph that is larger is given up: it would not make one region's kernels anyway."""
+
 STORAGE_BYTES: Mapping[str, int] = {
     "float32": 4,
     "float16": 2,

@@ -311,7 +311,8 @@ class Worker:
         frame, _ = child.receive(deadline)
         answer = frame["result"]
         if not answer["ok"]:
-            kind = MachineFault if answer["fault"] else WorkerFault
+            # A lack of memory may be this workload's own: others are tried all the same.
+            kind = MachineFault if Blame(answer["fault"]) in (Blame.MACHINE, Blame.USER) else WorkerFault
             raise kind(f"the workload cannot be opened on {self._device}: {answer['reason']}")
         self.bytes_moved = int(answer["bytes"])
         self._opened = True

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.errors import printable
+from autotune.errors import pasted_again, printable
 from autotune.exhibit import Exhibit
 from autotune.report import plots
 from autotune.report.page import (
+    KINDS,
     Cell,
     Page,
     Point,
@@ -82,7 +83,7 @@ def _workload(
     exhibits = list(_own(workload, _config(schedule, measured), schedule, device))
     exhibits += _times(levels, figure)
     exhibits += _search(measured, levels, figure)
-    if moved and not figure:
+    if moved and levels and not figure:
         reached = {name: (moved, us) for name, us in levels.items()}
         exhibits.append(_roofline(reached, moved, bandwidth, [us for _, us in reached.values()]))
     tuned = figure_text(figure, row.best_us, "µs")
@@ -98,7 +99,7 @@ def _workload(
     facts[1:1] = [(name, f"{value:.4g}") for name, value in sorted(row.metrics.items())]
     label = row.label or f"{row.kind} {row.workload[:12]}"
     return Page(
-        kind="scenario" if row.kind == "c3" else "workload",
+        kind=_kind(row),
         id=page_id(label, row.workload, row.device),
         title=label,
         device=device.label,
@@ -275,14 +276,14 @@ def _step(store: Store, verdict: Verdict, device: DeviceIdentity, known: Mapping
         row = known.get((str(f.get("workload")), verdict.device))
         if row is not None:
             label = row.label or f"{row.kind} {row.workload[:12]}"
-            links.append((f"../workloads/{page_id(label, row.workload, row.device)}.html", label))
+            links.append((f"../{KINDS[_kind(row)].folder}/{page_id(label, row.workload, row.device)}.html", label))
     facts = [
         ("torch.compile", microseconds(theirs)),
         ("autotune", microseconds(ours) if ours else "left to Inductor"),
         ("speedup", ratio(speedup)),
         ("noise", percent(_number(record.get("noise")))),
         ("regions", f"{kept} of {len(every)} kept"),
-        ("command", str(record.get("command") or "–")),
+        ("command", pasted_again(record["command"]) if record.get("command") else "–"),
     ]
     return Page(
         kind="model",
@@ -302,6 +303,11 @@ def _step(store: Store, verdict: Verdict, device: DeviceIdentity, known: Mapping
         speedup=speedup,
         links=links,
     )
+
+
+def _kind(row: Overview) -> str:
+    """The kind of a workload's page."""
+    return "scenario" if row.kind == "c3" else "workload"
 
 
 def _number(value: Any) -> float | None:

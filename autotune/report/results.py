@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.bench.form import read
-from autotune.errors import UserError
+from autotune.errors import UserError, pasted_again
 from autotune.exhibit import Exhibit
 from autotune.report import plots
 from autotune.report.page import (
@@ -79,7 +79,7 @@ def _origin(data: Mapping[str, Any], source: str) -> list[tuple[str, str]]:
             "with",
             ", ".join(f"{name} {versions[name]}" for name in ("torch", "cuda", "driver", "nccl") if name in versions),
         ),
-        ("again by", str(data["command"])),
+        ("again by", pasted_again(data["command"])),
     ]
 
 

@@ -118,7 +118,8 @@ def _write(pages: Sequence[Page], out: Path, title: str, environment: Environmen
     (out / "assets" / "themes.js").write_text(f"window.autotuneThemes = {_ascii(themes)};\n")
     data = _device_data(pages, out)
     whole = environment.get_template("index.html")
-    (out / "index.html").write_text(whole.render(title=title, root="", data=sorted(data.values()), **_index(pages)))
+    index = whole.render(title=title, root="", data=sorted(data.values()), **_index(pages))
+    (out / "index.html").write_text(index, errors="backslashreplace")
     single = environment.get_template("page.html")
     for page in pages:
         exhibits = [(exhibit, _picture(exhibit, out)) for exhibit in page.exhibits]

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.errors import printable
+from autotune.store.health.damage import LEAST_COST, MOST_COST, cost, figures, mapping, moment, number, whole
 from autotune.store.health.damage import Damaged as Damaged
-from autotune.store.health.damage import figures, mapping, number, whole
 from autotune.store.records import Key, Measurement
 from autotune.task import Artifact, Config, Kernel, Status, config_key
 from autotune.workload import Workload, digest
@@ -113,7 +113,7 @@ def measurement_values(m: Measurement, config: str, now: float) -> dict[str, Any
         ValueError: an ok measurement without a usable latency; it would be taken for the best.
     """
     ok = m.status == Status.OK
-    if ok and not (m.latency_us is not None and math.isfinite(m.latency_us) and m.latency_us > 0):
+    if ok and not (m.latency_us is not None and LEAST_COST <= m.latency_us <= MOST_COST):
         raise ValueError(f"a measurement with status ok needs a latency above 0, not {m.latency_us!r}")
     error = m.error
     if error is not None and math.isnan(error):
@@ -144,7 +144,7 @@ def measurement_from(row: Any) -> Measurement:
         Damaged: the configuration is not what was stored, or a value is none of its column's.
     """
     ok = row.status == Status.OK
-    latency = number(row.latency_us, "latency", above=0.0) if ok else None
+    latency = cost(row.latency_us) if ok else None
     if not isinstance(row.samples, list):
         raise Damaged("its samples are unreadable")
     return Measurement(
@@ -160,7 +160,7 @@ def measurement_from(row: Any) -> Measurement:
         run=str(row.run),
         compile_s=number(row.compile_s, "compile time"),
         measure_s=number(row.measure_s, "measuring time"),
-        when=number(row.created, "time"),
+        when=moment(row.created),
         metrics=figures(row.metrics),
     )
 
@@ -209,11 +209,13 @@ def workload_from(row: Any) -> Workload:
 
 
 def finite_json(value: Any) -> Any:
-    """``value`` with infinities and NaN as None, which JSON has no words for."""
+    """``value`` as JSON that can be read back: infinities and NaN become None, halves of characters are written out."""
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
-        return {str(k): finite_json(v) for k, v in value.items()}
+        return {finite_json(str(k)): finite_json(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [finite_json(v) for v in value]
     return value

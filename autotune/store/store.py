@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import sqlalchemy as sa
 
 from autotune.errors import UserError
 from autotune.store.connection.engine import create_engine, parse_url, patient, revision, show_url
 from autotune.store.connection.outage import OUTAGE_S, LostConnection, Patience
-from autotune.store.connection.urls import REPLICA_VARIABLE, no_database
+from autotune.store.connection.sqlite import new_file
+from autotune.store.connection.urls import REPLICA_VARIABLE, is_missing, no_database, upgrade_command
 from autotune.store.models import SCHEMA_REVISION
 from autotune.store.tables.activity import Activities
 from autotune.store.tables.efforts import Efforts
@@ -19,6 +22,8 @@ from autotune.store.tables.overviews import Overviews
 from autotune.store.tables.runs import Runs
 from autotune.store.tables.schedules import Schedules
 from autotune.store.tables.verdicts import Verdicts
+
+T = TypeVar("T")
 
 DEPLOY_S = 2.0
 """Seconds that a deployment waits for a server to accept a connection, and for each transaction."""
@@ -68,8 +73,12 @@ class Store(Measurements, Schedules, Runs, Efforts, Verdicts, Overviews, Activit
                 of another version.
         """
         parsed = parse_url(url)
-        if existing and parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists():
-            raise UserError(no_database(str(parsed.database)))
+        if not readonly and is_missing(parsed):
+            if existing or not migrate:
+                raise UserError(no_database(str(parsed.database)))
+            from autotune.store.connection.migrate import create_file
+
+            create_file(parsed, timeout_s=timeout_s)
         engine = create_engine(parsed, readonly=readonly, timeout_s=timeout_s, limit_s=limit_s)
         patience_s = 0.0 if readonly else patience_s
         store = cls(parsed, engine, readonly=readonly, limit_s=limit_s, patience_s=patience_s)
@@ -78,7 +87,7 @@ class Store(Measurements, Schedules, Runs, Efforts, Verdicts, Overviews, Activit
             found = revision(engine, parsed, limit_s=limit_s)
             if found != SCHEMA_REVISION:
                 if readonly or not migrate:
-                    raise UserError(_wrong_revision(show_url(parsed), found))
+                    raise UserError(_wrong_revision(parsed, found))
                 from autotune.store.connection.migrate import upgrade_engine
 
                 upgrade_engine(engine, parsed)
@@ -94,6 +103,25 @@ class Store(Measurements, Schedules, Runs, Efforts, Verdicts, Overviews, Activit
             store.close()
             raise
         return store
+
+    @classmethod
+    def fill(cls, url: str | os.PathLike[str] | None, action: Callable[[Store], T]) -> T:
+        """What ``action`` makes of a database; an SQLite file that is not there appears only once it is filled.
+
+        Raises:
+            UserError: as :meth:`open`, or what ``action`` raised. No new file is left then.
+        """
+        parsed = parse_url(url)
+        if is_missing(parsed):
+            path = Path(str(parsed.database))
+            with new_file(path) as made:
+                with cls.open(made) as store:
+                    found = action(store)
+                mine = made.stat().st_ino
+            if path.stat().st_ino == mine:
+                return found
+        with cls.open(url) as store:
+            return action(store)
 
     @classmethod
     def attach(
@@ -125,7 +153,7 @@ class Store(Measurements, Schedules, Runs, Efforts, Verdicts, Overviews, Activit
         readonly = False
         if parsed.get_backend_name() == "sqlite":
             path = Path(str(parsed.database))
-            if not path.exists():
+            if is_missing(parsed):
                 return None
             readonly = not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK))
         store = cls.open(url, migrate=False, readonly=readonly, timeout_s=timeout_s, limit_s=DEPLOY_S, patience_s=0.0)
@@ -139,15 +167,15 @@ class Store(Measurements, Schedules, Runs, Efforts, Verdicts, Overviews, Activit
     ) -> Store | None:
         """A store that reads a replica, and writes to the database itself where that can be written."""
         copy = parse_url(replica)
-        if copy.get_backend_name() == "sqlite" and not Path(str(copy.database)).exists():
+        if is_missing(copy):
             return None
         reader = create_engine(copy, readonly=True, timeout_s=timeout_s, limit_s=DEPLOY_S)
         try:
             found = revision(reader, copy, limit_s=DEPLOY_S)
             if found != SCHEMA_REVISION:
-                raise UserError(_wrong_revision(show_url(copy), found))
+                raise UserError(_wrong_revision(copy, found))
             parsed = parse_url(url)
-            if parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists():
+            if is_missing(parsed):
                 return cls(copy, reader, readonly=True, limit_s=DEPLOY_S)
             engine = create_engine(parsed, timeout_s=timeout_s, limit_s=DEPLOY_S)
             return cls(parsed, engine, readonly=False, limit_s=DEPLOY_S, replica=(copy, reader))
@@ -181,9 +209,10 @@ class Store(Measurements, Schedules, Runs, Efforts, Verdicts, Overviews, Activit
         self.close()
 
 
-def _wrong_revision(name: str, found: str | None) -> str:
+def _wrong_revision(url: sa.URL, found: str | None) -> str:
+    name, command = show_url(url), upgrade_command(url)
     if found is None:
-        return f"the database {name} has no autotune tables: run `autotune db upgrade --db {name}`"
+        return f"the database {name} has no autotune tables: run `{command}`"
     if found > SCHEMA_REVISION:
         return f"the database {name} is at revision {found}, made by a newer autotune ({SCHEMA_REVISION}): upgrade that"
-    return f"the database {name} is at revision {found}, not {SCHEMA_REVISION}: run `autotune db upgrade --db {name}`"
+    return f"the database {name} is at revision {found}, not {SCHEMA_REVISION}: run `{command}`"

@@ -14,6 +14,7 @@ from typing import Any
 from autotune import __version__
 from autotune import device as devices
 from autotune.device import DeviceIdentity
+from autotune.errors import Unsupported
 from autotune.measure.policy import Policy
 from autotune.measure.pool import CompilePool
 from autotune.measure.worker import Measurer, Worker
@@ -29,6 +30,7 @@ from autotune.tuner.proposals.history import History
 from autotune.tuner.proposals.samplers import DEFAULT, NONE
 from autotune.tuner.result import Progress
 from autotune.tuner.session import Session
+from autotune.words import size
 from autotune.workload import Workload, digest
 
 _PLANNED = 8  # workloads whose compositions are remembered
@@ -130,7 +132,12 @@ class Context:
 
         Raises:
             UserError: the domain has no such method.
+            Unsupported: as the task's own; or the device has less memory than the workload takes.
         """
+        held = domain_hook(workload.kind, "bytes_held")
+        identity = self.store.get_device(self._place(workload)[0])
+        if held and identity and (need := held(workload)) > identity.memory_mib << 20:
+            raise Unsupported(f"it takes {size(need)} of memory, and the device has {size(identity.memory_mib << 20)}")
         task = open_task(workload, self.device)
         if not isinstance(task, (ComposedTask, CalibratedTask)):
             return task

@@ -12,6 +12,7 @@ from autotune.domains.c3.measuring.ranks import Ranks
 from autotune.domains.c3.named import Entry
 from autotune.domains.c3.report.metrics import Isolated
 from autotune.domains.c3.scenario import KIND, Scenario
+from autotune.errors import pasted
 from autotune.measure.outcome import Outcome
 from autotune.measure.pool import CompilePool
 from autotune.measure.worker import Contender, WorkerFault
@@ -127,7 +128,7 @@ class Case:
                 seed=self.means.seed,
                 policy=self.means.policy,
                 progress=progress,
-                command=f"python -m benchmarks.c3 --cases {self.entry.name}",
+                command=pasted("python", "-m", "benchmarks.c3", "--cases", self.entry.name),
                 seeds={self.workload.fingerprint: list(different.values())},
                 measurer=self.means.ranks,
                 pool=self.means.pool,

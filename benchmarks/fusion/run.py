@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.bench import form
 from autotune.bench.turns import Turns
+from autotune.errors import pasted
 from autotune.measure.policy import Policy, default_policy
 from benchmarks.fusion import ablation, peers, report
 from benchmarks.fusion.cases.case import Case
@@ -196,7 +197,7 @@ def search(cases: Sequence[Case], settings: Settings, name: str, db: str | None)
                 seed=settings.seed,
                 weights=weights,
                 every=True,
-                command=f"python -m benchmarks.{SUITE} --ablation {name}",
+                command=pasted("python", "-m", f"benchmarks.{SUITE}", "--ablation", name),
                 progress=_progress,
                 **options,
             )

@@ -90,7 +90,7 @@ def measure(
 
 def main() -> None:
     """All recordings, and a file."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__)
     parser.add_argument("recordings", nargs="+", type=Path)
     parser.add_argument("--seeds", type=int, default=30)
     parser.add_argument("--variants", default=",".join(VARIANTS))

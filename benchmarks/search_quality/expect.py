@@ -25,7 +25,9 @@ def expected(recording: Recording, target: str, sms: int) -> Recording:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--target", default="sm_90", help="the recorded device's architecture (%(default)s)")
     parser.add_argument("--sms", type=int, default=132, help="its multiprocessors (%(default)s)")

@@ -102,7 +102,7 @@ def _numbers(choices: list[Any]) -> list[Any]:
 
 def main() -> None:
     """Write the recordings of cache files."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--back", action="store_true", help="cache files of recordings")

@@ -78,7 +78,7 @@ def run(path: Path, data: Any, strategy: str, seed: int, candidates: int) -> lis
 
 def main() -> None:
     """Every space, strategy and seed."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__)
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
     parser.add_argument("--seeds", type=int, default=10)

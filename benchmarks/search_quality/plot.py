@@ -54,7 +54,7 @@ def chart(data: Any) -> dict[str, Any]:
 
 def main() -> None:
     """Read the figures, write the picture."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__)
     parser.add_argument("figures", type=Path)
     parser.add_argument("out", type=Path)
     args = parser.parse_args()

@@ -239,7 +239,9 @@ def told(name: str, made: Recording | str) -> str:
 
 def main() -> int:
     """One file a name."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("names", nargs="*", help="groups, and kernels as module:name; all of them without any")
     parser.add_argument("--db", required=True)

@@ -35,7 +35,9 @@ LIMIT_S = 100.0
 
 def main() -> int:
     """All parts in turn, and a file with what came of them; what fails is in it as a text."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--side", type=int, default=4096, help="of the matrices")

@@ -114,7 +114,9 @@ def compare(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> Iterator[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("action", choices=("sources", "compile", "compare"))
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--every", action="store_true", help="sources: all defaults of the tests' zoo")

@@ -149,7 +149,12 @@ class Fuzz:
         store.add_measurement(Measurement(key, {"a": 1}, Status.CRASHED, reason="why"))
         store.add_effort(Effort(key, "s" * 64, 1.0, 2.0, True))
         store.put_calibration(Calibration(key.device, "fusion", {"copy_gbs": 1.0}))
-        record = {"compile_us": 2.0, "autotune_us": 1.0, "families": [{"workload": w.fingerprint, "kept": True}]}
+        family = {"workload": w.fingerprint, "label": "softmax", "count": 2, "gain_us": 1.0, "gain_of": "step"}
+        record = {
+            "compile_us": 2.0, "all_us": 2.0, "autotune_us": 1.0, "attention_us": 1.5, "ratio": 2.0, "noise": 0.1,
+            "tries": 1, "cut": False, "others_busy": 0.1, "train": False, "target": "m:f", "inputs": "", "command": "c",
+            "families": [{**family, "kept": True}],
+        }  # fmt: skip
         store.put_verdicts([Verdict("a" * 64, key.device, key.environment, "default", (), record)])
         store.add_miss(w, key.device, "why")
         store.finish_run(store.start_run("search").id, summary={"capture": {"signature": "x", "workloads": []}})
@@ -289,6 +294,7 @@ class Fuzz:
     def using(self, db: Path, chance: random.Random) -> str:
         """Do with a database what searches, deployments and commands do."""
         from autotune.cli import app
+        from autotune.report.database import pages
 
         whole = chance.randrange(10) == 0  # as a process does that begins
         with Store.open(db, migrate=False) if whole else contextlib.nullcontext(self._kept(db, None)) as store:
@@ -304,6 +310,10 @@ class Fuzz:
             store.get_verdict("a" * 64, key.device, ENVIRONMENT, "default")
             store.captured("x")
             store.misses()
+            store.runs()
+            store.activity()
+            store.overview()
+            list(pages(store))
             store.state()
             store.add_miss(self._workload, key.device, "again")
             lines = list(damage(store))
@@ -311,9 +321,13 @@ class Fuzz:
         if not whole:
             return result
         file = self.inner / "again.zip"
-        command = chance.choice((["show"], ["show", "--json"], ["db", "stats"], ["db", "export", str(file)]))
+        commands = (
+            ["show"], ["show", "--json"], ["watch", "--once"], ["watch", "--once", "--json"], ["db", "stats"],
+            ["db", "export", str(file)], ["db", "verify"],
+        )  # fmt: skip
+        command = chance.choice(commands)
         code = app.main([*command, "--db", str(db)])
-        assert code in (0, 2), f"{command} ended with {code}"
+        assert code in (0, 1 if command[-1] == "verify" else 2, 2), f"{command} ended with {code}"
         if file.exists():
             self.importing(file)
         return result
@@ -419,6 +433,8 @@ class Fuzz:
             except ValueError:
                 return flipped(old.encode(), chance) if chance.random() < 0.5 else str(hostile(chance))
         new = hostile(chance)
+        if chance.randrange(8) == 0:
+            return b"\xff\x00"
         return new if isinstance(new, (str, int, float, type(None))) else json.dumps(new)
 
     def _database_bytes(self, chance: random.Random) -> str:

@@ -11,11 +11,13 @@ TEXTS = (
     "", "\0", "x" * 70, "../../../../tmp/escaped", "/etc/passwd", "'; DROP TABLE autotune_schedules; --",
     '"); DELETE FROM autotune_workloads; --', "__import__('os').system('touch /tmp/escaped')", "${jndi:ldap://x}",
     "\x1b]0;owned\x07\x1b[2J", "\u202egnp.exe", "http.server:test", "autotune.cli.app:main", "NaN", "1e999", "-0",
+    "\ud800", "a\udcff",
     "aten.from_file.default", "aten.fill_.Scalar", "{", "[]", "null", "cos\nsystem\n(S'touch /tmp/escaped'\ntR.",
 )  # fmt: skip
 NUMBERS = (
     0, -1, 1, 2, 3, 7, 31, 32, 33, 255, 1024, 2**15, 2**16 + 1, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**62, 2**63 - 1,
-    2**63, -(2**63), 2**64, 10**30, 10**400, 0.0, -0.0, 0.5, 1e-300, 1e300, float("inf"), float("-inf"), float("nan"),
+    2**63, -(2**63), 2**64, 10**30, 10**400, 0.0, -0.0, 0.5, 1e-300, 1e300, 1e308, 1e12,
+    float("inf"), float("-inf"), float("nan"),
 )  # fmt: skip
 SHAPES: tuple[Any, ...] = (None, True, False, [], {}, [[]], [None], {"": 0}, {"a": {"a": {"a": []}}})
 

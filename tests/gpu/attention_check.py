@@ -168,7 +168,7 @@ def check(name: str, case: Case) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="cuda:0")
     args = parser.parse_args()
     torch.cuda.set_device(args.device)

@@ -95,7 +95,7 @@ def judge(found: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
     parser.add_argument("--dry", action="store_true", help="compile only, without a GPU")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--timeout", type=float, default=3.0, help="seconds a candidate may take")

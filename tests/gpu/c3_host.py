@@ -18,7 +18,7 @@ from autotune.errors import UserError
 
 def parser(about: str) -> argparse.ArgumentParser:
     """With what every one of the scripts takes."""
-    made = argparse.ArgumentParser(description=about)
+    made = argparse.ArgumentParser(allow_abbrev=False, description=about)
     made.add_argument("--ranks", type=int, metavar="N", help="processes, one GPU each (default: all GPUs)")
     made.add_argument("--device", default="cuda:0", metavar="cuda:N|cpu", help="of rank 0 (default: %(default)s)")
     made.add_argument("--seed", type=int, default=0, metavar="N", help="of all that is drawn (default: %(default)s)")

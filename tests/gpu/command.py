@@ -14,7 +14,7 @@ from typing import Any
 
 def parser(about: str | None, names: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Options for the device, the processes and a dry run, and for a choice of ``names``, all by default."""
-    made = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
+    made = argparse.ArgumentParser(allow_abbrev=False, description=(about or "").partition("\n")[0])
     if names:
         made.add_argument("--only", nargs="+", default=list(names), choices=list(names), metavar="NAME")
     made.add_argument("--device", default="cuda:0")

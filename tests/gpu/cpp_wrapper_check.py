@@ -153,7 +153,9 @@ assert (got.cpu().float() - want.float()).abs().max() <= {TOLERANCE}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--snapshot")
     parser.add_argument("--seconds", type=float, default=20.0, help="of search, where there is no snapshot")

@@ -188,7 +188,7 @@ def cost(name: str, folder: Path, device: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    made = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    made = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").partition("\n")[0])
     made.add_argument("--one", choices=list(PROGRAMS), help="run one program in this process")
     made.add_argument("--device", default="cuda:0")
     options = made.parse_args()

@@ -171,7 +171,7 @@ def run(task: FusionTask, config: Config, x: Tensor, device: str) -> tuple[list[
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--log2", type=int, default=31, help="rows or elements, as a power of two")
     parser.add_argument("--configs", type=int, default=2, help="random configurations of every case")

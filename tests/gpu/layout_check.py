@@ -99,7 +99,9 @@ def check(module: Callable[..., Any], x: Tensor, dtype: torch.dtype, train: bool
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda:0")
     device = parser.parse_args().device
     bad = 0

@@ -328,7 +328,7 @@ def run(options: argparse.Namespace, report: Report) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(allow_abbrev=False, description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--only", type=int, help="one seed")

@@ -265,7 +265,7 @@ def alone(name: str, options: argparse.Namespace) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> int:
     from tests.gpu import command as shared
 
-    made = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    made = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").partition("\n")[0])
     made.add_argument("--device", default="cuda:0")
     made.add_argument("--only", nargs="+", default=list(CHECKS), choices=list(CHECKS), metavar="NAME")
     made.add_argument("--seconds", type=float, default=20.0, help="of each search (default: %(default)s)")

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _LOOK_S = 1.0
 """Seconds between looks at the processors, and at whether the program is still there."""
+_LOOKS = 3
+"""Looks in a row at a database that cannot be read, after which it is not waited for any longer."""
 _STOP_S = 40.0
 """Seconds that a search has to end after Ctrl-C; it stores what it has."""
 
@@ -95,8 +97,17 @@ def _watch(args: argparse.Namespace, device: str, where: DeviceIdentity, alone: 
     from autotune.measure.timing.idle import idle
 
     given_up: frozenset[tuple[str, int]] = frozenset()
+    faults = 0
     while not alone():
-        found = _missed(args.db, where.fingerprint, wait=not args.once)
+        try:
+            found = _missed(args.db, where.fingerprint, wait=not args.once)
+            faults = 0
+        except UserError as e:
+            faults += 1
+            if args.once or faults == _LOOKS:
+                raise
+            _say(e)
+            found = frozenset()
         if not found and args.once:
             return 0
         if found and found != given_up and (args.always or idle(device, args.busy)):
@@ -118,19 +129,26 @@ def _missed(db: str | None, device: str, wait: bool = True) -> frozenset[tuple[s
     """The regions that are missed on a device, and how often.
 
     Args:
-        wait: find none where the database is not there yet, or is lost. Raises UserError otherwise.
+        wait: find none where the database is not there yet, or its server is away.
+
+    Raises:
+        UserError: the database cannot be read.
     """
     from autotune.store import Store
+    from autotune.store.connection.outage import LostConnection
+    from autotune.store.connection.urls import is_missing, no_database, parse_url
 
+    if wait and is_missing(url := parse_url(db)):
+        _say(no_database(str(url.database)))
+        return frozenset()
     try:
         with Store.open(db, migrate=False, readonly=True) as store:
             found = store.misses(device)
             names = store.names(m.workload for m in found)
-    except UserError as e:
+    except LostConnection as e:
         if not wait:
             raise
-        if _is_new(str(e)):
-            print(f"autotune: {told(e)}", file=sys.stderr, flush=True)
+        _say(e)
         return frozenset()
     return frozenset((m.workload, m.count) for m in found if names.get(m.workload, ("", ""))[1] == "fusion")
 
@@ -138,10 +156,12 @@ def _missed(db: str | None, device: str, wait: bool = True) -> frozenset[tuple[s
 _told: set[str] = set()
 
 
-def _is_new(text: str) -> bool:
-    known = text in _told
+def _say(error: UserError | str) -> None:
+    """Print an error that is new."""
+    text = told(error)
+    if text not in _told:
+        print(f"autotune: {text}", file=sys.stderr, flush=True)
     _told.add(text)
-    return not known
 
 
 def _search(args: argparse.Namespace, device: str, alone: Callable[[], bool]) -> int:

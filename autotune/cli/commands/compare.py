@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from autotune.cli.options import (
     positive_int,
 )
 from autotune.cli.output import TUNABLE, machine_output, microseconds, ratio
+from autotune.errors import pasted
 
 if TYPE_CHECKING:
     from autotune.bench.step import Comparison
@@ -140,7 +140,7 @@ def search_command(args: argparse.Namespace) -> str:
     words += ["--precision", args.precision] if args.precision else []
     words += ["--device", args.device] if args.device != "auto" else []
     words += ["--db", _database(args.db)] if args.db else []
-    return shlex.join(words)
+    return pasted(*words)
 
 
 def _database(url: str) -> str:

@@ -130,10 +130,11 @@ def export(args: argparse.Namespace) -> int:
 def merge(args: argparse.Namespace) -> int:
     from autotune.store import Store
     from autotune.store.bundles.merge import merge
+    from autotune.store.connection.urls import parse_url, show_url
 
-    with Store.open(args.other, migrate=False, readonly=True) as other, Store.open(args.db) as store:
-        found = merge(store, other)
-        here, there = store.name, other.name
+    with Store.open(args.other, migrate=False, readonly=True) as other:
+        found = Store.fill(args.db, lambda store: merge(store, other))
+        here, there = show_url(parse_url(args.db)), other.name
     data = {"database": here, "other": there, "rows": found.rows, "conflicts": found.conflicts,
             "left_out": found.left_out}  # fmt: skip
     taken = ", ".join(f"{count} {table}" for table, count in found.rows.items() if count)

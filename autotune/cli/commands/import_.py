@@ -34,12 +34,13 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Import; returns 0."""
     from autotune.store import Store
+    from autotune.store.connection.urls import parse_url, show_url
     from autotune.store.opening import pinned_key
     from autotune.store.snapshots.merge import checked
 
     # The file first: one that is refused makes no database.
-    with checked(args.file, key=pinned_key(args.key)) as incoming, Store.open(args.db) as store:
-        found, name = incoming.into(store), store.name
+    with checked(args.file, key=pinned_key(args.key)) as incoming:
+        found, name = Store.fill(args.db, incoming.into), show_url(parse_url(args.db))
     if args.json:
         print(json.dumps({"file": args.file, "database": name, **found.to_json()}))
         return 0

@@ -12,6 +12,7 @@ from autotune.cli.decided import STEP_BUSY_NOTE, steps, to_json
 from autotune.cli.decided import table as table_of_steps
 from autotune.cli.options import add_db, add_json, natural_int
 from autotune.cli.output import BUSY_NOTE, console, figure_text, ratio
+from autotune.errors import pasted
 
 if TYPE_CHECKING:
     from autotune.store import Miss, Overview, Snapshot, Store, Verdict
@@ -155,7 +156,7 @@ def _show(
     kinds = Counter(known.get(m.workload, ("", "fusion"))[1] for m in misses)
     for kind, count in sorted(kinds.items()):
         what = "workload was" if count == 1 else "workloads were"
-        command = "autotune search --missed" if kind == "fusion" else f"autotune search {kind} --missed"
+        command = "autotune search --missed" if kind == "fusion" else pasted("autotune", "search", kind, "--missed")
         out.print(f"{count} {what} met at deploy time without a schedule: `{command}`.")
     return 0
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.cli.options import add_db, seconds
 from autotune.cli.output import console, microseconds
 from autotune.cli.progress import clock
-from autotune.errors import UserError, told
+from autotune.errors import UserError, pasted_again, told
 from autotune.words import plural
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def shown(name: str, runs: Sequence[Activity]) -> Group:
     parts: list[Any] = [] if runs else [Text(f"No search has run in {name}.")]
     for run in runs:
         parts.append(Text(line(run)))
-        parts.append(Text(f"  {run.command}", style="dim"))
+        parts.append(Text(f"  {pasted_again(run.command)}", style="dim"))
         if not run.workloads:
             continue
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)

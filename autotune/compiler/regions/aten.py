@@ -21,6 +21,9 @@ from autotune.errors import Unsupported
 
 NAMESPACES = ("aten", "prims")
 FORMAT = 1
+MOST_TENSORS = 4096
+"""Inputs, calls and parts of tensors of a stored program; a region's kernel has hundreds at most."""
+_MOST_ITEMS = 1 << 15
 _ENUMS: Mapping[str, type] = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 
 
@@ -121,6 +124,7 @@ def from_json(data: Mapping[str, Any], device: str | None = None) -> fx.GraphMod
 def _from_json(data: Mapping[str, Any], device: str | None) -> fx.GraphModule:
     if data.get("format") != FORMAT:
         raise ValueError(f"a program of aten calls in format {data.get('format')!r}, expected {FORMAT}")
+    _check_length(data)
     graph = fx.Graph()
     nodes: list[fx.Node] = [graph.placeholder(f"x{k}") for k in range(len(data["inputs"]))]
     for call in data["calls"]:
@@ -131,6 +135,23 @@ def _from_json(data: Mapping[str, Any], device: str | None) -> fx.GraphModule:
     graph.output(tuple(result) if isinstance(result, list) else result)
     graph.eliminate_dead_code()  # all are functional, and inputs stay
     return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def _check_length(data: Mapping[str, Any]) -> None:
+    """Raise ValueError for a program that is too long to be translated in seconds."""
+    if len(data["inputs"]) + len(data["calls"]) > MOST_TENSORS:
+        raise ValueError(f"a program of aten calls has more than {MOST_TENSORS} inputs and calls")
+    items, rest = 0, [data["inputs"], data["calls"], data["result"]]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, Mapping):
+            rest += value.values()
+        elif isinstance(value, list):
+            rest += value
+        else:
+            items += 1
+        if items + len(rest) > _MOST_ITEMS:
+            raise ValueError(f"a program of aten calls has more than {_MOST_ITEMS} arguments")
 
 
 def _target(name: str) -> Any:

@@ -124,9 +124,32 @@ def places_of(symbols: Sequence[str], tensors: Sequence[torch.Tensor]) -> dict[s
     return {name: found[name] for name in symbols} if found.keys() >= set(symbols) else None
 
 
+class _Bounded(FakeTensorProp):
+    """Propagates fake tensors through a stored program, up to a number of tensors."""
+
+    _left = aten.MOST_TENSORS
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._left -= parts_of(target, args, kwargs)
+        if self._left < 0:
+            raise ValueError(f"a program of aten calls makes more than {aten.MOST_TENSORS} tensors")
+        return super().call_function(target, args, kwargs)
+
+
+def parts_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    """How many tensors a call makes: one, unless it takes a tensor apart."""
+    if not isinstance(target, torch._ops.OpOverload) or not str(target._schema.returns[0].type).startswith("List"):
+        return 1
+    given = {**dict(zip((a.name for a in target._schema.arguments), args, strict=False)), **kwargs}
+    size = next((given[name] for name in ("split_size", "split_sizes", "split_size_or_sections") if name in given), 1)
+    if isinstance(size, (list, tuple)):
+        return len(size)
+    return -(-int(given["self"].shape[given.get("dim", 0)]) // max(int(size), 1))
+
+
 def traced(program: Mapping[str, Any], device: str) -> fx.GraphModule:
     """A program as JSON, of numbers, as a graph with fake tensors in ``meta["val"]``; nothing is computed."""
     gm, mode, where = aten.from_json(program, device), FakeTensorMode(), torch.device(device)
     layouts = ((spec["shape"], spec["strides"], getattr(torch, spec["dtype"])) for spec in program["inputs"])
-    FakeTensorProp(gm, mode).propagate_dont_convert_inputs(*(fake(mode, *layout, where) for layout in layouts))
+    _Bounded(gm, mode).propagate_dont_convert_inputs(*(fake(mode, *layout, where) for layout in layouts))
     return gm

@@ -24,6 +24,12 @@ def devices(workload: Workload) -> int:
     return int(workload.spec["ranks"])
 
 
+def bytes_held(workload: Workload) -> int:
+    from autotune.domains.c3.scenario import Scenario
+
+    return Scenario.from_json(workload.spec).bytes_held
+
+
 def damage(workload: Workload) -> str | None:
     from autotune.domains.c3.cli.search import check_program
     from autotune.domains.c3.scenario import Scenario

@@ -46,6 +46,10 @@ class Gemm:
     def flops(self) -> int:
         return 2 * self.m * self.n * self.k
 
+    @property
+    def bytes_held(self) -> int:
+        return (self.m * self.k + self.k * self.n + self.m * self.n) * ITEMSIZE[self.dtype]
+
 
 @dataclass(frozen=True)
 class Program:
@@ -108,6 +112,12 @@ class Scenario:
     def part(self) -> int:
         """Elements of one rank's share of the larger buffer (all_reduce: rounded up)."""
         return -(-self.numel // self.ranks)
+
+    @property
+    def bytes_held(self) -> int:
+        """Bytes of a rank's buffers, and of the matrices of a GEMM."""
+        buffers = (self.input_numel + self.output_numel) * ITEMSIZE[self.dtype]
+        return buffers + (self.compute.bytes_held if isinstance(self.compute, Gemm) else 0)
 
     @property
     def input_numel(self) -> int:

@@ -30,6 +30,12 @@ def bytes_moved(workload: Workload) -> int:
     return Graph.from_json(workload.spec).bytes_moved
 
 
+def bytes_held(workload: Workload) -> int:
+    from autotune.ir.graph import Graph
+
+    return Graph.from_json(workload.spec).bytes_held
+
+
 def exhibits(workload: Workload, config: Any, schedule: Any, device: Any) -> Any:
     from autotune.domains.fusion.drawing import exhibits as shown
 

@@ -16,7 +16,7 @@ from typing import IO, Any, Self
 
 from autotune.errors import UserError
 from autotune.store.bundles.rows import OPTIONAL, TABLES, Tables
-from autotune.store.health.damage import BROKEN, Damaged, why
+from autotune.store.health.damage import BROKEN, Damaged, from_json_text, why
 
 FORM, VERSION = "autotune-bundle", 1
 _LARGEST = 4 << 30  # bytes, unpacked: more is no bundle but an accident or an attack
@@ -136,7 +136,7 @@ class Bundle:
             while line := file.readline(_LARGEST_ROW + 1):
                 if len(line) > _LARGEST_ROW:
                     raise Damaged(f"a row is larger than {_LARGEST_ROW >> 20} MiB")
-                yield json.loads(line)
+                yield from_json_text(line)
 
     def code(self, sha256: str) -> bytes:
         """Code by its name. Raises UserError where it is another."""

@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from autotune.errors import UserError, told
+from autotune.space import is_number
 from autotune.store.health.damage import BROKEN, Damaged, why
 from autotune.store.health.verify import CHECKS
 from autotune.store.models import (
@@ -202,6 +203,7 @@ def _tell_differences(c: sa.Connection, rows: list[dict[str, Any]], found: Merge
             known = here.get(tuple(r[n] for n in (*_KEY, "config", "stage")))
             if known is not None and known != (r["status"], r["latency_us"]):
                 (s1, us1), (s2, us2) = known, (r["status"], r["latency_us"])
+                us1 = us1 if is_number(us1) else None
                 found.conflicts.append(
                     f"measurement {r['workload'][:12]} {r['config'][:12]} {r['stage']}: "
                     f"{s1 if us1 is None else f'{us1:.4g} us'} here, {s2 if us2 is None else f'{us2:.4g} us'} there"

@@ -9,7 +9,8 @@ from typing import Any
 
 from autotune.device import DeviceIdentity, Environment
 from autotune.store.codec import artifact_from, artifact_id, config_from
-from autotune.store.health.damage import Damaged, latencies, mapping, number, whole
+from autotune.store.health.damage import Damaged, cost, latencies, mapping, moment, number, whole
+from autotune.store.health.step_record import left_of, step_record
 from autotune.store.records import Schedule, Verdict
 from autotune.task import config_key
 from autotune.workload import Workload, canonical_json
@@ -140,14 +141,14 @@ def schedule_from(row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
         **{name: row[name] for name in SCHEDULE_KEY},
         "config": None if config is None else config_key(config),
         "artifact": artifact,
-        "latency_us": number(row["latency_us"], "latency", above=0.0),
+        "latency_us": cost(row["latency_us"]),
         "baselines": latencies(row["baselines"]),
         "winner": row["winner"],
         "family": row["family"],
         "extent": whole(row["extent"], "number of rows"),
         "others": None if others is None else number(others, "number of busy processors"),
         "space": row.get("space", ""),
-        "created": number(row["when"], "time"),
+        "created": moment(row["when"]),
     }
     names = [columns[name] for name in (*SCHEDULE_KEY, "family", "space")] + ([] if artifact is None else [artifact])
     texts((columns["winner"], 32), *((name, 64) for name in names))
@@ -161,13 +162,11 @@ def verdict_row(v: Verdict) -> dict[str, Any]:
 
 def verdict_from(row: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of a verdict. Raises Damaged, or one of ``damage.BROKEN``."""
-    left, record = row["left"], mapping(row["record"], "record")
-    if not isinstance(left, list):
-        raise Damaged("what a verdict leaves is no list")
+    left, record = left_of(row["left"]), step_record(row["record"])
     canonical_json(record)
     columns = {name: row[name] for name in VERDICT_KEY}
     texts(*((text, 64) for text in (*columns.values(), *left)))
-    return {**columns, "left": left, "record": record, "created": number(row["when"], "time")}
+    return {**columns, "left": list(left), "record": record, "created": moment(row["when"])}
 
 
 def texts(*given: tuple[Any, int | None]) -> None:

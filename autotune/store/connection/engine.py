@@ -133,7 +133,11 @@ class Database:
 
     @property
     def url(self) -> str:
-        """The database's URL, password included; :meth:`Store.open` takes it in any process."""
+        """The database's URL, password included; :meth:`Store.open` takes it in any process. A path that is not UTF-8
+        stays a path, since no URL can hold it."""
+        path = str(self._url.database)
+        if self._url.get_backend_name() == "sqlite" and path != path.encode(errors="replace").decode():
+            return path
         return self._url.render_as_string(hide_password=False)
 
     @property

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, Program
 
 from autotune.errors import UserError
 from autotune.store.connection.outage import Conflict, LostConnection
-from autotune.store.connection.urls import show_url, without_secrets
+from autotune.store.connection.urls import show_url, upgrade_command, without_secrets
 
 
 def first_line(error: BaseException | None, url: sa.URL) -> str:
@@ -32,7 +32,7 @@ def reason(url: sa.URL, error: BaseException | None) -> str:
     if "permission denied" in first:
         return f"the database {where} does not let its user do this ({first}): docs/fleet.md lists the rights to grant"
     if "no such table" in first or ("relation" in first and "does not exist" in first):
-        return f"the database {where} lacks autotune's tables: run `autotune db upgrade --db {where}`"
+        return f"the database {where} lacks autotune's tables: run `{upgrade_command(url)}`"
     return f"cannot use the database {where}: {first}"
 
 
@@ -64,6 +64,8 @@ def user_errors(url: sa.URL) -> Iterator[None]:
             # The driver's own, before anything was sent: an option of the URL that it does not know.
             raise UserError(reason(url, e.orig)) from e
         raise
+    except UnicodeEncodeError as e:  # half of a character, as arguments that are not UTF-8 come to hold
+        raise UserError(f"{ascii(e.object)[:200]} is not UTF-8: a database holds no such text") from e
     except UnicodeDecodeError as e:  # SQLite's own words, which it takes from a damaged file
         if url.get_backend_name() != "sqlite":
             raise

@@ -19,6 +19,8 @@ from alembic.util import CommandError
 from autotune.errors import UserError
 from autotune.resources import resource_dir
 from autotune.store.connection.engine import create_engine, parse_url, revision, show_url, user_errors
+from autotune.store.connection.sqlite import new_file
+from autotune.store.snapshots.form import is_snapshot
 
 _LOCK = 0x6175746F74756E65  # "autotune" in ASCII: the advisory lock that every upgrade takes
 
@@ -34,12 +36,33 @@ def upgrade(url: str | os.PathLike[str] | None = None, *, timeout_s: float = 60.
             or was made by a newer version of autotune.
     """
     parsed = parse_url(url)
-    engine = create_engine(parsed, timeout_s=timeout_s)
+    if not create_file(parsed, timeout_s=timeout_s):
+        _upgrade(parsed, parsed, timeout_s)
+    return head()
+
+
+def create_file(url: sa.URL, *, timeout_s: float = 60.0) -> bool:
+    """Make an SQLite file that is not there, with its tables; False where it is there, or is on a server.
+
+    It appears with all of its tables, or not at all.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    path = Path(str(url.database))
+    if url.get_backend_name() != "sqlite" or is_snapshot(path) or path.exists():
+        return False
+    with new_file(path) as made:
+        _upgrade(url.set(database=str(made)), url, timeout_s)
+    return True
+
+
+def _upgrade(url: sa.URL, shown: sa.URL, timeout_s: float) -> None:
+    engine = create_engine(url, timeout_s=timeout_s)
     try:
-        upgrade_engine(engine, parsed)
+        upgrade_engine(engine, shown)
     finally:
         engine.dispose()
-    return head()
 
 
 def upgrade_engine(engine: sa.Engine, url: sa.URL) -> None:

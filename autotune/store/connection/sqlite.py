@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -34,13 +37,14 @@ def sqlite_engine(url: sa.URL, readonly: bool, timeout_s: float) -> sa.Engine:
             " (`autotune import` adds a snapshot to one)"
         )
     shared = shared_type(path)
-    uri = f"file:{quote(str(path))}"
+    uri = f"file:{quote(os.fsencode(path))}"
     if readonly:
         if not path.is_file():
             raise UserError(no_database(path))
         uri += _readonly_mode(uri, path, shared)
     else:
         _prepare_sqlite_file(path, timeout_s, shared)
+        uri += "?mode=rw"  # a file that is removed later is not made again, empty
 
     def connect() -> sqlite3.Connection:
         # isolation_level None: the driver begins nothing by itself, the "begin" event below does.
@@ -115,9 +119,45 @@ def _logged(path: Path, shared: str) -> str:
     )
 
 
-def _prepare_sqlite_file(path: Path, timeout_s: float, shared: str | None) -> None:
-    """Make the folder, check that the file can be written, and turn write-ahead logging on, or off where machines
-    share it (it stays so)."""
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A name for a database that takes the name ``path`` when the context ends: nobody sees it before it is whole.
+
+    It gives way to a database that another process made meanwhile. Where a file system has no links, the name is
+    ``path`` itself.
+
+    Raises:
+        UserError: the folder cannot be written, or what the context raised; nothing is left of the file then.
+    """
+    _check_writable(path)
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".autotune-", ignore_cleanup_errors=True) as folder:
+            made = Path(folder) / path.name
+            try:
+                if not _can_link(Path(folder)):
+                    made = path
+                yield made
+            except UserError as e:
+                raise type(e)(str(e).replace(str(made), str(path))) from e.__cause__
+            if made != path:
+                with suppress(FileExistsError):
+                    os.link(made, path)
+    except OSError as e:
+        raise UserError(f"cannot make the database {path}: {e.strerror}") from None
+
+
+def _can_link(folder: Path) -> bool:
+    one, other = folder / "one", folder / "other"
+    try:
+        one.touch()
+        os.link(one, other)
+    except OSError:
+        return False
+    return True
+
+
+def _check_writable(path: Path) -> None:
+    """Make the folder, and see that the file can be written there; raises UserError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as e:
@@ -126,6 +166,12 @@ def _prepare_sqlite_file(path: Path, timeout_s: float, shared: str | None) -> No
         raise UserError(f"{path} is a folder: name a file in it, such as {path / 'autotune.db'}")
     if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
         raise UserError(f"cannot write the database {path} (SQLite needs the file and its folder writable): give --db")
+
+
+def _prepare_sqlite_file(path: Path, timeout_s: float, shared: str | None) -> None:
+    """Make the folder, check that the file can be written, and turn write-ahead logging on, or off where machines
+    share it (it stays so)."""
+    _check_writable(path)
     deadline = time.monotonic() + timeout_s
     while True:
         try:

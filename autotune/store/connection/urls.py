@@ -13,7 +13,7 @@ from urllib.parse import quote, quote_plus
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError
 
-from autotune.errors import UserError, veil
+from autotune.errors import UserError, pasted, veil
 
 DATABASE_VARIABLE = "AUTOTUNE_DB"
 REPLICA_VARIABLE = "AUTOTUNE_DB_READ"
@@ -82,6 +82,11 @@ def parse_url(url: str | os.PathLike[str] | None) -> sa.URL:
     raise UserError(f"databases of type {backend!r} are not supported: {EXAMPLES}")
 
 
+def is_missing(parsed: sa.URL) -> bool:
+    """True for an SQLite file that is not there."""
+    return parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists()
+
+
 def _is_there(path: str) -> bool:
     try:
         return os.path.lexists(path)
@@ -93,11 +98,8 @@ def _sqlite_url(path: str) -> sa.URL:
     if "\0" in path:
         raise UserError("the path of the database holds a zero byte, which no file's name does")
     try:
-        path.encode()
         file = Path(path).expanduser().absolute()
         os.stat(file)
-    except UnicodeEncodeError:
-        raise UserError(f"the path of the database is not UTF-8 ({os.fsencode(path)!r}): rename it") from None
     except RuntimeError:
         raise UserError(f"{path}: there is no such user's home folder") from None
     except OSError as e:
@@ -130,6 +132,12 @@ def for_command(db: str | os.PathLike[str]) -> str:
     except UserError:
         return "URL"
     return os.fspath(db) if parsed.get_backend_name() == "sqlite" else "URL"
+
+
+def upgrade_command(url: sa.URL) -> str:
+    """The command that brings a database to this version, to be pasted; a server's URL is left to fill in."""
+    name = str(url.database) if url.get_backend_name() == "sqlite" else "URL"
+    return pasted("autotune", "db", "upgrade", "--db", name)
 
 
 def without_secrets(text: str, url: sa.URL) -> str:

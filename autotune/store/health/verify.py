@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from autotune.errors import told
 from autotune.store.codec import config_from, measurement_from, workload_from
-from autotune.store.health.damage import BROKEN, Damaged, number, why
+from autotune.store.health.damage import BROKEN, Damaged, moment, why
 from autotune.store.models import (
     ArtifactRow,
     Base,
@@ -89,7 +89,7 @@ def _line(table: str, row: Any, text: str) -> str:
 
 def _workload(row: Any) -> None:
     workload_from(row)
-    number(row.created, "time")
+    moment(row.created)
 
 
 def _device(row: Any) -> None:
@@ -117,7 +117,7 @@ def _schedule(row: Any) -> None:
 
 
 def _claim(row: Any) -> None:
-    number(row.expires, "expiry")
+    moment(row.expires, "expiry")
 
 
 _RAW = sa.type_coerce(BlobRow.code, sa.types.NullType()).label("code")

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from autotune.errors import UserError
+from autotune.errors import UserError, pasted
 
 SUFFIX = ".atdb"
 APPLICATION = 0x41544442  # "ATDB", SQLite's application_id
@@ -179,7 +179,9 @@ def opened(path: Path) -> tuple[IO[bytes], Seal]:
     try:
         file = _regular(path)
     except FileNotFoundError:
-        raise UserError(f"there is no snapshot {path}: `autotune export {path}` writes one") from None
+        raise UserError(
+            f"there is no snapshot {path}: `{pasted('autotune', 'export', str(path))}` writes one"
+        ) from None
     except (OSError, ValueError) as e:
         raise UserError(f"cannot read the snapshot {path}: {getattr(e, 'strerror', None) or e}") from None
     try:

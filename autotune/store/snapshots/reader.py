@@ -18,7 +18,19 @@ from urllib.parse import quote
 from autotune.device import DeviceIdentity, Environment
 from autotune.errors import UserError, printable, told
 from autotune.store.codec import artifact_from, config_from
-from autotune.store.health.damage import BROKEN, Damaged, from_json_text, latencies, mapping, number, whole, why
+from autotune.store.health.damage import (
+    BROKEN,
+    Damaged,
+    cost,
+    from_json_text,
+    latencies,
+    mapping,
+    moment,
+    number,
+    whole,
+    why,
+)
+from autotune.store.health.step_record import left_of, step_record
 from autotune.store.reading import Match, Near
 from autotune.store.records import Calibration, Key, Schedule, Verdict
 from autotune.store.snapshots.form import LARGEST_VALUE, TABLES, opened
@@ -30,16 +42,18 @@ from autotune.workload import Workload, canonical_json
 log = logging.getLogger("autotune")
 
 _PRAGMAS = ("query_only = ON", "trusted_schema = OFF", "cell_size_check = ON", "temp_store = MEMORY")
+_compared: set[tuple[int, int, int, int]] = set()
+"""Files that were as their seals say when this process opened them."""
 _FAILED = (*BROKEN, sqlite3.Error, zlib.error, MemoryError)
 
 
 class Snapshot:
     """A snapshot, open; see :class:`autotune.store.reading.Reader` for what it is asked.
 
-    Opening reads a few pages: the header, the seal, the tables' definitions and the devices. With ``key`` the seal's
-    signature is checked, and every page is compared with what was signed when it is read; where the package ``apsw`` is
-    missing, all of them at once when the file is opened. Each row is compared with its checksum when it is read. What
-    fails first condemns the file: one warning, and nothing more is read of it.
+    Opening compares the whole file with its seal, once in a process. With ``key`` the seal's signature is checked.
+    Where the package ``apsw`` is installed, opening then reads a few pages, and every page is compared with what was
+    signed when it is read. Each row is compared with its checksum when it is read. The first mismatch condemns the
+    file: one warning, and nothing more is read of it.
 
     Safe to share among threads, and with forked processes.
 
@@ -67,11 +81,13 @@ class Snapshot:
             self._pages: Pages | None = None
             if key is not None:
                 check_signature(self._path, self._seal, key)
-                if can_compare():
-                    self._pages = Pages(self._path, file, self._seal)
-                else:
-                    compare_all(self._path, file, self._seal)
             self._inode = _identity(os.fstat(file.fileno()))
+            if key is not None and can_compare():
+                self._pages = Pages(self._path, file, self._seal)
+            elif self._inode not in _compared:
+                # No checksum of a row shows that rows are missing: two swapped pages look like an empty table.
+                compare_all(self._path, file, self._seal)
+                _compared.add(self._inode)
             self.trusted = key is not None
             try:
                 self._connect()
@@ -89,7 +105,7 @@ class Snapshot:
             connection = Connection(self._pages)
         else:
             # immutable: no locks, and no look for a journal that somebody may have put beside the file.
-            uri = f"file:{quote(str(self._path))}?mode=ro&immutable=1"
+            uri = f"file:{quote(os.fsencode(self._path))}?mode=ro&immutable=1"
             connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
         try:
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_VALUE)
@@ -392,13 +408,10 @@ class Snapshot:
             place, have = self._devices[device], self._environments[env]
             if data["key"] != [graph, place.fingerprint, have.strict, mode]:
                 raise Damaged("a verdict is not under its own key")
-            left = data["left"]
-            if not isinstance(left, list) or not all(isinstance(name, str) for name in left):
-                raise Damaged("what a verdict leaves to Inductor is no list of fingerprints")
             near = 0 if environment is None else _fit(have, environment, match)
             if near is not None:
-                record, when = mapping(data["record"], "record"), number(data["created"], "time")
-                yield Verdict(graph, place.fingerprint, have.strict, mode, tuple(left), record, when), near
+                left, record, when = left_of(data["left"]), step_record(data["record"]), moment(data["created"])
+                yield Verdict(graph, place.fingerprint, have.strict, mode, left, record, when), near
 
     def _calibrations(self, where: str, values: Sequence[Any]) -> Iterator[Calibration]:
         for device, kind, text, sha256 in self._rows(
@@ -409,7 +422,7 @@ class Snapshot:
             if data["key"] != [place, kind]:
                 raise Damaged("a calibration is not under its own key")
             figures = {str(k): number(v, str(k)) for k, v in mapping(data["figures"], "figures").items()}
-            yield Calibration(place, str(kind), figures, number(data["created"], "time"))
+            yield Calibration(place, str(kind), figures, moment(data["created"]))
 
 
 class _Condemning:
@@ -478,12 +491,12 @@ def _schedule(key: Key, family: str, extent: int, data: Mapping[str, Any]) -> Sc
     return Schedule(
         key=key,
         config=None if config is None else config_from(config, config_key(mapping(config, "configuration"))),
-        latency_us=number(data["latency_us"], "latency", above=0.0),
+        latency_us=cost(data["latency_us"]),
         baselines=latencies(data["baselines"]),
         winner=printable(str(data["winner"])),
         family=family,
         extent=extent,
-        when=number(data["created"], "time"),
+        when=moment(data["created"]),
         others=None if others is None else number(others, "number of busy processors"),
         space=str(data["space"]),
     )

@@ -9,9 +9,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from autotune.errors import printable
-from autotune.store.health.damage import number
 from autotune.store.models import DeviceRow, MeasurementRow, RunRow
 from autotune.store.tables.claims import owner_is_dead
+from autotune.store.tables.measurements import dated, name_unreadable, readable
+from autotune.store.tables.runs import run_from
 from autotune.store.tables.workloads import Workloads
 from autotune.task import Status
 
@@ -85,7 +86,9 @@ class Activities(Workloads):
         running = sa.case((RunRow.state == "running", 0), else_=1)
         order = (running, RunRow.started.desc())
         with self.reading() as c:
-            rows = c.execute(sa.select(RunRow.__table__).order_by(*order).limit(newest)).all()
+            query = sa.select(RunRow.__table__)
+            rows = [*c.execute(query.where(dated(RunRow.started)).order_by(*order).limit(newest))]
+            rows += c.execute(query.where(dated(RunRow.started).is_not(sa.true())).limit(newest))  # to be named
         found = list(self.sound(rows, self._activity, lambda r: f"run {str(r.id)[:12]}"))
         return [a for a in found if a.state == "running"] or found[:1]
 
@@ -93,22 +96,24 @@ class Activities(Workloads):
         state, owner = printable(str(row.state)), str(row.owner)
         if state == "running" and owner_is_dead(owner):
             state = "lost"
-        started = number(row.started, "beginning")
+        run = run_from(row)
         now = time.time()
         first = _M.stage == "screen"
         failed = sa.func.count(sa.distinct(sa.case((_M.status != str(Status.OK), _M.config))))
         counts = (sa.func.count(sa.distinct(_M.config)), failed, sa.func.max(_M.created))
         groups = (_M.workload, _M.device)
-        every = sa.select(*groups, *counts).where(_M.run == row.id).group_by(*groups).order_by(sa.func.max(_M.created))
-        recent = sa.select(sa.func.count()).where(_M.run == row.id, first, _M.created > now - RATE_S)
+        own = (_M.run == row.id, *readable())
+        every = sa.select(*groups, *counts).where(*own).group_by(*groups).order_by(sa.func.max(_M.created))
+        recent = sa.select(sa.func.count()).where(*own, first, _M.created > now - RATE_S)
         with self.reading() as c:
+            name_unreadable(self, c, _M.run == row.id)
             done = c.execute(every).all()
             lately = int(c.scalar(recent) or 0)
             best = {
                 (w, d): us
                 for w, d, us in c.execute(
                     sa.select(*groups, sa.func.min(_M.latency_us))
-                    .where(_M.run == row.id, _M.status == str(Status.OK))
+                    .where(*own, _M.status == str(Status.OK))
                     .group_by(*groups)
                 )
             }
@@ -116,16 +121,22 @@ class Activities(Workloads):
             devices = {f: printable(str(n)) for f, n in c.execute(sa.select(*names))}
         labels = self.names(r[0] for r in done)
         return Activity(
-            run=str(row.id),
-            command=printable(str(row.command)),
+            run=run.id,
+            command=run.command,
             state=state,
             host=printable(owner.partition(":")[0].partition("/")[0]),
-            started=started,
-            finished=None if row.finished is None else number(row.finished, "end"),
-            rate=60.0 * lately / max(1.0, min(RATE_S, now - started)) if state == "running" else 0.0,
+            started=run.started,
+            finished=run.finished,
+            rate=60.0 * lately / max(1.0, min(RATE_S, now - run.started)) if state == "running" else 0.0,
             workloads=tuple(
                 WorkloadActivity(
-                    w, *labels.get(w, ("", "")), devices.get(d, ""), int(n), int(bad), best.get((w, d)), last
+                    printable(str(w)),
+                    *labels.get(w, ("", "")),
+                    devices.get(d, ""),
+                    int(n),
+                    int(bad),
+                    best.get((w, d)),
+                    last,
                 )
                 for w, d, n, bad, last in done
             ),

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 
 from autotune.store.codec import key_values
 from autotune.store.connection.engine import Database
+from autotune.store.health.damage import LATEST
 from autotune.store.models import ClaimRow, MeasurementRow
 from autotune.store.records import Key
 from autotune.task import Config, config_key
@@ -88,7 +89,7 @@ class Claims(Database):
             other = c.execute(sa.select(ClaimRow.owner, ClaimRow.expires).where(*held).with_for_update()).first()
             if other is None:  # given up between the two statements
                 continue
-            if other.owner != new["owner"] and other.expires > time.time() and not owner_is_dead(other.owner):
+            if other.owner != new["owner"] and _is_live(other.expires) and not owner_is_dead(str(other.owner)):
                 return False
             c.execute(sa.update(ClaimRow).where(*held).values(**new))
             return True
@@ -110,6 +111,11 @@ class Claims(Database):
         with self.writing() as c:
             update = sa.update(ClaimRow).where(ClaimRow.owner == owner).values(expires=time.time() + lease_s)
             return int(c.execute(update).rowcount)
+
+
+def _is_live(expires: Any) -> bool:
+    """True for a lease that has not run out; a damaged one has."""
+    return isinstance(expires, (int, float)) and time.time() < expires <= LATEST
 
 
 def _same(model: Any, values: dict[str, Any]) -> list[Any]:

@@ -10,7 +10,7 @@ from sqlalchemy.exc import IntegrityError
 
 from autotune.store.codec import key_from, key_values
 from autotune.store.connection.engine import Database
-from autotune.store.health.damage import mapping, number
+from autotune.store.health.damage import mapping, moment, number
 from autotune.store.models import CalibrationRow, EffortRow
 from autotune.store.records import Calibration, Effort, Key
 
@@ -73,11 +73,11 @@ def effort_from(row: Any) -> Effort:
     """An effort from its row; raises Damaged."""
     seconds, granted = number(row.seconds, "seconds"), number(row.granted, "granted seconds")
     return Effort(
-        key_from(row), str(row.scope), seconds, granted, bool(row.settled), str(row.stop), number(row.created, "time")
+        key_from(row), str(row.scope), seconds, granted, bool(row.settled), str(row.stop), moment(row.created)
     )
 
 
 def calibration_from(row: Any) -> Calibration:
     """A calibration from its row; raises Damaged."""
     figures = {str(name): number(value, str(name)) for name, value in mapping(row.figures, "figures").items()}
-    return Calibration(str(row.device), str(row.kind), figures, number(row.created, "time"))
+    return Calibration(str(row.device), str(row.kind), figures, moment(row.created))

@@ -12,6 +12,8 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import aliased
 
 from autotune.store.codec import key_values, measurement_from, measurement_values, workload_from
+from autotune.store.connection.engine import Database
+from autotune.store.health.damage import LATEST, LEAST_COST, MOST_COST
 from autotune.store.models import ClaimRow, ConfigRow, MeasurementRow, WorkloadRow
 from autotune.store.records import Key, Measurement
 from autotune.store.tables.claims import Claims
@@ -199,7 +201,28 @@ def sound() -> list[Any]:
     other = aliased(MeasurementRow)
     same = [getattr(other, n) == getattr(_M, n) for n in _CANDIDATE if n != "stage"]
     failed = sa.exists().where(*same, other.status != str(Status.OK))
-    return [_M.status == str(Status.OK), ~failed]
+    return [_M.status == str(Status.OK), ~failed, *readable()]
+
+
+def dated(column: Any) -> Any:
+    """True for a time that has a date. An aggregate or an order over damaged times would prefer them."""
+    return column.between(0.0, LATEST)
+
+
+def costed(column: Any) -> Any:
+    """True for a latency in the range of ``damage.cost``; a text or bytes are beyond it."""
+    return column.between(LEAST_COST, MOST_COST)
+
+
+def readable() -> list[Any]:
+    """Measurements that SQL may aggregate: their time and, where they are ok, their latency are numbers in range."""
+    return [dated(_M.created), (_M.status != str(Status.OK)) | costed(_M.latency_us)]
+
+
+def name_unreadable(database: Database, c: sa.Connection, *where: Any) -> None:
+    """Name the measurements that :func:`readable` leaves out."""
+    rows = c.execute(_joined().where(*where, sa.and_(*readable()).is_not(sa.true())).limit(_SPARE)).all()
+    list(database.sound(rows, measurement_from, _name))
 
 
 def _distance(a: int, b: int) -> float:

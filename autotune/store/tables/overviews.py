@@ -17,10 +17,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from autotune.errors import printable
-from autotune.store.health.damage import Damaged, figures, latencies, number
+from autotune.store.health.damage import Damaged, cost, figures, latencies, number
 from autotune.store.models import SCHEMA_REVISION, Base, ClaimRow, DeviceRow, MeasurementRow, ScheduleRow
 from autotune.store.records import BUSY
-from autotune.store.tables.measurements import STAGE_RANK, sound
+from autotune.store.tables.measurements import STAGE_RANK, dated, name_unreadable, readable, sound
+from autotune.store.tables.schedules import name_unreadable_schedules, readable_schedule
 from autotune.store.tables.workloads import Workloads, batches
 from autotune.task import REFERENCE, Status
 
@@ -86,7 +87,8 @@ class Overviews(Workloads):
 
     def tuned_count(self) -> int:
         """Pairs of a workload and a device of which something is known: how long :meth:`overview` is."""
-        pairs = sa.union(sa.select(_M.workload, _M.device), sa.select(_S.workload, _S.device)).subquery()
+        measured = sa.select(_M.workload, _M.device).where(dated(_M.created))
+        pairs = sa.union(measured, sa.select(_S.workload, _S.device).where(dated(_S.created))).subquery()
         with self.reading() as c:
             return int(c.scalar(sa.select(sa.func.count()).select_from(pairs)) or 0)
 
@@ -97,12 +99,17 @@ class Overviews(Workloads):
             limit: at most so many; the newest.
         """
         times = sa.union_all(
-            sa.select(_M.workload, _M.device, sa.func.max(_M.created).label("at")).group_by(_M.workload, _M.device),
-            sa.select(_S.workload, _S.device, sa.func.max(_S.created)).group_by(_S.workload, _S.device),
+            sa.select(_M.workload, _M.device, sa.func.max(_M.created).label("at"))
+            .where(dated(_M.created))
+            .group_by(_M.workload, _M.device),
+            sa.select(_S.workload, _S.device, sa.func.max(_S.created))
+            .where(dated(_S.created))
+            .group_by(_S.workload, _S.device),
         ).subquery()
         newest = sa.func.max(times.c.at)
         query = sa.select(times.c.workload, times.c.device, newest).group_by(times.c.workload, times.c.device)
         with self.reading() as c:
+            name_unreadable(self, c)
             found = c.execute(query.order_by(newest.desc(), times.c.workload, times.c.device).limit(limit)).all()
         when: dict[Pair, float] = {(r[0], r[1]): r[2] for r in found}
         out: list[Overview] = []
@@ -115,7 +122,7 @@ class Overviews(Workloads):
         # A candidate is ok if it is so at every stage; the largest of "" and the names of its failures tells.
         failure = sa.func.max(sa.case((_M.status != str(Status.OK), _M.status), else_="")).label("failure")
         own = _M.workload.in_(workloads)
-        fate = sa.select(_M.workload, _M.device, failure).where(own).group_by(*_CANDIDATE).subquery()
+        fate = sa.select(_M.workload, _M.device, failure).where(own, *readable()).group_by(*_CANDIDATE).subquery()
         groups = (fate.c.workload, fate.c.device, fate.c.failure)
         place = sa.func.row_number().over(partition_by=_CANDIDATE, order_by=(STAGE_RANK, _M.latency_us)).label("place")
         latest = sa.select(_M.workload, _M.device, _M.latency_us, place).where(own, *sound()).subquery()
@@ -130,7 +137,7 @@ class Overviews(Workloads):
         for workload, device, status, count in tally:
             measured[workload, device] += count
             if status:
-                failed[workload, device][status] = count
+                failed[workload, device][printable(str(status))] = count
         names = self.names(workloads)
         devices = self._device_names({device for _, device in pairs})
         for pair in pairs:
@@ -165,14 +172,16 @@ class Overviews(Workloads):
         columns = (_S.workload, _S.device, _S.latency_us, _S.winner, _S.baselines, _S.others)
         candidate = (getattr(_M, column.key) == getattr(_S, column.key) for column in _CANDIDATE)
         final = sa.and_(*candidate, _M.stage == "final")
-        ranked = sa.select(*columns, _M.metrics, place).outerjoin_from(_S, _M, final).where(*where).subquery()
+        own = (*where, *readable_schedule())
+        ranked = sa.select(*columns, _M.metrics, place).outerjoin_from(_S, _M, final).where(*own).subquery()
         with self.reading() as c:
+            name_unreadable_schedules(self, c, *where)
             rows = c.execute(sa.select(ranked).where(ranked.c.place == 1)).all()
 
         def made(row: Any) -> _Deployed:
             others = 0.0 if row.others is None else number(row.others, "number of busy processors")
             rivals = {n: us for n, us in latencies(row.baselines).items() if not n.startswith(REFERENCE)}
-            us = number(row.latency_us, "latency", above=0.0)
+            us = cost(row.latency_us)
             own: dict[str, float] = {}
             with contextlib.suppress(Damaged):  # they are a measurement's, on which the schedule does not depend
                 own = {printable(name): figure for name, figure in figures(row.metrics or {}).items()}

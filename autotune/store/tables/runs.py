@@ -12,10 +12,11 @@ import sqlalchemy as sa
 
 from autotune.errors import UserError, printable
 from autotune.store.codec import finite_json
-from autotune.store.health.damage import mapping, number, whole
+from autotune.store.health.damage import mapping, moment, whole
 from autotune.store.models import ClaimRow, MissRow, RunRow
 from autotune.store.records import Miss, Run
 from autotune.store.tables.claims import owner_is_dead, owner_name
+from autotune.store.tables.measurements import dated
 from autotune.store.tables.workloads import Workloads
 from autotune.workload import Workload
 
@@ -31,7 +32,7 @@ class Runs(Workloads):
         Args:
             owner: the name it claims candidates under (:func:`autotune.store.owner_name`); None makes one.
         """
-        run = Run(id=uuid.uuid4().hex, command=command, started=time.time())
+        run = Run(id=uuid.uuid4().hex, command=printable(command), started=time.time())
         with self.writing() as c:
             c.execute(sa.delete(ClaimRow).where(ClaimRow.expires < time.time()))
             running = sa.select(RunRow.id, RunRow.owner).where(RunRow.state == "running")
@@ -41,7 +42,7 @@ class Runs(Workloads):
                 c.execute(swept.values(state="interrupted", finished=time.time()))
             row = self.insert(RunRow).values(
                 id=run.id,
-                command=command,
+                command=run.command,
                 state=run.state,
                 owner=owner or owner_name(),
                 started=run.started,
@@ -60,7 +61,9 @@ class Runs(Workloads):
     def runs(self, limit: int | None = None) -> list[Run]:
         """Runs, newest first."""
         with self.reading() as c:
-            rows = c.execute(sa.select(RunRow.__table__).order_by(RunRow.started.desc()).limit(limit)).all()
+            query = sa.select(RunRow.__table__)
+            rows = [*c.execute(query.where(dated(RunRow.started)).order_by(RunRow.started.desc()).limit(limit))]
+            rows += c.execute(query.where(dated(RunRow.started).is_not(sa.true())).limit(limit))  # to be named
         return list(self.sound(rows, run_from, lambda r: f"run {str(r.id)[:12]}"))
 
     def add_miss(self, workload: Workload, device: str, reason: str = "") -> bool:
@@ -124,8 +127,8 @@ class Runs(Workloads):
 
 def run_from(row: Any) -> Run:
     """A run from its row; raises Damaged."""
-    finished = None if row.finished is None else number(row.finished, "end")
-    started = number(row.started, "beginning")
+    finished = None if row.finished is None else moment(row.finished, "end")
+    started = moment(row.started, "beginning")
     return Run(
         str(row.id), printable(str(row.command)), str(row.state), started, finished, mapping(row.summary, "summary")
     )
@@ -134,4 +137,4 @@ def run_from(row: Any) -> Run:
 def miss_from(row: Any) -> Miss:
     """A miss from its row, whose count is ``times``; raises Damaged."""
     reason = printable(str(row.reason))
-    return Miss(str(row.workload), str(row.device), whole(row.times, "count"), reason, number(row.created, "time"))
+    return Miss(str(row.workload), str(row.device), whole(row.times, "count"), reason, moment(row.created))

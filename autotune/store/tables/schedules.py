@@ -25,7 +25,7 @@ from autotune.store.codec import (
     measurement_values,
 )
 from autotune.store.connection.engine import Database
-from autotune.store.health.damage import BROKEN, latencies, number, whole, why
+from autotune.store.health.damage import BROKEN, Damaged, cost, latencies, moment, number, whole, why
 from autotune.store.models import (
     SCHEMA_REVISION,
     ArtifactRow,
@@ -39,6 +39,7 @@ from autotune.store.models import (
 )
 from autotune.store.reading import Match, Near
 from autotune.store.records import Key, Measurement, Schedule
+from autotune.store.tables.measurements import costed, dated
 from autotune.task import Artifact, Config, Status, config_key
 
 _S = ScheduleRow
@@ -63,9 +64,21 @@ _LATEST = sa.func.max(_S.created).over(partition_by=(_S.workload, _S.policy)).de
 
 def better(new: Any) -> Any:
     """Where a schedule (the row of an INSERT) takes the place of the stored one of its key: where it is faster, is
-    measured anew, or where what is stored failed when it was deployed."""
+    measured anew, or where what is stored is damaged or failed when it was deployed."""
     again = new.config.is_not_distinct_from(_S.config) & (new.winner == _S.winner) & (new.created > _S.created)
-    return (new.latency_us < _S.latency_us) | again | (_failed() & new.config.is_distinct_from(_S.config))
+    faster = (new.latency_us < _S.latency_us) | sa.and_(*readable_schedule()).is_not(sa.true())
+    return faster | again | (_failed() & new.config.is_distinct_from(_S.config))
+
+
+def readable_schedule() -> list[Any]:
+    """Schedules that SQL may compare: their time and latency are numbers in range."""
+    return [dated(_S.created), costed(_S.latency_us)]
+
+
+def name_unreadable_schedules(database: Database, c: sa.Connection, *where: Any) -> None:
+    """Name the schedules that :func:`readable_schedule` leaves out."""
+    rows = c.execute(PLAIN.where(*where, sa.and_(*readable_schedule()).is_not(sa.true())).limit(32)).all()
+    list(database.sound(rows, lambda row: schedule_from_row(row, None), _name))
 
 
 @dataclass(frozen=True)
@@ -104,6 +117,10 @@ def contest(c: sa.Connection, row: Mapping[str, Any]) -> Contest | None:
     here = None if found is None else {str(name): value for name, value in found.items()}
     if here is None or (here["config"], here["winner"]) == (row["config"], row["winner"]):
         return None
+    try:
+        cost(here["latency_us"]), moment(here["created"])
+    except Damaged:
+        return None  # nothing of it is worth keeping
     return Contest(here, bool(here["gives_way"]), here if here["gives_way"] else row)
 
 
@@ -282,6 +299,7 @@ class Schedules(Database):
             found = [(e, w) for e, w in (*above, *below) if isinstance(e, int)]
             found = sorted(found, key=lambda f: abs(math.log(max(f[0], 1) / max(extent, 1))))[:limit]
             latest = sa.select(_S.workload, sa.func.max(_S.created)).where(_S.workload.in_([w for _, w in found]))
+            latest = latest.where(dated(_S.created))
             when = {row[0]: row[1] for row in c.execute(latest.group_by(_S.workload))}
         return [Near(str(w), e, when.get(w, 0.0)) for e, w in found]
 
@@ -305,7 +323,7 @@ class Schedules(Database):
         with self.reading() as c:
             for row in (_S, VerdictRow):
                 # An imported one may be older than the newest. In units of TOUCH each touch is a number of its own.
-                times = sa.func.sum(sa.cast(row.created / TOUCH, sa.BigInteger))
+                times = sa.func.sum(sa.case((dated(row.created), sa.cast(row.created / TOUCH, sa.BigInteger)), else_=0))
                 found += c.execute(sa.select(sa.func.count(), sa.func.max(row.created), times).select_from(row)).one()
         return hashlib.sha256(repr([SCHEMA_REVISION, *found]).encode()).hexdigest()
 
@@ -401,13 +419,13 @@ def schedule_from_row(row: Any, artifact: Artifact | None) -> Schedule:
     return Schedule(
         key=key_from(row),
         config=None if row.config is None else config_from(row.params, row.config),
-        latency_us=number(row.latency_us, "latency", above=0.0),
+        latency_us=cost(row.latency_us),
         baselines=latencies(row.baselines),
         artifact=artifact,
         winner=str(row.winner),
         family=str(row.family),
         extent=whole(row.extent, "number of rows"),
-        when=number(row.created, "time"),
+        when=moment(row.created),
         others=None if row.others is None else number(row.others, "number of busy processors"),
         space=str(row.space),
     )

@@ -10,7 +10,8 @@ from sqlalchemy.exc import IntegrityError
 
 from autotune.device import Environment
 from autotune.store.connection.engine import Database
-from autotune.store.health.damage import Damaged, mapping, number
+from autotune.store.health.damage import Damaged, moment
+from autotune.store.health.step_record import left_of, step_record
 from autotune.store.models import EnvironmentRow, VerdictRow
 from autotune.store.reading import Match
 from autotune.store.records import Verdict
@@ -26,8 +27,13 @@ class Verdicts(Database):
         """Store the verdicts of a step's graphs, all or none; each replaces an earlier one of its key.
 
         Raises:
-            ValueError: a device or an environment was not put before.
+            ValueError: a device or an environment was not put before; a record could not be read back.
         """
+        for v in verdicts:
+            try:
+                left_of(list(v.left)), step_record(dict(v.record))
+            except Damaged as e:
+                raise ValueError(f"the verdict on graph {v.graph[:12]} cannot be stored: {e}") from e
         try:
             with self.writing() as c:
                 for v in verdicts:
@@ -74,11 +80,7 @@ def _name(row: Any) -> str:
 
 def verdict_from(row: Any) -> Verdict:
     """A verdict from its row; raises Damaged."""
-    left = row.left
-    if not isinstance(left, list) or not all(isinstance(name, str) for name in left):
-        raise Damaged("what it leaves to Inductor is no list of fingerprints")
-    record = mapping(row.record, "record")
     return Verdict(
-        str(row.graph), str(row.device), str(row.environment), str(row.mode), tuple(left), record,
-        number(row.created, "time"),
+        str(row.graph), str(row.device), str(row.environment), str(row.mode), left_of(row.left),
+        step_record(row.record), moment(row.created),
     )  # fmt: skip

@@ -34,6 +34,26 @@ def test_help_and_version_load_nothing_heavy(args: list[str]) -> None:
     assert done.stdout
 
 
+def test_no_parser_takes_abbreviated_options(capsys: pytest.CaptureFixture[str]) -> None:
+    parsers: list[argparse.ArgumentParser] = [app.build_parser()]
+    for parser in parsers:
+        assert not parser.allow_abbrev, parser.prog
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                parsers += action.choices.values()
+    assert len(parsers) > 20
+    for words in (
+        ["--versio", "show"],
+        ["show", "--lim", "5"],
+        ["db", "stats", "--js"],
+        ["search", "fusion", "x", "--tri", "1"],
+    ):
+        with pytest.raises(SystemExit) as ended:
+            app.main(words)
+        assert ended.value.code == 2
+        assert "unrecognized arguments: --" in capsys.readouterr().err
+
+
 def test_every_command_is_in_the_help() -> None:
     text = autotune("--help").stdout
     for name in ("search", "lookup", "compare", "plan", "show", "workloads", "db"):

@@ -17,7 +17,10 @@ from autotune.device import DeviceIdentity, Environment
 from autotune.errors import LONGEST, UserError, told, veil
 from autotune.store import Key, Schedule, Store
 from autotune.store.connection.urls import for_command, parse_url, show_url
+from autotune.store.opening import attach
+from autotune.store.snapshots.writer import export_snapshot
 from autotune.workload import Workload
+from tests.support.snapshots import filled
 
 SECRET = "hunter2x"
 
@@ -84,7 +87,7 @@ def test_what_is_shown_of_a_url() -> None:
 
 @pytest.mark.parametrize(
     ("path", "words"),
-    [("x" * 5000, "File name too long"), ("caf\udce9.db", "not UTF-8"), ("~no_such_user_at_all/x.db", "home folder")],
+    [("x" * 5000, "File name too long"), ("~no_such_user_at_all/x.db", "home folder")],
 )
 def test_paths_that_cannot_be(path: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -245,3 +248,45 @@ def test_a_database_that_is_not_there_is_told_and_nothing_is_made(
     assert (out, err.count("\n")) == ("", 1)
     assert "there is no database" in err
     assert not list(tmp_path.iterdir())
+
+
+NOT_UTF8 = "caf\udce9"
+
+
+@pytest.fixture
+def latin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder whose name is not UTF-8, with a database and a snapshot in it; the working folder."""
+    folder = tmp_path / NOT_UTF8
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    with Store.open("t.db") as store:
+        filled(store)
+        export_snapshot(store, folder / "s.atdb")
+        store.start_run(f"autotune search fusion {NOT_UTF8}:f")
+    return folder
+
+
+def test_paths_that_are_not_utf8_are_paths_like_others(latin: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (
+        ["show", "--db", "t.db"], ["show", "--db", str(latin / "s.atdb")], ["db", "verify", "--db", "t.db"],
+        ["watch", "--once", "--db", "t.db"], ["watch", "--once", "--json", "--db", str(latin / "t.db")],
+        ["export", "--db", "t.db", f"{NOT_UTF8}.atdb"], ["db", "export", "--db", "t.db", f"{NOT_UTF8}.zip"],
+        ["import", str(latin / "s.atdb"), "--db", f"{NOT_UTF8}.db"],
+        ["db", "merge", "--db", "new.db", f"{NOT_UTF8}.db"],
+        ["import", f"{NOT_UTF8}.zip", "--db", str(latin / "new.db")],
+        ["report", "--db", f"{NOT_UTF8}.db", "-o", f"{NOT_UTF8}-site", "--title", NOT_UTF8],
+    ):  # fmt: skip
+        assert app.main([*words]) == 0, words
+    assert "damaged" not in capsys.readouterr().err
+    assert "caf\\udce9" in (latin / f"{NOT_UTF8}-site" / "index.html").read_text()
+    with Store.open(f"{NOT_UTF8}.db") as store, Store.open(store.url) as same:
+        assert len(same.schedules()) == len(store.schedules()) > 0
+    frozen = attach(str(latin / "s.atdb"))
+    assert frozen is not None
+    assert frozen.schedules()
+    frozen.close()
+
+
+def test_what_is_asked_of_a_database_may_be_no_utf8(latin: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main(["db", "forget", "--workload", NOT_UTF8, "--db", "t.db"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1

@@ -79,7 +79,7 @@ def test_watch_once_prints_a_table(database: Path, capsys: pytest.CaptureFixture
     assert main(["watch", "--once", "--db", str(database)]) == 0
     out = capsys.readouterr().out
     assert "1 workload begun, 1 candidate measured, 1 failed" in out
-    assert "autotune search [red]x[/red]" in out
+    assert "autotune search '[red]x[/red]'" in out
     assert "layer_norm f32 64x8" in out
 
 

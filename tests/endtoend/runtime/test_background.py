@@ -200,6 +200,31 @@ def test_one_round_needs_a_database(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err.count("there is no database") == 1
 
 
+@pytest.mark.parametrize("content", [b"", b"no database at all, but long enough to be read as the head of one" * 9])
+def test_a_file_that_cannot_be_read_is_not_waited_for_for_ever(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "t.db"
+    file.write_bytes(content)
+    args = argparse.Namespace(always=True, busy=0.25, db=str(file), timeout=1.0, interval=0.01, once=False)
+    begin = time.monotonic()
+    with pytest.raises(UserError, match=r"no autotune tables|not a database"):
+        command._watch(args, "cpu", identify("cpu"), lambda: time.monotonic() > begin + 20)
+
+
+def test_a_file_that_is_mended_in_time_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "t.db"
+    file.touch()
+    args = argparse.Namespace(always=True, busy=0.25, db=str(file), timeout=1.0, interval=0.01, once=False)
+    looks: list[int] = []
+
+    def alone() -> bool:
+        looks.append(1)
+        if len(looks) == 4:
+            Store.open(file).close()
+        return len(looks) > 40
+
+    assert command._watch(args, "cpu", identify("cpu"), alone) == 0
+
+
 def test_what_cannot_be_searched_is_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
     asked: list[int] = []

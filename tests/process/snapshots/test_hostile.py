@@ -14,12 +14,15 @@ from pathlib import Path
 
 import pytest
 
+from autotune.cli.app import main
 from autotune.errors import UserError
 from autotune.store import Schedule, Snapshot, Store
+from autotune.store.opening import attach
+from autotune.store.snapshots import reader
 from autotune.store.snapshots.form import SEAL_BYTES
 from autotune.store.snapshots.reader import packed
 from tests.support.rows import ENVIRONMENT, GPU, NEAR, OTHER_GPU, workload
-from tests.support.snapshots import CODE, import_file, resealed
+from tests.support.snapshots import CODE, import_file, resealed, split
 
 SEED = int(os.environ.get("AUTOTUNE_MUTANTS_FIRST", "0"))
 CASES = int(os.environ.get("AUTOTUNE_MUTANTS", "300"))
@@ -196,6 +199,22 @@ def test_a_damaged_row_condemns_the_file(file: Path, what: str, caplog: pytest.L
         assert other.state() == empty
 
 
+@pytest.mark.parametrize("record", [{"compile_us": -5}, {"families": 5}, {"train": [1]}, {"target": "\ud800"}])
+def test_a_verdict_whose_record_is_damaged_condemns_the_file(file: Path, record: dict[str, object]) -> None:
+    def change(c: sqlite3.Connection) -> None:
+        (text,) = c.execute("SELECT data FROM verdicts").fetchone()
+        new = json.dumps({**json.loads(text), "record": record})
+        c.execute("UPDATE verdicts SET data = ?, sha256 = ?", (new, hashlib.sha256(new.encode()).hexdigest()))
+
+    assert Snapshot(file).get_verdict("g" * 64, GPU.fingerprint, ENVIRONMENT, "default") is not None
+    resealed(file, change)
+    snapshot = Snapshot(file)
+    assert snapshot.get_verdict("g" * 64, GPU.fingerprint, ENVIRONMENT, "default") is None
+    assert snapshot.lost
+    with Store.open(file.with_name("other.db")) as other, pytest.raises(UserError, match="damaged"):
+        import_file(other, file)
+
+
 def test_versions_and_ends(file: Path, tmp_path: Path) -> None:
     data = file.read_bytes()
 
@@ -222,3 +241,40 @@ def test_a_journal_beside_it_is_not_played_back(file: Path) -> None:
     for suffix in ("-journal", "-wal"):
         file.with_name(file.name + suffix).write_bytes(b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7" + bytes(1000))
     assert any(everything(file))
+
+
+def swapped(data: bytes, one: int, other: int, page: int = 4096) -> bytes:
+    """A file with two pages in each other's place; pages count from 0."""
+    pages = [data[at : at + page] for at in range(0, len(data), page)]
+    pages[one], pages[other] = pages[other], pages[one]
+    return b"".join(pages)
+
+
+def test_no_reader_takes_a_file_with_swapped_pages_for_one_that_lacks_rows(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every row that such a file still has is sound by its own checksum."""
+    data, bad = file.read_bytes(), file.with_name("bad.atdb")
+    length = split(file)[2].length // 4096
+    for one in range(1, length):
+        bad.write_bytes(swapped(data, one, (one % (length - 1)) + 1))
+        for words in (["show"], ["show", "--json"]):
+            assert main([*words, "--db", str(bad)]) == 2
+            said = capsys.readouterr()
+            assert (said.out, len(said.err.splitlines())) == ("", 1)
+        for opened in (lambda: Snapshot(bad), lambda: attach(str(bad))):
+            with pytest.raises(UserError, match=r"not what was sealed|damaged"):
+                opened()
+
+
+def test_a_file_is_compared_once_in_a_process_and_again_where_it_was_changed(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared = []
+    monkeypatch.setattr(reader, "compare_all", lambda *args: compared.append(args))
+    Snapshot(file).close()
+    Snapshot(file).close()
+    assert len(compared) == 1
+    os.utime(file, ns=(1, 1))
+    Snapshot(file).close()
+    assert len(compared) == 2

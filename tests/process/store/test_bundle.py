@@ -69,8 +69,13 @@ def test_verdicts_go_with_the_schedules_of_their_steps(store: Store, bundle: Pat
 
 
 @pytest.mark.parametrize(
-    "broken", [{"left": "all"}, {"left": [5]}, {"record": []}, {"mode": "m" * 65}, {"device": "d"}]
-)
+    "broken",
+    [
+        {"left": "all"}, {"left": [5]}, {"record": []}, {"mode": "m" * 65}, {"device": "d"}, {"when": 1e308},
+        {"record": {"compile_us": -5}}, {"record": {"all_us": 10**400}}, {"record": {"later": 10**400}},
+        {"record": {"train": [1]}}, {"record": {"families": 5}}, {"record": {"target": "\ud800"}},
+    ],
+)  # fmt: skip
 def test_a_bundle_with_a_broken_verdict_is_refused(store: Store, bundle: Path, broken: dict[str, Any]) -> None:
     key = put_key(store)
     row = {"graph": "a" * 64, "device": key.device, "environment": key.environment, "mode": "default", "left": [],

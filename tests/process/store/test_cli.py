@@ -20,7 +20,7 @@ from tests.support.rows import GPU, put_key, workload
 
 
 def run(*argv: object) -> int:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(allow_abbrev=False)
     commands = parser.add_subparsers(required=True)
     db.add_parser(commands)
     show.add_parser(commands)

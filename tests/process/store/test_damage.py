@@ -40,19 +40,20 @@ def filled_file(tmp_path_factory: pytest.TempPathFactory, empty_file: Path) -> t
     shutil.copy(empty_file, file)
     with Store.open(file) as store:
         for rows in (1, 2):
-            key = put_key(store, workload(rows))
+            key, run = put_key(store, workload(rows)), store.start_run(f"run {rows}").id
             for stage in ("screen", "final"):
                 config = {"threads": 32 * rows}
                 store.add_measurement(
-                    Measurement(key, config, Status.OK, stage, latency_us=10.0, samples=(9.0, 11.0), noise=0.1)
+                    Measurement(key, config, Status.OK, stage, latency_us=10.0, samples=(9.0, 11.0), noise=0.1, run=run)
                 )
             store.put_schedule(schedule(key, 10.0 * rows, config={"threads": 32 * rows}, extent=rows))
             store.add_effort(Effort(key, "s" * 64, 1.0, 2.0, True))
             store.add_miss(workload(rows + 10), GPU.fingerprint, "why")
-            store.start_run(f"run {rows}")
+            store.claim(key, {"threads": 5}, "screen", "me", 1e6)
         store.put_calibration(Calibration(key.device, "fusion", {"copy_gbs": 1.0}))
         for graph in "ab":
-            record = {"compile_us": 2.0, "autotune_us": 1.0, "families": []}
+            family = {"workload": "w" * 64, "label": "softmax", "count": 2, "gain_us": None, "gain_of": "step"}
+            record = {"compile_us": 2.0, "autotune_us": 1.0, "families": [{**family, "kept": True}], "target": graph}
             store.put_verdicts([Verdict(graph * 64, key.device, key.environment, "default", ("x",), record)])
         first = put_key(store, workload(1))
     return file, first
@@ -68,6 +69,13 @@ W1 = "fingerprint = (SELECT fingerprint FROM autotune_workloads WHERE extent = 1
 S1 = "workload = (SELECT fingerprint FROM autotune_workloads WHERE extent = 1)"
 C1 = "fingerprint IN (SELECT config FROM autotune_schedules WHERE extent = 1)"
 DEEP = "[" * 100_000
+RUN1 = "command = 'run 1'"
+
+
+def _record(changed: str) -> str:
+    return f"UPDATE autotune_verdicts SET record = {changed} WHERE graph LIKE 'a%'"
+
+
 DAMAGE = {
     "spec no json": f"UPDATE autotune_workloads SET spec = '{{' WHERE {W1}",
     "spec deep": f"UPDATE autotune_workloads SET spec = '{DEEP}' WHERE {W1}",
@@ -122,9 +130,36 @@ DAMAGE = {
     "verdict time": "UPDATE autotune_verdicts SET created = 'now' WHERE graph LIKE 'a%'",
     "miss": "UPDATE autotune_misses SET count = 'often'",
     "miss of nothing": "DELETE FROM autotune_workloads WHERE extent > 10",
-    "run": "UPDATE autotune_runs SET summary = '['",
-    "run began": "UPDATE autotune_runs SET started = 'early'",
-}
+    "run": f"UPDATE autotune_runs SET summary = '[' WHERE {RUN1}",
+    "run began": f"UPDATE autotune_runs SET started = 'early' WHERE {RUN1}",
+    **{
+        f"verdict record, {name} {value}": _record(f"json_set(record, '$.{name}', json('{value}'))")
+        for name, value in (
+            ("compile_us", "-5"), ("compile_us", "0"), ("compile_us", '"2"'), ("compile_us", "1e308"),
+            ("autotune_us", "[]"), ("ratio", "true"), ("noise", "-1"), ("tries", "0.5"), ("cut", "1"),
+            ("train", "[1]"), ("families", "5"), ("families", "{}"), ("families", "[5]"), ("target", "5"),
+            ("families[0].label", "[]"), ("families[0].count", "-1"), ("families[0].gain_us", '"x"'),
+            ("families[0].kept", '"x"'), ("families[0].workload", "null"), ("command", "{}"), ("others_busy", "null"),
+        )
+    },
+    **{
+        f"verdict record, {name} {why}": _record(f"replace(record, '2.0', '{value}')")
+        for name, value, why in (
+            ("compile_us", "1" + 400 * "0", "huge"), ("compile_us", "1e999", "infinite"), ("compile_us", "NaN", "NaN"),
+        )
+    },
+    "verdict record, half of a pair": _record("""replace(record, '"a"', '"\\ud800"')"""),
+    **{
+        f"{table} {column} {value[:12]}": f"UPDATE autotune_{table} SET {column} = {value} WHERE {where}"
+        for value in ("'now'", "x'ff00'", "1e308", "-1", "9e999")
+        for table, column, where in (
+            ("measurements", "created", S1), ("measurements", "latency_us", S1), ("schedules", "created", S1),
+            ("schedules", "latency_us", S1), ("runs", "started", RUN1), ("runs", "finished", RUN1),
+            ("verdicts", "created", "graph LIKE 'a%'"), ("efforts", "created", S1), ("claims", "expires", "1"),
+            ("calibrations", "created", "1"), ("misses", "created", "1"), ("workloads", "created", W1),
+        )
+    },
+}  # fmt: skip
 
 
 def _damage(file: Path, name: str) -> None:
@@ -156,6 +191,8 @@ def test_one_damaged_row_stops_nothing(
             assert store.get_verdict("a" * 64, key.device, ENVIRONMENT, "default") is None
             assert [v.graph for v in store.verdicts()] == ["b" * 64]
         assert store.state()
+        assert store.activity()
+        assert "run 2" in {r.command for r in store.runs(limit=2)}
         store.best(key)
         store.status_counts(key)
         store.neighbours("f" * 64, key.device)
@@ -177,8 +214,12 @@ def test_one_damaged_row_stops_nothing(
         found = list(damage(store))
         assert found, "verify finds it"
         assert all("\n" not in line and len(line) <= 500 for line in found)
-    for command in (["show"], ["show", "--json"], ["db", "stats"], ["db", "stats", "--json"]):
-        assert app.main([*command, "--db", str(file)]) == 0
+    for command in (
+        ["show"], ["show", "--json"], ["db", "stats"], ["db", "stats", "--json"], ["watch", "--once"],
+        ["watch", "--once", "--json"], ["report", "-o", str(tmp_path / "report")],
+    ):  # fmt: skip
+        alone = command[0] == "report" and name.startswith(("identity", "device"))  # nothing is left to report
+        assert app.main([*command, "--db", str(file)]) == (2 if alone else 0), command
     assert "Traceback" not in capfd.readouterr().err
 
 

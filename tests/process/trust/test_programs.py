@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import subprocess
 import sys
 from argparse import Namespace
@@ -17,8 +18,11 @@ import torch
 from autotune.cli.app import main
 from autotune.compiler.lower.rules.table import RULES
 from autotune.compiler.regions import aten
+from autotune.compiler.regions.aten import MOST_TENSORS
+from autotune.compiler.regions.find import workload_of as region_workload
+from autotune.compiler.regions.symbols import traced
 from autotune.domains.fusion.bench import FusionBench
-from autotune.domains.fusion.rederive import check_source
+from autotune.domains.fusion.rederive import check_graph, check_source
 from autotune.errors import BuildError
 from autotune.store import Store
 from autotune.workload import Workload
@@ -66,6 +70,26 @@ def test_beside_it_honest_ones_are_searched_with_baselines(
     assert f"{evil.fingerprint[:12]} is left out: the stored program is not what" in told.err
     with Store.open(db) as store:
         assert [m.workload for m in store.misses()] == [evil.fingerprint]
+
+
+def test_beside_one_that_no_device_could_hold_the_others_are_searched(
+    db: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shape = {"shape": [2**40, 2**20], "strides": [2**20, 1], "dtype": "float32", "device": "cpu"}
+    program = {"format": 1, "inputs": [shape], "calls": [{"op": "aten.exp.default", "args": [{"node": 0}]}],
+               "result": [{"node": 1}]}  # fmt: skip
+    huge, _ = region_workload(traced(program, "cpu"), "", program)
+    honest = workload_of(softmax, torch.ones(8, 64))
+    missed(db, huge, honest)
+    words = ["--missed", "--device", "cpu", "--db", str(db), "--trials", "1", "--timeout", "60", "--json"]
+    assert main(["search", *words]) == 0
+    told = capfd.readouterr()
+    assert [w["best"] is not None for w in json.loads(told.out)["workloads"]] in ([True, False], [False, True])
+    (line,) = [line for line in told.err.splitlines() if "NOTHING COULD BE MEASURED" in line]
+    assert "it takes 8589934592 GiB of memory, and the device has" in line
+    assert "STOPPED" not in told.err
+    with Store.open(db) as store:
+        assert store.schedules(workload=honest.fingerprint)
 
 
 def test_a_module_whose_stored_program_was_changed_is_captured_again(
@@ -212,3 +236,33 @@ def test_operators_of_inductors_own_are_known_in_a_process_that_has_compiled_not
     code = "from autotune.compiler.regions import aten; print(aten._target('prims.prepare_softmax_online.default'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "prims.prepare_softmax_online.default", done.stderr
+
+
+_FULL = {"op": "aten.full.default", "args": [[1 << 20], 1.0], "kwargs": {"dtype": {"dtype": "float32"}}}
+_X = {"shape": [4], "strides": [1], "dtype": "float32", "device": "cpu"}
+LONG: dict[str, tuple[list[object], list[object]]] = {
+    "unbind": ([_X], [_FULL, {"op": "aten.unbind.int", "args": [{"node": 1}]}]),
+    "unbind by name": ([_X], [_FULL, {"op": "aten.unbind.int", "args": [], "kwargs": {"self": {"node": 1}}}]),
+    "split": ([_X], [_FULL, {"op": "aten.split.Tensor", "args": [{"node": 1}, 1]}]),
+    "split by sizes": ([_X], [_FULL, {"op": "aten.split_with_sizes.default", "args": [{"node": 1}, [1] * (1 << 14)]}]),
+    "many calls": ([_X], [{"op": "aten.exp.default", "args": [{"node": k}]} for k in range(200_000)]),
+    "many inputs": ([_X] * 200_000, []),
+    "many arguments": ([_X], [{"op": "aten.cat.default", "args": [[{"node": 0}] * 200_000]}]),
+    "many dimensions": ([_X], [{**_FULL, "args": [[1] * 200_000, 1.0]}]),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_program_that_would_take_for_ever_is_refused_soon(name: str) -> None:
+    inputs, calls = LONG[name]
+    result = [{"node": len(inputs) + len(calls) - 1}]
+    if "args" in str(calls[-1:]) and name.partition(" ")[0] in ("unbind", "split"):
+        calls, result = [*calls, {"op": "getitem", "args": [result[0], 0]}], [{"node": len(inputs) + len(calls)}]
+    program = {"format": 1, "inputs": inputs, "calls": calls, "result": result}
+    why = check_source(Workload("fusion", {}, source=program))
+    assert re.search(rf"more than ({MOST_TENSORS}|{1 << 15}) ", why), why
+
+
+def test_a_graph_without_end_is_refused_soon() -> None:
+    graph = {"extents": [1] * 200_000, "values": [], "inputs": [], "outputs": []}
+    assert "more than 20000 extents" in check_graph(Workload("fusion", graph))

@@ -53,6 +53,19 @@ def test_a_fault_that_stays_ends_the_search_and_is_no_candidates(
     assert line.startswith("autotune: STOPPED, the machine failed on toy 64x256: ")
 
 
+def test_a_workload_that_there_is_no_memory_for_does_not_end_the_search(
+    tune: Search, store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tune({"rows": 1 << 50}, {"rows": 64})
+    assert [result.ok for result in results] == [False, True]
+    assert not any(result.fault for result in results)
+    assert "allocate memory" in results[0].error
+    assert statuses(store) == {Status.OK}
+    assert conclude([Searched({"not_begun": 0}, results, {}, lambda answer: None)], json=False) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("autotune: NOTHING COULD BE MEASURED for toy ")
+
+
 @pytest.mark.parametrize("fault", ["build_disk", "load_disk"])
 def test_a_full_disk_after_some_candidates_decides_nothing(tune: Search, store: Store, fault: str) -> None:
     (result,) = tune({"broken": {"vector": fault}})

@@ -14,6 +14,7 @@ import pytest
 
 from autotune import charts
 from autotune.cli.app import main
+from autotune.domains.c3.scenario import Gemm, Scenario
 from autotune.report import results
 from autotune.report.database import pages as database_pages
 from autotune.report.page import Page, page_id
@@ -24,6 +25,7 @@ from autotune.tuner.importance import importances
 from autotune.workload import Workload
 from tests.support import ROOT
 from tests.support import searched as stored
+from tests.support.rows import ENVIRONMENT
 
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>{{ 7 * 7 }}"
 
@@ -67,6 +69,26 @@ def test_every_kind_of_page_is_written_and_linked(site: Path) -> None:
             if not link.startswith("data:"):
                 assert (site / name).parent.joinpath(link).resolve().is_file(), (name, link)
         assert not re.findall(r'(?:href|src)="(?:https?:)?//', text)
+
+
+def test_a_step_links_to_a_scenario_where_its_page_is(tmp_path: Path) -> None:
+    workload = Scenario(Gemm(256, 256, 256, "f32"), "all_gather", 1 << 20, 2, "f32").workload()
+    with Store.open(tmp_path / "t.db") as store:
+        stored.step(store, [stored.searched(store, workload)], ["a scenario"])
+    out = tmp_path / "report"
+    assert main(["report", "--db", str(tmp_path / "t.db"), "-o", str(out)]) == 0
+    (page,) = (out / "models").glob("*.html")
+    (link,) = re.findall(r'href="(\.\./[a-z]+/[^"#]+)"', page.read_text().partition("<main")[2])
+    assert (out / "models" / link).resolve().is_file()
+
+
+def test_a_workload_of_which_every_candidate_failed_has_a_page(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "t.db") as store:
+        workload = stored.region(64)
+        key = Key(store.put_workload(workload), store.put_device(stored.CPU), store.put_environment(ENVIRONMENT), "p")
+        store.add_measurement(Measurement(key, {"a": 1}, Status.CRASHED, reason="why"))
+        (page,) = database_pages(store)
+    assert "1, of which 1 failed" in str(page.facts)
 
 
 def test_what_is_stored_is_only_ever_text(site: Path) -> None:

@@ -14,7 +14,7 @@ from autotune.cli.output import machine_output
 from autotune.cli.searched import Searched, conclude, not_begun, reason, tune
 from autotune.domains.c3.cli.arguments import SCENARIO
 from autotune.domains.c3.cli.scenario import scenario_of, serves
-from autotune.errors import UserError, told
+from autotune.errors import UserError, pasted, told
 from autotune.runtime.database import deploying_from
 
 if TYPE_CHECKING:
@@ -197,11 +197,10 @@ def check_program(scenario: Scenario) -> None:
     compute = scenario.compute
     if isinstance(compute, Program) and (compute.name not in BUILTIN or compute.inputs):
         s = scenario
-        given = f"--collective {s.collective} --bytes {s.nbytes} --dtype {s.dtype} --ranks {s.ranks}"
-        raise UserError(
-            "programs are never taken from a database; if it is yours, search it by hand: autotune search c3 --compute"
-            f" {told(compute.name, 200)} --inputs MODULE:CALLABLE {given}"
-        )
+        given = ("--collective", s.collective, "--bytes", str(s.nbytes), "--dtype", s.dtype, "--ranks", str(s.ranks))
+        name = compute.name if len(compute.name) <= 200 else "..."
+        command = pasted("autotune", "search", "c3", "--compute", name, "--inputs", "MODULE:CALLABLE", *given)
+        raise UserError(f"programs are never taken from a database; if it is yours, search it by hand: {command}")
 
 
 def _command(args: argparse.Namespace) -> str:

@@ -17,6 +17,7 @@ from autotune.domains.c3.scenario import (
     parse_gemm,
 )
 from autotune.errors import UserError
+from autotune.task import domain_hook
 
 GEMM = Gemm(8192, 28672, 8192)
 
@@ -121,3 +122,9 @@ def test_gemms_are_read() -> None:
     for text in ("8192x8192", "8192*8192*8192", "axbxc", "", "1x2x3x4", "-1x2x3"):
         with pytest.raises(UserError, match="write MxNxK"):
             parse_gemm(text)
+
+
+def test_memory_is_that_of_the_buffers_and_the_matrices() -> None:
+    scenario = Scenario(Gemm(256, 128, 64, "bf16"), "all_gather", 1 << 20, 4, "f32")
+    matrices = (256 * 64 + 64 * 128 + 256 * 128) * 2
+    assert domain_hook("c3", "bytes_held")(scenario.workload()) == (1 << 18) + (1 << 20) + matrices
