@@ -136,7 +136,7 @@ class Builder:
         v = self.values[arg]
         if v.dtype == dtype:
             return arg
-        if v.op == "const" and not (isinstance(v.number, float) and not math.isfinite(v.number)):
+        if v.op == "const":
             return self.const(v.number, dtype)
         if dtype == "bool":
             return self.pointwise("ne", [arg, self.const(0, v.dtype)])

@@ -110,7 +110,7 @@ def _compiled(
     if takes_kernels(patches) and (trial is not None or ranks_agree(gm.graph, example_inputs)):
         cpp = bool(patches.get("cpp_wrapper", config.cpp_wrapper))
         patches |= passes(patches, base_mode(options.get("mode")), trial, verify, cpp=cpp)
-    if _fuses_attention():
+    if _fuses_attention(patches):
         changed = rewrite_attention(gm)
         count("attention", changed)
         if trial is not None:
@@ -134,10 +134,16 @@ def takes_kernels(patches: Mapping[str, Any]) -> bool:
     return refused is None
 
 
-def _fuses_attention() -> bool:
-    """What the setting says; a variable of the environment that cannot be read must not end a program's compilation."""
+def _fuses_attention(patches: Mapping[str, Any]) -> bool:
+    """Whether the setting and Inductor's options permit it. A variable of the environment that cannot be read must not
+    end a program's compilation."""
+    from torch._inductor import config
+
+    from autotune.compiler.capture.options import requests
+
     try:
-        return settings().attention == "fuse"
+        with config.patch(dict(patches)):
+            return settings().attention == "fuse" and not requests()
     except UserError as error:
         warn_once("settings", f"autotune: attention is left as written: {error}")
         return False

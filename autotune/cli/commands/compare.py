@@ -232,8 +232,14 @@ def _regions(found: Comparison, command: str) -> Iterator[str]:
     count = found.counters.get
     out, misses = count("left", 0), count("misses", 0)
     hits = count("hits", 0) + out  # with those that the step's verdict leaves out, which are not looked up
-    if not hits + misses:
+    if by_options := count("left_by_options", 0):
+        from autotune.compiler.capture.options import requests
+
+        left = f"{_regions_of(by_options)} {'is' if by_options == 1 else 'are'} left to Inductor"
+        yield ": ".join([f"{left}, since an option asks for other results", *requests(found.device)])
+    if not hits + misses + by_options:
         yield f"no region of it can be tuned by this version: {TUNABLE}"
+    if not hits + misses:
         return
     every = _regions_of(hits + misses)
     line = f"{hits} of {every} {'has' if 1 in (hits, hits + misses) else 'have'} a schedule"

@@ -232,7 +232,9 @@ class _Frame:
             return _limited(v, self._reduce(v, values[v.args[0]]))
         args = [self.aligned(values[a], self.graph.values[a].axes, v.axes) for a in v.args]
         if v.op == "cast":
-            return args[0].to(_COMPUTE[v.dtype])
+            # Out of range and for NaN the instruction that converts decides, which is that of a device and of a type.
+            rounded = args[0].to(torch.float32) if args[0].dtype == torch.float64 else args[0]
+            return rounded.to(_COMPUTE[v.dtype])
         if v.op == "where":
             return torch.where(args[0], args[1], args[2])
         if v.op == "not":

@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from autotune.compiler.capture.joint import takes_bias_apart
+from autotune.compiler.capture.options import requests
 from autotune.compiler.planner.kernel_names import kernel_name, program_ops
 from autotune.compiler.regions import aten
 from autotune.compiler.regions.find import Region, find_regions
@@ -72,6 +73,7 @@ def replace_regions(
     left, decided = stored_left(name, devices, mode) if trial is None else (trial.left, True)
     regions = [region for region in every if region.workload is None or region.workload.fingerprint not in left]
     count("left", len(every) - len(regions))
+    regions = _permitted(regions)
     if trial is None and not ranks_agree(numbers.graph):
         return
     matches = _matches(regions, packaged=not decided)
@@ -99,6 +101,22 @@ def device_of(region: Region) -> str | None:
     if value is None or value.device.type not in DEVICES:
         return None
     return "cpu" if value.device.type == "cpu" else f"cuda:{value.device.index or 0}"
+
+
+def _permitted(regions: Sequence[Region]) -> list[Region]:
+    """The regions of which no option of Inductor's asks for results that stored kernels do not compute."""
+    kept = []
+    for region in regions:
+        device = device_of(region)
+        known = region.workload is not None and device is not None
+        asked = requests(device or "", region.workload.spec.get("precision", "")) if known else ()
+        if not asked:
+            kept.append(region)
+            continue
+        count("left_by_options")
+        for request in asked:
+            warn_once(f"option {request}", f"autotune: regions are left to Inductor, since its option {request}")
+    return kept
 
 
 def _matches(regions: Sequence[Region], *, packaged: bool) -> list[Match]:

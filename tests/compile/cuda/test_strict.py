@@ -97,6 +97,7 @@ def test_no_approximation_is_left_in_ptx() -> None:
             assert "div.rn.f32" in ptx
             assert "sqrt.rn.f32" in ptx
             assert "div.approx" not in ptx
+            assert {name.split(".")[0] for name in re.findall(r"\b\w[\w.]*\.ftz\b", ptx)} <= {"ex2", "rcp"}
         else:
             assert ".approx" in found
             assert "rsqrt.approx.ftz.f32" in ptx

@@ -296,6 +296,18 @@ def notes(found: Comparison) -> str:
     return "\n".join(compare.notes(found, "autotune search this"))
 
 
+def test_regions_that_an_option_leaves_to_inductor() -> None:
+    counters = {"left_by_options": 2}
+    with torch._inductor.config.patch(emulate_precision_casts=True):
+        text = notes(on_a_gpu(counters=counters))
+        assert text.startswith(
+            "2 regions are left to Inductor, since an option asks for other results: emulate_precision_casts asks for"
+            " values that are rounded to 16 bits after each operator"
+        )
+        assert "no region" not in text
+        assert "2 of 3 regions have a schedule" in notes(on_a_gpu(counters={**counters, "hits": 2, "misses": 1}))
+
+
 def test_regions_left() -> None:
     text = notes(on_a_gpu(counters={"hits": 23, "misses": 19, "hits_other_rows": 1, "fallbacks": 3}))
     assert "23 of 42 regions have a schedule, 1 of which was tuned for another number of rows" in text

@@ -8,6 +8,7 @@ few, give up vectorising it.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -176,8 +177,26 @@ def _is_nan(b: Builder, t: Any, args: Sequence[Ir]) -> Ir:
     return cpu_math.is_nan(b, args[0]) if _is_float(t) else ir.Constant(_I1, 0)
 
 
+_X86 = platform.machine() in ("x86_64", "AMD64")
+
+
+def _truncated(b: Builder, x: Ir, target: Ir) -> Ir:
+    """A float as a signed integer, as the host's own instruction converts it, and with it eager mode.
+
+    NaN and what the type does not hold become its smallest number on x86. On other processors they saturate, and NaN
+    becomes 0. LLVM's plain conversion has no defined result for either.
+    """
+    if not _X86:
+        name = f"llvm.fptosi.sat.i{target.width}.f32"
+        fn = b.module.globals.get(name) or ir.Function(b.module, ir.FunctionType(target, [F32]), name)
+        return b.call(fn, [x])
+    bound = 2.0 ** (target.width - 1)
+    held = b.fcmp_ordered("<", cpu_math.fabs(b, x), cpu_math.const(bound))
+    return b.select(held, b.fptosi(x, target), target(-(2 ** (target.width - 1))))
+
+
 def _convert(b: Builder, x: Ir, to: str) -> Ir:
-    """``x`` as another compute type. Floats truncate; out of range they saturate, and NaN becomes 0."""
+    """``x`` as another compute type."""
     if to == "bool":
         if x.type == _I1:
             return x
@@ -188,9 +207,7 @@ def _convert(b: Builder, x: Ir, to: str) -> Ir:
         return b.uitofp(x, F32) if x.type == _I1 else b.sitofp(x, F32)
     target = I32 if to == "int32" else _I64
     if x.type == F32:
-        name = f"llvm.fptosi.sat.i{target.width}.f32"
-        fn = b.module.globals.get(name) or ir.Function(b.module, ir.FunctionType(target, [F32]), name)
-        return b.call(fn, [x])
+        return _truncated(b, x, target)
     if x.type.width == target.width:
         return x
     if x.type == _I1:

@@ -1,0 +1,156 @@
+"""Inductor's options that change results: regions obey them, or Inductor computes what the option is about."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._functorch import config as aot_config
+from torch._inductor import config
+from torch._inductor.utils import run_and_get_code
+from torch.nn import functional as F
+
+import autotune
+from autotune.compiler.capture.options import REQUESTS
+from autotune.compiler.capture.recording import capture
+from autotune.runtime.counters import reset_counters
+from tests.support.deployment import Tune
+
+LARGE = torch.full((64, 64), 400.0, dtype=torch.float16)
+"""Its square is infinite in 16 bits, and is not in 32."""
+
+
+def overflows(x: Tensor) -> Tensor:
+    return torch.isinf(x * x)
+
+
+def compiled(fn: Any, options: dict[str, Any] | None = None) -> Any:
+    torch._dynamo.reset()
+    reset_counters()
+    return torch.compile(fn, backend="autotune", options=options)
+
+
+def found() -> tuple[int, int, int]:
+    counted = autotune.counters()
+    return counted.hits, counted.left_by_options, counted.misses
+
+
+@pytest.mark.parametrize("way", ["options", "config"])
+def test_emulated_casts_round_as_eager_mode_does(tune: Tune, way: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert tune(overflows, (LARGE,))
+    assert not compiled(overflows)(LARGE).any()
+    assert found() == (1, 0, 0)
+    assert caplog.text == ""
+    asked = {"emulate_precision_casts": True}
+    with config.patch(asked if way == "config" else {}):
+        assert compiled(overflows, asked if way == "options" else None)(LARGE).all()
+    assert overflows(LARGE).all()
+    assert found() == (0, 1, 0)
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert warning == (
+        "autotune: regions are left to Inductor, since its option emulate_precision_casts asks for values that are"
+        " rounded to 16 bits after each operator"
+    )
+
+
+def test_the_option_holds_in_the_backward_pass(tune: Tune) -> None:
+    """Autograd compiles it later than the forward pass."""
+
+    def fn(x: Tensor) -> Tensor:
+        return torch.softmax(x * 3, -1) * x
+
+    def step(run: Any) -> tuple[Tensor, Tensor]:
+        x = torch.linspace(-3, 3, 64 * 64).view(64, 64).half().requires_grad_()
+        y = run(x)
+        y.sum().backward()
+        assert x.grad is not None
+        return y.detach(), x.grad
+
+    x = torch.randn(64, 64).half().requires_grad_()
+    assert len(tune(fn, (x,))) == 2
+    step(compiled(fn))
+    assert found() == (2, 0, 0)
+    options = {"emulate_precision_casts": True}
+    ours = step(compiled(fn, options))
+    assert found() == (0, 2, 0)
+    torch._dynamo.reset()
+    theirs = step(torch.compile(fn, options=options))
+    assert all(map(torch.equal, ours, theirs))
+
+
+VALUES: dict[Any, Any] = {False: True, True: False, None: "accuracy", "default": "strict"}
+"""A value that asks for something, by the one that asks for nothing."""
+
+
+@pytest.mark.parametrize("name", [name for name, r in REQUESTS.items() if r.device != "cuda" and name in config._config])
+def test_a_request_leaves_regions_to_inductor(tune: Tune, name: str) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return torch.log1p(torch.relu(x)) * 2
+
+    x = torch.rand(64, 64)
+    assert tune(fn, (x,))
+    with torch.no_grad():
+        _, code = run_and_get_code(compiled(fn, {name: VALUES[REQUESTS[name].default]}), x)
+    assert "autotune" not in "".join(code)
+    assert found() == (0, 1, 0)
+
+
+def test_options_about_a_gpu_leave_a_cpus_regions_alone(tune: Tune) -> None:
+    assert tune(overflows, (LARGE,))
+    compiled(overflows, {"eager_numerics.division_rounding": True, "triton.codegen_upcast_to_fp32": False})(LARGE)
+    assert found() == (1, 0, 0)
+
+
+def test_a_cached_graph_is_not_used_under_another_option(
+    tune: Tune, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    assert tune(overflows, (LARGE,))
+    asked = {"emulate_precision_casts": True}
+    with config.patch(fx_graph_cache=True), aot_config.patch(enable_autograd_cache=True):
+        for options, infinite in ((None, False), (asked, True), (None, False), (asked, True)):
+            assert compiled(overflows, options)(LARGE).any() == infinite
+
+
+def dropped(x: Tensor) -> Tensor:
+    return F.dropout(x * 2, 0.5) + 1
+
+
+def drawn(fn: Any, *args: Tensor) -> Tensor:
+    torch.manual_seed(3)
+    made: Tensor = fn(*args)
+    return made
+
+
+def test_random_numbers_are_eager_modes_where_the_option_wants_them(tune: Tune) -> None:
+    x = torch.randn(64, 64)
+    with config.patch(fallback_random=True):
+        assert tune(dropped, (x,))
+        assert torch.equal(drawn(compiled(dropped), x), drawn(dropped, x))
+    assert autotune.counters().hits
+    assert not autotune.counters().misses
+
+
+@pytest.mark.parametrize("name", [n for n in ("align_random_eager", "emulate_precision_casts") if n in config._config])
+def test_random_numbers_stay_inductors_where_an_option_is_about_them(name: str) -> None:
+    for asked, hashed in ((False, True), (True, False)):
+        with config.patch({name: asked}):
+            (graph,) = capture(dropped, (torch.randn(64, 64),), grad=False)
+        calls = {str(n.target) for n in graph.module.graph.nodes}
+        assert ("prims.inductor_random.default" not in calls) is hashed
+
+
+def attended(q: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, q, q, attn_mask=torch.ones(1, 10, 10, dtype=torch.bool))
+
+
+def test_attention_is_left_as_written() -> None:
+    q = torch.randn(2, 4, 10, 8)
+    with torch.no_grad():
+        compiled(attended)(q)
+        rewritten = autotune.counters().attention
+        compiled(attended, {"emulate_precision_casts": True})(q)
+    assert (rewritten, autotune.counters().attention) == (1, 0)
