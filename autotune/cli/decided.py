@@ -1,4 +1,4 @@
-"""What is said of verdicts on whole steps: how a search finds them, and how they are shown."""
+"""Verdicts on whole steps on the command line: the search that finds them, and their text."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def add_step(parser: argparse.ArgumentParser) -> None:
 
 
 def is_decided(args: argparse.Namespace) -> bool:
-    """Whether the command ends with its target's step: a program of the user's, which a built-in function is not."""
+    """Return True where the command ends with its target's step: for a program of the user's, not a built-in one."""
     return not args.no_step and not args.missed and ":" in args.target
 
 
@@ -87,28 +87,30 @@ def steps(verdicts: Sequence[Verdict]) -> list[Verdict]:
     return list(found.values())
 
 
-def verdicts_on(
-    db: str | None, label: str, inputs: str, train: bool, device: str, names: Sequence[str] | None = None
-) -> list[Verdict]:
-    """The verdicts that a database has on a target's step, the newest of each mode; a snapshot does not tell of which
-    programs its verdicts are.
+def verdicts_on(args: argparse.Namespace, label: str, device: str, names: Sequence[str] | None = None) -> list[Verdict]:
+    """The verdicts that the command's database has on its target's step, the newest of each mode.
+
+    A snapshot does not hold the programs of its verdicts; without a database there are none.
 
     Args:
+        args: of a command that has the options of a target and of a database.
+        label: of the target.
         device: "cpu" or "cuda:N".
         names: of the modes; None for all.
     """
     from autotune.device import environment, identify
     from autotune.store import Store, named_snapshot
 
-    if named_snapshot(db) is not None:
+    store = None if named_snapshot(args.db) is not None else Store.attach(args.db, args.db_read)
+    if store is None:
         return []
-    identity, loose = identify(device).fingerprint, environment(device).loose
-    with Store.open(db, migrate=False, readonly=True) as store:
+    identity, loose, given = identify(device).fingerprint, environment(device).loose, (args.inputs or "", args.train)
+    with store:
         every = steps(store.verdicts())
         known = store.get_environments(v.environment for v in every)
     found: dict[str, Verdict] = {}
     for v in every:
-        wanted = (v.record.get("target"), v.record.get("inputs"), v.record.get("train")) == (label, inputs, train)
+        wanted = (v.record.get("target"), v.record.get("inputs"), v.record.get("train")) == (label, *given)
         fits = v.environment in known and known[v.environment].loose == loose
         if wanted and fits and v.device == identity and (names is None or v.mode in names):
             found.setdefault(v.mode, v)

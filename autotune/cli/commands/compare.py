@@ -73,13 +73,10 @@ def run(args: argparse.Namespace) -> int:
     """Compare; returns 0, 1 where the step fails, as it is or with autotune, or 3 where it became slower."""
     with machine_output(args.json) as emit:
         from autotune.cli import decided
-        from autotune.store import Store, attach, named_snapshot
+        from autotune.store import attach_named
 
-        frozen = named_snapshot(args.db)
-        if frozen is None:
-            Store.open(args.db, migrate=False, readonly=True).close()  # what cannot be used is told before all else
-        elif (snapshot := attach(frozen)) is not None:
-            snapshot.close()
+        if (store := attach_named(args.db, args.db_read)) is not None:
+            store.close()  # what cannot be used is told before all else
         from autotune.bench.step import AUTOTUNE, NotCompared, compare
         from autotune.device import identify, resolve_device
         from autotune.domains.fusion.program_spec import resolve, training
@@ -108,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         except NotCompared as error:
             print(f"autotune: {label} fails as it is, without a compiler: {error}", file=sys.stderr)
             return 1
-        verdicts = decided.verdicts_on(args.db, label, args.inputs or "", args.train, device, found.modes)
+        verdicts = decided.verdicts_on(args, label, device, found.modes)
         answer = _answer(args, label, device, where.label, found)
         judged = gated.judged(args, label, where, found, record)
         emit({**answer, "verdicts": [decided.to_json(verdict) for verdict in verdicts], **gated.to_json(judged)})

@@ -232,7 +232,10 @@ def test_a_file_in_the_place_of_a_module_is_told_its_module(
     "words",
     [
         ["lookup", "fusion", "layer_norm"],
+        ["lookup", "fusion", "0123456789", "--device", "cpu"],
         ["lookup", "c3", "ag-equal-proj", "--device", "cpu"],
+        ["compare", "fusion", "layer_norm", "--device", "cpu"],
+        ["plan", "fusion", "layer_norm", "--device", "cpu"],
         ["record", "layer_norm", "--out", "made"],
         ["search", "--missed", "--device", "cpu"],
         ["search", "c3", "--missed", "--device", "cpu"],
@@ -246,6 +249,19 @@ def test_a_database_that_is_not_there_is_told_and_nothing_is_made(
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert "there is no database" in err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("variable", ["AUTOTUNE_DB", "AUTOTUNE_DB_READ"])
+@pytest.mark.parametrize("command", ["lookup", "compare", "plan"])
+def test_the_environment_names_a_database_as_an_option_does(
+    command: str, variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(variable, str(tmp_path / "typo.db"))
+    assert app.main([command, "fusion", "softmax", "--device", "cpu"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert f"there is no database {tmp_path / 'typo.db'}" in err
     assert not list(tmp_path.iterdir())
 
 
