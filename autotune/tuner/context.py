@@ -17,6 +17,7 @@ from autotune.device import DeviceIdentity
 from autotune.measure.policy import Policy
 from autotune.measure.pool import CompilePool
 from autotune.measure.worker import Measurer, Worker
+from autotune.numerics import Numerics, read
 from autotune.resources import resource_dir
 from autotune.space import Space
 from autotune.store.records import Effort, Key, Measurement
@@ -49,6 +50,7 @@ class Context:
         method: of the domain, "" for its whole; see ``autotune.task.ComposedTask.under``.
         plans: compositions of a workload that are considered at most.
         seeds: workload (its fingerprint) to candidates that are measured whatever else is suggested.
+        numerics: under which the program's step runs; the processes of other devices restore them.
         lent: the worker and the pool where they are the caller's, who closes them.
         told: workload to the fingerprints of its device (or devices) and their software, where those are of another
             host, which has stored them.
@@ -63,6 +65,7 @@ class Context:
     method: str = ""
     plans: int = 6
     seeds: Mapping[str, Sequence[Config]] = field(default_factory=dict)
+    numerics: Numerics = field(default_factory=read)
     lent: tuple[Measurer | CompilePool | None, ...] = ()
     report: Callable[[Progress], None] | None = None
     run: str = field(default_factory=lambda: uuid.uuid4().hex)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from autotune import numerics
 from autotune.cli import gated
 from autotune.cli.options import (
     add_db,
@@ -86,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         device = resolve_device(args.device)
         check_modes(args.mode)
         gated.check(args)
-        fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device)
+        fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device, args.matmul_precision)
         where = identify(device)
         record = gated.recorded(args, label, where)
         given = training(fn, inputs, kwargs, label, train=args.train)
@@ -113,6 +114,8 @@ def run(args: argparse.Namespace) -> int:
         step = "a training step" if args.train else "a forward step"
         named_modes = f"mode{'s' if len(args.mode) > 1 else ''} {', '.join(args.mode)}"
         print(f"{label}, {step} on {where.name}, {named_modes}")
+        if under := numerics.read([device]):
+            print(f"with {numerics.text(under)}")
         told = [line for verdict in verdicts for line in decided.lines(verdict)]
         print("\n".join([*table(found), *notes(found, search_command(args)), *told, *gated.lines(args, judged)]))
     return 1 if found.fastest(AUTOTUNE) is None else gated.exit_code(judged)
@@ -135,6 +138,7 @@ def search_command(args: argparse.Namespace) -> str:
     words += ["--inputs", args.inputs] if args.inputs else []
     words += ["--train"] if args.train else []
     words += ["--precision", args.precision] if args.precision else []
+    words += ["--matmul-precision", args.matmul_precision] if args.matmul_precision else []
     words += ["--device", args.device] if args.device != "auto" else []
     words += ["--db", _database(args.db)] if args.db else []
     return shlex.join(words)
@@ -160,6 +164,7 @@ def _answer(args: argparse.Namespace, label: str, device: str, name: str, found:
         "device_name": name,
         "modes": args.mode,
         "modes_run": list(found.modes),
+        "numerics": numerics.read([device]),
         "steps": steps,
         "fastest": {kind: found.fastest(kind) for kind in CONTENDERS},
         "speedup": found.over_compile(found.fastest(AUTOTUNE)),

@@ -32,7 +32,7 @@ def step(x: Tensor) -> Tensor:
 
 def fingerprint(fn: Callable[..., Any], x: Tensor = X) -> str:
     (graph,) = capture(fn, (x,))
-    return graph_fingerprint(graph.module.graph, find_regions(graph.module))
+    return graph_fingerprint(graph.module.graph, find_regions(graph.module), {})
 
 
 def test_a_graph_is_told_by_its_regions_and_its_other_operators() -> None:
@@ -98,6 +98,22 @@ def test_a_verdict_of_another_mode_or_graph_is_not_used(tanh: Workload, db: str)
     decided(db, [tanh])
     other(X)
     assert "left" not in autotune_counters()
+
+
+@pytest.mark.usefixtures("default_numerics")
+@pytest.mark.parametrize("under", ["highest", "medium"])
+def test_a_verdict_is_obeyed_under_the_precision_that_it_was_taken_under(
+    under: str, tanh: Workload, db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.set_float32_matmul_precision(under)
+    graph = decided(db, [tanh])
+    assert (graph == fingerprint(step)) == (under == "highest"), "one without settings is of the default ones"
+    assert deployed() == {"graphs": 1, "hits": 1, "left": 1}
+    torch.set_float32_matmul_precision("medium" if under == "highest" else "highest")
+    assert deployed() == {"graphs": 1, "hits": 2}
+    torch.backends.cudnn.benchmark = True  # of no kernel on a CPU
+    torch.set_float32_matmul_precision(under)
+    assert deployed() == {"graphs": 1, "hits": 1, "left": 1}
 
 
 def test_a_trial_leaves_what_it_says_whatever_is_stored(tanh: Workload, db: str) -> None:

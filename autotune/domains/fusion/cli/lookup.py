@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             from autotune.domains.fusion.program_spec import resolve, training
 
-            fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device)
+            fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device, args.matmul_precision)
             given = training(fn, inputs, kwargs, label, train=args.train)
             with given as (positional, named), asking(args.precision), deploying_from(args.db, args.db_read):
                 found = lookup(
