@@ -30,7 +30,7 @@ class _Setting(NamedTuple):
     """One setting.
 
     Attributes:
-        kinds: of the devices whose library kernels depend on it; none for one that others stand for.
+        kinds: of the devices whose library kernels depend on it; none for an older spelling of others.
         default: torch's own; ``get`` and ``put`` read and write it.
     """
 
@@ -86,7 +86,7 @@ def _plain(value: Any) -> Any:
 
 
 def _value(setting: _Setting) -> Any:
-    """The value in force; :data:`_MISSING` where this torch has no such setting or refuses to tell it.
+    """The value in force; :data:`_MISSING` where this torch has no such setting or refuses to read it.
 
     Torch has two ways to set TF32. It warns of the older one, and refuses to read that after the newer one was used.
     """

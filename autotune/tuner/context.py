@@ -23,7 +23,7 @@ from autotune.space import Space
 from autotune.store.records import Effort, Key, Measurement
 from autotune.store.store import Store
 from autotune.store.tables.claims import owner_name
-from autotune.task import CalibratedTask, ComposedTask, Composition, Config, Task, domain_hook, open_task, place
+from autotune.task import ComposedTask, Composition, Config, Task, domain_hook, open_task, place
 from autotune.tuner.budget import Budget, Pace
 from autotune.tuner.devices.interrupt import Interrupt
 from autotune.tuner.proposals.history import History
@@ -135,15 +135,13 @@ class Context:
             UserError: the domain has no such method.
         """
         task = open_task(workload, self.device)
-        if not isinstance(task, (ComposedTask, CalibratedTask)):
+        if not isinstance(task, ComposedTask):
             return task
         where = (self._place(workload)[0], workload.kind)
         if where not in self._figures:
             found = self.store.get_calibration(*where)
             self._figures[where] = found.figures if found else {}
-        if isinstance(task, ComposedTask):
-            return task.under(self.method, self._figures[where])
-        return task.calibrated(self._figures[where])
+        return task.under(self.method, self._figures[where])
 
     def compositions(self, task: Task) -> Sequence[Composition]:
         """What the task's workload can be composed of, the most promising first; nothing where it has no parts.

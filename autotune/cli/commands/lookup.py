@@ -23,8 +23,8 @@ def add_parser(subparsers: Any) -> None:
         description="Tell what is stored for each region of a target and how well it fits: exact, other_rows (tuned "
         "for another number of rows), other_device (tuned on another device of this architecture, where "
         "AUTOTUNE_OTHER_DEVICE=warn allows that), packaged (it comes with autotune for this device) or none. For a c3 "
-        "scenario: its strategy, and whether that was tuned for it (exact), for one of nearly its size (nearest), "
-        "chosen by the devices' calibration (heuristic), or is the default. The id of a stored region, as `autotune "
+        "scenario: its strategy, and whether that was tuned for it (exact), for one of nearly its size (nearest), or "
+        "is the default, by rule. The id of a stored region, as `autotune "
         "show` prints it, may stand for a fusion target: nothing is traced then. Nothing is measured and nothing is "
         "written.",
     )

@@ -1,4 +1,4 @@
-"""The last rung of a region's ladder before heuristics: schedules that come with autotune for the very device at hand.
+"""The last rung of a region's ladder that has schedules: those that come with autotune for the very device at hand.
 
 The user's own database has the first word, and every word that it has counts: a workload that it holds a schedule for
 on this device, be that one damaged, of other software or failed here, is not taken from what comes with autotune.

@@ -252,6 +252,17 @@ def test_a_database_that_is_not_there_is_told_and_nothing_is_made(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("domain", ["c3", "kernel"])
+def test_a_domain_without_a_cost_model_is_not_calibrated(
+    domain: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert app.main(["calibrate", domain, "--db", "t.db"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", f"autotune: {domain} has no cost model to calibrate; `autotune calibrate` takes fusion\n")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("variable", ["AUTOTUNE_DB", "AUTOTUNE_DB_READ"])
 @pytest.mark.parametrize("command", ["lookup", "compare", "plan"])
 def test_the_environment_names_a_database_as_an_option_does(

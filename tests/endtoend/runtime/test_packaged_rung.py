@@ -84,7 +84,7 @@ def level(x: torch.Tensor = X) -> Level:
 
 def rung(x: torch.Tensor = X) -> Any:
     (region,) = autotune.lookup(softmax, (x,), explain=True)
-    assert [step.rung for step in region.ladder][-2:] == ["packaged", "heuristic"]
+    assert [step.rung for step in region.ladder][-2:] == ["packaged", "none"]
     return region.ladder[-2]
 
 

@@ -37,8 +37,6 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     """Add what ``command`` takes for C3."""
     if command in ("search", "lookup"):
         add_scenario(parser)
-    elif command == "calibrate":
-        add_ranks(parser.add_argument_group("c3"))
     elif command == "bench":
         _add_bench(parser)
 
@@ -48,8 +46,8 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     about = "scenarios of your own, a file such as benchmarks/c3_scenarios.toml"
     group.add_argument("--scenarios", metavar="FILE", help=about)
     add_ranks(group)
-    about = "do not measure what would be chosen without a search"
-    group.add_argument("--no-heuristics", action="store_true", help=about)
+    about = "do not measure the strategy that the rule chooses without a search"
+    group.add_argument("--no-rule", action="store_true", help=about)
     about = "at the end, compare the tuned strategies with the best one that is fixed"
     group.add_argument("--fixed", action="store_true", help=about)
     about = "the scenario whose timeline is drawn (default: the first of the equal class)"
@@ -59,9 +57,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
 def refuse(command: str, args: argparse.Namespace) -> None:
     """For a command on another domain: raises UserError where an option of C3 is given."""
     if command == "bench":
-        only_of("c3", args, ("scenarios", "ranks", "no_heuristics", "fixed", "timeline"))
-    elif command == "calibrate" and args.ranks is not None:
-        raise UserError("--ranks: only of c3")
+        only_of("c3", args, ("scenarios", "ranks", "no_rule", "fixed", "timeline"))
     elif command in ("search", "lookup"):
         given = [f"--{name}" for name in (*SCENARIO, "ranks") if getattr(args, name) is not None]
         if given:

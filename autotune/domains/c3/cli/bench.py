@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
             resume=args.resume,
             search=not args.no_search,
             measure=not args.search_only,
-            heuristics=not args.no_heuristics,
+            rule=not args.no_rule,
             fixed=args.fixed,
             timeline=args.timeline,
         )
@@ -81,6 +81,6 @@ def _command(args: argparse.Namespace) -> str:
         if value is not None and value != []:
             words += [f"--{name}", ",".join(value) if isinstance(value, list) else str(value)]
     words += ["--no-search"] if args.no_search else []
-    words += ["--no-heuristics"] if args.no_heuristics else []
+    words += ["--no-rule"] if args.no_rule else []
     words += ["--fixed"] if args.fixed else []
     return shlex.join(words)
