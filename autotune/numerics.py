@@ -90,8 +90,10 @@ def _value(setting: _Setting) -> Any:
 
     Torch has two ways to set TF32. It warns of the older one, and refuses to read that after the newer one was used.
     """
+    # A deployment reads none of the older ones: to ignore warnings, for a moment, is to change all threads' filters.
+    older = contextlib.nullcontext() if setting.kinds else warnings.catch_warnings(action="ignore")
     try:
-        with warnings.catch_warnings(action="ignore"):
+        with older:
             return setting.get()
     except (RuntimeError, AttributeError):
         return _MISSING

@@ -16,7 +16,7 @@ import autotune
 from autotune.compiler.capture.recording import capture
 from autotune.compiler.regions.find import find_regions
 from autotune.device import environment, identify
-from autotune.runtime.backend import trial_backend
+from autotune.runtime.backend import passes, trial_backend
 from autotune.runtime.inductor.verdict import Trial, base_mode, graph_fingerprint
 from autotune.store import Store, Verdict
 from autotune.workload import Workload
@@ -114,6 +114,19 @@ def test_a_verdict_is_obeyed_under_the_precision_that_it_was_taken_under(
     torch.backends.cudnn.benchmark = True  # of no kernel on a CPU
     torch.set_float32_matmul_precision(under)
     assert deployed() == {"graphs": 1, "hits": 1, "left": 1}
+
+
+@pytest.mark.usefixtures("default_numerics", "db")
+def test_code_in_the_cache_of_a_graph_is_of_one_setting() -> None:
+    """Inductor's own key has some of these settings, and not cuDNN's."""
+
+    def identity() -> object:
+        return passes({}, "default")["post_grad_custom_post_pass"].uuid()
+
+    before = identity()
+    assert identity() == before
+    torch.backends.cudnn.benchmark = True
+    assert identity() != before
 
 
 def test_a_trial_leaves_what_it_says_whatever_is_stored(tanh: Workload, db: str) -> None:
