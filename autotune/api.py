@@ -38,7 +38,8 @@ def search(
 
     A search of a program of the user's ends with its step: families of regions that it is faster without are left to
     Inductor from then on (:mod:`autotune.bench.decide`), which is logged. What Dynamo has compiled in this process is
-    forgotten by that.
+    forgotten by that. The step is timed under this process's settings of torch's precision and determinism
+    (:mod:`autotune.numerics`), and a deployment obeys the verdict under the same ones.
 
     Args:
         target: workloads; or a program whose memory-intensive regions are tuned: a built-in name, a
@@ -184,6 +185,7 @@ def tune_workloads(
     ablation: str = "full",
     command: str = "",
     notes: Mapping[str, Any] | None = None,
+    numerics: Mapping[str, Any] | None = None,
     seeds: Mapping[str, Sequence[Config]] | None = None,
     every: bool = False,
     measurer: Measurer | None = None,
@@ -219,6 +221,8 @@ def tune_workloads(
             they take), "model" (the one that the cost model likes best) or "greedy" (the largest groups).
         ablation: a search without one of its parts, for comparison; see :mod:`autotune.compiler.planner.methods`.
         command: noted with the run in the database; ``notes``, as JSON, in its summary.
+        numerics: torch's settings of the program that the workloads are of, which are put in force where they are
+            measured; as :func:`autotune.numerics.read` gives them. None for those of this process.
         seeds: fingerprint to configurations that are measured before the sampler is asked; they count as ``trials``.
         every: begin every workload, the last ones for a moment each, also where the time is up.
         measurer: the measuring worker, which stays open; it must measure by ``policy``. None starts one, for this call.
@@ -244,6 +248,7 @@ def tune_workloads(
     from dataclasses import replace
 
     from autotune.device import resolve_devices
+    from autotune.numerics import read
     from autotune.task import policy_for
     from autotune.tuner.budget import Budget, Clock
     from autotune.tuner.context import Context
@@ -279,6 +284,7 @@ def tune_workloads(
         space_file=space_file,
         method=method,
         seeds=seeds or {},
+        numerics=read() if numerics is None else numerics,
         lent=(measurer, pool),
         report=progress,
         _worker=measurer,

@@ -245,15 +245,6 @@ class FigureBench(Protocol):
 
 
 @runtime_checkable
-class CalibratedTask(Protocol):
-    """What a task may offer beside :class:`Task`: heuristics that a calibration of the device makes better."""
-
-    def calibrated(self, figures: Mapping[str, float]) -> Task:
-        """This task, its heuristics fed with ``figures``; empty where nothing was measured."""
-        ...
-
-
-@runtime_checkable
 class BoundedTask(Protocol):
     """What a task may offer beside :class:`Task`: a bound that lets a search end where nothing is left to win."""
 

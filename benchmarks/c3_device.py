@@ -22,16 +22,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from autotune.domains.c3.calibration.calibrate import Caller
-from autotune.domains.c3.calibration.probe import Probe, Run
 from autotune.domains.c3.scenario import COLLECTIVES, ITEMSIZE, REDUCING, Gemm, Scenario, format_bytes
 from autotune.domains.c3.strategy import HostStrategy, Strategy, normalize, reject
 from autotune.errors import BuildError, Unsupported, UserError
 from autotune.measure.worker import WorkerFault
 from benchmarks import c3_device_table, form
 from benchmarks.c3_device_cases import Case, of_bandwidth, of_partition, of_power, summary
+from benchmarks.c3_probe import Probe, Run
 
 SUITE = "c3_device"
 PARTS = ("bandwidth", "power", "partition")
@@ -48,6 +47,14 @@ SECONDS = 1.2
 ROUNDS = 9
 _CALL_S = 120.0
 _FAULTS = 3  # after so many that took the ranks with them the rest is left out
+
+
+class Caller(Protocol):
+    """What is needed of :class:`autotune.domains.c3.measuring.ranks.Ranks`."""
+
+    @property
+    def ranks(self) -> int: ...
+    def call(self, function: str, arguments: Mapping[str, Any], timeout_s: float) -> list[Any]: ...
 
 
 class Measure:
@@ -82,7 +89,7 @@ class Measure:
     def times(self, probe: Probe) -> dict[str, float]:
         """Microseconds of a probe's runs, those that could be run, timed in turn."""
         arguments = {"probe": asdict(probe), "policy": self.policy, "rounds": ROUNDS}
-        answers = self.ask(probe.name, "autotune.domains.c3.calibration.probe:measure", arguments)
+        answers = self.ask(probe.name, "benchmarks.c3_probe:measure", arguments)
         if answers is None:
             return {}
         for name, why in answers[0]["skipped"].items():

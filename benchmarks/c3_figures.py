@@ -1,6 +1,6 @@
 """Why GPUs are as fast as they are: a GEMM, copies, and both, back to back until clocks and power have settled.
 
-A calibration and a search time single samples; what a GPU does at work that does not end shows only after a while. Run
+A search times single samples; what a GPU does at work that does not end shows only after a while. Run
 on every rank through :meth:`autotune.domains.c3.measuring.ranks.Ranks.call`.
 """
 
@@ -14,8 +14,8 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
-from autotune.domains.c3.calibration.probe import Opened, alone, together
 from autotune.errors import Unsupported
+from benchmarks.c3_probe import Opened, alone, together
 from benchmarks.nvml import Reading, Sensor, summary
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def back_to_back(
     """Run each of a probe's runs again and again for ``seconds``, one run after the other. A collective call; CUDA.
 
     Args:
-        probe: an :class:`autotune.domains.c3.calibration.probe.Probe` as JSON.
+        probe: an :class:`benchmarks.c3_probe.Probe` as JSON.
         zeros: whether the GEMM's operands are all zero, which costs less power, in place of random.
 
     Returns:

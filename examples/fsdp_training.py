@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
 from autotune.device import environment
-from autotune.domains.c3.calibration import heuristics
+from autotune.domains.c3 import rule
 from autotune.domains.c3.collectives.base import Spec
 from autotune.domains.c3.collectives.open import open_collective
 from autotune.domains.c3.deploy.group import deploy_group
@@ -148,7 +148,7 @@ def find_strategy(args: argparse.Namespace, group: Group) -> Tuned:
     found = match_scenario(scenario, deploy_store(args.db), where, environment(device), side=side)
     config, artifact, level = dict(found.config), found.artifact, str(found.level)
     if any(other != config for other in group.gather(config)):  # each rank looked it up by itself
-        config, artifact, level = heuristics.default(scenario, side), None, "default"
+        config, artifact, level = rule.default(scenario, side), None, "default"
     if given := changes(args, side):
         config = normalize(config | given, scenario, side)
         artifact, level = build(scenario, config, device), "given"

@@ -82,6 +82,16 @@ def own_data_directory(data_directories: Iterator[Path], monkeypatch: pytest.Mon
     monkeypatch.setenv("COLUMNS", "120")
 
 
+@pytest.fixture
+def default_numerics() -> Iterator[None]:
+    """What a test sets of torch's precision and determinism ends with it."""
+    from autotune import numerics
+
+    numerics.restore({})
+    yield
+    numerics.restore({})
+
+
 @pytest.fixture(scope="session", autouse=True)
 def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """CPU kernels are compiled once for all tests of a run, and none come from the user's cache."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from autotune import numerics
 from autotune.bench.contender import templates_in_threads
 from autotune.bench.step import COMPILE, lead_s, room_for, seeded, spread, step_of, timed, trainable
 from autotune.bench.step_kernels import kernels_of
@@ -187,7 +188,8 @@ def decide_and_store(
             if decision is None:
                 say(f"step, mode {mode}: no stored kernel is used in it, so there is nothing to decide")
                 continue
-            record = {**decision.record(), "lead_s": lead_s(device), **note, "train": train}
+            own = {"lead_s": lead_s(device), "numerics": numerics.read([device]), "train": train}
+            record = {**decision.record(), **note, **own}
             strict = store.put_environment(here := environment(device))
             verdicts = [
                 Verdict(graph, store.put_device(identify(where)), strict, mode,

@@ -1,4 +1,4 @@
-"""What is said of verdicts on whole steps: how a search finds them, and how they are shown."""
+"""Verdicts on whole steps on the command line: the search that finds them, and their text."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.cli.options import modes, seconds
 from autotune.cli.output import microseconds, ratio
 from autotune.errors import UserError, printable
+from autotune.numerics import Numerics, text
 from autotune.space import is_number
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def add_step(parser: argparse.ArgumentParser) -> None:
 
 
 def is_decided(args: argparse.Namespace) -> bool:
-    """Whether the command ends with its target's step: a program of the user's, which a built-in function is not."""
+    """Return True where the command ends with its target's step: for a program of the user's, not a built-in one."""
     return not args.no_step and not args.missed and ":" in args.target
 
 
@@ -59,7 +60,7 @@ def decide_step(
         print(f"autotune: {line}", file=sys.stderr, flush=True)
 
     try:
-        fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device)
+        fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device, args.matmul_precision)
     except UserError as error:  # what was searched is stored and is to be told
         say(f"WARNING: the step was not timed: {error}")
         return []
@@ -87,29 +88,35 @@ def steps(verdicts: Sequence[Verdict]) -> list[Verdict]:
     return list(found.values())
 
 
-def verdicts_on(
-    db: str | None, label: str, inputs: str, train: bool, device: str, names: Sequence[str] | None = None
-) -> list[Verdict]:
-    """The verdicts that a database has on a target's step, the newest of each mode; a snapshot does not tell of which
-    programs its verdicts are.
+def verdicts_on(args: argparse.Namespace, label: str, device: str, names: Sequence[str] | None = None) -> list[Verdict]:
+    """The verdicts that the command's database has on its target's step, the newest of each mode, taken under the
+    settings of torch's that are in force.
+
+    A snapshot does not hold the programs of its verdicts; without a database there are none.
 
     Args:
+        args: of a command that has the options of a target and of a database.
+        label: of the target.
         device: "cpu" or "cuda:N".
         names: of the modes; None for all.
     """
+    from autotune import numerics
     from autotune.device import environment, identify
     from autotune.store import Store, named_snapshot
 
-    if named_snapshot(db) is not None:
+    store = None if named_snapshot(args.db) is not None else Store.attach(args.db, args.db_read)
+    if store is None:
         return []
     identity, loose = identify(device).fingerprint, environment(device).loose
-    with Store.open(db, migrate=False, readonly=True) as store:
+    own = (printable(label), printable(args.inputs or ""), args.train)
+    under = numerics.read([device])
+    with store:
         every = steps(store.verdicts())
         known = store.get_environments(v.environment for v in every)
     found: dict[str, Verdict] = {}
     for v in every:
-        own = (printable(label), printable(inputs), train)
         wanted = (v.record.get("target"), v.record.get("inputs"), v.record.get("train")) == own
+        wanted = wanted and numerics_of(v.record) == under
         fits = v.environment in known and known[v.environment].loose == loose
         if wanted and fits and v.device == identity and (names is None or v.mode in names):
             found.setdefault(v.mode, v)
@@ -119,6 +126,12 @@ def verdicts_on(
 def to_json(verdict: Verdict) -> dict[str, Any]:
     """A step's verdict for ``--json``."""
     return {**verdict.record, "mode": verdict.mode, "device": verdict.device, "created": verdict.when}
+
+
+def numerics_of(record: Mapping[str, Any]) -> Numerics:
+    """Torch's settings that a step was timed under, of a verdict's record or a gate's; an older one has defaults."""
+    found = record.get("numerics")
+    return found if isinstance(found, Mapping) else {}
 
 
 def families(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -141,6 +154,8 @@ def lines(verdict: Verdict, most: int = 8) -> list[str]:
     took = f"{_us(record.get('compile_us'))}{peer}, autotune {f'{best:.3f}x{tried}' if nothing else _us(ours)}"
     said += ", as the time was up before all was tried" if left and record.get("cut") else ""
     found = [f"verdict of the search, mode {printable(verdict.mode)}: torch.compile {took}; {said}"]
+    if under := numerics_of(record):
+        found.append(f"  timed with {printable(text(under))}")
     if verdict.busy:
         found.append(f"  {STEP_BUSY_NOTE}")
     shown = sorted(every, key=lambda f: bool(f.get("kept")))[:most]
@@ -173,6 +188,7 @@ def table(verdicts: Sequence[Verdict]) -> Table:
         theirs, ours = record.get("compile_us"), record.get("autotune_us")
         speedup = ratio(theirs / ours) if is_number(theirs) and is_number(ours) and ours else "–"
         target = str(record.get("target", "")) + (" (training)" if record.get("train") else "")
+        target += f" ({text(under)})" if (under := numerics_of(record)) else ""
         target += " (busy)" if v.busy else ""
         cells = (_us(theirs), _us(ours), speedup, str(kept), str(len(every) - kept))
         made.add_row(escape(printable(target)), escape(printable(v.mode)), *cells)

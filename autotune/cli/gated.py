@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotune import numerics
+from autotune.cli.decided import numerics_of
 from autotune.cli.output import microseconds
 from autotune.errors import UserError, printable
 from autotune.outputs import check_output
@@ -96,6 +98,9 @@ def recorded(args: argparse.Namespace, label: str, where: DeviceIdentity) -> Map
         raise UserError(f"--against {args.against}: it has no step {name}: add it with --save")
     if record["device"] != where.label:
         raise UserError(f"--against {args.against}: its {name} is of {record['device']}, not {where.label}")
+    if (then := numerics_of(record)) != (now := numerics.read([where.kind])):
+        was, under = (numerics.text(found) or "torch's defaults" for found in (then, now))
+        raise UserError(f"--against {args.against}: its {name} was timed with {was}, not with {under}")
     if not _timed_alike(record, where):
         raise UserError(f"--against {args.against}: its {name} was timed {_RESTED}: write it anew with --save")
     return record
@@ -116,11 +121,14 @@ def _verdicts(args: argparse.Namespace, label: str, where: DeviceIdentity) -> li
     if args.gate == "absolute":
         raise UserError("--gate absolute needs samples: give --against a file that --save wrote")
     wanted = (printable(label), printable(args.inputs or ""), args.train)
+    under = numerics.read([where.kind])
     with Store.open(args.against, migrate=False, readonly=True) as store:
         own = [
             v
             for v in store.verdicts()
-            if v.device == where.fingerprint and tuple(map(v.record.get, ("target", "inputs", "train"))) == wanted
+            if v.device == where.fingerprint
+            and tuple(map(v.record.get, ("target", "inputs", "train"))) == wanted
+            and numerics_of(v.record) == under
         ]
     if not any(v.mode in args.mode for v in own):
         raise UserError(_NONE)
@@ -130,7 +138,7 @@ def _verdicts(args: argparse.Namespace, label: str, where: DeviceIdentity) -> li
     return alike
 
 
-_NONE = "--against: the database has no verdict on this step, device and mode: search it, or use --save"
+_NONE = "--against: the database has no verdict on this step, device, mode and precision: search it, or use --save"
 
 
 def judged(
@@ -159,6 +167,7 @@ def judged(
     if args.save:
         kept = {who: [round(us, 3) for us in samples[who]] for who in (EAGER, *subjects) if who in samples}
         about = {"device": where.label, "lead_s": lead_s(found.device), "commit": commit()}
+        about["numerics"] = numerics.read([found.device])
         about["environment"] = environment(found.device).to_json()
         name = gate.name_of(label, args.inputs or "", args.train)
         gate.save(Path(args.save), name, {**about, "samples": kept})

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from autotune.cli.domains import names
 from autotune.errors import UserError
 from autotune.ir.precision import PRECISIONS
+from autotune.numerics import MATMUL
 
 JSON_HELP = "print one JSON object on stdout, and nothing else there"
 DB_HELP = "database URL or SQLite file (default: $AUTOTUNE_DB, else a file in the user data directory)"
@@ -87,12 +88,17 @@ def add_device(parser: argparse.ArgumentParser, more: str = "") -> None:
 
 
 def add_precision(parser: argparse.ArgumentParser) -> None:
-    """``--precision``."""
+    """``--precision``, of kernels, and ``--matmul-precision``, of a program's products."""
     about = (
         "of fusion's kernels: default, or strict, without fast math and other approximations; a deployment finds what"
         " was searched under its own $AUTOTUNE_PRECISION (default: that variable, else default)"
     )
     parser.add_argument("--precision", choices=PRECISIONS, help=about)
+    about = (
+        "of a fusion program's products of fp32 matrices, as torch.set_float32_matmul_precision sets it; a deployment"
+        " obeys a step's verdict under the same settings (default: what the TARGET's module sets)"
+    )
+    parser.add_argument("--matmul-precision", choices=MATMUL, help=about)
 
 
 def add_db(parser: argparse.ArgumentParser) -> None:

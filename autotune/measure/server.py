@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from autotune import numerics
 from autotune import task as tasks
 from autotune.errors import BuildError, UserError
 from autotune.measure.blame import Blame, blame
@@ -83,6 +84,8 @@ class Server:
         workload = Workload.from_json(message["workload"])
         tasks.DOMAINS[workload.kind] = message["domain"]
         self.policy = Policy.from_json(message["policy"])
+        if self.bench is None:  # a bench may import the user's module, which sets its own
+            numerics.restore(message["numerics"])
         self.device, self.sets = message["device"], None
         if self.device.startswith("cuda"):
             import torch

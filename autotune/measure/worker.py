@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Protocol
 
+from autotune import numerics
 from autotune import task as tasks
 from autotune.measure.blame import Blame
 from autotune.measure.child import Child, ChildDied, ChildSilent
@@ -306,6 +307,7 @@ class Worker:
                 "domain": tasks.module_of(self._workload.kind),
                 "device": self._device,
                 "policy": self._policy.to_json(),
+                "numerics": numerics.read(),
             }
         )
         frame, _ = child.receive(deadline)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 from torch import fx
 
+from autotune import numerics
 from autotune.errors import UserError
 from autotune.runtime.counters import count
 from autotune.runtime.database import warn_once
@@ -190,7 +191,8 @@ def passes(
 
     with config.patch(dict(patches)):
         # Both go with the pass, not by a context: autograd compiles a backward pass later, in a thread of its own.
-        identity = None if trial is not None else WRITTEN + state + f"{mode}{verify}{'cpp' * cpp}".encode()
+        how = f"{mode}{verify}{'cpp' * cpp}{numerics.text(numerics.read(('cpu', 'cuda')))}"
+        identity = None if trial is not None else WRITTEN + state + how.encode()
         return hooked(Hook(replace, identity, config.post_grad_custom_post_pass))
 
 

@@ -12,7 +12,7 @@ from autotune.store.records import Calibration, Effort, Key, Measurement, Miss, 
 
 if TYPE_CHECKING:
     from autotune.store.connection.outage import LostConnection
-    from autotune.store.opening import attach, named_snapshot
+    from autotune.store.opening import attach, attach_named, named_snapshot
     from autotune.store.reading import Reader
     from autotune.store.snapshots.reader import Snapshot
     from autotune.store.store import Store
@@ -28,6 +28,7 @@ _LAZY = {
     "Snapshot": "autotune.store.snapshots.reader",
     "Store": "autotune.store.store",
     "attach": "autotune.store.opening",
+    "attach_named": "autotune.store.opening",
     "named_snapshot": "autotune.store.opening",
     "owner_name": "autotune.store.tables.claims",
 }
@@ -47,6 +48,7 @@ __all__ = [
     "Store",
     "Verdict",
     "attach",
+    "attach_named",
     "named_snapshot",
     "owner_name",
 ]

@@ -45,6 +45,26 @@ def attach(
     return Store.attach(url, replica, timeout_s=timeout_s)
 
 
+def attach_named(
+    url: str | os.PathLike[str] | None = None, replica: str | os.PathLike[str] | None = None
+) -> Reader | None:
+    """Open a command's database, as :func:`attach` does.
+
+    Returns:
+        None where no database is named and the default file does not exist.
+
+    Raises:
+        UserError: as :func:`attach`; an argument or the environment names a database that does not exist.
+    """
+    store = attach(url, replica)
+    copy = replica or (os.environ.get("AUTOTUNE_DB_READ") if url is None else None)
+    if store is None and (named := copy or url or os.environ.get("AUTOTUNE_DB")):
+        from autotune.store.connection.urls import no_database
+
+        raise UserError(no_database(named))
+    return store
+
+
 def pinned_key(key: str | os.PathLike[str] | None) -> str | None:
     """The public key that a snapshot must be signed with: ``key``, or where that is None $AUTOTUNE_KEY; None for none.
 

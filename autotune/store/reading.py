@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple, Protocol
 
 from autotune.device import DeviceIdentity, Environment
-from autotune.store.records import Calibration, Schedule, Verdict
+from autotune.store.records import Schedule, Verdict
 from autotune.workload import Workload
 
 Match = Literal["strict", "loose", "ignore"]
@@ -93,8 +93,6 @@ class Reader(Protocol):
     ) -> Verdict | None:
         """The verdict on a graph's step to obey, or None."""
         ...
-
-    def get_calibration(self, device: str, kind: str) -> Calibration | None: ...
 
     def state(self) -> str:
         """A digest of what is deployed."""

@@ -18,12 +18,13 @@ from autotune.errors import Unsupported
 from autotune.measure.policy import Policy
 from autotune.measure.pool import CompilePool
 from autotune.measure.worker import Measurer, Worker
+from autotune.numerics import Numerics, read
 from autotune.resources import resource_dir
 from autotune.space import Space
 from autotune.store.records import Effort, Key, Measurement
 from autotune.store.store import Store
 from autotune.store.tables.claims import owner_name
-from autotune.task import CalibratedTask, ComposedTask, Composition, Config, Task, domain_hook, open_task, place
+from autotune.task import ComposedTask, Composition, Config, Task, domain_hook, open_task, place
 from autotune.tuner.budget import Budget, Pace
 from autotune.tuner.devices.interrupt import Interrupt
 from autotune.tuner.proposals.history import History
@@ -51,6 +52,7 @@ class Context:
         method: of the domain, "" for its whole; see ``autotune.task.ComposedTask.under``.
         plans: compositions of a workload that are considered at most.
         seeds: workload (its fingerprint) to candidates that are measured whatever else is suggested.
+        numerics: under which the program's step runs; the processes of other devices restore them.
         lent: the worker and the pool where they are the caller's, who closes them.
         told: workload to the fingerprints of its device (or devices) and their software, where those are of another
             host, which has stored them.
@@ -65,6 +67,7 @@ class Context:
     method: str = ""
     plans: int = 6
     seeds: Mapping[str, Sequence[Config]] = field(default_factory=dict)
+    numerics: Numerics = field(default_factory=read)
     lent: tuple[Measurer | CompilePool | None, ...] = ()
     report: Callable[[Progress], None] | None = None
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -139,15 +142,13 @@ class Context:
         if held and identity and (need := held(workload)) > identity.memory_mib << 20:
             raise Unsupported(f"it takes {size(need)} of memory, and the device has {size(identity.memory_mib << 20)}")
         task = open_task(workload, self.device)
-        if not isinstance(task, (ComposedTask, CalibratedTask)):
+        if not isinstance(task, ComposedTask):
             return task
         where = (self._place(workload)[0], workload.kind)
         if where not in self._figures:
             found = self.store.get_calibration(*where)
             self._figures[where] = found.figures if found else {}
-        if isinstance(task, ComposedTask):
-            return task.under(self.method, self._figures[where])
-        return task.calibrated(self._figures[where])
+        return task.under(self.method, self._figures[where])
 
     def compositions(self, task: Task) -> Sequence[Composition]:
         """What the task's workload can be composed of, the most promising first; nothing where it has no parts.

@@ -35,8 +35,8 @@ def build_parser() -> argparse.ArgumentParser:
     about = "scenarios of your own, a file such as benchmarks/c3_scenarios.toml"
     parser.add_argument("--scenarios", metavar="FILE", help=about)
     add_ranks(parser)
-    about = "do not measure what would be chosen without a search"
-    parser.add_argument("--no-heuristics", action="store_true", help=about)
+    about = "do not measure the strategy that the rule chooses without a search"
+    parser.add_argument("--no-rule", action="store_true", help=about)
     about = "at the end, compare the tuned strategies with the best one that is fixed"
     parser.add_argument("--fixed", action="store_true", help=about)
     about = "the scenario whose timeline is drawn (default: the first of the equal class)"
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
             device=device,
             ranks=ranks_of(args, device),
             out=out,
-            command=command("benchmarks.c3", args, _NOTED, ("no_search", "no_heuristics", "fixed")),
+            command=command("benchmarks.c3", args, _NOTED, ("no_search", "no_rule", "fixed")),
             scenarios=args.scenarios,
             cases=args.cases,
             dtype="bf16" if device.startswith("cuda") else "f32",
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
             resume=args.resume,
             search=not args.no_search,
             measure=not args.search_only,
-            heuristics=not args.no_heuristics,
+            rule=not args.no_rule,
             fixed=args.fixed,
             timeline=args.timeline,
         )

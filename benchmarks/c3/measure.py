@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from autotune.domains.c3.calibration import heuristics
+from autotune.domains.c3 import rule
 from autotune.domains.c3.measuring.ranks import Ranks
 from autotune.domains.c3.named import Entry
 from autotune.domains.c3.report.metrics import Isolated
-from autotune.domains.c3.scenario import KIND, Scenario
+from autotune.domains.c3.scenario import Scenario
 from autotune.errors import pasted
 from autotune.measure.outcome import Outcome
 from autotune.measure.pool import CompilePool
@@ -42,7 +42,7 @@ class Means:
 
     Attributes:
         ranks: the rank processes, for searches and comparisons alike.
-        heuristics: whether what is chosen without a search is measured too.
+        rule: the strategy that the rule chooses is measured too.
     """
 
     store: Store
@@ -51,7 +51,7 @@ class Means:
     ranks: Ranks
     pool: CompilePool
     seed: int = 0
-    heuristics: bool = True
+    rule: bool = True
 
     @property
     def side(self) -> str:
@@ -77,8 +77,6 @@ class Case:
         self.task = open_task(self.workload, means.device)
         where = place(self.workload, means.device)
         store = means.store
-        calibrated = store.get_calibration(where.fingerprint, KIND)
-        self.figures: Mapping[str, float] = calibrated.figures if calibrated else {}
         self.key = Key(
             store.put_workload(self.workload),
             store.put_device(where),
@@ -176,9 +174,7 @@ class Case:
             "rounds": max(len(o.samples) for o in outcomes.values()),
             "strategies": {name: entries.get(name) for name in (*self._families(), "tuned")},
             "beside": {n.removeprefix(_FIXED): e["ms"] for n, e in entries.items() if n.startswith(_FIXED) and e},
-            "heuristic": entries.get("heuristic"),
             "default": entries.get("default"),
-            "calibrated": bool(self.figures),
             "measured": self._labelled(known),
             "errors": errors,
             "timeline": {n: seen[rivals[n].outcome] for n in ("naive", "tuned") if rivals[n].outcome in seen},
@@ -236,9 +232,8 @@ class Case:
             elif (best := self._best(members, known)) is not None:
                 chosen[name] = best
         chosen["tuned"] = self._tuned(schedule)
-        if self.means.heuristics:
-            chosen["heuristic"] = self.task.normalize(heuristics.choose(self.scenario, self.figures, side)[0])
-            chosen["default"] = self.task.normalize(heuristics.default(self.scenario, side))
+        if self.means.rule:
+            chosen["default"] = self.task.normalize(rule.default(self.scenario, side))
         chosen |= {_FIXED + label(config, side): self.task.normalize(config) for config in fixed(side)}
         return self._sharing(chosen)
 

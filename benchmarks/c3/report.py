@@ -33,8 +33,7 @@ def summary(cases: Sequence[Case]) -> dict[str, Any]:
         "all_gather_and_all_to_all": _group(moving),
         "by_collective": by_collective,
         "best_fixed": best_fixed(cases),
-        "heuristic": _beside_tuned(cases, "heuristic"),
-        "default": _beside_tuned(cases, "default"),
+        "default": _beside_tuned(cases),
     }
 
 
@@ -98,16 +97,15 @@ def best_fixed(cases: Sequence[Case]) -> dict[str, Any] | None:
     }
 
 
-def _beside_tuned(cases: Sequence[Case], name: str) -> dict[str, Any] | None:
-    """How what is chosen without a search does beside the tuned strategy, in the same comparisons."""
-    pairs = [(c[name]["ms"], c["strategies"]["tuned"]["ms"]) for c in cases
-             if c.get(name) and c["strategies"].get("tuned")]  # fmt: skip
+def _beside_tuned(cases: Sequence[Case]) -> dict[str, Any] | None:
+    """The strategy of the rule beside the tuned one, in the same comparisons."""
+    pairs = [(c["default"]["ms"], c["strategies"]["tuned"]["ms"]) for c in cases
+             if c.get("default") and c["strategies"].get("tuned")]  # fmt: skip
     if not pairs:
         return None
     ratios = [ms / tuned for ms, tuned in pairs]
     return {
         "cases": len(ratios),
-        "calibrated": all(c.get("calibrated") for c in cases),
         "within_10_percent": _round(sum(r <= WITHIN for r in ratios) / len(ratios)),
         "geomean_over_tuned": _round(geometric_mean(ratios)),
         "worst_over_tuned": _round(max(ratios)),
@@ -187,14 +185,12 @@ def _lines(found: Mapping[str, Any]) -> str:
             f" {fixed['geomean_over_tuned']:.3f} times the tuned ones' time in the geometric mean, by the searches"
             f"{beside}."
         )
-    for name, words in (("heuristic", "Chosen without a search"), ("default", "The default")):
-        if own := found[name]:
-            calibrated = " (calibrated)" if name == "heuristic" and own["calibrated"] else ""
-            lines.append(
-                f"- {words}{calibrated}: within 10% of tuned in {percent(own['within_10_percent'])} of"
-                f" {own['cases']} scenarios, {own['geomean_over_tuned']:.3f} times tuned in the geometric mean,"
-                f" {own['worst_over_tuned']:.2f} at worst."
-            )
+    if own := found["default"]:
+        lines.append(
+            f"- The default: within 10% of tuned in {percent(own['within_10_percent'])} of"
+            f" {own['cases']} scenarios, {own['geomean_over_tuned']:.3f} times tuned in the geometric mean,"
+            f" {own['worst_over_tuned']:.2f} at worst."
+        )
     return "\n".join(lines)
 
 

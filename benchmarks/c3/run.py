@@ -44,7 +44,7 @@ class Settings:
         trials, timeout, seed: of each scenario's search; the families' members come on top of ``trials``.
         resume: go on with the scenarios that ``out`` does not have.
         search, measure: False leaves that part out.
-        heuristics: also measure what would be chosen without a search.
+        rule: also measure the strategy that the rule chooses without a search.
         fixed: at the end, compare the tuned strategies with the best fixed one.
         timeline: the scenario whose timeline is drawn; None for the first of the equal class, or the first.
     """
@@ -63,7 +63,7 @@ class Settings:
     resume: bool = False
     search: bool = True
     measure: bool = True
-    heuristics: bool = True
+    rule: bool = True
     fixed: bool = False
     timeline: str | None = None
 
@@ -104,7 +104,7 @@ def run(settings: Settings) -> tuple[dict[str, Any] | None, list[str]]:
         store = stack.enter_context(Store.open(settings.db))
         ranks = stack.enter_context(Ranks(first, settings.device, policy))
         pool = stack.enter_context(CompilePool(timeout_s=policy.build_s))
-        means = Means(store, settings.device, policy, ranks, pool, settings.seed, settings.heuristics)
+        means = Means(store, settings.device, policy, ranks, pool, settings.seed, settings.rule)
         for k, entry in enumerate(left, 1):
             say(f"[{k}/{len(left)}] {entry.name}: {scenarios[entry.name].label}")
             try:

@@ -51,7 +51,6 @@ class Snapshots:
         try:
             result = self._fuzz.looked_up(snapshot)
             snapshot.get_verdict("a" * 64, GPU.fingerprint, ENVIRONMENT, "default")
-            snapshot.get_calibration(GPU.fingerprint, "fusion")
             snapshot.state()
             with suppress(UserError):
                 snapshot.check()

@@ -7,6 +7,7 @@ from typing import Any
 
 from autotune.cli import domains
 from autotune.cli.options import add_db, add_device, add_json
+from autotune.errors import UserError
 
 
 def add_parser(subparsers: Any) -> None:
@@ -16,11 +17,10 @@ def add_parser(subparsers: Any) -> None:
         help="measure a device for the cost models",
         description="Measure what the cost models need to know of a device (bandwidths, launches, rates; under a "
         "minute) and store it: the searches that follow use it. With --report nothing is measured, and the models' "
-        "order is compared with everything the database has measured on the device. For c3: how collectives and GEMMs "
-        "go by themselves and beside each other, by which strategies are chosen without a search.",
+        "order is compared with everything the database has measured on the device.",
     )
-    known = domains.names("calibrate")
-    parser.add_argument("domain", metavar="DOMAIN", choices=known, help=", ".join(known))
+    able = ", ".join(domains.names("calibrate"))
+    parser.add_argument("domain", metavar="DOMAIN", choices=domains.names(), help=able)
     add_device(parser)
     domains.add_arguments("calibrate", parser)
     add_db(parser)
@@ -31,5 +31,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Calibrate or report; returns 0, or 1 if nothing could be measured."""
+    if args.domain not in (able := domains.names("calibrate")):
+        raise UserError(f"{args.domain} has no cost model to calibrate; `autotune calibrate` takes {', '.join(able)}")
     code: int = domains.own("calibrate", args, args.domain).run(args)
     return code

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from autotune import numerics
 from autotune.cli import gated
 from autotune.cli.options import (
     add_db,
@@ -73,13 +74,10 @@ def run(args: argparse.Namespace) -> int:
     """Compare; returns 0, 1 where the step fails, as it is or with autotune, or 3 where it became slower."""
     with machine_output(args.json) as emit:
         from autotune.cli import decided
-        from autotune.store import Store, attach, named_snapshot
+        from autotune.store import attach_named
 
-        frozen = named_snapshot(args.db)
-        if frozen is None:
-            Store.open(args.db, migrate=False, readonly=True).close()  # what cannot be used is told before all else
-        elif (snapshot := attach(frozen)) is not None:
-            snapshot.close()
+        if (store := attach_named(args.db, args.db_read)) is not None:
+            store.close()  # what cannot be used is told before all else
         from autotune.bench.step import AUTOTUNE, NotCompared, compare
         from autotune.device import identify, resolve_device
         from autotune.domains.fusion.program_spec import resolve, training
@@ -89,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         device = resolve_device(args.device)
         check_modes(args.mode)
         gated.check(args)
-        fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device)
+        fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device, args.matmul_precision)
         where = identify(device)
         record = gated.recorded(args, label, where)
         given = training(fn, inputs, kwargs, label, train=args.train)
@@ -108,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
         except NotCompared as error:
             print(f"autotune: {label} fails as it is, without a compiler: {error}", file=sys.stderr)
             return 1
-        verdicts = decided.verdicts_on(args.db, label, args.inputs or "", args.train, device, found.modes)
+        verdicts = decided.verdicts_on(args, label, device, found.modes)
         answer = _answer(args, label, device, where.label, found)
         judged = gated.judged(args, label, where, found, record)
         emit({**answer, "verdicts": [decided.to_json(verdict) for verdict in verdicts], **gated.to_json(judged)})
@@ -116,6 +114,8 @@ def run(args: argparse.Namespace) -> int:
         step = "a training step" if args.train else "a forward step"
         named_modes = f"mode{'s' if len(args.mode) > 1 else ''} {', '.join(args.mode)}"
         print(f"{label}, {step} on {where.name}, {named_modes}")
+        if under := numerics.read([device]):
+            print(f"with {numerics.text(under)}")
         told = [line for verdict in verdicts for line in decided.lines(verdict)]
         print("\n".join([*table(found), *notes(found, search_command(args)), *told, *gated.lines(args, judged)]))
     return 1 if found.fastest(AUTOTUNE) is None else gated.exit_code(judged)
@@ -138,6 +138,7 @@ def search_command(args: argparse.Namespace) -> str:
     words += ["--inputs", args.inputs] if args.inputs else []
     words += ["--train"] if args.train else []
     words += ["--precision", args.precision] if args.precision else []
+    words += ["--matmul-precision", args.matmul_precision] if args.matmul_precision else []
     words += ["--device", args.device] if args.device != "auto" else []
     words += ["--db", _database(args.db)] if args.db else []
     return pasted(*words)
@@ -163,6 +164,7 @@ def _answer(args: argparse.Namespace, label: str, device: str, name: str, found:
         "device_name": name,
         "modes": args.mode,
         "modes_run": list(found.modes),
+        "numerics": numerics.read([device]),
         "steps": steps,
         "fastest": {kind: found.fastest(kind) for kind in CONTENDERS},
         "speedup": found.over_compile(found.fastest(AUTOTUNE)),
@@ -235,8 +237,8 @@ def _regions(found: Comparison, command: str) -> Iterator[str]:
     if by_options := count("left_by_options", 0):
         from autotune.compiler.capture.options import requests
 
-        left = f"{_regions_of(by_options)} {'is' if by_options == 1 else 'are'} left to Inductor"
-        yield ": ".join([f"{left}, since an option asks for other results", *requests(found.device)])
+        many = f"{_regions_of(by_options)} {'is' if by_options == 1 else 'are'} left to Inductor"
+        yield ": ".join([f"{many}, since an option asks for other results", *requests(found.device)])
     if not hits + misses + by_options:
         yield f"no region of it can be tuned by this version: {TUNABLE}"
     if not hits + misses:

@@ -13,7 +13,6 @@ from autotune.errors import UserError
 
 if TYPE_CHECKING:
     from autotune.runtime.matching.lookup import LookupResult, RegionMatch
-    from autotune.store import Reader
 
 
 def add_parser(subparsers: Any) -> None:
@@ -24,8 +23,8 @@ def add_parser(subparsers: Any) -> None:
         description="Tell what is stored for each region of a target and how well it fits: exact, other_rows (tuned "
         "for another number of rows), other_device (tuned on another device of this architecture, where "
         "AUTOTUNE_OTHER_DEVICE=warn allows that), packaged (it comes with autotune for this device) or none. For a c3 "
-        "scenario: its strategy, and whether that was tuned for it (exact), for one of nearly its size (nearest), "
-        "chosen by the devices' calibration (heuristic), or is the default. The id of a stored region, as `autotune "
+        "scenario: its strategy, and whether that was tuned for it (exact), for one of nearly its size (nearest), or "
+        "is the default, by rule. The id of a stored region, as `autotune "
         "show` prints it, may stand for a fusion target: nothing is traced then. Nothing is measured and nothing is "
         "written.",
     )
@@ -58,12 +57,13 @@ def run(args: argparse.Namespace) -> int:
         from autotune.runtime.matching.lookup import LookupResult, RegionMatch
         from autotune.runtime.matching.match import Level
         from autotune.runtime.settings import settings
+        from autotune.store import attach_named
         from autotune.task import place
 
         device = resolve_device(args.device)
         rules = settings()
         how: Any = "strict" if args.strict else rules.environment
-        counted, store, found = domains.workloads_of(args), opened(args), []
+        counted, store, found = domains.workloads_of(args), attach_named(args.db, args.db_read), []
         try:
             for workload, count in counted:
                 where, env = place(workload, device), environment(device)
@@ -98,21 +98,6 @@ def print_ladders(found: Iterable[RegionMatch]) -> None:
         if region.ladder and region.workload is not None:
             label = region.workload.label or region.workload.fingerprint[:12]
             print(*("", *map(printable, text(label, region.ladder).splitlines())), sep="\n")
-
-
-def opened(args: argparse.Namespace) -> Reader | None:
-    """What to look up in; None where no database is named and nothing was tuned yet.
-
-    Raises:
-        UserError: ``--db`` names a database that is not there: everything would be missed in it.
-    """
-    from autotune.store import attach
-    from autotune.store.connection.urls import no_database
-
-    store = attach(args.db, args.db_read)
-    if store is None and args.db:
-        raise UserError(no_database(args.db))
-    return store
 
 
 def check_target(args: argparse.Namespace) -> None:

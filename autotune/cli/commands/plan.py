@@ -95,13 +95,11 @@ def run(args: argparse.Namespace) -> int:
     """Plan; returns 0."""
     with machine_output(args.json) as emit:
         from autotune.domains.fusion.program_spec import side_of
-        from autotune.store import attach
+        from autotune.store import attach_named
 
         side = side_of(args.device)
         file = _writable(args.svg) if args.svg else None
-        store = attach(args.db, args.db_read)
-        if store is None and args.db:
-            raise UserError(f"there is no database {args.db}; leave out --db for default schedules")
+        store = attach_named(args.db, args.db_read)
         try:
             regions, found = plan_target(args.target, args.inputs, args.device, store, train=args.train)
         finally:

@@ -122,8 +122,8 @@ def search(args: argparse.Namespace, program: Program | None = None) -> int:
     """Search a target's workloads, or what deployments missed; returns the exit code."""
     if args.also and not args.target:
         raise UserError("--also is beside a TARGET: name the first one there")
-    if args.missed and (args.target or args.inputs or args.train or args.precision):
-        left_out = "TARGET, --inputs, --train and --precision"
+    if args.missed and (args.target or args.inputs or args.train or args.precision or args.matmul_precision):
+        left_out = "TARGET, --inputs, --train, --precision and --matmul-precision"
         raise UserError(f"--missed takes its workloads from the database: leave out {left_out}")
     if not args.missed and not args.target:
         raise UserError("name what to search: autotune search DOMAIN TARGET (`autotune workloads` lists built-in ones)")
@@ -171,7 +171,9 @@ def _search_targets(
     every = [(workload, counts[fingerprint]) for fingerprint, workload in workloads.items()]
     one = len(each) == 1
     about = notes[0] if one else {"captures": [noted["capture"] for noted in notes if "capture" in noted]}
-    done = _search(args, devices, store, ", ".join(each), every, args.timeout, about, cluster)
+    # What each target's module sets stays set: all of them are measured under what the last one leaves.
+    about = {**about, "numerics": (numerics := notes[-1].get("numerics", {}))}
+    done = _search(args, devices, store, ", ".join(each), every, args.timeout, about, cluster, numerics)
     finished: dict[str, Searched] = {}
     for i, (name, searched) in enumerate(done.items()):
         for target, of in each.items():
@@ -289,6 +291,7 @@ def _search(
     timeout: float | None,
     notes: Mapping[str, Any] | None = None,
     cluster: Cluster | None = None,
+    numerics: Mapping[str, Any] | None = None,
 ) -> dict[str, Searched]:
     """Search workloads of which each is measured on one device, with the options of the command.
 
@@ -299,6 +302,7 @@ def _search(
         timeout: seconds for all of them.
         notes: of the run.
         cluster: whose devices are searched on in the place of ``devices``.
+        numerics: of the targets' program; None for those of this process.
 
     Returns:
         By domain; of a cluster with several kinds of devices, by kind too.
@@ -329,6 +333,7 @@ def _search(
         ablation=args.ablation,
         policy=default_policy(devices[0], args.caches) if args.caches != "cold" else None,
         notes=notes,
+        numerics=numerics,
         cluster=cluster,
     )
     if cluster is None:
@@ -427,6 +432,7 @@ def _command(args: argparse.Namespace) -> str:
     words += ["--rows", ",".join(map(str, args.rows))] if args.rows else []
     words += ["--train"] if args.train else []
     words += ["--precision", args.precision] if args.precision else []
+    words += ["--matmul-precision", args.matmul_precision] if args.matmul_precision else []
     words += ["--plans", args.plans] if args.plans != "measured" else []
     words += ["--caches", args.caches] if args.caches != "cold" else []
     words += ["--ablation", args.ablation] if args.ablation != "full" else []

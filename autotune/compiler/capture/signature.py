@@ -28,6 +28,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import autotune
+from autotune import numerics
 from autotune.ir.precision import asked
 from autotune.workload import digest
 
@@ -68,6 +69,7 @@ def signature(
             "autotune": [autotune.__version__, _own()],
             "versions": [torch.__version__, sys.version],
             "how": [train, kind, torch.is_grad_enabled(), torch.is_autocast_enabled(kind), asked()],
+            "numerics": numerics.read([device]),
             "modules": modules,
             "classes": classes,
             "tensors": tensors,

@@ -9,7 +9,7 @@ from typing import Any
 from autotune.errors import UserError
 from autotune.workload import Workload
 
-COMMANDS = {name: f"autotune.domains.c3.cli.{name}" for name in ("search", "lookup", "calibrate")}
+COMMANDS = {name: f"autotune.domains.c3.cli.{name}" for name in ("search", "lookup")}
 
 
 def __getattr__(name: str) -> Any:

@@ -4,14 +4,13 @@
 
 from __future__ import annotations
 
-import copy
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from autotune.domains.c3.calibration import heuristics
+from autotune.domains.c3 import rule
 from autotune.domains.c3.links import links
 from autotune.domains.c3.scenario import Scenario
 from autotune.domains.c3.strategy import (
@@ -50,13 +49,6 @@ class C3Task:
         self.workload, self.device = workload, device
         self.scenario = Scenario.from_json(workload.spec)
         self.side = side_of(device)
-        self.figures: Mapping[str, float] = {}
-
-    def calibrated(self, figures: Mapping[str, float]) -> C3Task:
-        """This task, its heuristics fed with ``figures``; see ``autotune.task.CalibratedTask``."""
-        made = copy.copy(self)
-        made.figures = dict(figures)
-        return made
 
     @cached_property
     def sms(self) -> int:
@@ -86,12 +78,12 @@ class C3Task:
         return int(threads) < max(1, usable_processors() // self.scenario.ranks)
 
     def default(self) -> Config:
-        return heuristics.default(self.scenario, self.side)
+        return rule.default(self.scenario, self.side)
 
     def seeds(self) -> Sequence[Config]:
-        """What the heuristics expect most of, and what the user has without a tuner."""
+        """Strategies by rule, and those of a user without a tuner."""
         plain = [HOST_SEQUENTIAL, HOST_NAIVE] if self.side == "cpu" else [SEQUENTIAL, NAIVE]
-        suggested = (self.adapt(c) for c in heuristics.choose(self.scenario, self.figures, self.side))
+        suggested = (self.adapt(c) for c in rule.choose(self.scenario, self.side))
         found = [*(c for c in suggested if c is not None), *map(self.normalize, plain)]
         return list({config_key(c): c for c in found}.values())
 

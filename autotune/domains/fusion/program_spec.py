@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from autotune import numerics
 from autotune.compiler.capture.recording import CapturedGraph, capture_for_user
 from autotune.compiler.capture.signature import signature
 from autotune.compiler.regions.find import find_regions
@@ -28,8 +29,12 @@ from autotune.workload import Workload
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def resolve(target: str, inputs: str | None, device: str) -> tuple[Callable[..., Any], Call, str]:
+def resolve(
+    target: str, inputs: str | None, device: str, matmul_precision: str | None = None
+) -> tuple[Callable[..., Any], Call, str]:
     """The callable a user named, its ``(args, kwargs)`` on ``device``, and a label.
+
+    Settings of torch's that the target's module makes when it is imported stay in force in this process.
 
     Args:
         target: a name of :data:`BUILTIN`, or ``package.module:callable``; the current directory is importable. A class
@@ -40,10 +45,17 @@ def resolve(target: str, inputs: str | None, device: str) -> tuple[Callable[...,
             arguments, or ``(args, kwargs)``; it is given ``device`` if it takes a parameter of that name. May be
             written as a call too. None for built-in targets.
         device: "cpu" or "cuda:N".
+        matmul_precision: put in force in the place of the module's, as ``torch.set_float32_matmul_precision`` does.
 
     Raises:
         UserError: whatever is wrong with any of these, in one line.
     """
+    found = _resolved(target, inputs, device)
+    numerics.set_matmul(matmul_precision)
+    return found
+
+
+def _resolved(target: str, inputs: str | None, device: str) -> tuple[Callable[..., Any], Call, str]:
     _check_device(device)
     if ":" not in target:
         if target not in BUILTIN:
@@ -112,6 +124,7 @@ def captured(
     train: bool = False,
     rows: int | None = None,
     known: Callable[[str], list[tuple[Workload, int]] | None] | None = None,
+    matmul_precision: str | None = None,
 ) -> Captured:
     """The distinct workloads of a target, in order of appearance, with how often each occurs.
 
@@ -124,11 +137,12 @@ def captured(
         rows: see :func:`with_rows`; None for the inputs as they are.
         known: from a signature (:mod:`autotune.compiler.capture.signature`) to what an earlier capture of a module
             found, which is then not captured again; None where there was none.
+        matmul_precision: as of :func:`resolve`.
 
     Raises:
         UserError: as :func:`resolve`, or where the callable fails on the inputs.
     """
-    fn, call, label = resolve(target, inputs, device)
+    fn, call, label = resolve(target, inputs, device, matmul_precision)
     args, kwargs = call if rows is None else with_rows(call, rows)
     gradients = gradients_of(fn, args, kwargs, train=train)
     signed = signature(fn, args, kwargs, train=train, device=device) if ":" in target else None

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from autotune import numerics
 from autotune.device import environment, identify
 from autotune.runtime.database import state_of_store, warn_once
 
@@ -79,7 +80,8 @@ def _agree(store: Any, rank: int, ranks: int) -> bool:
     with _lock:
         told = _settled.get(id(store))
         if told is None:
-            told = _settled[id(store)] = (state, _settle(store, rank, ranks, state))
+            whole = state + numerics.text(numerics.read([device])).encode()
+            told = _settled[id(store)] = (state, _settle(store, rank, ranks, whole))
             if not told[1]:
                 warn_once("ranks differ", _DIFFERENT)
     if told[1] and told[0] != state:

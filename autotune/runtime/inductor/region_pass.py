@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from autotune import numerics
 from autotune.compiler.capture.joint import takes_bias_apart
 from autotune.compiler.capture.options import requests
 from autotune.compiler.planner.kernel_names import kernel_name, program_ops
@@ -63,12 +64,12 @@ def replace_regions(
         # Regions are found by numbers; a graph of symbols has those of its first inputs.
         numbers, origin = concrete(gm) if is_symbolic(graph) else (gm, {})
         every = find_regions(numbers)
-        name = graph_fingerprint(numbers.graph, every)
+        devices = [device for device in map(device_of, every) if device is not None]
+        name = graph_fingerprint(numbers.graph, every, numerics.read(devices))
     except Exception as e:
         warn_once(f"regions {type(e).__name__}", f"autotune: a graph was not looked up: {type(e).__name__}: {e}")
         log.debug("the graph that was not looked up: %s", graph, exc_info=True)
         return
-    devices = [device for device in map(device_of, every) if device is not None]
     # A step that was decided, or is being, stays what was measured: nothing that comes with autotune joins it.
     left, decided = stored_left(name, devices, mode) if trial is None else (trial.left, True)
     regions = [region for region in every if region.workload is None or region.workload.fingerprint not in left]
@@ -108,8 +109,9 @@ def _permitted(regions: Sequence[Region]) -> list[Region]:
     kept = []
     for region in regions:
         device = device_of(region)
-        known = region.workload is not None and device is not None
-        asked = requests(device or "", region.workload.spec.get("precision", "")) if known else ()
+        asked: Sequence[str] = ()
+        if region.workload is not None and device is not None:
+            asked = requests(device, region.workload.spec.get("precision", ""))
         if not asked:
             kept.append(region)
             continue

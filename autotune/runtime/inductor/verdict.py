@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from autotune.device import environment, identify
+from autotune.numerics import Numerics
 from autotune.runtime.database import deploy_store, warn_once
 from autotune.runtime.settings import settings
 from autotune.store.records import Schedule
@@ -30,16 +31,20 @@ def base_mode(mode: str | None) -> str:
     return _GRAPHLESS.get(mode or "default", mode or "default")
 
 
-def graph_fingerprint(graph: fx.Graph, regions: Sequence[Region]) -> str:
-    """SHA-256 of what a graph is made of: its regions' workloads, and the names of its other operators.
+def graph_fingerprint(graph: fx.Graph, regions: Sequence[Region], numerics: Numerics) -> str:
+    """SHA-256 of a graph's parts: its regions' workloads, and the names of its other operators.
 
     Both count with their multiplicity; their order does not matter.
+
+    Args:
+        numerics: under which its library kernels run, where that is not torch's default.
     """
     known = [region for region in regions if region.workload is not None]
     inside = {node for region in known for node in region.nodes}
     others = [_name(n.target) for n in graph.nodes if n.op == "call_function" and n not in inside]
     workloads = [region.workload.fingerprint for region in known if region.workload is not None]
-    return digest({"workloads": sorted(workloads), "others": sorted(others)})
+    own = {"numerics": dict(numerics)} if numerics else {}
+    return digest({"workloads": sorted(workloads), "others": sorted(others), **own})
 
 
 def _name(target: Any) -> str:

@@ -29,12 +29,12 @@ def explain(
     Raises:
         UserError: the database failed.
     """
-    last = Step("heuristic", Outcome.EMPTY, "a region without a schedule is compiled by Inductor")
+    last = Step("none", Outcome.TAKEN, "Inductor compiles a region without a schedule")
     packaged = Step("packaged", Outcome.NOT_ASKED)
     if found.level in (Level.PACKAGED, Level.NONE):
         _, packaged = from_package(workload, found, store, device, env, strict=strict)
     if found.level is not Level.NONE:
-        last = Step("heuristic", Outcome.NOT_ASKED)
+        last = Step("none", Outcome.NOT_ASKED)
     if store is None:
         return (Step("exact", Outcome.EMPTY, "there is no database"), packaged, last)
     rules = settings()

@@ -12,7 +12,7 @@ from autotune.errors import UserError
 from autotune.runtime.matching.explain import explain
 from autotune.runtime.matching.ladder import Step
 from autotune.runtime.matching.match import Level, Match, match
-from autotune.runtime.matching.packaged import from_package
+from autotune.runtime.matching.packaged import from_package, packaged_reader
 from autotune.runtime.settings import settings
 from autotune.store.reading import Reader
 from autotune.store.records import Schedule
@@ -202,12 +202,13 @@ def lookup_stored(
 
     device = resolve_device(device)
     with opened(db) as store:
-        found = [] if store is None else store.fingerprints(name, 2)
-        workload = store.get_workload(found[0]) if store is not None and len(found) == 1 else None
+        readers = [reader for reader in (store, packaged_reader(store, identify(device))) if reader is not None]
+        reader, found = next(((r, names) for r in readers if (names := r.fingerprints(name, 2))), (None, []))
+        workload = reader.get_workload(found[0]) if reader is not None and len(found) == 1 else None
         if workload is None or workload.kind != "fusion":
             if store is not None and store.lost:
                 raise UserError(store.lost)
-            if store is None:
+            if not readers:
                 raise UserError(f"{name}: there is no database to look it up in: name one with --db")
             why = "more than one stored workload begins so" if len(found) > 1 else "no stored region has such an id"
             raise UserError(f"{name}: {why}: `autotune show` lists them")

@@ -1,4 +1,4 @@
-"""The last rung of a region's ladder before heuristics: schedules that come with autotune for the very device at hand.
+"""The last rung of a region's ladder that has schedules: those that come with autotune for the very device at hand.
 
 The user's own database has the first word, and every word that it has counts: a workload that it holds a schedule for
 on this device, be that one damaged, of other software or failed here, is not taken from what comes with autotune.
@@ -65,8 +65,7 @@ def deployed_from_package(
     fingerprint: str, store: Reader | None, device: DeviceIdentity, env: Environment
 ) -> Match | None:
     """As ``match.deployed``, of what comes with autotune; None where that has no answer."""
-    path = file_for(device)
-    snapshot = None if path is None else _asked(path, store)[0]
+    snapshot = packaged_reader(store, device)
     if snapshot is None:
         return None
     try:
@@ -75,6 +74,12 @@ def deployed_from_package(
         return None
     assert found.tuned is not None
     return None if _decided(store, device, found.tuned) else replace(found, level=Level.PACKAGED)
+
+
+def packaged_reader(store: Reader | None, device: DeviceIdentity) -> Reader | None:
+    """What comes with autotune for a device; None where nothing does, or where it is not used beside ``store``."""
+    path = file_for(device)
+    return None if path is None else _asked(path, store)[0]
 
 
 def _asked(path: Path, store: Reader | None) -> tuple[Reader | None, str]:
@@ -93,4 +98,4 @@ def _decided(store: Reader | None, device: DeviceIdentity, *workloads: Workload)
     return device.fingerprint in places
 
 
-__all__ = ["deployed_from_package", "from_package"]
+__all__ = ["deployed_from_package", "from_package", "packaged_reader"]

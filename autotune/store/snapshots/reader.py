@@ -291,12 +291,6 @@ class Snapshot:
             return min(found, key=lambda f: f[:2])[2] if found else None
         return None
 
-    def get_calibration(self, device: str, kind: str) -> Calibration | None:
-        with _Condemning(self):
-            rows = self._calibrations("device = ? AND kind = ?", (self._numbers.get(device, -1), kind))
-            return next(iter(rows), None)
-        return None
-
     # Everything, for `autotune show`, `autotune import` and `check`. These raise UserError for damage.
 
     def schedules(
@@ -322,7 +316,7 @@ class Snapshot:
     def calibrations(self) -> list[Calibration]:
         """Every calibration."""
         try:
-            return list(self._calibrations("1", ()))
+            return list(self._calibrations())
         except _FAILED as e:
             raise self._damaged(e) from None
 
@@ -413,10 +407,8 @@ class Snapshot:
                 left, record, when = left_of(data["left"]), step_record(data["record"]), moment(data["created"])
                 yield Verdict(graph, place.fingerprint, have.strict, mode, left, record, when), near
 
-    def _calibrations(self, where: str, values: Sequence[Any]) -> Iterator[Calibration]:
-        for device, kind, text, sha256 in self._rows(
-            f"SELECT device, kind, data, sha256 FROM calibrations WHERE {where}", values
-        ):
+    def _calibrations(self) -> Iterator[Calibration]:
+        for device, kind, text, sha256 in self._rows("SELECT device, kind, data, sha256 FROM calibrations", ()):
             data = _sealed(text, sha256, "calibration")
             place = self._devices[device].fingerprint
             if data["key"] != [place, kind]:

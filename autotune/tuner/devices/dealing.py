@@ -267,4 +267,5 @@ def shared(context: Context, turns: Turns, clock: Clock, device: str, processes:
         "method": context.method,
         "seeds": {name: [dict(config) for config in found] for name, found in context.seeds.items()},
         "run": context.run,
+        "numerics": dict(context.numerics),
     }

@@ -12,6 +12,7 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict
 from typing import Any, Protocol
 
+from autotune import numerics
 from autotune import task as tasks
 from autotune.errors import UserError
 from autotune.measure.policy import Policy
@@ -73,6 +74,7 @@ class Lane:
             options: more of :class:`Context`.
         """
         tasks.DOMAINS.update(domains)
+        numerics.restore(options.get("numerics", {}))
         how = Policy.from_json(policy)
         self._workloads, self._granted = [Workload.from_json(w) for w in workloads], granted
         self._context = context = Context(

@@ -54,12 +54,12 @@ def test_scenarios_are_searched_compared_and_resumed(tmp_path: Path, capsys: pyt
     assert labels <= set(case["measured"])
     capsys.readouterr()
 
-    assert main([*common, *db, "--trials", "1", "--resume", "--fixed", "--no-heuristics", "--json"]) == 0
+    assert main([*common, *db, "--trials", "1", "--resume", "--fixed", "--no-rule", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data == form.read(out)
     assert [c["name"] for c in data["cases"]] == ["gather", "scatter"]
     assert data["cases"][0]["strategies"] == case["strategies"]  # kept, not measured again
-    assert data["cases"][1]["heuristic"] is None
+    assert data["cases"][1]["default"] is None
     assert data["summary"]["best_fixed"]["compared"] > 0
     assert all(c["fixed"]["label"] == data["summary"]["best_fixed"]["strategy"] for c in data["cases"])
     assert "timeline" not in data["cases"][1]

@@ -1,4 +1,4 @@
-"""``search c3``, ``lookup c3`` and ``calibrate c3`` as a newcomer without GPUs runs them, each in its own process."""
+"""``search c3`` and ``lookup c3`` as a newcomer without GPUs runs them, each in its own process."""
 
 from __future__ import annotations
 

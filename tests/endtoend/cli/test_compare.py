@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import random
 import re
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from autotune.domains.fusion.program_spec import workloads_of
 from autotune.measure.policy import Policy, default_policy
 from autotune.runtime.database import deploying_from
 from autotune.store import Store, Verdict
+from autotune.store.connection.urls import parse_url
 from tests.support.deployment import Tune
 
 HERE = "tests.endtoend.cli.test_compare"
@@ -149,6 +151,30 @@ def test_a_built_in_workload_and_rounds(in_eager: None, capsys: pytest.CaptureFi
     assert "no region of it can be tuned" in out
 
 
+def test_no_database_is_needed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "AUTOTUNE_DB" not in os.environ
+    assert main(command("Block", "inputs", "--json")) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["steps"]) == {EAGER, COMPILE, AUTOTUNE}
+    assert found["counters"]["misses"] == 2
+    assert found["verdicts"] == []
+    assert not Path(str(parse_url(None).database)).exists(), "and none is made"
+
+
+@pytest.mark.parametrize("command_name", ["lookup", "compare"])
+def test_a_copy_alone_is_looked_up_in(
+    command_name: str, tune: Tune, db: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tune(Block(), (X,))
+    monkeypatch.delenv("AUTOTUNE_DB")
+    assert main([command_name, *command()[1:], "--db-read", db, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    if command_name == "lookup":
+        assert [region["match"] for region in found["workloads"]] == ["exact", "exact"]
+    else:
+        assert found["counters"]["hits"] == 2
+
+
 def test_rounds_are_run_however_long_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     policy = compare._policy(7, "cpu")
@@ -185,9 +211,7 @@ def test_what_cannot_be_trained(in_eager: None, capsys: pytest.CaptureFixture[st
     assert "cannot be trained" in capsys.readouterr().err
 
 
-def test_without_any_database(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(command()) == 2
-    assert "run a search first" in capsys.readouterr().err
+def test_only_fusion_has_steps(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["compare", "c3", "x"])
     assert "invalid choice: 'c3'" in capsys.readouterr().err

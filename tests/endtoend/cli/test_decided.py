@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import autotune
+from autotune import numerics
 from autotune.bench import decide
 from autotune.bench.decide import Decision
 from autotune.cli.app import main
@@ -53,7 +54,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
 
     def fake(fn: Any, args: Any, kwargs: Any, **options: Any) -> Decision:
-        found.append(options)
+        found.append({**options, "under": numerics.read(["cpu"])})
         if options["mode"] != "default":
             raise UserError("it does not compile")
         return decision(options["mode"])
@@ -128,6 +129,54 @@ def test_a_search_ends_with_the_step_and_its_verdict_is_told(
     assert any("in the step" in line and line.endswith("3 x softmax f32") for line in lines)
     assert main(command("compare", db, "--rounds", "2", "--mode", "max-autotune", "--json")) == 0
     assert json.loads(capsys.readouterr().out)["verdicts"] == []
+
+
+@pytest.mark.usefixtures("default_numerics")
+def test_the_step_is_decided_under_the_precision_of_its_module_or_of_the_option(
+    tmp_path: Path, asked: list[dict[str, Any]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "precise.py").write_text(
+        "import torch\ntorch.set_float32_matmul_precision('high')\n"
+        "def program(x): return torch.softmax(x * 2.0, -1)\n"
+        "def inputs(): return torch.linspace(-1.0, 1.0, 4 * 32).reshape(4, 32)\n"
+    )
+    target = ["fusion", "precise:program", "--inputs", "precise:inputs", "--device", "cpu", "--db", "t.db"]
+    high, medium = {"mkldnn.matmul.fp32_precision": "tf32"}, {"mkldnn.matmul.fp32_precision": "bf16"}
+    assert main(["search", *target, "--trials", "1"]) == 0
+    assert main(["search", *target, "--trials", "1", "--matmul-precision", "medium"]) == 0
+    assert [found["under"] for found in asked] == [high, medium]
+    with Store.open("t.db") as store:
+        assert [run.summary["numerics"]["float32_matmul_precision"] for run in store.runs()[::-1]] == ["high", "medium"]
+        assert "--matmul-precision medium" in store.runs()[0].command
+        assert [v.record["numerics"] for v in store.verdicts()[::2]] == [medium]  # the fake has one graph for both
+    capsys.readouterr()
+    for option, told in (("medium", True), ("high", False)):
+        assert main(["lookup", *target, "--matmul-precision", option]) == 0
+        out = capsys.readouterr().out
+        assert ("left to Inductor" in out) is told
+        assert ("timed with mkldnn.matmul.fp32_precision=bf16" in out) is told
+    assert main(["show", "--db", "t.db"]) == 0
+    assert "precise:program (mkldnn.matmul.fp32_precision=bf16)" in " ".join(capsys.readouterr().out.split())
+
+    monkeypatch.setattr(torch, "compile", lambda fn, **kwargs: fn)
+    monkeypatch.setattr(autotune, "compile", lambda fn, **kwargs: fn, raising=False)
+    rounds = ["--rounds", "6"]
+    assert main(["compare", *target, *rounds, "--matmul-precision", "medium", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["numerics"], len(found["verdicts"])) == (medium, 1)
+    assert main(["compare", *target, *rounds, "--matmul-precision", "high", "--save", "record.json"]) == 0
+    out = capsys.readouterr().out
+    assert "\nwith mkldnn.matmul.fp32_precision=tf32\n" in out
+    assert "verdict of the search" not in out
+    for against, why in (
+        ("record.json", "precise:program(precise:inputs) was timed with mkldnn.matmul.fp32_precision=tf32, not with"),
+        ("t.db", "no verdict on this step, device, mode and precision"),
+    ):
+        assert main(["compare", *target, *rounds, "--matmul-precision", "highest", "--against", against]) == 2
+        assert why in capsys.readouterr().err
+    assert main(["search", "fusion", "--missed", "--matmul-precision", "high", "--db", "t.db"]) == 2
+    assert "leave out TARGET, --inputs, --train, --precision and --matmul-precision" in capsys.readouterr().err
 
 
 def two_regions(x: Tensor) -> Tensor:

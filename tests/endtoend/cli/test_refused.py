@@ -234,7 +234,10 @@ def test_a_file_in_the_place_of_a_module_is_told_its_module(
     "words",
     [
         ["lookup", "fusion", "layer_norm"],
+        ["lookup", "fusion", "0123456789", "--device", "cpu"],
         ["lookup", "c3", "ag-equal-proj", "--device", "cpu"],
+        ["compare", "fusion", "layer_norm", "--device", "cpu"],
+        ["plan", "fusion", "layer_norm", "--device", "cpu"],
         ["search", "--missed", "--device", "cpu"],
         ["search", "c3", "--missed", "--device", "cpu"],
     ],
@@ -290,3 +293,27 @@ def test_paths_that_are_not_utf8_are_paths_like_others(latin: Path, capsys: pyte
 def test_what_is_asked_of_a_database_may_be_no_utf8(latin: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.main(["db", "forget", "--workload", NOT_UTF8, "--db", "t.db"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("domain", ["c3", "kernel"])
+def test_a_domain_without_a_cost_model_is_not_calibrated(
+    domain: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert app.main(["calibrate", domain, "--db", "t.db"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", f"autotune: {domain} has no cost model to calibrate; `autotune calibrate` takes fusion\n")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("variable", ["AUTOTUNE_DB", "AUTOTUNE_DB_READ"])
+@pytest.mark.parametrize("command", ["lookup", "compare", "plan"])
+def test_the_environment_names_a_database_as_an_option_does(
+    command: str, variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(variable, str(tmp_path / "typo.db"))
+    assert app.main([command, "fusion", "softmax", "--device", "cpu"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert f"there is no database {tmp_path / 'typo.db'}" in err
+    assert not list(tmp_path.iterdir())

@@ -164,13 +164,13 @@ def test_the_ladder_is_told(tune: Tune, db: str, capsys: pytest.CaptureFixture[s
     (found,) = autotune.lookup(softmax, (torch.randn(64, 48),), explain=True)
     assert list(rungs(found).values()) == [Outcome.EMPTY, Outcome.TAKEN, *[Outcome.NOT_ASKED] * 3]
     (found,) = autotune.lookup(softmax, (torch.randn(32 * 64, 48),), explain=True)
-    assert list(rungs(found).values()) == [Outcome.EMPTY, Outcome.REFUSED, *[Outcome.EMPTY] * 3]
+    assert list(rungs(found).values()) == [Outcome.EMPTY, Outcome.REFUSED, Outcome.EMPTY, Outcome.EMPTY, Outcome.TAKEN]
     assert "64 times off" in found.ladder[1].why
     moved(db, name="another CPU", torch="1.2.3")
     (found,) = autotune.lookup(softmax, (X,), explain=True)
     assert rungs(found) == {
         "exact": Outcome.EMPTY, "other_rows": Outcome.EMPTY, "other_device": Outcome.REFUSED,
-        "packaged": Outcome.EMPTY, "heuristic": Outcome.EMPTY,
+        "packaged": Outcome.EMPTY, "none": Outcome.TAKEN,
     }  # fmt: skip
     step = found.ladder[2]
     assert [(d.field, d.tuned) for d in step.differences] == [("name", "another CPU")]
@@ -192,7 +192,7 @@ def test_without_a_database(db: str) -> None:
         assert workload is not None
         steps = explain(workload, match(workload, store, identify("cpu"), environment("cpu")), store,
                         identify("cpu"), environment("cpu"))  # fmt: skip
-    assert [s.outcome for s in steps] == [Outcome.EMPTY] * 5
+    assert [s.outcome for s in steps] == [*[Outcome.EMPTY] * 4, Outcome.TAKEN]
 
 
 def test_a_snapshot_is_deployed(tune: Tune, db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,9 @@ VALUES: dict[Any, Any] = {False: True, True: False, None: "accuracy", "default":
 """A value that asks for something, by the one that asks for nothing."""
 
 
-@pytest.mark.parametrize("name", [name for name, r in REQUESTS.items() if r.device != "cuda" and name in config._config])
+@pytest.mark.parametrize(
+    "name", [name for name, r in REQUESTS.items() if r.device != "cuda" and name in config._config]
+)
 def test_a_request_leaves_regions_to_inductor(tune: Tune, name: str) -> None:
     def fn(x: Tensor) -> Tensor:
         return torch.log1p(torch.relu(x)) * 2

@@ -16,7 +16,7 @@ from autotune.domains.c3.scenario import Gemm, Scenario
 from autotune.domains.c3.strategy import HostStrategy
 from autotune.domains.c3.task import place
 from autotune.store import Store
-from autotune.store.records import Calibration, Key, Schedule
+from autotune.store.records import Key, Schedule
 from autotune.task import Artifact, Config
 from tests.support import ROOT
 from tests.support.runtime.overlap_checks import ROWS
@@ -78,12 +78,6 @@ def test_default_without_a_database(run: Any, db: str) -> None:
         assert "not tuned" in reason or "no database" in reason
         assert "overlap_hits" not in counts
     assert Path(db).exists(), "the miss was recorded"
-
-
-def test_heuristic(run: Any, db: str) -> None:
-    with Store.open(db) as store:
-        store.put_calibration(Calibration(store.put_device(place(MM.workload(), "cpu")), "c3", {"some_us": 1.0}))
-    assert {answer[0] for answer in run("levels")} == {"heuristic"}
 
 
 def test_a_broken_database_is_no_obstacle(run: Any, db: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -83,7 +84,7 @@ def level(x: torch.Tensor = X) -> Level:
 
 def rung(x: torch.Tensor = X) -> Any:
     (region,) = autotune.lookup(softmax, (x,), explain=True)
-    assert [step.rung for step in region.ladder][-2:] == ["packaged", "heuristic"]
+    assert [step.rung for step in region.ladder][-2:] == ["packaged", "none"]
     return region.ladder[-2]
 
 
@@ -374,7 +375,7 @@ def test_symbolic_sizes(pack: Pack, db: str) -> None:
     assert "fallbacks" not in found
 
 
-def test_the_command_line(pack: Pack, db: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line(pack: Pack, capsys: pytest.CaptureFixture[str]) -> None:
     pack(softmax, (X,))
     target = ["fusion", "tests.endtoend.runtime.test_packaged_rung:softmax", "--inputs",
               "tests.endtoend.runtime.test_packaged_rung:inputs", "--device", "cpu"]  # fmt: skip
@@ -387,6 +388,21 @@ def test_the_command_line(pack: Pack, db: str, capsys: pytest.CaptureFixture[str
 
 def inputs() -> tuple[torch.Tensor]:
     return (X,)
+
+
+def test_the_command_line_without_a_database(pack: Pack, capsys: pytest.CaptureFixture[str]) -> None:
+    pack(softmax, (X,))
+    here = "tests.endtoend.runtime.test_packaged_rung"
+    target = ["fusion", f"{here}:softmax", "--inputs", f"{here}:inputs", "--device", "cpu", "--json"]
+    assert app.main(["lookup", *target]) == 0
+    found = json.loads(capsys.readouterr().out)["workloads"][0]
+    assert found["match"] == "packaged"
+    assert app.main(["compare", *target, "--rounds", "5"]) == 0
+    assert json.loads(capsys.readouterr().out)["counters"]["hits_packaged"] == 1
+    assert app.main(["lookup", "fusion", found["workload"][:12], "--device", "cpu", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["workloads"] == [{**found, "count": 1}]
+    assert app.main(["lookup", "fusion", "0" * 12, "--device", "cpu"]) == 2
+    assert "no stored region has such an id" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("equal", [True, False])

@@ -16,7 +16,7 @@ import autotune
 from autotune.compiler.capture.recording import capture
 from autotune.compiler.regions.find import find_regions
 from autotune.device import environment, identify
-from autotune.runtime.backend import trial_backend
+from autotune.runtime.backend import passes, trial_backend
 from autotune.runtime.inductor.verdict import Trial, base_mode, graph_fingerprint
 from autotune.store import Store, Verdict
 from autotune.workload import Workload
@@ -32,7 +32,7 @@ def step(x: Tensor) -> Tensor:
 
 def fingerprint(fn: Callable[..., Any], x: Tensor = X) -> str:
     (graph,) = capture(fn, (x,))
-    return graph_fingerprint(graph.module.graph, find_regions(graph.module))
+    return graph_fingerprint(graph.module.graph, find_regions(graph.module), {})
 
 
 def test_a_graph_is_told_by_its_regions_and_its_other_operators() -> None:
@@ -98,6 +98,35 @@ def test_a_verdict_of_another_mode_or_graph_is_not_used(tanh: Workload, db: str)
     decided(db, [tanh])
     other(X)
     assert "left" not in autotune_counters()
+
+
+@pytest.mark.usefixtures("default_numerics")
+@pytest.mark.parametrize("under", ["highest", "medium"])
+def test_a_verdict_is_obeyed_under_the_precision_that_it_was_taken_under(
+    under: str, tanh: Workload, db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.set_float32_matmul_precision(under)
+    graph = decided(db, [tanh])
+    assert (graph == fingerprint(step)) == (under == "highest"), "one without settings is of the default ones"
+    assert deployed() == {"graphs": 1, "hits": 1, "left": 1}
+    torch.set_float32_matmul_precision("medium" if under == "highest" else "highest")
+    assert deployed() == {"graphs": 1, "hits": 2}
+    torch.backends.cudnn.benchmark = True  # of no kernel on a CPU
+    torch.set_float32_matmul_precision(under)
+    assert deployed() == {"graphs": 1, "hits": 1, "left": 1}
+
+
+@pytest.mark.usefixtures("default_numerics", "db")
+def test_code_in_the_cache_of_a_graph_is_of_one_setting() -> None:
+    """Inductor's own key has some of these settings, and not cuDNN's."""
+
+    def identity() -> object:
+        return passes({}, "default")["post_grad_custom_post_pass"].uuid()
+
+    before = identity()
+    assert identity() == before
+    torch.backends.cudnn.benchmark = True
+    assert identity() != before
 
 
 def test_a_trial_leaves_what_it_says_whatever_is_stored(tanh: Workload, db: str) -> None:

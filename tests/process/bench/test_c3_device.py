@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from autotune.domains.c3.scenario import COLLECTIVES, REDUCING
+from autotune.domains.c3.strategy import Strategy
 from autotune.errors import UserError
 from autotune.measure.worker import WorkerFault
+from autotune.task import Config
 from benchmarks import c3_device, form, table
 from benchmarks.c3_device import BESIDE, KIB, MIB, PARTED, SIZES, Measure, bandwidth, partition, parts_of, power
 from benchmarks.c3_device_cases import crossover, summary
 from benchmarks.c3_device_table import finding, findings, render
+from benchmarks.c3_probe import Opened
 
 RANKS = 8
 SETTLED = {
@@ -198,3 +205,28 @@ def test_a_cpu_has_the_first_part(
     assert table.render(data) == render(data)
     assert c3_device.main(["--device", "cpu", "--parts", "power", "--out", str(out)]) == 2
     assert capsys.readouterr().err == "c3_device: --parts power: needs GPUs\n"
+
+
+def test_a_collective_is_shared_by_strategies_that_it_cannot_tell_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an all-to-all keeps on the device is copied first or last, as the order says, and so is not shared."""
+    made: list[Config] = []
+
+    def open_collective(spec: Any, group: Any, config: Config, artifact: Any) -> Any:
+        made.append(config)
+        return SimpleNamespace(close=lambda: None, input=torch.zeros(1))
+
+    monkeypatch.setattr("autotune.domains.c3.collectives.open.open_collective", open_collective)
+    probe = {"collective": {"op": "all_to_all", "numel": 64, "dtype": "bf16"}}
+    with ExitStack() as stack:
+        opened = Opened(SimpleNamespace(), probe, stack)  # type: ignore[arg-type]
+        plain = Strategy("comm_first", "copy", priority="comm")
+        runs = [
+            plain,
+            replace(plain, order="sequential"),
+            replace(plain, reserve=8),
+            replace(plain, order="gemm_first"),
+        ]
+        found = [opened.collective({"config": s.config(), "artifact": None}) for s in runs]
+    assert found[0] is found[1] is found[2]
+    assert found[3] is not found[0]
+    assert [c["order"] for c in made] == ["comm_first", "gemm_first"]

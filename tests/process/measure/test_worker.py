@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,8 +16,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
-from autotune import task
+from autotune import numerics, task
 from autotune.errors import BuildError
 from autotune.measure.policy import Policy
 from autotune.measure.pool import CompilePool, default_processes
@@ -26,6 +28,7 @@ from autotune.measure.wire import Reader, artifact_from_wire, artifact_to_wire, 
 from autotune.measure.worker import Contender, Worker, WorkerFault
 from autotune.task import Artifact, Config, Kernel, Status
 from tests.support.toy import toy_domain
+from tests.support.toy.policy import QUICK
 from tests.support.toy.toy_domain import workload
 
 ARTIFACT = Artifact("cpu", (Kernel("toy"),))
@@ -35,8 +38,6 @@ GOOD: Config = {"how": "rows", "block": 8}
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Worker]:
     """One worker for the tests of this module: each must leave it usable for the next."""
-    from tests.support.toy.policy import QUICK
-
     task.DOMAINS["toy"] = toy_domain.__name__
     with Worker(workload(bad=True), "cpu", QUICK) as worker:
         yield worker
@@ -52,6 +53,19 @@ def test_a_good_candidate_is_verified_and_timed(shared: Worker) -> None:
     assert len(shared.measure(GOOD, ARTIFACT, stage="repeat", seed=1).samples) == 5
     assert shared.restarts == 0
     assert shared.bytes_moved == (64 * 256 + 64) * 4
+
+
+def test_a_candidate_is_measured_under_the_settings_of_the_search(
+    tmp_path: Path, default_numerics: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(task.DOMAINS, "toy", toy_domain.__name__)
+    torch.set_float32_matmul_precision("medium")
+    torch.use_deterministic_algorithms(True)
+    with Worker(workload(numerics=str(tmp_path / "found")), "cpu", QUICK) as worker:
+        assert worker.measure(GOOD, ARTIFACT, stage="screen", seed=1).status is Status.OK
+    found = json.loads((tmp_path / "found").read_text())
+    assert found == numerics.read()
+    assert (found["float32_matmul_precision"], found["deterministic_debug_mode"]) == ("medium", 2)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,6 @@ def answers(file: Path, key: str | None) -> tuple[list[object], Snapshot]:
             found.append(snapshot.get_schedule(workload(n).fingerprint, device.fingerprint, ENVIRONMENT, match="loose"))
             found.append(snapshot.get_workload(workload(n).fingerprint))
         found.append(snapshot.get_verdict("g" * 64, device.fingerprint, ENVIRONMENT, "default"))
-        found.append(snapshot.get_calibration(device.fingerprint, "fusion"))
     return found, snapshot
 
 

@@ -91,6 +91,14 @@ def test_lanes_find_what_one_device_finds_and_the_next_run_starts_none(
     assert [(r.workload, r.measured, r.best) for r in again] == [(r.workload, 0, r.best) for r in found]
 
 
+def test_lanes_measure_under_the_settings_of_the_program(store: Store, tmp_path: Path) -> None:
+    spec = {"meet": str(tmp_path / "meet"), "numerics": str(tmp_path)}
+    works, given = [toy(columns=c, **spec) for c in (64, 65)], {"mkldnn.conv.fp32_precision": "bf16"}
+    api.tune_workloads(works, TWO, store, trials=1, numerics=given, **ALL)
+    found = [json.loads((tmp_path / process.name).read_text()) for process in (tmp_path / "meet").iterdir()]
+    assert found == [given, given]
+
+
 def test_a_shared_part_is_measured_once(store: Store, tmp_path: Path, log: Path) -> None:
     shared = {"rows": 16, "log": str(log), "pause_s": 0.05, "meet": str(tmp_path / "meet")}
     works = [pair_domain.workload(shared, {"rows": r, "log": str(log)}) for r in (8, 9)]

@@ -2,12 +2,13 @@
 
 A workload's spec may hold ``log`` (a file that gets a line for every candidate measured: the process and the
 candidate), ``pause_s`` (of each), ``meet`` (a folder: what is measured waits until two processes measure such),
-``wait`` (a file of process numbers, which wait until another process measures) and ``fatal`` (a file, while which is
-there the process kills itself).
+``wait`` (a file of process numbers, which wait until another process measures) , ``fatal`` (a file, while which is
+there the process kills itself) and ``numerics`` (a folder for the settings of torch's in force, by process).
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune import numerics
 from autotune.measure.outcome import Outcome
 from autotune.measure.policy import Policy
 from autotune.measure.worker import Contender
@@ -71,6 +73,8 @@ class Formula:
         self, config: Config, artifact: Artifact, *, stage: str, seed: int, limit_us: float | None = None
     ) -> Outcome:
         spec = self._workload.spec
+        if spec.get("numerics"):
+            Path(spec["numerics"], str(os.getpid())).write_text(json.dumps(numerics.read()))
         if spec.get("meet"):
             meet(Path(spec["meet"]))
         if spec.get("wait"):

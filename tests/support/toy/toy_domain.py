@@ -5,13 +5,15 @@ The workload's spec may hold ``slow_us`` (added to good candidates: once at bloc
 (are the bad ones in the space), ``broken`` (a candidate's ``how`` to what the machine does to it, see ``FAULTS``),
 ``once`` (a folder where that is noted, so that it happens to each candidate once), ``eager_us`` (added to the
 baseline), ``least_us`` (that no candidate is said to beat), ``reference`` (is one timed beside the baselines) and
-``log`` (a file that gets a line for every candidate loaded).
+``log`` (a file that gets a line for every candidate loaded) and ``numerics`` (a file that gets the settings of torch's
+that candidates are loaded under).
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import json
 import os
 import resource
 import signal
@@ -21,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune import numerics
 from autotune.errors import BuildError, UserError
 from autotune.space import Parameter, Space
 from autotune.task import Artifact, Config, Kernel, Runnable, Verdict
@@ -114,6 +117,8 @@ class ToyBench:
         if self.spec.get("log"):
             with open(self.spec["log"], "a") as f:
                 f.write(digest(config) + "\n")
+        if self.spec.get("numerics"):
+            Path(self.spec["numerics"]).write_text(json.dumps(numerics.read()))
         if due(self.spec, config, "load"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         run: Runnable = getattr(self, "_" + str(config["how"]))(int(config["block"]))

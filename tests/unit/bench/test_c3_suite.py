@@ -153,9 +153,9 @@ def case(name: str, collective: str, gemm: float, comm: float, tuned: float, **m
         "name": name, "kind": alone.kind, "class": alone.kind, "collective": collective, "compute": "a GEMM",
         "nbytes": 1 << 20, "t_gemm_ms": gemm, "t_comm_ms": comm, "t_comm_engine": "copy",
         "t_comm_by_engine_ms": dict(alone.engines), "ideal": alone.ideal, "sequential_ms": gemm + 1.1 * comm,
-        "strategies": strategies, "heuristic": strategies["copy_engine"], "default": strategies["order"],
+        "strategies": strategies, "default": strategies["copy_engine"],
         "t_gemm_median_ms": 1.02 * gemm, "t_comm_median_by_engine_ms": dict(alone.engines),
-        "calibrated": True, "measured": {"copy comm_first": 1.1 * tuned, "nccl comm_first": None}, **more,
+        "measured": {"copy comm_first": 1.1 * tuned, "nccl comm_first": None}, **more,
     }  # fmt: skip
 
 
@@ -181,10 +181,9 @@ def test_the_summary_counts_each_case_as_all_at_most() -> None:
     assert found["all_gather_and_all_to_all"]["cases"] == 3
     assert set(found["by_collective"]["all_gather"]) == {"all", "equal", "compute"}
     assert found["by_collective"]["all_gather"]["equal"]["tuned"]["mean_fraction"] == 1.0
-    assert found["heuristic"] == {
-        "cases": 4, "calibrated": True, "within_10_percent": 1.0, "geomean_over_tuned": 1.1, "worst_over_tuned": 1.1,
+    assert found["default"] == {
+        "cases": 4, "within_10_percent": 1.0, "geomean_over_tuned": 1.1, "worst_over_tuned": 1.1,
     }  # fmt: skip
-    assert found["default"]["within_10_percent"] == 0.5
 
 
 def test_the_best_fixed_strategy_worked_everywhere() -> None:
@@ -213,7 +212,7 @@ def test_tables_have_the_figures() -> None:
     assert "| reduce_scatter | 1 |" in text
     assert "reduce_scatter, " not in text  # of one class only
     assert "`copy comm_first`, taking 1.100 times" in text
-    assert "Chosen without a search (calibrated): within 10% of tuned in 100% of 4 scenarios" in text
+    assert "The default: within 10% of tuned in 100% of 4 scenarios" in text
 
 
 def test_what_a_file_of_the_first_schema_lacks_is_no_column() -> None:

@@ -72,11 +72,6 @@ def anatomy(target: str, inputs: str | None = None, device: str = "cuda") -> Ana
     return region.after
 
 
-@pytest.fixture(autouse=True)
-def no_database(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("AUTOTUNE_DB", str(tmp_path / "none.db"))
-
-
 def test_a_gpu_is_planned_for_with_its_sizes_and_without_it() -> None:
     after = anatomy("layer_norm")
     (group,) = after.groups

@@ -37,14 +37,10 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     """Add what ``command`` takes for C3."""
     if command in ("search", "lookup"):
         add_scenario(parser)
-    elif command == "calibrate":
-        add_ranks(parser.add_argument_group("c3"))
 
 
 def refuse(command: str, args: argparse.Namespace) -> None:
     """For a command on another domain: raises UserError where an option of C3 is given."""
-    if command == "calibrate" and args.ranks is not None:
-        raise UserError("--ranks: only of c3")
     if command in ("search", "lookup"):
         given = [f"--{name}" for name in (*SCENARIO, "ranks") if getattr(args, name) is not None]
         if given:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 
-from autotune.cli.commands.lookup import opened
 from autotune.cli.output import machine_output
 from autotune.domains.c3.cli.scenario import scenario_of
 
@@ -18,13 +17,14 @@ def run(args: argparse.Namespace) -> int:
         from autotune.domains.c3.deploy.match import C3Level, explain, match_scenario
         from autotune.errors import printable
         from autotune.runtime.matching.ladder import text
+        from autotune.store import attach_named
         from autotune.task import place
 
         device = resolve_device(args.device)
         side = device.partition(":")[0]
         scenario, name = scenario_of(args, device)
         workload = scenario.workload()
-        store = opened(args)
+        store = attach_named(args.db, args.db_read)
         try:
             identity = place(workload, device)
             env = environment(device)

@@ -112,9 +112,6 @@ def search_scenarios(
     else:
         label = place(workloads[0], device).label
     print(f"{many} on {label}, stored in {store.name}", file=sys.stderr)
-    if not cluster and store.get_calibration(place(workloads[0], device).fingerprint, "c3") is None:
-        hint = "`autotune calibrate c3` measures these devices', in a minute or two"
-        print(f"heuristics: by rule; {hint}", file=sys.stderr)
     with deploying_from(args.db):
         results = tune(args, device, store, workloads, timeout, _command(args), cluster=cluster)
     described = {w.fingerprint: (w, s) for w, s in zip(workloads, scenarios, strict=True)}

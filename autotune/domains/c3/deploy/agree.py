@@ -62,7 +62,7 @@ def _look_up(scenario: Scenario, device: str, db: str | None, strict: bool) -> C
         why = first_line(error)
         warn_once(f"c3 {why}", f"autotune: {scenario.label} could not be looked up: {why}")
         log.debug("the look-up that failed", exc_info=True)
-        config = without_search(scenario, {}, side)[0]
+        config = without_search(scenario, side)[0]
         return C3Match(C3Level.DEFAULT, config, reason=f"it could not be looked up: {why}")
 
 

@@ -4,8 +4,7 @@
 and ranks), and no extent differs by more than a factor of two; the GEMM's matrices may be stored otherwise.
 ``other_device``: the scenario was tuned on as many other devices of the same architecture, joined by the same links;
 that is used where a setting allows it (:mod:`autotune.runtime.settings`).
-``heuristic``: nothing like it was tuned, but the devices were calibrated (``autotune calibrate c3``). ``default``:
-neither.
+``default``: nothing like it was tuned, and a rule chooses (:mod:`autotune.domains.c3.rule`).
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from autotune.device import DeviceIdentity, Environment
-from autotune.domains.c3.calibration import heuristics
-from autotune.domains.c3.scenario import KIND, LAYOUTS, Gemm, Scenario
+from autotune.domains.c3 import rule
+from autotune.domains.c3.scenario import LAYOUTS, Gemm, Scenario
 from autotune.domains.c3.strategy import (
     HOST_NAIVE,
     HOST_SEQUENTIAL,
@@ -69,7 +68,6 @@ class C3Level(StrEnum):
     EXACT = "exact"
     NEAREST = "nearest"
     OTHER_DEVICE = "other_device"
-    HEURISTIC = "heuristic"
     DEFAULT = "default"
 
     @property
@@ -84,7 +82,7 @@ class C3Match:
     Attributes:
         level: how well it is founded.
         config: the strategy to deploy, normalised, with every parameter of its side.
-        schedule: what it was taken from; None at levels ``heuristic`` and ``default``. Its own ``config`` is None where
+        schedule: what it was taken from; None at level ``default``. Its own ``config`` is None where
             a baseline won.
         tuned: the scenario that the schedule was tuned for: the same one at level ``exact``.
         distance: from the scenario to :attr:`tuned`; None where there is none.
@@ -155,7 +153,7 @@ def match_scenario(
         UserError: the database failed.
     """
     if store is None:
-        return _unfounded(scenario, {}, side, "there is no database")
+        return _unfounded(scenario, side, "there is no database")
     sms = identity.units if side == "cuda" else 0
     rules = settings()
     how: How = "strict" if strict else rules.environment
@@ -186,8 +184,7 @@ def match_scenario(
             differ = (*differences(other, identity), *software(there, store, env))
             reason = f"{why}; tuned on {other.label}"
             return C3Match(C3Level.OTHER_DEVICE, config, there, scenario, 0.0, reason, differ)
-    found = store.get_calibration(identity.fingerprint, KIND)
-    return _unfounded(scenario, found.figures if found else {}, side, why, sms=sms)
+    return _unfounded(scenario, side, why, sms=sms)
 
 
 def explain(
@@ -220,14 +217,8 @@ def explain(
         steps.append(on_other_devices(workload, store, identity, taken, settings().other_device))
     else:
         steps.append(Step("other_device", Outcome.NOT_ASKED))
-    if level is C3Level.DEFAULT:
-        steps.append(Step("heuristic", Outcome.EMPTY, "these devices are not calibrated (autotune calibrate c3)"))
-        steps.append(Step("default", Outcome.TAKEN, "chosen by rule"))
-    elif level is C3Level.HEURISTIC:
-        steps.append(Step("heuristic", Outcome.TAKEN, "chosen by the devices' calibration"))
-    else:
-        steps.append(Step("heuristic", Outcome.NOT_ASKED))
-    return tuple(steps)
+    chosen = level is C3Level.DEFAULT
+    return (*steps, Step("default", Outcome.TAKEN, "chosen by rule") if chosen else Step("default", Outcome.NOT_ASKED))
 
 
 def distance(a: Scenario, b: Scenario) -> float:
@@ -271,22 +262,18 @@ def needs_kernels(config: Mapping[str, Choice], scenario: Scenario) -> bool:
     return bool(kernel_of(config, scenario.collective))
 
 
-def without_search(scenario: Scenario, figures: Mapping[str, float], side: str, *, sms: int = 0) -> list[Config]:
-    """Strategies that need nothing from a search, the best first; the last is what works everywhere."""
-    guesses = heuristics.choose(scenario, figures, side)
+def without_search(scenario: Scenario, side: str, *, sms: int = 0) -> list[Config]:
+    """Strategies that need nothing from a search, the best first; the last works everywhere."""
     out: list[Config] = []
-    for guess in [*guesses, _BASELINES[side]["sequential"]]:
+    for guess in [*rule.choose(scenario, side), _BASELINES[side]["sequential"]]:
         config, why = fit(guess, scenario, side, sms=sms)
         if not why and not needs_kernels(config, scenario) and config not in out:
             out.append(config)
     return out
 
 
-def _unfounded(scenario: Scenario, figures: Mapping[str, float], side: str, why: str, *, sms: int = 0) -> C3Match:
-    level = C3Level.HEURISTIC if figures else C3Level.DEFAULT
-    if not figures:
-        why += "; these devices are not calibrated"
-    return C3Match(level, without_search(scenario, figures, side, sms=sms)[0], reason=why)
+def _unfounded(scenario: Scenario, side: str, why: str, *, sms: int = 0) -> C3Match:
+    return C3Match(C3Level.DEFAULT, without_search(scenario, side, sms=sms)[0], reason=why)
 
 
 def _neighbours(

@@ -71,7 +71,7 @@ def make_ready(
     Raises:
         UserError: not even the plainest one can be run.
     """
-    rest = [c for c in without_search(scenario, {}, group.device.type) if c != match.config]
+    rest = [c for c in without_search(scenario, group.device.type) if c != match.config]
     problem = ""
     for nth, config in enumerate([match.config, *rest]):
         if nth:

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from autotune.cli import decided
-from autotune.cli.commands.lookup import answer_of, check_target, opened, print_ladders
+from autotune.cli.commands.lookup import answer_of, check_target, print_ladders
 from autotune.cli.output import TUNABLE, machine_output
 from autotune.errors import UserError
 
@@ -19,15 +19,16 @@ def run(args: argparse.Namespace) -> int:
     """Look up; returns 0 whatever the match."""
     check_target(args)
     verdicts: list[Verdict] = []
-    if (store := opened(args)) is not None:
-        store.close()
     with machine_output(args.json) as emit:
         from autotune.cli.report import print_table
         from autotune.device import resolve_device
         from autotune.ir.precision import asking
         from autotune.runtime.database import deploying_from
         from autotune.runtime.matching.lookup import ID, lookup, lookup_stored
+        from autotune.store import attach_named
 
+        if (store := attach_named(args.db, args.db_read)) is not None:
+            store.close()
         device = resolve_device(args.device)
         if ID.fullmatch(args.target) and args.inputs is None:
             if args.train:
@@ -38,14 +39,13 @@ def run(args: argparse.Namespace) -> int:
         else:
             from autotune.domains.fusion.program_spec import resolve, training
 
-            fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device)
+            fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device, args.matmul_precision)
             given = training(fn, inputs, kwargs, label, train=args.train)
             with given as (positional, named), asking(args.precision), deploying_from(args.db, args.db_read):
                 found = lookup(
                     fn, positional, kwargs=named, device=device, strict=args.strict, explain=args.explain, label=label
                 )
-            if store is not None:
-                verdicts = decided.verdicts_on(args.db, label, args.inputs or "", args.train, device)
+            verdicts = decided.verdicts_on(args, label, device)
         answer = answer_of(label, device, found)
         emit({**answer, "verdicts": [decided.to_json(verdict) for verdict in verdicts]})
         if not args.json:

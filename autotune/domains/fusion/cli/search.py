@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from autotune import numerics
 from autotune.cli.commands.search import Program, search, search_in_step
 from autotune.cli.decided import decide_step, is_decided
 from autotune.cli.options import check_modes
@@ -47,7 +48,7 @@ def _capture(
     for rows in args.rows or ():
         for workload, count in captured_target(args, device, store, rows).workloads:
             counts.setdefault(workload, count)
-    return list(counts.items()), {"capture": found.to_json()}
+    return list(counts.items()), {"capture": found.to_json(), "numerics": numerics.read()}
 
 
 def _finish(args: argparse.Namespace, device: str, store: Store, searched: Searched, command: str) -> Searched:
@@ -87,7 +88,15 @@ def captured_target(args: argparse.Namespace, device: str, store: Store, rows: i
         return stored if intact else None
 
     with asking(args.precision):
-        found = captured(args.target, args.inputs, device, train=args.train, rows=rows, known=known)
+        found = captured(
+            args.target,
+            args.inputs,
+            device,
+            train=args.train,
+            rows=rows,
+            known=known,
+            matmul_precision=args.matmul_precision,
+        )
     if not found.workloads:
         raise UserError(f"{args.target} has no memory-intensive region that this version can tune: {TUNABLE}")
     return found

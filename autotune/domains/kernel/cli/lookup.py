@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from autotune.cli.commands.lookup import check_target, opened
+from autotune.cli.commands.lookup import check_target
 from autotune.cli.output import machine_output
 
 
@@ -20,13 +20,14 @@ def run(args: argparse.Namespace) -> int:
         from autotune.domains.kernel.deploy.match import find
         from autotune.domains.kernel.target import is_declared, resolve
         from autotune.domains.kernel.workloads import workloads_of
+        from autotune.store import attach_named
         from autotune.task import place
 
         device = resolve_device(args.device)
         kernel = resolve(args.target, "" if is_declared(args.target) else args.space or "")
         shapes = read_shapes(args.shapes) if args.shapes else None
         workloads, found = workloads_of(kernel, args.target, shapes, device, reference=False), []
-        store = opened(args)
+        store = attach_named(args.db, args.db_read)
         try:
             for workload in workloads:
                 where, key = place(workload, device), dict(workload.spec["key"])

@@ -18,7 +18,7 @@ from autotune.domains.c3.scenario import COLLECTIVES, Gemm, Program, Scenario
 from autotune.domains.c3.strategy import HOST_NAIVE, HOST_SEQUENTIAL, NAIVE, SEQUENTIAL, Strategy
 from autotune.errors import BuildError, Unsupported, UserError
 from autotune.space import load_space
-from autotune.task import CalibratedTask, ComposedTask, open_task
+from autotune.task import open_task
 from autotune.tuner.proposals.seeds import plan
 
 BIG = Scenario(Gemm(4096, 4096, 4096), "all_gather", 1 << 26, 4)
@@ -50,15 +50,6 @@ def test_defaults_and_seeds_are_normal_possible_and_in_the_space(op: str, device
     begun = [s.config for s in plan(made, space, [])]
     assert all(made.normalize(c) in begun for c in plain)
     assert begun[0] == made.default()
-
-
-def test_it_is_calibrated_and_not_composed(h200: None) -> None:
-    made = opened(BIG, "cuda:0")
-    assert isinstance(made, CalibratedTask)
-    assert not isinstance(made, ComposedTask)
-    fed = made.calibrated({"a": 1.0})
-    assert (fed.figures, made.figures) == ({"a": 1.0}, {})
-    assert fed.workload == made.workload
 
 
 def choices(scenario: Scenario, device: str, name: str) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""A calibration's end in the ranks: several runs on the same tensors, timed in turn."""
+"""The part of :mod:`benchmarks.c3_device` in the ranks: several runs on the same tensors, timed in turn."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from autotune.domains.c3.run.compute import Computation
     from autotune.task import Artifact
 
-COMPUTE = "compute"
-"""The name of the run of the computation alone."""
 _BUDGET_S = 20.0
 _LOCK_S = 20.0
 _LARGE = 1 << 28  # elements
@@ -82,11 +80,6 @@ def measure(group: Group, probe: Mapping[str, Any], policy: Mapping[str, Any], r
 
         drop_free(group)  # of the next probe's size there is none
     return {"us": {name: statistics.median(found) for name, found in samples.items()}, "skipped": skipped}
-
-
-def where(group: Group) -> str:
-    """The device of this rank."""
-    return str(group.device)
 
 
 @contextmanager

@@ -1,1 +1,0 @@
-"""Choosing a strategy without a search, by tables that a calibration measures."""
