@@ -6,8 +6,8 @@ it uses, and the names of its parameters. A new comment or a new choice invalida
 """
 
 from __future__ import annotations
-
 import __future__
+
 import ast
 import functools
 import hashlib
@@ -94,7 +94,7 @@ def source_fingerprint(fn: Any, parameters: Iterable[str]) -> str:
 
 
 def _collect(fn: Any, texts: dict[str, Any], seen: set[int]) -> None:
-    """Add a function, and what of its module it uses, to ``texts``. ``seen`` has the ids of functions that are there."""
+    """Add a function, and what of its module it uses, to ``texts``. ``seen`` has the ids of functions in it."""
     if id(fn) in seen:  # a function may call itself
         return
     seen.add(id(fn))
