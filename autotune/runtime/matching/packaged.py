@@ -1,8 +1,8 @@
 """The last rung of a region's ladder before heuristics: schedules that come with autotune for the very device at hand.
 
-Its kernels are code of the device, which no version of torch is part of, and a region's fingerprint says what it computes.
-So a schedule is taken whatever the minor versions of torch and CUDA are, and verified in its first call as all that was
-made under other software. ``strict`` asks for equal software here too.
+Its kernels are code of the device, which no version of torch is part of, and a region's fingerprint has all that it
+computes. So a schedule is taken under any version of torch and CUDA. Its first call verifies it, as with all that was
+made under other software. ``strict`` asks for equal software here, too.
 
 The user's own database has the first word, and every word that it has counts: a workload that it holds a schedule for
 on this device, be that one damaged, of other software or failed here, is not taken from what comes with autotune.
