@@ -250,9 +250,7 @@ def test_nobody_signed_it(pack: Pack, tune: Tune, tmp_path: Path, monkeypatch: p
     assert level() is Level.NONE
 
 
-def test_other_devices_are_refused_and_other_software_is_not(
-    pack: Pack, db: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_devices_are_refused_and_software_is_not(pack: Pack, db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name = packaged.name_for(identify("cpu").name)
     pack(softmax, (X,), name="another")
     assert rung().why == "nothing comes with autotune for this device", "named like another device"
