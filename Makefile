@@ -1,8 +1,8 @@
 # Each target sets itself up: the first one run makes .venv, the next ones start at once.
 
 # The first interpreter that is there, is a supported version, and can make environments.
-PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
-	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null \
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null \
 	&& { command -v $$p; break; }; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -34,7 +34,7 @@ venv: $(READY)
 
 # torch goes first and alone: resolved together with the rest, pip may take the CUDA build.
 $(VENV)/.torch:
-	@test -n "$(PYTHON)" || { echo "autotune needs Python 3.11 or 3.12 with venv; set PYTHON=/path/to/python" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "autotune needs Python 3.11 to 3.14 with venv; set PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	@echo "Installing torch $(TORCH) into $(VENV)"; index="$(TORCH_INDEX)"; \
 	$(BIN)/python -c 'import sys, urllib.request as u; u.urlopen(sys.argv[1] + "/torch/", timeout=10)' "$$index" 2>/dev/null \

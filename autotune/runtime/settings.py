@@ -41,7 +41,8 @@ class Settings:
             uses it, warns once, and records the miss all the same.
         packaged: whether schedules that come with autotune for the very device at hand stand in where the database has
             no answer ($AUTOTUNE_PACKAGED): "use" or "refuse". They were measured on another such device, as regions
-            alone, and nobody measured them in the step at hand. The miss is recorded all the same.
+            alone, and nobody measured them in the step at hand. Versions of torch and CUDA matter there with "strict"
+            alone. The miss is recorded all the same.
         rows: the largest ratio of the rows at hand to those that a schedule was tuned for, either way
             ($AUTOTUNE_ROWS).
         verify: when a stored kernel's results are compared with those of the region's own operators

@@ -56,3 +56,24 @@ def test_what_looks_at_imports_or_sets_libraries_is_a_new_interpreter(request: p
     assert _python("import sys; print('torch' in sys.modules)").stdout == "False\n"
     request.getfixturevalue("new_interpreters")
     assert _python(imported).stdout == "False\n"
+
+
+@pytest.mark.usefixtures("new_interpreters")
+def test_what_is_compiled_before_forks_runs_no_autograd() -> None:
+    """A build of torch for GPUs starts threads with the first backward pass, after which it refuses to run in forks."""
+    code = """
+from unittest import mock
+import torch
+from tests.support import fork_server
+with mock.patch.object(torch.autograd, "_engine_run_backward", side_effect=SystemExit("autograd ran")):
+    fork_server._compile_once()
+assert len(torch._inductor.fx_passes.joint_graph.patterns.patterns) > 0  # it did compile
+pid = fork_server.os.fork()
+if not pid:
+    x = torch.ones(2, requires_grad=True)
+    x.sum().backward()
+    fork_server.os._exit(int(x.grad.sum()))
+print(fork_server.os.waitstatus_to_exitcode(fork_server.os.waitpid(pid, 0)[1]))
+"""
+    done = _python(code)
+    assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr

@@ -120,14 +120,17 @@ def _compile_once() -> None:
     from torch._inductor.codecache import torch_key
 
     torch_key()
-    # Nothing runs that has threads, which a fork would lack.
+    # Nothing runs that has threads, which a fork would lack: no kernel, and no autograd, which starts a thread for each
+    # kind of device that torch was built for. After that autograd refuses to work in any fork. A step with a backward
+    # pass finds nine tenths of what it looks up all the same.
     model, x = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Softmax(-1)), torch.ones(2, 8)
     with (
+        torch.no_grad(),
         mock.patch.object(AsyncCompile, "cpp_pybinding", return_value=lambda *_: None) as kernel,
         torch._inductor.config.patch(fx_graph_cache=False),
-        torch._functorch.config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=True),
+        torch._functorch.config.patch(enable_autograd_cache=False),
     ):
-        torch.compile(model)(x.requires_grad_())
+        torch.compile(model)(x)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     _name_header(*kernel.call_args.args)

@@ -118,9 +118,24 @@ def _plain(value: Any, depth: int = 0) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: _plain(getattr(value, f.name), depth + 1) for f in dataclasses.fields(value)}
         return [f"{type(value).__module__}.{type(value).__qualname__}", fields]
-    if isinstance(value, (type, BuiltinFunctionType)) or (isinstance(value, FunctionType) and not value.__closure__):
+    if isinstance(value, BuiltinFunctionType) or _found_by_name(value):
         return f"{value.__module__}.{value.__qualname__}"
     raise _Unknown(type(value).__qualname__)
+
+
+def _found_by_name(value: Any) -> bool:
+    """Whether a class's or a function's name leads to it, in a module whose file is digested or whose version counts.
+
+    Lambdas of a module share a name, as do a function's local classes; what ``python -c`` or ``exec`` made has no file.
+    """
+    if not isinstance(value, (type, FunctionType)):
+        return False
+    found: Any = sys.modules.get(value.__module__)
+    if getattr(found, "__file__", None) is None and value.__module__ not in sys.builtin_module_names:
+        return False
+    for part in value.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is value
 
 
 def _tensor(t: torch.Tensor, seen: dict[int, int]) -> list[Any]:

@@ -5,7 +5,7 @@ Here rather than beside their rules, because kernels are named after operators i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 VIEWS = frozenset(
     [
@@ -74,13 +74,28 @@ _PLAIN = frozenset(
 )
 
 
+_FORWARD = ("_forward", "_legit_functional", "_legit_no_training", "_legit")
+_BACKWARD = ("_backward", "_backward_data")
+
+
 def telling(ops: Iterable[str]) -> list[str]:
     """Those of a program's operators that characterise it, in order, each once, as people call them.
 
-    Plain arithmetic is left out where there is anything else.
+    Plain arithmetic is left out where there is anything else. An operator counts as part of its own backward operator
+    where both are there: whose a common subexpression is depends on the version of torch.
     """
-    names: dict[str, None] = {}
-    for name in ops:
-        if name and name not in VIEWS and name not in GENERATORS and name != "getitem":
-            names[name.removeprefix("native_").strip("_")] = None
-    return [n for n in names if n not in _PLAIN] or list(names)
+    names = [
+        name.strip("_").removeprefix("native_")
+        for name in ops
+        if name and name not in VIEWS and name not in GENERATORS and name != "getitem"
+    ]
+    there = set(names)
+    whole = {name: next((b for b in _backward_names(name) if b in there), name) for name in there}
+    named = list(dict.fromkeys(whole[name] for name in names))
+    return [n for n in named if n not in _PLAIN] or named
+
+
+def _backward_names(name: str) -> Iterator[str]:
+    """What the backward operator of an operator may be called."""
+    stem = next((name.removesuffix(end) for end in _FORWARD if name.endswith(end)), name)
+    return (stem + end for end in _BACKWARD)

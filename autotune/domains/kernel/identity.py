@@ -6,11 +6,15 @@ it uses, and the names of its parameters. A new comment or a new choice invalida
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
 import functools
 import hashlib
 import inspect
+import itertools
+import operator
+import os
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -85,26 +89,31 @@ def kernel_name(fn: Any) -> str:
 def source_fingerprint(fn: Any, parameters: Iterable[str]) -> str:
     """SHA-256 (64 hex digits) of what a kernel computes, as far as its module says it, and its parameters' names."""
     texts: dict[str, Any] = {}
-    _collect(plain_function(fn), texts)
+    _collect(plain_function(fn), texts, set())
     return digest({"source": texts, "parameters": sorted(parameters)})
 
 
-def _collect(fn: Any, texts: dict[str, Any]) -> None:
-    """Add a function, and what of its module it uses, to ``texts``."""
-    name = path_of(fn)
-    if name in texts:
+def _collect(fn: Any, texts: dict[str, Any], seen: set[int]) -> None:
+    """Add a function, and what of its module it uses, to ``texts``. ``seen`` has the ids of functions in it."""
+    if id(fn) in seen:  # a function may call itself
         return
-    texts[name] = ""  # a function may call itself
-    texts[name] = _tree_of(fn)
+    seen.add(id(fn))
+    _add(texts, path_of(fn), _tree_of(fn))
     if not isinstance(fn, FunctionType):
         return
     for used, value in _used(fn):
         inner = plain_function(value)
         if isinstance(inner, FunctionType):
             if inner.__module__ == fn.__module__:
-                _collect(inner, texts)
-        elif _is_plain(value):
-            texts[f"{fn.__module__}.{used}"] = repr(value)
+                _collect(inner, texts, seen)
+        elif _is_plain(value) and texts.get(name := f"{fn.__module__}.{used}") != repr(value):
+            _add(texts, name, repr(value))
+
+
+def _add(texts: dict[str, Any], name: str, text: Any) -> None:
+    """Add a text; the second one of a name, such as another closure of the same function, gets a number."""
+    free = itertools.chain([name], (f"{name} {n}" for n in itertools.count(2)))
+    texts[next(key for key in free if key not in texts)] = text
 
 
 def _used(fn: FunctionType) -> Iterator[tuple[str, Any]]:
@@ -143,10 +152,9 @@ def _is_plain(value: Any) -> bool:
 
 
 def _tree_of(fn: Any) -> Any:
-    """The syntax tree of a function as lists; what stands for it where its source is not there."""
-    try:
-        text = textwrap.dedent(inspect.getsource(fn))
-    except (OSError, TypeError):
+    """The syntax tree of a function as lists; its compiled code where its source is not there."""
+    text = source_of(fn)
+    if text is None:
         return _without_source(fn)
     try:
         body = ast.parse(text).body
@@ -155,13 +163,64 @@ def _tree_of(fn: Any) -> Any:
     return [_dump(node) for node in body]
 
 
+def source_of(fn: Any) -> str | None:
+    """The text of a function; None where there is none, or where the text found may be another function's.
+
+    ``inspect`` goes by the name of a file and a line. All texts that ``exec`` compiles share the name ``<string>``, for
+    which Python 3.13 has the text of ``python -c``. So a text that is in no file has to compile to the function's code.
+    """
+    try:
+        text = textwrap.dedent(inspect.getsource(fn))
+        lines, _ = inspect.findsource(fn)
+    except (OSError, TypeError):
+        return None
+    code = getattr(fn, "__code__", None)
+    if isinstance(code, CodeType):
+        if code.co_name == "<lambda>" and text.count("lambda") > 1:  # a line is all that is found
+            return None
+        if not os.path.isfile(code.co_filename) and not _compiles_to(code, "".join(lines)):
+            return None
+    return text
+
+
+def _compiles_to(code: CodeType, text: str) -> bool:
+    """Whether a module's text has a function whose code is ``code``."""
+    flags = code.co_flags & functools.reduce(operator.or_, (f.compiler_flag for f in _FUTURE))
+    try:
+        module = compile(text, code.co_filename, "exec", flags, dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return False
+    inside = [module]
+    for found in inside:
+        inside += [c for c in found.co_consts if isinstance(c, CodeType)]
+    return code in inside
+
+
+_FUTURE = [getattr(__future__, name) for name in __future__.all_feature_names]
+
+
 def _without_source(fn: Any) -> Any:
-    """A compiled function's name and the version of the package that it comes from."""
+    """The compiled code of a function; of other callables the name, and the version of the package."""
     package = str(getattr(fn, "__module__", "") or "").partition(".")[0]
     code = getattr(fn, "__code__", None)
-    if isinstance(code, CodeType):  # typed into an interpreter
-        return [code.co_code.hex(), repr([c for c in code.co_consts if _is_plain(c)]), list(code.co_names)]
+    if isinstance(code, CodeType):
+        defaults = [*(fn.__defaults__ or ()), *sorted((fn.__kwdefaults__ or {}).items())]
+        return [_constant(code), [_constant(value) for value in defaults]]
     return [package, path_of(fn), _version(package)]
+
+
+def _constant(value: Any) -> Any:
+    """A constant of compiled code, or code itself without its place in a file, as lists and texts."""
+    if isinstance(value, CodeType):
+        shape = [value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount, value.co_flags]
+        names = [value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars]
+        code = [value.co_code.hex(), value.co_exceptiontable.hex()]
+        return [*code, shape, [list(n) for n in names], [_constant(c) for c in value.co_consts]]
+    if isinstance(value, (tuple, list)):
+        return [type(value).__name__, *map(_constant, value)]
+    if isinstance(value, frozenset):
+        return ["frozenset", *sorted(map(repr, value))]
+    return repr(value) if isinstance(value, (*_PLAIN, bytes, complex)) else type(value).__qualname__
 
 
 @functools.cache

@@ -179,17 +179,20 @@ def _ratio(a: int, b: int) -> float:
     return high / low
 
 
-def deployed(fingerprint: str, store: Reader, device: DeviceIdentity, env: Environment) -> Match:
+def deployed(
+    fingerprint: str, store: Reader, device: DeviceIdentity, env: Environment, *, rules: Settings | None = None
+) -> Match:
     """The schedule that code was compiled for, checked again, since the database may have changed meanwhile.
 
     Args:
         fingerprint: of the workload that it was tuned for.
+        rules: None for those that hold in this process.
 
     Raises:
         Unsupported: it is no longer stored, or cannot be used.
         UserError: the database failed.
     """
-    rules, tuned = settings(), store.get_workload(fingerprint)
+    rules, tuned = rules or settings(), store.get_workload(fingerprint)
     if tuned is None:
         raise Unsupported(store.lost or "its schedule is no longer stored")
     found = match(tuned, store, device, env, rules=replace(rules, rows=1.0))

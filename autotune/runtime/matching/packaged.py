@@ -1,5 +1,9 @@
 """The last rung of a region's ladder that has schedules: those that come with autotune for the very device at hand.
 
+Its kernels are code of the device, which no version of torch is part of, and a region's fingerprint has all that it
+computes. So a schedule is taken under any version of torch and CUDA. Its first call verifies it, as with all that was
+made under other software. ``strict`` asks for equal software here, too.
+
 The user's own database has the first word, and every word that it has counts: a workload that it holds a schedule for
 on this device, be that one damaged, of other software or failed here, is not taken from what comes with autotune.
 """
@@ -47,7 +51,7 @@ def from_package(
     snapshot, why = _asked(path, store)
     if snapshot is None:
         return found, Step("packaged", Outcome.REFUSED, why)
-    rules = replace(rules or settings(), other_device="refuse")
+    rules = _any_software(replace(rules or settings(), other_device="refuse"))
     there = match(workload, snapshot, device, env, strict=strict, rules=rules)
     if there.tuned is None:
         return found, replace(on_this_device(workload, snapshot, device, env, there.reason), rung="packaged")
@@ -69,7 +73,7 @@ def deployed_from_package(
     if snapshot is None:
         return None
     try:
-        found = deployed(fingerprint, snapshot, device, env)
+        found = deployed(fingerprint, snapshot, device, env, rules=_any_software(settings()))
     except Unsupported:
         return None
     assert found.tuned is not None
@@ -90,6 +94,10 @@ def _asked(path: Path, store: Reader | None) -> tuple[Reader | None, str]:
     if snapshot is None or snapshot.lost:
         return None, f"{path.name} is damaged: install autotune again"
     return snapshot, ""
+
+
+def _any_software(rules: Settings) -> Settings:
+    return rules if rules.environment == "strict" else replace(rules, environment="ignore")
 
 
 def _decided(store: Reader | None, device: DeviceIdentity, *workloads: Workload) -> bool:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import zlib
 from dataclasses import replace
 
@@ -255,3 +257,21 @@ def test_schedules_that_cannot_be_emitted_say_why(changes: dict[str, object], wo
     name = "ln_1001" if "vector_bytes" in changes else "ln_f32"
     with pytest.raises(Unsupported, match=words):
         source_of(*one(name, **changes))
+
+
+@pytest.mark.usefixtures("new_interpreters")
+def test_a_numpy_without_row_stack_will_do_and_is_left_as_it_was() -> None:
+    """numpy 2.5 has no ``row_stack``, which numba-cuda 0.30 reads when it compiles for the first time."""
+    code = """
+import numpy
+if hasattr(numpy, "row_stack"):
+    del numpy.row_stack
+from autotune.compiler.targets.cuda.compile import build
+from autotune.domains.fusion.task import FusionTask
+from tests.support.zoo import workload
+
+task = FusionTask(workload("softmax_mask"), "cuda:0", target="sm_90", sms=132)
+print(len(task.build(task.default()).kernels), hasattr(numpy, "row_stack"))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "1 False\n"), done.stderr

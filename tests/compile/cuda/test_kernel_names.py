@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from autotune.compiler.lower.op_names import telling
 from autotune.compiler.planner.kernel_names import LONGEST, graph_ops, kernel_name, launch_names, program_ops
 from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.targets.cuda.compile import build
@@ -58,6 +59,26 @@ def names(work: Workload, plan: str = "") -> list[str]:
 )
 def test_a_kernel_is_named_after_the_program_s_operators(case: str, expected: list[str]) -> None:
     assert names(workload(case)) == expected
+
+
+@pytest.mark.parametrize(
+    ("ops", "names"),
+    [
+        # As torch 2.13 has it, where a common subexpression is the forward operator's, and as 2.14 does.
+        (["native_layer_norm_backward", "mul", "native_layer_norm"], ["layer_norm_backward"]),
+        (["native_layer_norm", "native_layer_norm_backward"], ["layer_norm_backward"]),
+        (["_softmax", "gelu", "_softmax_backward_data"], ["softmax_backward_data", "gelu"]),
+        (["nll_loss_forward", "nll_loss_backward"], ["nll_loss_backward"]),
+        (
+            ["_native_batch_norm_legit_functional", "relu", "native_batch_norm_backward"],
+            ["batch_norm_backward", "relu"],
+        ),
+        (["_native_batch_norm_legit_no_training", "relu"], ["batch_norm_legit_no_training", "relu"]),
+        (["native_layer_norm", "gelu_backward"], ["layer_norm", "gelu_backward"]),
+    ],
+)
+def test_an_operator_is_part_of_its_own_backward_operator(ops: list[str], names: list[str]) -> None:
+    assert telling(ops) == names
 
 
 def test_a_group_without_a_program_is_named_after_its_graph() -> None:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,7 @@ def test_the_ladder_is_told(tune: Tune, db: str, capsys: pytest.CaptureFixture[s
     (found,) = autotune.lookup(softmax, (X,), explain=True)
     assert found.ladder[0].outcome is Outcome.REFUSED
     assert [(d.field, d.tuned) for d in found.ladder[0].differences] == [("torch", "1.2.3"), ("driver", "9")]
-    assert found.to_json()["ladder"][0]["differences"][0]["here"] == torch.__version__
+    assert found.to_json()["ladder"][0]["differences"][0]["here"] == version("torch")
 
 
 def test_without_a_database(db: str) -> None:

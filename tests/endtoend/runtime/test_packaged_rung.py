@@ -16,6 +16,7 @@ import torch._inductor.config
 from torch.nn import functional as F
 
 import autotune
+from autotune import device
 from autotune.cli import app
 from autotune.device import environment, identify
 from autotune.errors import UserError
@@ -126,6 +127,23 @@ def test_it_runs_where_nothing_was_tuned(pack: Pack, db: str, caplog: pytest.Log
         assert store.schedules() == []
 
 
+def test_it_runs_under_other_software_and_is_verified(pack: Pack, db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pack(softmax, (X,))
+    real = device._environment
+    monkeypatch.setattr(device, "_environment", lambda kind: replace(real(kind), torch="9.9.0", cuda="99.0"))
+    checked: list[Check] = []
+    expected = Check.expected
+    monkeypatch.setattr(Check, "expected", lambda self, x: (checked.append(self), expected(self, x))[1])
+    assert [d.field for d in rung().differences] == ["torch", "cuda"]
+    for _ in range(2):  # the second one takes Inductor's code from its cache
+        assert deployed() == {"graphs": 1, "hits": 1, "hits_packaged": 1}
+    assert len(checked) == 2
+    autotune.configure(environment="strict")
+    assert (level(), rung().outcome) == (Level.NONE, Outcome.REFUSED)
+    assert "other software" in rung().why
+    assert "hits" not in deployed()
+
+
 def test_a_baseline_of_it_leaves_the_region_to_inductor(pack: Pack, db: str) -> None:
     pack(softmax, (X,), edit=baseline("inductor"))
     assert level() is Level.PACKAGED
@@ -233,7 +251,7 @@ def test_nobody_signed_it(pack: Pack, tune: Tune, tmp_path: Path, monkeypatch: p
     assert level() is Level.NONE
 
 
-def test_other_devices_and_software_are_refused(pack: Pack, db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_devices_are_refused_and_software_is_not(pack: Pack, db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name = packaged.name_for(identify("cpu").name)
     pack(softmax, (X,), name="another")
     assert rung().why == "nothing comes with autotune for this device", "named like another device"
@@ -246,12 +264,15 @@ def test_other_devices_and_software_are_refused(pack: Pack, db: str, monkeypatch
         device = replace(identify("cpu"), **changed)  # type: ignore[arg-type]
         found, step = from_package(region.workload, miss, None, device, env)
         assert (found, step.outcome) == (miss, Outcome.EMPTY), changed
-    found, step = from_package(region.workload, miss, None, identify("cpu"), replace(env, torch="1.2.3"))
-    assert found is miss
-    assert [(d.field, d.here) for d in step.differences] == [("torch", "1.2.3")]
-    autotune.configure(environment="ignore")
-    found, _ = from_package(region.workload, miss, None, identify("cpu"), replace(env, torch="1.2.3"))
-    assert found.level is Level.PACKAGED
+    assert not region.ladder
+    for how, level in (("loose", Level.PACKAGED), ("ignore", Level.PACKAGED), ("strict", Level.NONE)):
+        autotune.configure(environment=how)
+        found, step = from_package(region.workload, miss, None, identify("cpu"), replace(env, torch="1.2.3"))
+        assert found.level is level, how
+        assert [(d.field, d.here) for d in step.differences] == [("torch", "1.2.3")]
+    autotune.configure(environment="loose")
+    found, _ = from_package(region.workload, miss, None, identify("cpu"), replace(env, torch="1.2.3"), strict=True)
+    assert found is miss, "lookup --strict"
 
 
 def test_nothing_is_opened_without_a_miss_or_for_another_device(

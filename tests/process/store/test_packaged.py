@@ -15,6 +15,7 @@ from autotune.runtime.matching.packaged import from_package
 from autotune.store import Store
 from autotune.store.snapshots.packaged import file_for, packaged, path_of
 from autotune.store.snapshots.reader import Snapshot
+from tests.support import ROOT
 
 
 @pytest.mark.parametrize("name", packaged())
@@ -39,6 +40,16 @@ def test_every_schedule_is_found_on_its_device(name: str) -> None:
         by_itself, _ = from_package(work, Match(Level.NONE), None, device, env)
         assert (by_itself.level, by_itself.schedule) == (Level.PACKAGED, found.schedule)
     assert kernels > len(schedules) / 2
+
+
+def test_the_documents_have_its_figures() -> None:
+    schedules = Snapshot(path_of("package:h200")).schedules()
+    kernels = sum(s.config is not None for s in schedules)
+    regions = len({s.key.workload for s in schedules})
+    said = (
+        f"{len(schedules)} schedules of {regions} regions are in it: {kernels} are kernels, {len(schedules) - kernels}"
+    )
+    assert said in (ROOT / "docs" / "deploy.md").read_text()
 
 
 def test_it_is_named_wherever_a_snapshot_is(

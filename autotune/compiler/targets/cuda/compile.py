@@ -7,7 +7,9 @@ ordinary processes beside the measuring.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import importlib
 import linecache
 import math
 import os
@@ -57,6 +59,23 @@ def _names(code: CodeType) -> set[str]:
     return set(code.co_names).union(*inner)
 
 
+@functools.cache
+def _import_arrays() -> None:
+    """Import the module of numba-cuda 0.30 that asks for ``np.row_stack``, which numpy 2.5 no longer has.
+
+    It does so once, to register what it compiles that to. Nothing compiled here calls it. numpy is left as it was.
+    """
+    import numpy as np
+
+    if hasattr(np, "row_stack"):
+        return
+    np.row_stack = np.vstack  # type: ignore[attr-defined]
+    try:
+        importlib.import_module("numba.cuda.np.arrayobj")
+    finally:
+        del np.row_stack  # type: ignore[attr-defined]
+
+
 @contextlib.contextmanager
 def _without_device(cc: tuple[int, int]) -> Iterator[None]:
     """Let numba-cuda compile device functions without a driver.
@@ -84,6 +103,7 @@ def _numba_ptx(text: str, params: tuple[str, ...], dynamic: bool, block: int, cc
 
     from autotune.compiler.targets.cuda.intrinsics.base import POINTER
 
+    _import_arrays()
     filename = f"<autotune {abs(hash(text)):x}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
     code = compile(text, filename, "exec")

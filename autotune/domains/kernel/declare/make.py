@@ -111,8 +111,10 @@ def _claim(kernel: Kernel) -> None:
 
 
 def file_of(fn: Any) -> Path | None:
+    """The file that a kernel is in; None for one that was typed in, or compiled from a text."""
     try:
         found = inspect.getsourcefile(plain_function(fn))
     except TypeError:
         return None
-    return Path(found).resolve() if found else None
+    # Not a name such as "<string>", which all texts share that exec compiles.
+    return Path(found).resolve() if found and Path(found).is_file() else None

@@ -99,6 +99,20 @@ def test_what_cannot_be_told_has_none() -> None:
     assert signed(Block(), object()) is None
 
 
+def test_functions_and_classes_count_where_their_names_lead_to_them() -> None:
+    def local(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    typed: dict[str, object] = {"__name__": "typed_in"}
+    exec("def act(x):\n    return x", typed)
+    assert signed(changed(lambda b: setattr(b, "act", torch.nn.functional.gelu))) is not None
+    assert signed(changed(lambda b: setattr(b, "act", signed))) is not None
+    assert signed(changed(lambda b: setattr(b, "act", nn.GELU))) is not None
+    assert signed(changed(lambda b: setattr(b, "act", int))) is not None
+    for shared in (lambda x: x, local, type("Block", (), {}), typed["act"]):
+        assert signed(changed(lambda b, act=shared: setattr(b, "act", act))) is None  # type: ignore[misc]
+
+
 def test_what_autotune_has_loaded_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "autotune.store.connection.migrate", raising=False)
     before = signed(Block())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,18 @@ def test_two_kernels_of_one_name_are_told() -> None:
     autotune.tunable(space=SPACE, name="same")(kernel)  # declared again, as a notebook does
     with pytest.raises(UserError, match="two kernels are called same"):
         autotune.tunable(space={"block": [1, 2]}, name="same")(kernels.plain)
+
+
+def test_two_kernels_that_no_file_has_are_told_by_their_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "def kernel(x, block=64):\n    return x\n"
+    # Python 3.13 keeps the text of ``python -c`` under this name, which all texts have that exec compiles.
+    monkeypatch.setitem(linecache.cache, "<string>", (len(text), None, text.splitlines(True), "<string>"))
+    first, second = ({"__name__": name} for name in ("typed_first", "typed_second"))
+    for module in (first, second):
+        exec(text, module)
+    autotune.tunable(space={"block": [64, 128]}, name="typed")(first["kernel"])
+    with pytest.raises(UserError, match="two kernels are called typed"):
+        autotune.tunable(space={"block": [64, 128]}, name="typed")(second["kernel"])
 
 
 def test_the_default_comes_from_the_signature_or_the_list() -> None:
