@@ -12,16 +12,19 @@ TORCH ?= 2.13.0
 TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),,https://download.pytorch.org/whl/cpu)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 READY := $(VENV)/.ready
+READY_ALL := $(VENV)/.ready-all
+SKIPPED := build/skipped
 DEMO_DB := build/demo.db
 DEMO := fusion examples.residual_mlp:Training --inputs examples.residual_mlp:inputs --train --device cpu --db $(DEMO_DB)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo quick test lint cycles types format wheel docs clean
+.PHONY: help venv demo quick test test-all lint cycles types format wheel docs clean
 
 help:
 	@echo "make demo    tune a training step on this CPU, time it, run it from the database (under 10 minutes)"
 	@echo "make quick   unit tests, and some of the other layers: the inner loop"
 	@echo "make test    the test suite; no GPU needed"
+	@echo "make test-all  all cases of the suite, with models of other libraries, Triton, JAX and a browser, which it installs"
 	@echo "make lint    ruff (rules and format), and make cycles"
 	@echo "make cycles  who imports whom: layers, and no circle"
 	@echo "make types   mypy --strict on autotune/, tests/support/ and the suites"
@@ -47,6 +50,16 @@ $(READY): pyproject.toml $(VENV)/.torch
 	@$(PIP) --editable ".[dev]"
 	@touch $@
 
+# timm needs torchvision. The resolver finds the release for this torch; where there is none yet, the newest one serves,
+# of which nothing but Python is used (benchmarks/real/vision.py).
+$(READY_ALL): pyproject.toml $(READY)
+	@echo "Installing what optional tests need into $(VENV)"; \
+	torch="torch==$$($(BIN)/python -c 'from importlib.metadata import version; print(version("torch"))')"; \
+	$(PIP) --editable ".[test-all]" "$$torch" && { \
+		$(PIP) --editable ".[bench]" "torchvision>=0.26" "$$torch" \
+		|| { echo "No torchvision is for $$torch: the newest one is taken"; $(PIP) --no-deps timm torchvision liger-kernel; }; }
+	@touch $@
+
 demo: $(READY)
 	@mkdir -p $(dir $(DEMO_DB))
 	$(BIN)/autotune search $(DEMO) --timeout 240
@@ -57,7 +70,7 @@ demo: $(READY)
 THIRD := --third
 
 # Processes of tests import the package again and again, and find it compiled.
-test quick: export PYTHONDONTWRITEBYTECODE :=
+test test-all quick: export PYTHONDONTWRITEBYTECODE :=
 
 # What is timed needs the machine for itself; the rest runs file by file in two processes a core, since tests wait for
 # processes of their own. The layers whose files take longest go first, so that none is left at the end.
@@ -71,14 +84,22 @@ quick: $(READY)
 
 test: $(READY)
 ifdef PYTEST_ARGS
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS) $(PYTEST_ARGS)
 else
 	@failed=0; set -x; \
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(THIRD) \
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS) $(THIRD) \
 		$(LAYERS) $(ALONE:%=--ignore=%) || failed=1; \
-	$(BIN)/python -m pytest $(ALONE) || failed=1; \
+	$(BIN)/python -m pytest $(PYTEST_OPTIONS) $(ALONE) || failed=1; \
 	exit $$failed
 endif
+
+# STRICT=--strict: a skipped test is a failure, unless it needs a GPU.
+test-all: $(READY_ALL)
+	@$(BIN)/python -m tests.support.programs
+	@rm -f $(SKIPPED); failed=0; \
+	$(MAKE) --no-print-directory test THIRD= PYTEST_OPTIONS=--skipped=$(SKIPPED) || failed=1; \
+	$(BIN)/python -m tests.support.skipped $(SKIPPED) $(STRICT) || failed=1; \
+	exit $$failed
 
 lint: $(READY) cycles
 	$(BIN)/ruff check .

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import contextlib
 
-import torch
 import torch._dynamo
-import torch._inductor.compile_fx
+import torch._inductor.compile_fx  # noqa: F401
 
+from benchmarks.real.vision import declare_operators
+
+declare_operators()
 with contextlib.suppress(ImportError):
     import transformers.models  # noqa: F401
     from transformers.utils import logging
 
     logging.set_verbosity_error()
 
-with contextlib.suppress(RuntimeError):
-    # timm imports torchvision, whose library of operators does not load beside every build of torch.
-    _operators = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
-    for _name in ("nms", "qnms"):
-        _operators.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 with contextlib.suppress(ImportError):
     import timm  # noqa: F401
 
-import benchmarks.real.check  # noqa: F401
+import benchmarks.real.check  # noqa: E402, F401

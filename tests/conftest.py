@@ -23,6 +23,7 @@ from tests.support.bytecode import make_bytecode
 from tests.support.cpu_times import CpuTimes
 from tests.support.headers import share_headers
 from tests.support.lean import compile_lean
+from tests.support.skipped import recorder
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -32,6 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if table := config.getoption("--cpu-times"):
         config.pluginmanager.register(CpuTimes(Path(table)))
+    if (skipped := config.getoption("--skipped")) and (plugin := recorder(skipped)):
+        config.pluginmanager.register(plugin)
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # or Inductor compiles ten seconds to see what cpuid says
     os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")  # it colours refusals that nobody is told
     worker = os.environ.get("PYTEST_XDIST_WORKER")
@@ -180,6 +183,14 @@ def lean() -> None:
     compile_lean()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def vision() -> None:
+    """torchvision, which timm and transformers import, can be imported beside a CPU build of torch."""
+    from benchmarks.real.vision import declare_operators
+
+    declare_operators()
+
+
 @pytest.fixture
 def new_interpreters() -> Iterator[None]:
     """Processes import for themselves: for tests of that, and of how interpreters start and end."""
@@ -232,6 +243,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     about = "of tests of kernels with many cases, the third that is the commit's; the next commits run the others"
     parser.addoption("--third", action="store_true", help=about)
     parser.addoption("--cpu-times", metavar="FILE", help="write what layers, files and tests took, in CPU seconds")
+    parser.addoption("--skipped", metavar="FILE", help="add the tests that were skipped, and why, to a file")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -296,6 +308,8 @@ def _own_third() -> int:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Tests marked ``programs`` run once for each of their share of the random programs, whose number is ``seed``.
 
+    A second argument of the marker is a function that returns False for programs that the test leaves out.
+
     ``AUTOTUNE_PROPERTY_CASES=N`` tries N programs (default 40) times the marker's share; ``AUTOTUNE_PROPERTY_FIRST=K``
     begins at seed K.
     """
@@ -304,4 +318,5 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     first = int(os.environ.get("AUTOTUNE_PROPERTY_FIRST", "0"))
     count = max(1, round(marker.args[0] * int(os.environ.get("AUTOTUNE_PROPERTY_CASES", "40"))))
-    metafunc.parametrize("seed", range(first, first + count))
+    wanted = marker.args[1] if len(marker.args) > 1 else None
+    metafunc.parametrize("seed", [*filter(wanted, range(first, first + count))])

@@ -32,7 +32,7 @@ def xla(case: Case, args: Arguments) -> Call:
         NoXla: JAX is not there, does not see the device, or its twin computes something else.
     """
     try:
-        import jax  # type: ignore[import-not-found, unused-ignore]
+        import jax
 
         from benchmarks.fusion.cases import twins
     except ImportError as error:
@@ -51,7 +51,7 @@ def xla(case: Case, args: Arguments) -> Call:
 
 
 def _array(tensor: torch.Tensor) -> Any:
-    import jax.numpy as jnp  # type: ignore[import-not-found, unused-ignore]
+    import jax.numpy as jnp
 
     if tensor.is_cuda:
         torch.cuda.synchronize(tensor.device)  # JAX reads on a stream of its own

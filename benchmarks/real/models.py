@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from benchmarks.real.families import FAMILIES, NAMES, Family, Shape
 from benchmarks.real.further import FURTHER, FURTHER_NAMES
+from benchmarks.real.vision import declare_operators
 
 IGNORED = -100
 """The label that the losses of transformers leave out."""
@@ -93,6 +94,7 @@ def make(
     if batch is not None:
         shape = replace(shape, batch=batch)
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+    declare_operators()
     with _random(seed, device):
         model, made = _transformer(family, device, dtype, depth, tiny, kind) if family.auto else _timm(
             family, device, dtype, depth, tiny

@@ -23,11 +23,18 @@ FLAGS = (
 )
 
 
+def _chromium() -> str | None:
+    """The browser's path; distributions name it differently, and Google's own build drives the same."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
 def missing() -> str:
     """Why there is no browser, or ""."""
-    for program in ("chromium", "chromedriver"):
-        if shutil.which(program) is None:
-            return f"{program} is not installed"
+    if _chromium() is None:
+        return "chromium is not installed"
+    if shutil.which("chromedriver") is None:
+        return "chromedriver is not installed"
     try:
         import selenium  # noqa: F401
     except ImportError:
@@ -45,7 +52,7 @@ def browser(profile: Path, *, width: int = 1200, height: int = 900, dark: bool =
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
-    options.binary_location = str(shutil.which("chromium"))
+    options.binary_location = str(_chromium())
     for flag in (*FLAGS, f"--user-data-dir={profile}"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 
-def _postgres_bin() -> Path | None:
+def binaries() -> Path | None:
     """The folder of initdb and postgres, which distributions keep out of the PATH."""
     folders = [Path(p).parent for p in [shutil.which("initdb")] if p]
     if shutil.which("pg_config"):
@@ -45,8 +45,8 @@ class PostgresServer:
     """A PostgreSQL server of our own on a Unix socket in ``folder``. Skips the test where there is none."""
 
     def __init__(self, connections: int = 60) -> None:
-        binaries = _postgres_bin()
-        if binaries is None:
+        folder = binaries()
+        if folder is None:
             pytest.skip("no PostgreSQL server is installed (initdb and postgres were not found)")
         pytest.importorskip("psycopg", reason="psycopg is not installed")
         self._who = _unprivileged()
@@ -56,14 +56,14 @@ class PostgresServer:
         if self._who:
             os.chown(self.folder, int(str(self._who["user"])), int(str(self._who["group"])))
         data = self.folder / "data"
-        init = [str(binaries / "initdb"), "-D", str(data), "-U", "autotune", "-A", "trust", "-E", "UTF8", "--no-sync",
+        init = [str(folder / "initdb"), "-D", str(data), "-U", "autotune", "-A", "trust", "-E", "UTF8", "--no-sync",
                 "--locale=C"]  # fmt: skip
         made = subprocess.run(init, capture_output=True, text=True, check=False, cwd=self.folder, **self._who)  # type: ignore[call-overload]
         if made.returncode:
             self.close()
             pytest.skip(f"initdb failed: {made.stderr.strip()[-300:]}")
         settings = ("listen_addresses=", "fsync=off", f"max_connections={connections}", "shared_buffers=16MB")
-        self._run = [str(binaries / "postgres"), "-D", str(data), "-k", str(self.folder)]
+        self._run = [str(folder / "postgres"), "-D", str(data), "-k", str(self.folder)]
         self._run += [word for setting in settings for word in ("-c", setting)]
 
     def start(self) -> None:

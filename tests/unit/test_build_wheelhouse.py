@@ -49,15 +49,15 @@ def test_an_extra_package_need_not_be_installed(script: ModuleType, monkeypatch:
 
     def run(command: list[str], **how: Any) -> Any:
         asked.append(command[-1])
-        if "liger" not in command[-1]:
+        if "elsewhere" not in command[-1]:
             return SimpleNamespace(returncode=1, stdout="", stderr="WARNING: x\nERROR: no matching distribution\n")
         about = {"version": "0.8.5", "requires_dist": ["torch>=2.1", "triton>=2.3", "peft; extra == 'dev'"]}
         return SimpleNamespace(returncode=0, stdout=json.dumps({"install": [{"metadata": about}]}), stderr="")
 
     monkeypatch.setattr(subprocess, "run", run)
     known = script.installed_or_newest
-    assert script.closure(["liger-kernel>=0.8"], "3.12", known=known) == {"liger-kernel": "0.8.5"}
-    assert asked == ["liger-kernel>=0.8"]
+    assert script.closure(["is-elsewhere>=0.8"], "3.12", known=known) == {"is-elsewhere": "0.8.5"}
+    assert asked == ["is-elsewhere>=0.8"]
     assert known(Requirement("numpy"))[0].startswith("2."), "as installed here"
     with pytest.raises(SystemExit, match=r"no-such-x is neither .* nor found by pip: ERROR: no matching distribution"):
         known(Requirement("no-such-x"))

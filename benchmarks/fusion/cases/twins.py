@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import jax  # type: ignore[import-not-found, unused-ignore]
-import jax.numpy as jnp  # type: ignore[import-not-found, unused-ignore]
+import jax
+import jax.numpy as jnp
 
 from benchmarks.fusion.cases.forward import BLOCK, FP8_MAX, GROUPS
 from benchmarks.fusion.cases.mixed import BETA1, BETA2, DECAY, EPS, LEARNING_RATE, STEP

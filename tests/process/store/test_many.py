@@ -16,7 +16,7 @@ def test_nothing_is_lost_or_torn(kind: str) -> None:
     if kind == "postgresql":
         from tests.support import postgres
 
-        if postgres._postgres_bin() is None:
+        if postgres.binaries() is None:
             pytest.skip("no PostgreSQL server is installed (initdb and postgres were not found)")
     code = """
 import sys
