@@ -59,6 +59,7 @@ _RECORD: Mapping[str, Check] = {
     "graphs": _count,
     "families": _families,
     "lead_s": _share,
+    "numerics": mapping,
     "target": text,
     "inputs": text,
     "command": text,

@@ -73,7 +73,8 @@ def test_verdicts_go_with_the_schedules_of_their_steps(store: Store, bundle: Pat
     [
         {"left": "all"}, {"left": [5]}, {"record": []}, {"mode": "m" * 65}, {"device": "d"}, {"when": 1e308},
         {"record": {"compile_us": -5}}, {"record": {"all_us": 10**400}}, {"record": {"later": 10**400}},
-        {"record": {"train": [1]}}, {"record": {"families": 5}}, {"record": {"target": "\ud800"}},
+        {"record": {"train": [1]}}, {"record": {"numerics": 5}},
+        {"record": {"families": 5}}, {"record": {"target": "\ud800"}},
     ],
 )  # fmt: skip
 def test_a_bundle_with_a_broken_verdict_is_refused(store: Store, bundle: Path, broken: dict[str, Any]) -> None:
