@@ -140,11 +140,11 @@ def _fuses_attention(patches: Mapping[str, Any]) -> bool:
     end a program's compilation."""
     from torch._inductor import config
 
-    from autotune.compiler.capture.options import requests
+    from autotune.compiler.capture.options import requirements
 
     try:
         with config.patch(dict(patches)):
-            return settings().attention == "fuse" and not requests()
+            return settings().attention == "fuse" and not requirements()
     except UserError as error:
         warn_once("settings", f"autotune: attention is left as written: {error}")
         return False

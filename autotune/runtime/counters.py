@@ -43,8 +43,8 @@ class Counters(Mapping[str, int]):
     ``baseline_wins``   those of them where the stored winner is what the user had
     ``misses``          regions that could be tuned and are not
     ``left``            regions left to Inductor, since their whole step was measured to be faster so
-    ``left_by_options`` regions left to Inductor, since an option of its asks for results that stored kernels do not
-                        compute; a warning names the option
+    ``left_by_options`` regions left to Inductor, since an option of Inductor's requires results that stored kernels do
+                        not compute; a warning names the option
     ``unsupported``     regions this version cannot express as a kernel, or not for sizes that are unknown
     ``fallbacks``       regions whose stored kernel could not be loaded or launched; they run as the user had them
     ``wrong_results``   those of them whose kernels computed something else than the region's operators

@@ -235,10 +235,11 @@ def _regions(found: Comparison, command: str) -> Iterator[str]:
     out, misses = count("left", 0), count("misses", 0)
     hits = count("hits", 0) + out  # with those that the step's verdict leaves out, which are not looked up
     if by_options := count("left_by_options", 0):
-        from autotune.compiler.capture.options import requests
+        from autotune.compiler.capture.options import requirements
 
-        many = f"{_regions_of(by_options)} {'is' if by_options == 1 else 'are'} left to Inductor"
-        yield ": ".join([f"{many}, since an option asks for other results", *requests(found.device)])
+        verb = "is" if by_options == 1 else "are"
+        why = "since an option requires other results"
+        yield ": ".join([f"{_regions_of(by_options)} {verb} left to Inductor, {why}", *requirements(found.device)])
     if not hits + misses + by_options:
         yield f"no region of it can be tuned by this version: {TUNABLE}"
     if not hits + misses:

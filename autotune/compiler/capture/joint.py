@@ -19,7 +19,7 @@ from autotune.compiler.capture.calls import Calls
 from autotune.compiler.capture.channels_last import put_channels_last
 from autotune.compiler.capture.complexes import split_parts
 from autotune.compiler.capture.depthwise import convolve_gradients
-from autotune.compiler.capture.options import requests
+from autotune.compiler.capture.options import requirements
 from autotune.compiler.capture.pads import share_pads
 from autotune.compiler.capture.patches import multiply_patches
 from autotune.compiler.capture.products import align_products
@@ -35,28 +35,28 @@ _MANTISSA = 24
 def prepare_joint(graph: fx.Graph) -> None:
     """Rewrite a graph before Inductor's joint passes, in place: they would pad what may be written without a copy.
 
-    An option that asks for results which this changes prevents it.
+    Nothing is rewritten while an option requires results that this changes.
 
     Args:
         graph: functional aten and prims calls, with fake tensors in ``meta["val"]``.
     """
     gm = graph.owning_module
     assert gm is not None
-    if requests():
+    if requirements():
         return
     remove_noop_ops(graph)  # as Inductor does next: what a product reads may be a view that changes nothing
     align_products(gm)
 
 
 def rewrite_joint(graph: fx.Graph) -> None:
-    """Rewrite a graph behind Inductor's joint passes, in place, unless an option asks for results that this changes.
+    """Rewrite a graph behind Inductor's joint passes, in place, unless an option requires results that this changes.
 
     Args:
         graph: functional aten and prims calls, with fake tensors in ``meta["val"]``.
     """
     gm = graph.owning_module
     assert gm is not None
-    if requests():
+    if requirements():
         return
     stable_topological_sort(graph)  # Inductor's patterns leave that to the end, which comes behind this
     split_parts(gm)

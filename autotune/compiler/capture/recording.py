@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from autotune.compiler.capture.attention import rewrite_attention
 from autotune.compiler.capture.hooks import Hook, hooked
 from autotune.compiler.capture.joint import takes_bias_apart
-from autotune.compiler.capture.options import requests
+from autotune.compiler.capture.options import requirements
 from autotune.errors import UserError, first_line
 
 Compiled = Callable[..., Any]
@@ -66,7 +66,7 @@ def recording_backend(record: Callable[[CapturedGraph], None], fuse_attention: b
         return boxed(eager)
 
     def backend(gm: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Compiled:
-        if fuse_attention and not requests():
+        if fuse_attention and not requirements():
             rewrite_attention(gm)
         patches = hooked(Hook(keep, b"autotune capture", config.post_grad_custom_post_pass))
         # A cached graph would come back without asking for the code inside.

@@ -232,7 +232,7 @@ class _Frame:
             return _limited(v, self._reduce(v, values[v.args[0]]))
         args = [self.aligned(values[a], self.graph.values[a].axes, v.axes) for a in v.args]
         if v.op == "cast":
-            # Out of range and for NaN the instruction that converts decides, which is that of a device and of a type.
+            # For NaN and out of range the result depends on the device's instruction, and that on both types.
             rounded = args[0].to(torch.float32) if args[0].dtype == torch.float64 else args[0]
             return rounded.to(_COMPUTE[v.dtype])
         if v.op == "where":

@@ -16,7 +16,7 @@ from torch import fx
 
 from autotune import numerics
 from autotune.compiler.capture.joint import takes_bias_apart
-from autotune.compiler.capture.options import requests
+from autotune.compiler.capture.options import requirements
 from autotune.compiler.planner.kernel_names import kernel_name, program_ops
 from autotune.compiler.regions import aten
 from autotune.compiler.regions.find import Region, find_regions
@@ -105,19 +105,18 @@ def device_of(region: Region) -> str | None:
 
 
 def _permitted(regions: Sequence[Region]) -> list[Region]:
-    """The regions of which no option of Inductor's asks for results that stored kernels do not compute."""
+    """The regions for which no option of Inductor's requires results that stored kernels do not compute."""
     kept = []
     for region in regions:
-        device = device_of(region)
-        asked: Sequence[str] = ()
+        device, required = device_of(region), tuple[str, ...]()
         if region.workload is not None and device is not None:
-            asked = requests(device, region.workload.spec.get("precision", ""))
-        if not asked:
+            required = requirements(device, str(region.workload.spec.get("precision", "")))
+        if not required:
             kept.append(region)
             continue
         count("left_by_options")
-        for request in asked:
-            warn_once(f"option {request}", f"autotune: regions are left to Inductor, since its option {request}")
+        for requirement in required:
+            warn_once(f"option {requirement}", f"autotune: Inductor compiles regions, since its option {requirement}")
     return kept
 
 

@@ -326,7 +326,7 @@ def test_regions_that_an_option_leaves_to_inductor() -> None:
     with torch._inductor.config.patch(emulate_precision_casts=True):
         text = notes(on_a_gpu(counters=counters))
         assert text.startswith(
-            "2 regions are left to Inductor, since an option asks for other results: emulate_precision_casts asks for"
+            "2 regions are left to Inductor, since an option requires other results: emulate_precision_casts requires"
             " values that are rounded to 16 bits after each operator"
         )
         assert "no region" not in text

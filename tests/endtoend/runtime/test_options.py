@@ -1,4 +1,4 @@
-"""Inductor's options that change results: regions obey them, or Inductor computes what the option is about."""
+"""Inductor's options that change results: they take effect in regions, or Inductor compiles the regions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch._inductor.utils import run_and_get_code
 from torch.nn import functional as F
 
 import autotune
-from autotune.compiler.capture.options import REQUESTS
+from autotune.compiler.capture.options import REQUIREMENTS
 from autotune.compiler.capture.recording import capture
 from autotune.runtime.counters import reset_counters
 from tests.support.deployment import Tune
@@ -51,7 +51,7 @@ def test_emulated_casts_round_as_eager_mode_does(tune: Tune, way: str, caplog: p
     assert found() == (0, 1, 0)
     (warning,) = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
     assert warning == (
-        "autotune: regions are left to Inductor, since its option emulate_precision_casts asks for values that are"
+        "autotune: Inductor compiles regions, since its option emulate_precision_casts requires values that are"
         " rounded to 16 bits after each operator"
     )
 
@@ -82,20 +82,19 @@ def test_the_option_holds_in_the_backward_pass(tune: Tune) -> None:
 
 
 VALUES: dict[Any, Any] = {False: True, True: False, None: "accuracy", "default": "strict"}
-"""A value that asks for something, by the one that asks for nothing."""
+"""A value that requires something, by the one that requires nothing."""
+ON_A_CPU = [name for name, required in REQUIREMENTS.items() if required.device != "cuda" and name in config._config]
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, r in REQUESTS.items() if r.device != "cuda" and name in config._config]
-)
-def test_a_request_leaves_regions_to_inductor(tune: Tune, name: str) -> None:
+@pytest.mark.parametrize("name", ON_A_CPU)
+def test_a_requirement_leaves_regions_to_inductor(tune: Tune, name: str) -> None:
     def fn(x: Tensor) -> Tensor:
         return torch.log1p(torch.relu(x)) * 2
 
     x = torch.rand(64, 64)
     assert tune(fn, (x,))
     with torch.no_grad():
-        _, code = run_and_get_code(compiled(fn, {name: VALUES[REQUESTS[name].default]}), x)
+        _, code = run_and_get_code(compiled(fn, {name: VALUES[REQUIREMENTS[name].default]}), x)
     assert "autotune" not in "".join(code)
     assert found() == (0, 1, 0)
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from torch._inductor import codecache, config
 
-from autotune.compiler.capture.options import REQUESTS, requests
+from autotune.compiler.capture.options import REQUIREMENTS, requirements
 
 TABLE = tomllib.loads(Path(__file__).with_name("inductor_options.toml").read_text())
 KINDS = ("graph", "rounding", "nothing", "obeyed", "differs")
-NAMED = [*REQUESTS, *(name for kind in KINDS for name in TABLE[kind])]
+NAMED = [*REQUIREMENTS, *(name for kind in KINDS for name in TABLE[kind])]
 
 
 def unknown(names: Iterable[str]) -> list[str]:
@@ -38,22 +38,22 @@ def test_every_switch_in_the_key_of_inductors_cache_has_been_looked_at() -> None
     assert found <= set(TABLE["switches"])
 
 
-def test_nothing_is_asked_for_by_default() -> None:
-    assert requests() == ()
-    for name, request in REQUESTS.items():
+def test_nothing_is_required_by_default() -> None:
+    assert requirements() == ()
+    for name, requirement in REQUIREMENTS.items():
         if name in config._config:
-            assert config._config[name].default == request.default, name
+            assert config._config[name].default == requirement.default, name
 
 
 def test_a_request_names_its_option() -> None:
     with config.patch({"emulate_precision_casts": True}):
-        (told,) = requests("cpu")
-        assert told == "emulate_precision_casts asks for values that are rounded to 16 bits after each operator"
-        assert requests("cuda:1") == requests() == (told,)
+        (told,) = requirements("cpu")
+        assert told == "emulate_precision_casts requires values that are rounded to 16 bits after each operator"
+        assert requirements("cuda:1") == requirements() == (told,)
 
 
 @pytest.mark.parametrize("name", ["eager_numerics.division_rounding", "eager_numerics.disable_ftz"])
-def test_strict_kernels_of_a_gpu_do_what_some_options_ask_for(name: str) -> None:
+def test_strict_kernels_of_a_gpu_do_what_some_options_require(name: str) -> None:
     with config.patch({name: True}):
-        assert len(requests()) == len(requests("cuda:0")) == 1
-        assert requests("cuda:0", "strict") == requests("cpu") == ()
+        assert len(requirements()) == len(requirements("cuda:0")) == 1
+        assert requirements("cuda:0", "strict") == requirements("cpu") == ()

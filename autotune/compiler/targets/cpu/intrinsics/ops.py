@@ -181,10 +181,10 @@ _X86 = platform.machine() in ("x86_64", "AMD64")
 
 
 def _truncated(b: Builder, x: Ir, target: Ir) -> Ir:
-    """A float as a signed integer, as the host's own instruction converts it, and with it eager mode.
+    """A float as a signed integer, with the results of the host's own instruction, which eager mode uses.
 
-    NaN and what the type does not hold become its smallest number on x86. On other processors they saturate, and NaN
-    becomes 0. LLVM's plain conversion has no defined result for either.
+    On x86, NaN and numbers out of range become the type's smallest number. On other processors numbers out of range
+    saturate, and NaN becomes 0. LLVM's plain conversion has no defined result for either.
     """
     if not _X86:
         name = f"llvm.fptosi.sat.i{target.width}.f32"
