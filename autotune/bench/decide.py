@@ -188,8 +188,8 @@ def decide_and_store(
             if decision is None:
                 say(f"step, mode {mode}: no stored kernel is used in it, so there is nothing to decide")
                 continue
-            own = {"lead_s": lead_s(device), "numerics": numerics.read([device]), "train": train}
-            record = {**decision.record(), **note, **own}
+            own = numerics.read([device])
+            record = {**decision.record(), "lead_s": lead_s(device), "numerics": own, **note, "train": train}
             strict = store.put_environment(here := environment(device))
             verdicts = [
                 Verdict(graph, store.put_device(identify(where)), strict, mode,
@@ -204,7 +204,8 @@ def decide_and_store(
             why = str(error) if isinstance(error, UserError) else first_line(error)
             say(f"WARNING: step, mode {mode}: nothing was decided, {why}")
             continue
-        say(decision.text)
+        under = numerics.text(own)
+        say(f"{decision.text}; timed with {under}" if under else decision.text)
         if decision.busy:
             earlier = "the decision of a quiet moment stays; " if stays else ""
             disturbed = f"other processes kept {decision.others:.1f} processors busy; {earlier}"

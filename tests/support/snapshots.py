@@ -54,7 +54,10 @@ def filled(store: Store, rows: tuple[int, ...] = (32, 64, 512)) -> list[Schedule
     put(rows[0], 20.0, device=OTHER_GPU)
     put(7, 5.0, kernels=False)
     left = (workload(rows[0]).fingerprint,)
-    record = {"target": "/home/ada/model.py:net", "command": "autotune search", "compile_us": 9.0, "families": []}
+    record = {
+        "target": "/home/ada/model.py:net", "command": "autotune search", "compile_us": 9.0, "families": [],
+        "numerics": {"cuda.matmul.fp32_precision": "tf32"},
+    }  # fmt: skip
     store.put_verdicts([Verdict("g" * 64, GPU.fingerprint, ENVIRONMENT.strict, "default", left, record, 50.0)])
     store.put_calibration(Calibration(GPU.fingerprint, "fusion", {"copy_gbs": 4000.0}, 60.0))
     return made

@@ -36,6 +36,15 @@ def _families(value: Any, what: str) -> None:
         _checked(mapping(family, "family"), _FAMILY, "family's ")
 
 
+def _numerics(value: Any, what: str) -> None:
+    for name, setting in mapping(value, what).items():
+        text(name, f"name in its {what}")
+        if isinstance(setting, str):
+            text(setting, what)
+        elif not isinstance(setting, (bool, int, list)):
+            raise Damaged(f"its {what} have {ascii(setting)[:40]}")
+
+
 _FAMILY: Mapping[str, Check] = {
     "workload": text,
     "label": text,
@@ -59,7 +68,7 @@ _RECORD: Mapping[str, Check] = {
     "graphs": _count,
     "families": _families,
     "lead_s": _share,
-    "numerics": mapping,
+    "numerics": _numerics,
     "target": text,
     "inputs": text,
     "command": text,

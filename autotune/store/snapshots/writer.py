@@ -27,7 +27,7 @@ from autotune.workload import Workload
 
 _SOURCE = ("default",)
 """Of what a workload came from: the configuration that the baseline of this name was. The program stays at home."""
-_RECORD = ("mode", "compile_us", "attention_us", "all_us", "autotune_us", "ratio", "train", "families")
+_RECORD = ("mode", "compile_us", "attention_us", "all_us", "autotune_us", "ratio", "train", "numerics", "families")
 """Of a verdict's record: figures. What command found it, and of which program, stays at home."""
 
 

@@ -146,6 +146,7 @@ def test_the_step_is_decided_under_the_precision_of_its_module_or_of_the_option(
     assert main(["search", *target, "--trials", "1"]) == 0
     assert main(["search", *target, "--trials", "1", "--matmul-precision", "medium"]) == 0
     assert [found["under"] for found in asked] == [high, medium]
+    assert "; timed with mkldnn.matmul.fp32_precision=bf16\n" in capsys.readouterr().err
     with Store.open("t.db") as store:
         assert [run.summary["numerics"]["float32_matmul_precision"] for run in store.runs()[::-1]] == ["high", "medium"]
         assert "--matmul-precision medium" in store.runs()[0].command

@@ -121,8 +121,11 @@ def test_what_is_known_counts_as_not_begun_where_it_was_to_be_searched_further(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--missed", "--train"], "leave out TARGET, --inputs, --train and --precision"),
-        (["--missed", "--precision", "strict"], "leave out TARGET, --inputs, --train and --precision"),
+        (["--missed", "--train"], "leave out TARGET, --inputs, --train, --precision and --matmul-precision"),
+        (
+            ["--missed", "--precision", "strict"],
+            "leave out TARGET, --inputs, --train, --precision and --matmul-precision",
+        ),
         (["--missed", "--plans", "greedy", "--ablation", "no-pack"], "exclude each other"),
         (["c3", "--gemm", "8x8x8", "--collective", "all_gather", "--bytes", "1KiB", "--caches", "warm"], "of fusion"),
     ],

@@ -37,7 +37,8 @@ def test_into_an_empty_database_and_again(store: Store, incoming: Path, tmp_path
         assert other.get_schedule(workload(64).fingerprint, GPU.fingerprint, ENVIRONMENT) == store.get_schedule(
             workload(64).fingerprint, GPU.fingerprint, ENVIRONMENT
         )
-        assert len(other.verdicts()) == 1
+        (verdict,) = other.verdicts()
+        assert verdict.record["numerics"] == {"cuda.matmul.fp32_precision": "tf32"}
         state = other.state()
         assert import_file(other, incoming).stored == 0
         assert other.state() == state

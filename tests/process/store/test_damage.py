@@ -140,6 +140,7 @@ DAMAGE = {
             ("train", "[1]"), ("families", "5"), ("families", "{}"), ("families", "[5]"), ("target", "5"),
             ("families[0].label", "[]"), ("families[0].count", "-1"), ("families[0].gain_us", '"x"'),
             ("families[0].kept", '"x"'), ("families[0].workload", "null"), ("command", "{}"), ("others_busy", "null"),
+            ("numerics", "5"), ("numerics", '{"tf32": {}}'), ("numerics", '{"tf32": null}'),
         )
     },
     **{
