@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from autotune.compiler.capture.attention import rewrite_attention
 from autotune.compiler.capture.hooks import Hook, hooked
 from autotune.compiler.capture.recording import boxed, post_grad
-from autotune.runtime.inductor import region_op
+from autotune.runtime.inductor import index_check, region_op
 from autotune.runtime.inductor.region_call import load_call
 from autotune.runtime.inductor.region_pass import replace_regions
 
@@ -50,6 +50,9 @@ def _by_operators(gm: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> 
         if node.target is torch.ops.autotune.region.default:
             name, read = node.args
             node.target, node.args = _region(region_op.pending(name), [n.meta["val"] for n in read], known), tuple(read)
+        elif node.target is torch.ops.autotune.index_check.default:
+            index, name = node.args
+            node.target, node.args = _check(name, known), (index,)
     places = _symbols([n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"])
     gm.recompile()
     run_all = boxed(gm)
@@ -83,6 +86,12 @@ def _region(pending: region_op.Pending, inputs: Sequence[Tensor], sizes: Sizes) 
         return made
 
     return region
+
+
+def _check(name: str, sizes: Sizes) -> Callable[[Tensor], None]:
+    """What checks indices that a region reads."""
+    *ends, text = index_check.pending(name)
+    return lambda index: index_check.check_index(index, *_numbers(ends, sizes), text)
 
 
 def _numbers(extents: Sequence[Any], sizes: Sizes) -> tuple[int, ...]:

@@ -11,7 +11,9 @@ import pytest
 from tests.support import ROOT
 
 FOLDERS = ("autotune", "benchmarks", "db", "docs", "examples", "scripts", "search_spaces", "tests")
-DOCUMENTS = sorted([*ROOT.glob("[!C]*.md"), ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("[!d]*/*.md"), *(ROOT / "docs").glob("*.md")])
+_HISTORY = ("CHANGELOG.md", "decisions")
+"""What names things as they were."""
+DOCUMENTS = sorted(p for p in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")) if not {*p.parts} & {*_HISTORY})
 _FILE = re.compile(r"`((?:[\w.]+/)+[\w.]+\.(?:py|toml|sh))(?:::\w+)?`(?:,? `(\w+)`)?")
 _TEST = re.compile(r"`(?:[\w/]*/)?(test_\w+)(?:\.py)?::(test_\w+)`")
 

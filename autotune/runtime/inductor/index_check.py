@@ -41,6 +41,11 @@ def add_check(graph: fx.Graph, indexed: Indexed, kernel: str) -> fx.Node:
     return node
 
 
+def pending(name: str) -> tuple[Any, Any, str]:
+    """The low and the high end of a check's range, which may be symbols, and the text of its error."""
+    return _pending[name]
+
+
 def check_index(index: torch.Tensor, low: int, extent: int, text: str) -> None:
     """Raise IndexError unless every element of a CPU tensor is in ``[low, extent)``."""
     if index.numel() == 0:
@@ -88,7 +93,7 @@ def _register_lowering() -> None:
 
     @lowering.register_lowering(torch.ops.autotune.index_check.default, type_promotion_kind=None)
     def lower(index: Any, name: str) -> None:
-        *ends, text = _pending[name]
+        *ends, text = pending(name)
         low, extent = convert_shape_to_inductor(ends)
         if index.get_device().type == "cpu":
             CheckOnCpu(index, low, extent, text)
@@ -107,4 +112,4 @@ def _register_lowering() -> None:
         made.realize()
 
 
-__all__ = ["add_check", "check_index"]
+__all__ = ["add_check", "check_index", "pending"]
