@@ -14,6 +14,7 @@ from autotune.measure.outcome import Outcome
 from autotune.measure.worker import Contender, Worker
 from autotune.store import Store
 from tests.support import ROOT
+from tests.support.clock import Clock, paced
 from tests.support.toy import toy_domain
 from tests.support.toy.policy import Busy
 
@@ -30,6 +31,12 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> Busy:
 
     monkeypatch.setattr(Worker, "compare", told)
     return state
+
+
+@pytest.fixture
+def half_a_second_each(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of searches, by which each measured candidate takes half a second and nothing else takes any time."""
+    return paced(0.5, monkeypatch.setattr)
 
 
 @pytest.fixture
