@@ -1,9 +1,9 @@
-"""A training step that normalisations, activations and the loss take most of, in plain PyTorch: residual layers as in
-tabular and recommender models, and a cross entropy over many classes.
+"""A training step that activations, normalisations and the loss take most of, in plain PyTorch: a mixture density
+network. It predicts a distribution of a number, a weighted sum of Gaussians, in place of the number alone.
 
-autotune search fusion examples.residual_mlp:Training --inputs examples.residual_mlp:inputs --train --db mlp.db
-autotune compare fusion examples.residual_mlp:Training --inputs examples.residual_mlp:inputs --train --db mlp.db
-python examples/residual_mlp.py --db mlp.db
+autotune search fusion examples.mixture_density:Training --inputs examples.mixture_density:inputs --train --db mdn.db
+autotune compare fusion examples.mixture_density:Training --inputs examples.mixture_density:inputs --train --db mdn.db
+python examples/mixture_density.py --db mdn.db
 """
 
 from __future__ import annotations
@@ -18,40 +18,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-ROWS, WIDTH, DEPTH, CLASSES = 16384, 32, 6, 256
-
-
+ROWS, FEATURES, WIDTH, GAUSSIANS = 16384, 8, 32, 32
 STEPS, RATE = 20, 1e-3
 
 
-class Layer(nn.Module):
-    """``layer_norm(x + gelu(linear(x)))``."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.linear, self.norm = nn.Linear(width, width), nn.LayerNorm(width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(x + F.gelu(self.linear(x)))
-
-
 class Training(nn.Module):
-    """From features ``[rows, width]`` and classes ``[rows]`` to the loss."""
+    """From features ``[rows, 8]`` and numbers ``[rows, 1]`` to the negative logarithm of their likelihood.
 
-    def __init__(self, width: int = WIDTH, depth: int = DEPTH, classes: int = CLASSES) -> None:
+    After C. M. Bishop, "Mixture density networks" (1994).
+    """
+
+    def __init__(self, width: int = WIDTH, gaussians: int = GAUSSIANS) -> None:
         super().__init__()
-        self.layers = nn.Sequential(*(Layer(width) for _ in range(depth)))
-        self.head = nn.Linear(width, classes)
+        self.body = nn.Sequential(nn.Linear(FEATURES, width), nn.GELU(), nn.LayerNorm(width))
+        self.head = nn.Linear(width, 3 * gaussians)
 
     def forward(self, features: Tensor, wanted: Tensor) -> Tensor:
-        return F.cross_entropy(self.head(self.layers(features)), wanted, label_smoothing=0.1)
+        weight, mean, log_deviation = self.head(self.body(features)).chunk(3, dim=-1)
+        away = (wanted - mean) * torch.exp(-log_deviation)
+        return -torch.logsumexp(F.log_softmax(weight, -1) - log_deviation - 0.5 * away.square(), -1).mean()
 
 
 def inputs(device: str) -> tuple[Tensor, Tensor]:
-    """Random features and classes of one step."""
+    """Random features of one step, and numbers that are one of two functions of them."""
     made = torch.Generator().manual_seed(0)
-    features = torch.randn(ROWS, WIDTH, generator=made)
-    return features.to(device), torch.randint(0, CLASSES, (ROWS,), generator=made).to(device)
+    features = torch.randn(ROWS, FEATURES, generator=made)
+    sign = torch.randint(0, 2, (ROWS, 1), generator=made) * 2.0 - 1.0
+    wanted = sign * features[:, :1].sin() + 0.1 * torch.randn(ROWS, 1, generator=made)
+    return features.to(device), wanted.to(device)
 
 
 def train(model: nn.Module, step: Callable[..., Tensor], given: Sequence[Tensor]) -> list[float]:
