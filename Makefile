@@ -13,7 +13,7 @@ TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),,https://download.pytorch.org
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 READY := $(VENV)/.ready
 DEMO_DB := build/demo.db
-DEMO := fusion examples.mixture_density:Training --inputs examples.mixture_density:inputs --train --device cpu --db $(DEMO_DB)
+DEMO := fusion examples.residual_norms:Training --inputs examples.residual_norms:inputs --train --device cpu --db $(DEMO_DB)
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo quick test lint cycles types format wheel docs clean
@@ -51,7 +51,7 @@ demo: $(READY)
 	@mkdir -p $(dir $(DEMO_DB))
 	$(BIN)/autotune search $(DEMO) --timeout 240
 	$(BIN)/autotune compare $(DEMO)
-	$(BIN)/python examples/mixture_density.py --device cpu --db $(DEMO_DB)
+	$(BIN)/python examples/residual_norms.py --device cpu --db $(DEMO_DB)
 
 # Tests of kernels with three cases or more run the third of them that is the commit's; THIRD= runs all.
 THIRD := --third

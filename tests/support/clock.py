@@ -14,6 +14,7 @@ import importlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,20 +33,28 @@ Change = Callable[[Any, str, Any], object]
 
 
 class Clock:
-    """In place of ``time`` where samples are taken or seconds are spent."""
+    """In place of ``time`` where samples are taken or seconds are spent.
 
-    def __init__(self) -> None:
-        self.ns = 0
+    Args:
+        look_us: microseconds that go by with every look at it.
+    """
+
+    def __init__(self, look_us: float = 0.0) -> None:
+        self.ns, self._look_us = 0, look_us
 
     def busy(self, us: float) -> None:
         """Let so many microseconds go by."""
         self.ns += round(us * 1e3)
 
+    def sleep(self, seconds: float) -> None:
+        self.busy(seconds * 1e6)
+
     def perf_counter_ns(self) -> int:
+        self.busy(self._look_us)
         return self.ns
 
     def perf_counter(self) -> float:
-        return self.ns / 1e9
+        return self.perf_counter_ns() / 1e9
 
     monotonic = perf_counter
 
@@ -107,6 +116,8 @@ class Patience:
         settled: says whether the hour of a stuck process may go by now.
     """
 
+    sleep = staticmethod(time.sleep)
+
     def __init__(self, folder: Path) -> None:
         self._folder, self._own = folder, threading.local()
         self.settled: Callable[[], bool] = lambda: True
@@ -118,6 +129,9 @@ class Patience:
         yield
         self.settled = before
 
+    def is_stuck(self, pid: int) -> bool:
+        return (self._folder / str(pid)).exists()
+
     def awaited(self, *pids: int) -> None:
         """Name the processes that this thread waits for from now on."""
         self._own.pids, self._own.seen = pids, set()
@@ -125,12 +139,11 @@ class Patience:
     def monotonic(self) -> float:
         now: float = getattr(self._own, "now", 0.0) + 1e-6
         for pid in getattr(self._own, "pids", ()):
-            note = self._folder / str(pid)
             if pid in self._own.seen and self.settled():
-                note.unlink()
+                (self._folder / str(pid)).unlink()
                 self._own.seen.remove(pid)
                 now += _HOUR_S
-            elif note.exists():
+            elif self.is_stuck(pid):
                 self._own.seen.add(pid)
         self._own.now = now
         return now

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -27,6 +26,7 @@ from autotune.measure.wire import Reader, artifact_from_wire, artifact_to_wire, 
 from autotune.measure.worker import Contender, Worker, WorkerFault
 from autotune.task import Artifact, Config, Kernel, Status
 from tests.support.clock import Patience
+from tests.support.locks import awaited
 from tests.support.toy import toy_domain
 from tests.support.toy.toy_domain import workload
 
@@ -177,7 +177,7 @@ def test_pool_builds_and_fails_one_at_a_time(policy: Policy) -> None:
             how: pool.submit(workload(bad=True), "cpu", {"how": how, "block": 4})
             for how in ("build_error", "build_hang", "rows", "build_crash", "vector")
         }
-        wait(futures.values(), timeout=60)
+        wait(futures.values())
         built = {how: f.result(0) for how, f in futures.items()}
     assert {how for how, b in built.items() if b.artifact} == {"rows", "vector"}
     assert built["rows"].artifact == Artifact("cpu", (Kernel("toy", b"", {"block": 4}),), generator="toy")
@@ -191,7 +191,7 @@ def test_pool_tells_a_fault_from_a_bad_candidate() -> None:
     task.DOMAINS["broken"] = "no_such_module"
     try:
         with CompilePool(1) as pool:
-            built = pool.submit(replace(workload(), kind="broken"), "cpu", GOOD).result(60)
+            built = pool.submit(replace(workload(), kind="broken"), "cpu", GOOD).result()
     finally:
         del task.DOMAINS["broken"]
     assert built.fault
@@ -239,16 +239,6 @@ def test_device_lock_excludes_and_gives_up(tmp_path: Path, monkeypatch: pytest.M
         assert again
 
 
-def held(lock: Path) -> bool:
-    """Whether somebody has locked a file."""
-    with lock.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
-
-
 def test_who_waits_for_a_device_comes_before_who_has_just_held_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,7 +253,7 @@ def test_who_waits_for_a_device_comes_before_who_has_just_held_it(
         (queue,) = tmp_path.glob("*.next")
         thread = threading.Thread(target=other)
         thread.start()
-        while not held(queue):
+        while not awaited(queue):
             time.sleep(0.01)
     with device_lock("cuda:0", 60):
         order.append("again")

@@ -348,7 +348,7 @@ def test_ctrl_c_in_the_parent_ends_all_lanes_in_good_order(
     children = until_both_measure(process)
     assert len(children) >= 4  # two lanes, each with a compiler
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=280)
+    out, err = process.communicate(timeout=550)
     assert process.returncode == 0, err
     found = json.loads(out.splitlines()[-1].removeprefix("RESULT "))
     assert [(r["interrupted"], r["stop"]) for r in found] == [(True, "interrupted")] * 2
@@ -405,7 +405,7 @@ def test_a_parent_that_is_killed_leaves_no_process(start: Start, log: Path) -> N
     process = start([{"rows": r, "log": str(log), "pause_s": 0.3} for r in (64, 65)])
     children = until_both_measure(process)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=280)
+    process.communicate(timeout=550)
     assert process.returncode == -signal.SIGTERM
     await_end(children)
     kept = len(lines(log))

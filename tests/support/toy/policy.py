@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from autotune.measure.policy import Policy
+from dataclasses import replace
 
-QUICK = Policy(
-    method="cpu",
+from autotune.measure.policy import Policy
+from tests.support.brief import PATIENT
+
+QUICK = replace(
+    Policy(method="cpu", **PATIENT),  # type: ignore[arg-type]
     warmup=1,
     screen_repeats=3,
     repeat_repeats=5,
     final_rounds=7,
     final_s=1.0,
     cold_bytes=1 << 16,  # too little for torch to use threads, which would wait for each other on a loaded machine
-    timeout_s=600.0,
-    startup_s=600.0,
-    build_s=600.0,
-    load_s=600.0,
-    baseline_s=600.0,
     quiet_s=0.0,
 )
 

@@ -1,9 +1,10 @@
-"""A training step that activations, normalisations and the loss take most of, in plain PyTorch: a mixture density
-network. It predicts a distribution of a number, a weighted sum of Gaussians, in place of the number alone.
+"""A training step of what lies between the matrix products of a residual network, in plain PyTorch: bias, GELU,
+residual and layer norm, several times over, and a mean squared error. It has no matrix products, which autotune leaves
+to libraries: the step is all of the kind that autotune searches.
 
-autotune search fusion examples.mixture_density:Training --inputs examples.mixture_density:inputs --train --db mdn.db
-autotune compare fusion examples.mixture_density:Training --inputs examples.mixture_density:inputs --train --db mdn.db
-python examples/mixture_density.py --db mdn.db
+autotune search fusion examples.residual_norms:Training --inputs examples.residual_norms:inputs --train --db norms.db
+autotune compare fusion examples.residual_norms:Training --inputs examples.residual_norms:inputs --train --db norms.db
+python examples/residual_norms.py --db norms.db
 """
 
 from __future__ import annotations
@@ -18,34 +19,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-ROWS, FEATURES, WIDTH, GAUSSIANS = 16384, 8, 32, 32
-STEPS, RATE = 20, 1e-3
+ROWS, WIDTH, DEPTH = 4096, 512, 4
+STEPS, RATE = 20, 1e-2
+
+
+class Layer(nn.Module):
+    """``layer_norm(x + gelu(x + bias))``."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.bias, self.norm = nn.Parameter(torch.zeros(width)), nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x + F.gelu(x + self.bias))
 
 
 class Training(nn.Module):
-    """From features ``[rows, 8]`` and numbers ``[rows, 1]`` to the negative logarithm of their likelihood.
+    """From features ``[rows, width]`` and what they should become to the loss."""
 
-    After C. M. Bishop, "Mixture density networks" (1994).
-    """
-
-    def __init__(self, width: int = WIDTH, gaussians: int = GAUSSIANS) -> None:
+    def __init__(self, width: int = WIDTH, depth: int = DEPTH) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(FEATURES, width), nn.GELU(), nn.LayerNorm(width))
-        self.head = nn.Linear(width, 3 * gaussians)
+        self.layers = nn.Sequential(*(Layer(width) for _ in range(depth)))
 
     def forward(self, features: Tensor, wanted: Tensor) -> Tensor:
-        weight, mean, log_deviation = self.head(self.body(features)).chunk(3, dim=-1)
-        away = (wanted - mean) * torch.exp(-log_deviation)
-        return -torch.logsumexp(F.log_softmax(weight, -1) - log_deviation - 0.5 * away.square(), -1).mean()
+        return F.mse_loss(self.layers(features), wanted)
 
 
 def inputs(device: str) -> tuple[Tensor, Tensor]:
-    """Random features of one step, and numbers that are one of two functions of them."""
-    made = torch.Generator().manual_seed(0)
-    features = torch.randn(ROWS, FEATURES, generator=made)
-    sign = torch.randint(0, 2, (ROWS, 1), generator=made) * 2.0 - 1.0
-    wanted = sign * features[:, :1].sin() + 0.1 * torch.randn(ROWS, 1, generator=made)
-    return features.to(device), wanted.to(device)
+    """Random features of one step, and their ranks among the features of their row."""
+    features = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(0))
+    return features.to(device), (features.argsort(-1).argsort(-1) / WIDTH).to(device)
 
 
 def train(model: nn.Module, step: Callable[..., Tensor], given: Sequence[Tensor]) -> list[float]:
