@@ -15,7 +15,7 @@ READY := $(VENV)/.ready
 READY_ALL := $(VENV)/.ready-all
 SKIPPED := build/skipped
 DEMO_DB := build/demo.db
-DEMO := fusion examples.residual_mlp:Training --inputs examples.residual_mlp:inputs --train --device cpu --db $(DEMO_DB)
+DEMO := fusion examples.residual_norms:Training --inputs examples.residual_norms:inputs --train --device cpu --db $(DEMO_DB)
 
 .DEFAULT_GOAL := help
 .PHONY: help venv demo quick test test-all lint cycles types format wheel docs clean
@@ -64,7 +64,7 @@ demo: $(READY)
 	@mkdir -p $(dir $(DEMO_DB))
 	$(BIN)/autotune search $(DEMO) --timeout 240
 	$(BIN)/autotune compare $(DEMO)
-	$(BIN)/python examples/residual_mlp.py --device cpu --db $(DEMO_DB)
+	$(BIN)/python examples/residual_norms.py --device cpu --db $(DEMO_DB)
 
 # Tests of kernels with three cases or more run the third of them that is the commit's; THIRD= runs all.
 THIRD := --third

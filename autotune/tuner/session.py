@@ -88,7 +88,7 @@ class Session:
     """The session of the workload that this one is a part of."""
     most: int = 0
     """Candidates of the whole budget, of which ``trials`` is what the present phase may measure."""
-    started: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=lambda: time.monotonic())
     known: dict[str, Measurement] = field(default_factory=dict)
     """Candidate (its key) to what it is ranked by: its repeated timing, else its first; or why it failed.
 

@@ -1,4 +1,5 @@
-"""The toy domain, whose bad candidates are what workers have to survive; and one PostgreSQL server a run."""
+"""The toy domain, whose bad candidates are what workers have to survive; deadlines that no load of the host reaches;
+and one PostgreSQL server a run."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import pytest
 
 from autotune import task
 from autotune.measure.policy import Policy
+from tests.support.clock import STUCK, Patience, watch_deadlines
 from tests.support.postgres import PostgresServer
 from tests.support.toy import lane_domain, toy_domain
 from tests.support.toy.policy import QUICK
@@ -20,6 +22,23 @@ from tests.support.toy.policy import QUICK
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Register the toy domain; children are told by whoever spawns them."""
     monkeypatch.setitem(task.DOMAINS, toy_domain.KIND, toy_domain.__name__)
+
+
+@pytest.fixture(scope="session")
+def stuck_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where processes note that they are stuck."""
+    folder = tmp_path_factory.mktemp("stuck")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(STUCK, str(folder))
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def patience(stuck_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Patience:
+    """Deadlines of processes pass where one is stuck, and never for lack of processors."""
+    made = Patience(stuck_folder)
+    watch_deadlines(made, monkeypatch.setattr)
+    return made
 
 
 @pytest.fixture

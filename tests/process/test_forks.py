@@ -35,7 +35,7 @@ def test_it_ends_as_a_process_does() -> None:
     failed = _python("1 / 0")
     assert (failed.returncode, failed.stderr.splitlines()[-1]) == (1, "ZeroDivisionError: division by zero")
     assert _python("import atexit; atexit.register(print, 'end')").stdout == "end\n"
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     process.terminate()
     assert process.wait() == -signal.SIGTERM
 

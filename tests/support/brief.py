@@ -12,15 +12,17 @@ from autotune.measure import policy
 from autotune.measure.timing import quiet, rotate
 
 FEW = {"warmup": 1, "screen_repeats": 3, "repeat_repeats": 5, "final_rounds": 5, "cold_bytes": 1 << 20}
+PATIENT = dict.fromkeys(("timeout_s", "startup_s", "build_s", "load_s", "baseline_s"), 600.0)
+"""Deadlines that end hangs alone, however busy the host is."""
 
 
 def measure_briefly(change: Callable[[Any, str, Any], object] = setattr) -> None:
-    """A CPU's policies take few samples, sweep little, and wait for nothing: a moment of quiet does not come.
+    """A CPU's policies take few samples, sweep little, have long deadlines, and wait for no moment of quiet.
 
     Args:
         change: how attributes of modules are set.
     """
     for module in (policy, c3):
-        change(module, "CPU", replace(module.CPU, **FEW))
+        change(module, "CPU", replace(module.CPU, **FEW, **PATIENT))
     change(rotate, "last_level_cache", lambda: 0)
     change(quiet, "BUSY", math.inf)

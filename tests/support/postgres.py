@@ -83,7 +83,7 @@ class PostgresServer:
         self.go_on()
         self._process.send_signal(signal.SIGINT)  # "fast": SIGTERM would wait for clients to leave
         try:
-            self._process.wait(10)
+            self._process.wait(250)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -122,7 +122,7 @@ class PostgresServer:
 def _wait_until_ready(folder: Path, server: subprocess.Popen[bytes]) -> None:
     import psycopg
 
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 250
     while True:
         try:
             psycopg.connect(host=str(folder), user="autotune", dbname="postgres").close()

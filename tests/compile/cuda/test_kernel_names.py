@@ -166,7 +166,7 @@ def test_a_program_that_is_not_ours_names_what_it_can() -> None:
 def test_compiling_needs_no_torch_for_a_name() -> None:
     modules = "autotune.compiler.assemble, autotune.compiler.planner.kernel_names"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=550).returncode == 0
 
 
 def stored_earlier() -> Artifact:

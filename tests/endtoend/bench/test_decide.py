@@ -25,6 +25,7 @@ from autotune.runtime.inductor.verdict import Family, Trial
 from autotune.runtime.settings import reset_settings
 from autotune.store import Store, Verdict
 from autotune.tuner.result import Result
+from tests.support.clock import Clock, read_samples
 from tests.support.deployment import Tune
 
 COMPILED_US = 100.0
@@ -160,14 +161,15 @@ class Block(nn.Module):
 
 
 def slow(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plant a kernel that takes 5 ms."""
-    ready = region_call._ready
+    """Plant a kernel that takes 5 ms by the clock of samples, which takes 10 us for a look; all else takes no time."""
+    ready, clock = region_call._ready, Clock(look_us=10.0)
+    read_samples(clock, monkeypatch.setattr)
 
     def waiting(call: region_call.RegionCall) -> Callable[..., None]:
         run = ready(call)
 
         def late(*tensors: Any) -> None:
-            time.sleep(0.005)
+            clock.busy(5000)
             run(*tensors)
 
         return late if which in call.label else run
@@ -202,7 +204,7 @@ def test_a_slow_kernel_is_left_by_the_step_and_stays_left(
             say=said.append,
         )
         assert tanh in found.left
-        assert found.compile_us < 5000 < found.all_us
+        assert (found.compile_us, found.all_us) == (10.0, 5010.0)
         (stored,) = store.verdicts()
         assert set(stored.left) == found.left
         assert stored.record["target"] == "Block"

@@ -18,7 +18,7 @@ COMMAND = [sys.executable, "-m", "autotune"]
 
 
 def autotune(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *args], capture_output=True, text=True, check=False, cwd=cwd, timeout=120)
+    return subprocess.run([*COMMAND, *args], capture_output=True, text=True, check=False, cwd=cwd, timeout=550)
 
 
 @pytest.mark.parametrize("args", [["--help"], ["search", "--help"], ["compare", "--help"], ["--version"]])

@@ -27,7 +27,7 @@ SECRET = "hunter2x"
 
 def autotune(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "autotune", *args]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, timeout=550)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 def ended(process: subprocess.Popen[str]) -> int:
     process.send_signal(signal.SIGINT)
-    return process.wait(60)
+    return process.wait(550)
 
 
 def test_watch_follows_a_search_of_another_process(database: Path) -> None:
@@ -92,22 +92,22 @@ def test_the_dashboard_serves_this_machine_only(database: Path) -> None:
         assert process.stdout is not None
         found = re.search(r"http://127\.0\.0\.1:(\d+)/", process.stdout.readline())
         assert found
-        with urllib.request.urlopen(f"{found[0]}api/studies", timeout=60) as answer:
+        with urllib.request.urlopen(f"{found[0]}api/studies", timeout=550) as answer:
             (study,) = json.load(answer)["study_summaries"]
         assert study["study_name"].startswith(f"{workload().label} on ")
         with Store.open(database) as store:  # a search goes on
             store.add_measurement(Measurement(key, {"threads": 2}, Status.OK, latency_us=20.0))
-        with urllib.request.urlopen(f"{found[0]}api/studies/{study['study_id']}", timeout=60) as answer:
+        with urllib.request.urlopen(f"{found[0]}api/studies/{study['study_id']}", timeout=550) as answer:
             detail = json.load(answer)
         assert [t["values"] for t in detail["trials"]] == [[40.0], [20.0]]
         assert [t["number"] for t in detail["best_trials"]] == [1]
         request = urllib.request.Request(f"{found[0]}api/studies", headers={"Host": "evil.example"})
         with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(request, timeout=60)
+            urllib.request.urlopen(request, timeout=550)
         assert refused.value.code == 403
         taken = subprocess.run(
             [sys.executable, "-m", "autotune", "dashboard", "--port", found[1], "--db", str(database)],
-            capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120,
+            capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=550,
         )  # fmt: skip
         assert taken.returncode == 2
         assert "another program listens there" in taken.stderr

@@ -43,7 +43,7 @@ def built(docs: Path, out: Path) -> subprocess.CompletedProcess[str]:
     file.write_text(settings.replace("paths: [.]", f"paths: [{ROOT}]"))
     return subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(file)],
-        capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, timeout=250,
+        capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, timeout=550,
     )  # fmt: skip
 
 
@@ -51,7 +51,7 @@ def test_the_site_is_whole_and_loads_nothing_from_elsewhere(tmp_path: Path) -> N
     pytest.importorskip("material", reason="mkdocs-material is not installed")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
-        cwd=ROOT, capture_output=True, text=True, timeout=250,
+        cwd=ROOT, capture_output=True, text=True, timeout=550,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     loaded = re.compile(r'<(?:script|link|img)[^>]*(?:src|href)="?(?:https?:)?//')

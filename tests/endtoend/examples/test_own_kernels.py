@@ -22,7 +22,7 @@ BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE.read_text(), re.DOTALL)
 def command(*words: str, cwd: Path, db: Path) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(cwd)]), "AUTOTUNE_DB": str(db)}
     return subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, check=False, env=env, cwd=cwd, timeout=280
+        [sys.executable, *words], capture_output=True, text=True, check=False, env=env, cwd=cwd, timeout=550
     )
 
 

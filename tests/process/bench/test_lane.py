@@ -29,11 +29,16 @@ from tests.support import odd_lane
 
 QUICK = replace(default_policy("cpu"), quiet_s=0.0, cold_bytes=1 << 16, warmup=1, final_s=0.05)
 HOLD = """
-import sys, time
+import os, time
+from pathlib import Path
 from autotune.measure.timing.lock import device_lock
-with device_lock("cpu", 10) as held:
+from tests.support.locks import awaited
+with device_lock("cpu", 600) as held:
     print(held, flush=True)
-    time.sleep(0.4)
+    (queue,) = Path(os.environ["TMPDIR"]).glob("*-cpu.next")
+    while not awaited(queue):
+        time.sleep(0.01)
+    time.sleep(0.2)
     print(time.monotonic(), flush=True)
 """
 
@@ -53,7 +58,7 @@ def free(device: str = "cpu") -> bool:
 
 
 def test_who_has_a_turn_may_ask_again_and_others_wait() -> None:
-    turns = Turns("cpu", 60)
+    turns = Turns("cpu", 1e6)  # so long would who asks again wait for itself
     with turns.mine():
         with turns.mine():
             assert not free()
@@ -61,17 +66,15 @@ def test_who_has_a_turn_may_ask_again_and_others_wait() -> None:
         assert free("cuda:0")
     assert free()
     before = turns.waited_s
-    assert before < 50  # asking again is not waiting for oneself until the time is up
     with subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "True\n"
-        asked = time.monotonic()
         with turns.mine():
             got = time.monotonic()
             assert not free()
         released = float(other.stdout.readline())
     assert got > released
-    assert turns.waited_s - before > 0.5 * (released - asked)
+    assert turns.waited_s - before >= 0.2
 
 
 def test_threads_of_a_process_share_its_turn() -> None:
@@ -82,16 +85,16 @@ def test_threads_of_a_process_share_its_turn() -> None:
     def backward() -> None:
         with turns.mine():
             inside.set()
-            may_end.wait(60)
+            may_end.wait(250)
         ended.set()
 
     with turns.mine():
         thread = threading.Thread(target=backward, daemon=True)
         thread.start()
-        assert inside.wait(60)
+        assert inside.wait(250)
     assert not free()  # until the last thread is done
     may_end.set()
-    assert ended.wait(60)
+    assert ended.wait(250)
     assert free()
 
 
@@ -110,7 +113,7 @@ def test_a_backward_pass_that_is_compiled_while_a_step_is_timed_takes_no_turn_of
         def backward(ctx: Any, given: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
             thread = threading.Thread(target=time_one, daemon=True)  # a CPU's backward runs in the caller's thread
             thread.start()
-            thread.join(60)
+            thread.join(250)
             return given
 
     def time_one() -> None:

@@ -201,7 +201,7 @@ def test_who_builds_for_a_search_shares_a_folder_that_the_last_removes(
     (tmp_path / "autotune-build-s" / "made").touch()
     for process, left in zip(both, (True, False), strict=True):
         assert Path(tmp_path, "autotune-build-s", "made").exists()
-        process.communicate("\n", timeout=30)
+        process.communicate("\n", timeout=550)
         assert Path(tmp_path, "autotune-build-s").exists() is left
 
 

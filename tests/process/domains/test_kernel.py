@@ -38,7 +38,7 @@ def nothing_allowed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def command(*words: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     words = (sys.executable, "-m", "autotune", *words)
-    return subprocess.run(words, capture_output=True, text=True, check=False, env=env, timeout=240)
+    return subprocess.run(words, capture_output=True, text=True, check=False, env=env, timeout=550)
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ def run(tmp_path: Path, *names: str) -> dict[str, Any]:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "TRITON_INTERPRET": "1"}
     env["AUTOTUNE_DB"] = str(tmp_path / "triton.db")
     words = [sys.executable, "-c", _PROGRAM, *names]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env=env, timeout=240)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=env, timeout=550)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.partition("ANSWERS")[2])
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -11,19 +12,23 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 
-from autotune.domains.c3.measuring.crew import merge
+from autotune.domains.c3.measuring import crew, ranks
+from autotune.domains.c3.measuring.crew import Crew, merge
 from autotune.domains.c3.measuring.ranks import Ranks
 from autotune.measure.policy import Policy
 from autotune.measure.worker import Contender, Measurer, WorkerFault
 from autotune.task import Artifact, Config, Kernel, Status
 from tests.support import ROOT
+from tests.support.brief import PATIENT
 from tests.support.c3 import toy_ranks
 from tests.support.c3.toy_ranks import workload
+from tests.support.clock import Patience
 
 ARTIFACT = Artifact("cpu", (Kernel("toy"),))
 GOOD: Config = {"how": "good"}
@@ -36,10 +41,7 @@ QUICK = Policy(
     final_rounds=6,
     final_s=1.0,
     cold_bytes=1 << 16,
-    timeout_s=3.0,
-    startup_s=120.0,
-    load_s=2.0,
-    baseline_s=3.0,
+    **PATIENT,
     quiet_s=0.0,
 )
 
@@ -57,6 +59,32 @@ def shared(own_lock: None) -> Iterator[Ranks]:
     """Three ranks for the tests of this module: each must leave them usable for the next."""
     with Ranks(workload(3), "cpu", QUICK, bench=BENCH) as ranks:
         yield ranks
+
+
+@pytest.fixture
+def hours(patience: Patience, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deadlines pass where a rank is stuck and every other one has answered, or waits for it in timing."""
+    hear = Crew._hear
+
+    def heard(self: Crew, *given: Any) -> Any:
+        def settled() -> bool:
+            (stuck,) = (seat for seat in self._seats if patience.is_stuck(seat.child.pid))
+            return all(not seat.busy or seat is stuck or seat.phase == stuck.phase == "time" for seat in self._seats)
+
+        patience.settled = settled
+        patience.awaited(*self.pids)
+        try:
+            return hear(self, *given)
+        finally:
+            patience.awaited()
+
+    def looks(*given: Any) -> Any:
+        return select.select(*given[:3], min(given[3], 0.02))
+
+    monkeypatch.setattr(Crew, "_hear", heard)
+    monkeypatch.setattr(crew, "select", SimpleNamespace(select=looks))
+    for module in (crew, ranks):
+        monkeypatch.setattr(module, "time", patience)
 
 
 def measure(ranks: Ranks, **config: Any) -> Any:
@@ -78,7 +106,7 @@ def test_a_good_candidate_is_verified_and_timed_on_all_ranks(shared: Ranks) -> N
 def test_the_slowest_rank_counts(shared: Ranks) -> None:
     outcome = measure(shared, how="slow", rank=1)
     assert outcome.ok, outcome.reason
-    assert min(outcome.samples) >= 20_000
+    assert set(outcome.samples) == {20_000.0}
 
 
 @pytest.mark.parametrize(
@@ -90,10 +118,11 @@ def test_the_slowest_rank_counts(shared: Ranks) -> None:
         ({"how": "raise", "when": "time"}, Status.LAUNCH_ERROR, "rank 0: RuntimeError: no luck on rank 0", False),
         ({"how": "die", "rank": 2, "when": "time"}, Status.CRASHED, "rank 2 killed by SIGKILL", True),
         ({"how": "exit", "rank": 0, "when": "verify"}, Status.CRASHED, "rank 0 exited with code 3 in verif", True),
-        ({"how": "hang", "rank": 1, "when": "load"}, Status.TIMEOUT, "of rank 1 after 2 s in loading", True),
-        ({"how": "hang", "rank": 1, "when": "close"}, Status.TIMEOUT, "of rank 1 after 3 s in closing", True),
+        ({"how": "hang", "rank": 1, "when": "load"}, Status.TIMEOUT, "of rank 1 after 600 s in loading", True),
+        ({"how": "hang", "rank": 1, "when": "close"}, Status.TIMEOUT, "of rank 1 after 600 s in closing", True),
     ],
 )
+@pytest.mark.usefixtures("hours")
 def test_a_bad_candidate_is_named_and_the_next_is_measured(
     shared: Ranks, config: Config, status: Status, words: str, replaced: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -105,7 +134,7 @@ def test_a_bad_candidate_is_named_and_the_next_is_measured(
     assert outcome.samples == ()
     assert shared.restarts - before == replaced
     assert measure(shared, how="good").status is Status.OK
-    assert [a["left"] for a in shared.call(f"{BENCH}:whoami", {"word": ""}, 20)] == [0, 0, 0]  # all of it is closed
+    assert [a["left"] for a in shared.call(f"{BENCH}:whoami", {"word": ""}, 600)] == [0, 0, 0]  # all of it is closed
     assert shared.restarts - before == replaced
     assert capfd.readouterr() == ("", "")  # nothing of it on the user's terminal
 
@@ -114,11 +143,9 @@ def test_a_rank_that_fails_alone_does_not_wait_for_the_others_deadline(
     shared: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("autotune.domains.c3.measuring.crew._PEERS_S", 0.3)
-    monkeypatch.setattr(shared, "_policy", replace(QUICK, timeout_s=100.0))
+    monkeypatch.setattr(shared, "_policy", replace(QUICK, timeout_s=1e6))
     assert measure(shared, how="good").ok
-    begin = time.monotonic()
     outcome = measure(shared, how="raise", rank=1, when="time")  # the others are left in a collective call
-    assert time.monotonic() - begin < 50
     assert outcome.status is Status.LAUNCH_ERROR
     assert outcome.reason == "rank 1: RuntimeError: no luck on rank 1"
 
@@ -135,7 +162,7 @@ def test_a_rank_killed_while_it_is_timed_costs_one_candidate(shared: Ranks) -> N
 
     killer = threading.Thread(target=kill)
     killer.start()
-    outcome = shared.measure({"how": "slow", "ms": 200}, ARTIFACT, stage="repeat", seed=1)
+    outcome = shared.measure({"how": "hang", "rank": 1, "when": "time"}, ARTIFACT, stage="repeat", seed=1)
     killer.join()
     assert outcome.status is Status.CRASHED
     assert outcome.reason.startswith("rank 1 killed by SIGKILL")
@@ -151,9 +178,8 @@ def test_a_rank_killed_between_two_candidates_costs_none(shared: Ranks) -> None:
     assert measure(shared, how="good").ok
 
 
-def test_comparison_goes_on_without_those_that_fail(shared: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.domains.c3.measuring.crew._PEERS_S", 0.5)
-    monkeypatch.setattr("autotune.domains.c3.measuring.ranks._GRACE_S", 0.5)
+@pytest.mark.usefixtures("hours")
+def test_comparison_goes_on_without_those_that_fail(shared: Ranks) -> None:
     contenders = [
         Contender("good", GOOD, ARTIFACT),
         Contender("wrong", {"how": "wrong", "rank": 1}, ARTIFACT),
@@ -180,15 +206,16 @@ def test_comparison_goes_on_without_those_that_fail(shared: Ranks, monkeypatch: 
     assert shared.others >= 0
 
 
-def test_functions_are_called_on_every_rank(shared: Ranks) -> None:
-    answers = shared.call(f"{BENCH}:whoami", {"word": "here"}, 20)
+def test_functions_are_called_on_every_rank(shared: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.domains.c3.measuring.crew._PEERS_S", 0.3)
+    answers = shared.call(f"{BENCH}:whoami", {"word": "here"}, 600)
     assert [a["rank"] for a in answers] == [0, 1, 2]
     assert {(a["word"], a["largest"]) for a in answers} == {("here", 2.0)}
     before = shared.restarts
     with pytest.raises(WorkerFault, match=r"toy_ranks:fail failed: rank 1: RuntimeError: no such thing"):
-        shared.call(f"{BENCH}:fail", {"rank": 1}, 0.5)
+        shared.call(f"{BENCH}:fail", {"rank": 1}, 600)
     assert shared.restarts - before == 1
-    assert len(shared.call(f"{BENCH}:whoami", {"word": "again"}, 20)) == 3
+    assert len(shared.call(f"{BENCH}:whoami", {"word": "again"}, 600)) == 3
 
 
 def test_ranks_turn_to_another_scenario_and_another_number(shared: Ranks) -> None:
@@ -209,7 +236,7 @@ def test_ranks_turn_to_another_scenario_and_another_number(shared: Ranks) -> Non
 
 def test_closing_leaves_no_process_and_no_file_behind() -> None:
     with Ranks(None, "cpu", QUICK, ranks=2, bench=BENCH) as ranks:
-        answers = ranks.call(f"{BENCH}:whoami", {"word": "x"}, 20)
+        answers = ranks.call(f"{BENCH}:whoami", {"word": "x"}, 600)
         assert [a["opened"] for a in answers] == [0, 0]  # no scenario, no bench
         assert ranks._crew is not None
         pids, folder = ranks._crew.pids, Path(ranks._crew._folder)
@@ -220,10 +247,10 @@ def test_closing_leaves_no_process_and_no_file_behind() -> None:
 
 def test_ranks_that_do_not_start_in_time_are_a_fault() -> None:
     with (
-        Ranks(workload(2), "cpu", replace(QUICK, startup_s=0.01), bench=BENCH) as ranks,
-        pytest.raises(WorkerFault, match="2 ranks on cpu do not start: no answer after 0 s"),
+        Ranks(workload(2), "cpu", replace(QUICK, startup_s=-1.0), bench=BENCH) as late,
+        pytest.raises(WorkerFault, match="2 ranks on cpu do not start: no answer after -1 s"),
     ):
-        measure(ranks, how="good")
+        measure(late, how="good")
 
 
 def test_one_verdict_for_all() -> None:
@@ -247,7 +274,7 @@ if not serve_agent():
         for how in ("good", "die", "good"):
             outcome = ranks.measure({"how": how, "rank": 1, "when": "time"}, ARTIFACT, stage="screen", seed=1)
             print("TOLD", outcome.status, outcome.reason, flush=True)
-        parents = ranks.call(f"{BENCH}:parent", {}, 20)
+        parents = ranks.call(f"{BENCH}:parent", {}, 600)
         print("PARENTS", len(set(parents)), flush=True)
 print("DONE", flush=True)
 """
@@ -258,7 +285,7 @@ def test_under_torchrun_each_process_owns_a_rank(tmp_path: Path) -> None:
     script.write_text(_SEARCH)
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)],
-        capture_output=True, text=True, timeout=200, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=550, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

@@ -11,6 +11,7 @@ import psutil
 from autotune import task
 from autotune.measure.pool import Built, CompilePool
 from autotune.task import Config
+from tests.support.clock import Patience
 from tests.support.toy.toy_domain import workload
 
 HANG: Config = {"how": "build_hang", "block": 4}
@@ -20,30 +21,25 @@ def rows(block: int) -> Config:
     return {"how": "rows", "block": block}
 
 
-def done_order(futures: dict[str, Future[Built]]) -> list[str]:
-    """Names in the order in which they are done."""
-    order: list[str] = []
-    for name, future in futures.items():
-        future.add_done_callback(lambda _, name=name: order.append(name))  # type: ignore[misc]
-    wait(futures.values(), timeout=60)
-    return order
-
-
 def ahead_of(pool: CompilePool) -> list[Future[Built]]:
     return list(pool._ahead.values())
 
 
-def test_what_is_waited_for_goes_first() -> None:
-    bad = workload(bad=True)
+def test_what_is_waited_for_goes_first(patience: Patience) -> None:
+    bad, order = workload(bad=True), list[str]()
     with CompilePool(1, timeout_s=3.0) as pool:
-        hanging = pool.submit(bad, "cpu", HANG)
-        for block in (1, 2, 4):
-            pool.ahead(bad, "cpu", rows(block))
-        one, two, four = ahead_of(pool)
-        other = pool.submit(bad, "cpu", rows(8))
-        asked = pool.submit(bad, "cpu", rows(4))  # was meant to be built last
-        assert four.cancelled()
-        order = done_order({"one": one, "asked": asked, "other": other, "two": two, "hanging": hanging})
+        with patience.endless():
+            hanging = pool.submit(bad, "cpu", HANG)
+            for block in (1, 2, 4):
+                pool.ahead(bad, "cpu", rows(block))
+            one, two, four = ahead_of(pool)
+            other = pool.submit(bad, "cpu", rows(8))
+            asked = pool.submit(bad, "cpu", rows(4))  # was meant to be built last
+            assert four.cancelled()
+            futures = {"one": one, "asked": asked, "other": other, "two": two, "hanging": hanging}
+            for name, future in futures.items():
+                future.add_done_callback(lambda _, name=name: order.append(name))  # type: ignore[misc]
+        wait(futures.values())
     assert order == ["hanging", "other", "asked", "one", "two"]
     assert all(f.result(0).artifact for f in (one, two, other, asked))
 
@@ -53,21 +49,26 @@ def test_what_was_built_ahead_is_not_built_again() -> None:
         pool.ahead(workload(), "cpu", rows(4))
         pool.ahead(workload(), "cpu", rows(4))
         (early,) = ahead_of(pool)
-        wait([early], timeout=60)
+        wait([early])
         assert pool.submit(workload(rows=32), "cpu", rows(4)) is not early
         assert pool.submit(workload(), "cpu", rows(4)) is early
         assert pool.submit(workload(), "cpu", rows(4)) is not early  # it is handed out once
 
 
-def test_a_build_under_way_is_waited_for() -> None:
+def begun(future: Future[Built]) -> None:
+    """Wait until a build is under way."""
+    while not future.running():
+        time.sleep(0.01)
+
+
+def test_a_build_under_way_is_waited_for(patience: Patience) -> None:
     with CompilePool(1, timeout_s=0.5) as pool:
-        pool.ahead(workload(bad=True), "cpu", HANG)
-        (early,) = ahead_of(pool)
-        until = time.monotonic() + 60
-        while not early.running() and time.monotonic() < until:
-            time.sleep(0.01)
-        assert pool.submit(workload(bad=True), "cpu", HANG) is early
-        assert "no answer" in early.result(60).reason
+        with patience.endless():
+            pool.ahead(workload(bad=True), "cpu", HANG)
+            (early,) = ahead_of(pool)
+            begun(early)
+            assert pool.submit(workload(bad=True), "cpu", HANG) is early
+        assert "no answer" in early.result().reason
 
 
 def test_a_fault_of_the_machine_is_no_answer() -> None:
@@ -77,41 +78,40 @@ def test_a_fault_of_the_machine_is_no_answer() -> None:
         with CompilePool(1) as pool:
             pool.ahead(broken, "cpu", rows(4))
             (early,) = ahead_of(pool)
-            assert early.result(60).fault
+            assert early.result().fault
             task.DOMAINS["broken"] = task.DOMAINS["toy"]
-            assert pool.submit(broken, "cpu", rows(4)).result(60).artifact
+            assert pool.submit(broken, "cpu", rows(4)).result().artifact
     finally:
         del task.DOMAINS["broken"]
 
 
-def test_what_is_forgotten_is_not_built_and_not_kept() -> None:
+def test_what_is_forgotten_is_not_built_and_not_kept(patience: Patience) -> None:
     bad, other = workload(bad=True), workload(rows=32)
     with CompilePool(1, timeout_s=3.0) as pool:
         pool.ahead(other, "cpu", rows(2))
         (built,) = ahead_of(pool)
-        assert built.result(60).artifact
-        hanging = pool.submit(bad, "cpu", HANG)
-        for work in (workload(), other):
-            pool.ahead(work, "cpu", rows(4))
-        _, kept, dropped = ahead_of(pool)
-        pool.forget({other.fingerprint})
+        assert built.result().artifact
+        with patience.endless():
+            hanging = pool.submit(bad, "cpu", HANG)
+            for work in (workload(), other):
+                pool.ahead(work, "cpu", rows(4))
+            _, kept, dropped = ahead_of(pool)
+            pool.forget({other.fingerprint})
         assert ahead_of(pool) == [kept]
         assert dropped.cancelled()
         assert not kept.cancelled()
-        assert hanging.result(60).artifact is None
+        assert hanging.result().artifact is None
         assert pool.submit(other, "cpu", rows(2)) is not built
 
 
-def test_what_is_given_back_is_kept_unless_it_has_not_begun() -> None:
+def test_what_is_given_back_is_kept_unless_it_has_not_begun(patience: Patience) -> None:
     bad = workload(bad=True)
-    with CompilePool(1, timeout_s=3.0) as pool:
+    with patience.endless(), CompilePool(1, timeout_s=3.0) as pool:
         done = pool.submit(bad, "cpu", rows(2))
-        assert done.result(60).artifact
+        assert done.result().artifact
         running = pool.submit(bad, "cpu", HANG)
         pending = pool.submit(bad, "cpu", rows(4))
-        until = time.monotonic() + 60
-        while not running.running() and time.monotonic() < until:
-            time.sleep(0.01)
+        begun(running)
         for config, future in ((rows(2), done), (HANG, running), (rows(4), pending)):
             pool.keep(bad, "cpu", config, future)
         assert pending.cancelled()
@@ -123,18 +123,19 @@ def test_what_is_given_back_is_kept_unless_it_has_not_begun() -> None:
         assert ahead_of(pool) == []
 
 
-def test_what_somebody_waits_for_is_not_built_ahead_as_well() -> None:
+def test_what_somebody_waits_for_is_not_built_ahead_as_well(patience: Patience) -> None:
     with CompilePool(1, timeout_s=3.0) as pool:
-        hanging = pool.submit(workload(bad=True), "cpu", HANG)
-        waiting = pool.submit(workload(), "cpu", rows(4))
-        pool.ahead(workload(), "cpu", rows(4))
-        assert ahead_of(pool) == []
-        assert hanging.result(60).artifact is None
-        assert waiting.result(60).artifact
+        with patience.endless():
+            hanging = pool.submit(workload(bad=True), "cpu", HANG)
+            waiting = pool.submit(workload(), "cpu", rows(4))
+            pool.ahead(workload(), "cpu", rows(4))
+            assert ahead_of(pool) == []
+        assert hanging.result().artifact is None
+        assert waiting.result().artifact
 
 
-def test_nothing_is_built_ahead_once_it_is_closed() -> None:
-    with CompilePool(1, timeout_s=60) as pool:
+def test_nothing_is_built_ahead_once_it_is_closed(patience: Patience) -> None:
+    with patience.endless(), CompilePool(1, timeout_s=60) as pool:
         pool.submit(workload(bad=True), "cpu", HANG)
         pool.ahead(workload(), "cpu", rows(4))
         (early,) = ahead_of(pool)
@@ -145,6 +146,6 @@ def test_nothing_is_built_ahead_once_it_is_closed() -> None:
 
 def test_compilers_leave_the_processors_to_what_measures() -> None:
     with CompilePool(1, timeout_s=60) as pool:
-        assert pool.submit(workload(), "cpu", rows(4)).result(60).artifact
+        assert pool.submit(workload(), "cpu", rows(4)).result().artifact
         (child,) = pool._children.values()
         assert psutil.Process(child.pid).nice() == min(19, psutil.Process().nice() + 5)

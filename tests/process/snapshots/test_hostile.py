@@ -74,7 +74,7 @@ def test_mutants_are_refused_in_one_line_or_read_rightly(file: Path, caplog: pyt
     refused: list[str] = []
     for n, mutant in enumerate(mutants(data, CASES)):
         bad.write_bytes(mutant)
-        began = time.monotonic()
+        began = time.process_time()
         try:
             found = everything(bad)
         except UserError as e:
@@ -82,7 +82,7 @@ def test_mutants_are_refused_in_one_line_or_read_rightly(file: Path, caplog: pyt
         else:
             for ours, right in zip(found, truth, strict=True):
                 assert ours is None or ours == right, f"mutant {n} of seed {SEED}"
-        assert time.monotonic() - began < 5.0, "a second, on a machine with nothing else to do"
+        assert time.process_time() - began < 5.0, "of this process: a second"
     assert len(refused) > CASES / 4
     assert all(str(bad) in text and "\n" not in text for text in refused)
     assert sorted(p.name for p in file.parent.iterdir()) == ["bad.atdb", file.name, "tuned.db", "tuned.db-shm",
@@ -179,7 +179,7 @@ BAD_ROWS: dict[str, Callable[[sqlite3.Connection], object]] = {
 @pytest.mark.parametrize("what", BAD_ROWS)
 def test_a_damaged_row_condemns_the_file(file: Path, what: str, caplog: pytest.LogCaptureFixture) -> None:
     resealed(file, BAD_ROWS[what])
-    began = time.monotonic()
+    began = time.process_time()
     snapshot = Snapshot(file)
     for _ in range(3):
         for rows in (32, 64, 512):
@@ -189,7 +189,7 @@ def test_a_damaged_row_condemns_the_file(file: Path, what: str, caplog: pytest.L
     assert snapshot.get_device(GPU.fingerprint) is not None
     told = [r for r in caplog.records if r.levelno >= logging.WARNING]
     assert len(told) == bool(snapshot.lost)
-    assert time.monotonic() - began < 2.0
+    assert time.process_time() - began < 2.0
     with Store.open(file.with_name("other.db")) as other:
         empty = other.state()
         with pytest.raises(UserError) as error:

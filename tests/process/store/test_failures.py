@@ -157,7 +157,7 @@ def test_a_file_that_cannot_be_written(readonly_file: Path, spawn: Callable[...,
     if prefix and not shutil.which("setpriv"):
         pytest.skip("run by root, who may write any file, and there is no setpriv to change that")
     process = spawn(AS_ANOTHER, str(readonly_file), key.workload, key.device, prefix=prefix)
-    out, error = process.communicate(timeout=60)
+    out, error = process.communicate(timeout=550)
     assert process.returncode == 0, error
     opened, attached, new = out.splitlines()
     assert opened.startswith(f"open: cannot write the database {readonly_file}")
@@ -236,7 +236,7 @@ def test_records_need_no_sql(spawn: Callable[..., subprocess.Popen[str]]) -> Non
         "assert not {'sqlalchemy', 'torch', 'numba', 'optuna', 'alembic'} & set(sys.modules)"
     )
     process = spawn(code)
-    assert process.wait(30) == 0, process.communicate()[1]
+    assert process.wait(550) == 0, process.communicate()[1]
 
 
 def test_deployment_imports_no_alembic(sqlite_file: Path, spawn: Callable[..., subprocess.Popen[str]]) -> None:
@@ -246,4 +246,4 @@ def test_deployment_imports_no_alembic(sqlite_file: Path, spawn: Callable[..., s
         "assert not {'alembic', 'torch', 'numba', 'optuna'} & set(sys.modules)"
     )
     process = spawn(code, str(sqlite_file))
-    assert process.wait(30) == 0, process.communicate()[1]
+    assert process.wait(550) == 0, process.communicate()[1]

@@ -184,11 +184,9 @@ def test_an_idle_deployments_connection_is_ended_by_the_server(
         assert deployed.get_schedule(key.workload, key.device) is not None
         count = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s"
         assert other.execute(count, ["autotune"]).fetchone() == (1,)
-        deadline = time.monotonic() + 10
-        while other.execute(count, ["autotune"]).fetchone() != (0,) and time.monotonic() < deadline:
+        while other.execute(count, ["autotune"]).fetchone() != (0,):
             other.rollback()
             time.sleep(0.1)
-        assert other.execute(count, ["autotune"]).fetchone() == (0,)
         assert deployed.get_schedule(key.workload, key.device) is not None
         assert not deployed.lost
 
@@ -211,7 +209,7 @@ def test_a_deadlock_is_done_again(postgres_url: str) -> None:
                                   {"w": w})  # fmt: skip
                         if first and w == order[0]:
                             first = False
-                            together.wait(10)
+                            together.wait(250)
 
             store.outlast(once)
 

@@ -146,7 +146,7 @@ def test_alembic_command_in_a_checkout_finds_no_difference(
     ini = ["-c", str(ROOT / "alembic.ini"), "-x", f"db={sqlite_file}"]
     for command in (["upgrade", "head"], ["check"]):
         process = spawn(code, *ini, *command)
-        out, error = process.communicate(timeout=60)
+        out, error = process.communicate(timeout=550)
         assert process.returncode == 0, out + error
 
 
@@ -193,7 +193,7 @@ def test_eight_processes_start_on_one_empty_database(
     flags.mkdir()
     processes = [spawn(OPEN, url, str(flags), "8") for _ in range(8)]
     for process in processes:
-        out, error = process.communicate(timeout=120)
+        out, error = process.communicate(timeout=550)
         assert (process.returncode, out.strip()) == (0, SCHEMA_REVISION), error
     engine = create_engine(parse_url(url))
     with engine.connect() as c:

@@ -307,7 +307,7 @@ def dead_owner(spawn) -> str:  # type: ignore[no-untyped-def]
     from autotune.store import owner_name
 
     process = spawn("pass")
-    process.wait(30)
+    process.wait(550)
     host, _, rest = owner_name().partition(":")
     return f"{host}:{process.pid}:{rest.rpartition(':')[2]}"
 

@@ -14,6 +14,7 @@ from autotune.measure.outcome import Outcome
 from autotune.measure.worker import Contender, Worker
 from autotune.store import Store
 from tests.support import ROOT
+from tests.support.clock import Clock, paced
 from tests.support.toy import toy_domain
 from tests.support.toy.policy import Busy
 
@@ -33,6 +34,12 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> Busy:
 
 
 @pytest.fixture
+def half_a_second_each(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of searches, by which each measured candidate takes half a second and nothing else takes any time."""
+    return paced(0.5, monkeypatch.setattr)
+
+
+@pytest.fixture
 def url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'tune.db'}"
 
@@ -44,14 +51,22 @@ def store(url: str) -> Iterator[Store]:
 
 
 _SEARCH = """
-import json, sys
+import json, os, sys
 from autotune import task
 task.DOMAINS["toy"] = {module!r}
+from autotune.tuner.devices.interrupt import Interrupt
 from {package}.policy import QUICK
 from {module} import workload
 from autotune.api import tune_workloads
 from autotune.store import Store
 
+handle = Interrupt._handle
+
+def noted(*given):
+    handle(*given)
+    os.write(1, b"interrupted\\n")
+
+Interrupt._handle = noted
 url, spec, options = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
 print("started", flush=True)
 with Store.open(url) as store:

@@ -55,8 +55,7 @@ def context(store: Store, policy: Policy, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def settle(waiting: Ahead) -> None:
-    until = time.monotonic() + 30
-    while not waiting.idle and time.monotonic() < until:
+    while not waiting.idle:
         time.sleep(0.01)
 
 
@@ -210,13 +209,13 @@ def test_nothing_is_handed_over_that_nobody_will_ask_for(
 
     def slow(self: ToyTask) -> Any:
         thinking.set()
-        assert go_on.wait(30)
+        assert go_on.wait(250)
         return SEEDS
 
     monkeypatch.setattr(ToyTask, "seeds", slow)
     with ahead_of(context, works) as waiting:
         waiting.reach(0)
-        assert thinking.wait(30)
+        assert thinking.wait(250)
         if how == "late":
             waiting.reach(2)
         else:
@@ -236,12 +235,9 @@ def test_a_run_does_not_wait_for_what_is_thought_of_ahead(context: Context, monk
 
     monkeypatch.setattr(ToyTask, "seeds", endless)
     monkeypatch.setattr(ahead, "_JOIN_S", 0.1)
-    began = time.monotonic()
     with ahead_of(context, [toy(rows=2)]) as waiting:
         waiting.reach(0)
-    took = time.monotonic() - began
-    ended.set()
-    assert took < 10
+    ended.set()  # not before
 
 
 def test_nothing_is_built_ahead_where_the_model_alone_decides(context: Context) -> None:

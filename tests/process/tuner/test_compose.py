@@ -50,7 +50,6 @@ def screened(store: Store, fingerprint: str) -> int:
     return len(store.measurements(workload=fingerprint, stage="screen"))
 
 
-@pytest.mark.usefixtures("formula")  # what is best is counted on below, which a busy moment would change
 def test_parts_are_tuned_once_and_the_whole_is_measured(tune: Tune, store: Store) -> None:
     seen: list[Progress] = []
     first = tune(A, B, progress=seen.append)
@@ -105,13 +104,13 @@ def test_nothing_left_to_do_starts_nothing(tune: Tune, store: Store, monkeypatch
         tune(A, B, trials=1)  # so many more, in any case
 
 
+@pytest.mark.usefixtures("half_a_second_each")
 def test_a_search_with_much_more_time_goes_on(tune: Tune, store: Store) -> None:
-    slow = {"rows": 64, "slow_us": 20_000, "eager_us": 0}
-    first = tune(slow, B, timeout=2.0, sampler="tpe", patience=None)
+    first = tune(A, B, timeout=2.0, sampler="tpe", patience=None)
     assert first.stop == "the time is up"
-    again = tune(slow, B, timeout=3.0, sampler="tpe", patience=None)
+    again = tune(A, B, timeout=3.0, sampler="tpe", patience=None)
     assert (again.measured, again.stop) == (0, "nothing left to do: the time is up")
-    more = tune(slow, B, timeout=40.0, sampler="tpe", patience=None)
+    more = tune(A, B, timeout=40.0, sampler="tpe", patience=None)
     assert more.measured > 0
 
 
@@ -130,6 +129,7 @@ def plans(store: Store, result: Result) -> set[object]:
     return {m.config.get("plan", "apart") for m in store.measurements(workload=result.workload, stage="screen")}
 
 
+@pytest.mark.usefixtures("half_a_second_each")
 def test_a_short_search_follows_the_most_promising_up_and_a_longer_one_goes_on(tune: Tune, store: Store) -> None:
     short = tune(A, B, RIVAL, timeout=2.0)  # a bit more than a second for parts: no more than the first need
     assert short.ok
@@ -140,13 +140,14 @@ def test_a_short_search_follows_the_most_promising_up_and_a_longer_one_goes_on(t
     assert short.stop == "the time is up"  # not settled, though it may have seen all of the first plan's parts
     known = tune(A, B, RIVAL, timeout=3.0)
     assert (known.measured, known.stop) == (0, "nothing left to do: the time is up")
-    longer = tune(A, B, RIVAL, timeout=200.0)  # more than they take on a busy machine
+    longer = tune(A, B, RIVAL, timeout=200.0)  # more than they take
     assert screened(store, toy(**RIVAL).fingerprint) == 12
     assert plans(store, longer) == {"apart", "swapped", "rival"}
     assert longer.stop == "no gain in any part"
     assert tune(A, B, RIVAL, timeout=2000.0).stop == "nothing left to do: no gain in any part"
 
 
+@pytest.mark.usefixtures("half_a_second_each")
 def test_what_is_left_goes_to_the_best_where_it_was_cut_short(
     tune: Tune, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,19 +17,17 @@ from autotune.space import Parameter, Space, holds
 from autotune.store import Store
 from autotune.task import Config, config_key
 from autotune.tuner.result import Result
-from tests.support.toy.toy_domain import workload
+from tests.support.toy.toy_domain import takes_us, workload
 
-# Block 8 is the best, by more than a busy machine hides, and any candidate beats the baseline.
+# Block 8 is the best, and any candidate beats the baseline.
 SPEC = {"slow_us": 4000, "eager_us": 200_000}
 Search = Callable[..., Result]
 
 
 @pytest.fixture
 def tune(store: Store, policy: Policy) -> Search:
-    compared = replace(policy, hopeless=1000.0)  # on a busy machine a timing may be thirty times too long
-
     def run(space: Path | None = None, **options: object) -> Result:
-        given = {"trials": 50, "patience": 0, "sampler": "brute", "policy": compared, **options}
+        given = {"trials": 50, "patience": 0, "sampler": "brute", "policy": policy, **options}
         file = str(space) if space else None
         return api.tune_workloads([workload(**SPEC)], "cpu", store, space_file=file, **given)[0]  # type: ignore[arg-type]
 
@@ -51,6 +49,7 @@ def test_neither_the_default_nor_what_is_stored_is_deployed_from_outside(
     wide = tune()
     assert wide.best is not None
     assert (wide.winner, wide.best["block"], wide.measured) == ("autotune", 8, 12)
+    assert wide.deployed_us == takes_us(workload(**SPEC).spec, wide.best)
 
     mine = space_file(tmp_path, "block = [1, 2]")
     narrow = tune(mine)
@@ -62,9 +61,8 @@ def test_neither_the_default_nor_what_is_stored_is_deployed_from_outside(
     assert schedule.artifact is not None
     assert schedule.artifact.kernels[0].launch["block"] == 2
     assert schedule.space
-    assert narrow.default_us is not None  # block 4: compared all the same
-    assert narrow.deployed_us is not None
-    assert narrow.default_us < narrow.deployed_us
+    times = [takes_us(workload(**SPEC).spec, {"how": how, "block": b}) for how, b in (("rows", 4), ("vector", 2))]
+    assert [narrow.default_us, narrow.deployed_us] == times  # the default is outside, and compared all the same
     before = final_times()
     again = tune(mine)
     assert (again.best, again.deployed_us, final_times()) == (narrow.best, narrow.deployed_us, before)
@@ -127,4 +125,5 @@ def test_one_thread_on_the_cpu(store: Store, policy: Policy, tmp_path: Path, mon
     assert result.best is not None
     assert result.best["threads"] == 1
     (schedule,) = store.schedules()
-    assert (schedule.winner, schedule.config) == ("autotune", result.best)
+    won = schedule.winner == "autotune"  # or eager is faster, which is left to the host here
+    assert schedule.config == (result.best if won else None)

@@ -20,6 +20,8 @@ from autotune.domains.c3.scenario import Gemm, Scenario
 from autotune.errors import Unsupported
 from autotune.task import Artifact, Config, Verdict
 from autotune.workload import Workload
+from tests.support.clock import stuck
+from tests.support.clock import timed as worker_clock
 
 OPENED = 0  # benches that this process has opened
 
@@ -43,8 +45,8 @@ class Run:
         """Do what the candidate does badly, if it is its turn."""
         mine = self.config.get("rank", -1) in (-1, self.group.rank)
         how = self.config["how"]
-        if how == "slow" and mine and when != "load":
-            time.sleep(int(self.config.get("ms", 20)) / 1000)
+        if when == "time":
+            worker_clock().busy(20_000 if how == "slow" and mine else 100)
         if not mine or self.config.get("when", "verify") != when or how in ("good", "wrong", "slow"):
             return
         if how == "raise":
@@ -54,6 +56,7 @@ class Run:
         if how == "exit":
             os._exit(3)
         while how == "hang":
+            stuck()
             time.sleep(1)
 
     def __call__(self) -> None:
@@ -69,6 +72,7 @@ class Run:
 class ToyBench:
     def __init__(self, scenario: Scenario, group: Group) -> None:
         global OPENED
+        worker_clock()
         OPENED += 1
         self.scenario, self.group = scenario, group
         if scenario.nbytes == 4:
@@ -132,13 +136,14 @@ def fail(group: Group, rank: int) -> None:
 
 
 def timed(group: Group, **options: Any) -> dict[str, list[float]]:
-    """For :meth:`Ranks.call`: what timing makes of a rank that takes 20 ms and others that take none."""
+    """For :meth:`Ranks.call`: what timing makes of a rank that takes 20 ms and others that take none, by a clock."""
     from autotune.domains.c3.measuring.timing import time_ranks
     from autotune.measure.policy import Policy
 
     told: list[str] = []
+    worker_clock()
     runs: dict[str, Callable[[], object]] = {
-        "slow": lambda: time.sleep(0.02 if group.rank == group.ranks - 1 else 0.0),
+        "slow": lambda: worker_clock().busy(20_000 if group.rank == group.ranks - 1 else 0),
         "empty": lambda: None,
     }
     runs = {name: runs[name] for name in options.pop("names")}

@@ -11,12 +11,14 @@ import numpy as np
 
 import autotune
 from autotune.domains.kernel.kernel import Call
+from tests.support.clock import stuck, timed
 
 FACTOR = 2.0
 
 
 def doubled(x: Any) -> Any:
     """The reference."""
+    timed().busy(5.0)
     return x.astype(np.float64) * FACTOR
 
 
@@ -25,6 +27,7 @@ def make(n: int, seed: int = 0) -> dict[str, Any]:
 
 
 def _part(x: Any) -> Any:
+    timed().busy(10.0)
     return x * np.float32(FACTOR)
 
 
@@ -43,7 +46,7 @@ def scale(x: Any, block: int = 16, *, late: bool = False) -> Any:
     for lo in range(0, len(x), block):
         out[lo : lo + block] = _part(x[lo : lo + block])
     if late:
-        time.sleep(0.002)
+        timed().busy(2000.0)
     return out
 
 
@@ -64,6 +67,7 @@ def odd(x: Any, how: str = "good") -> Any:
     if how == "crash":
         ctypes.string_at(0)
     while how == "hang":
+        stuck()
         time.sleep(60)
     if how == "unlike":
         return _part(x), 1
@@ -98,6 +102,7 @@ def refused(x: Any) -> Any:
 
 def endless(x: Any) -> Any:
     while True:
+        stuck()
         time.sleep(60)
 
 

@@ -198,7 +198,7 @@ def in_flight(rank: int, db: str) -> Any:
     for t in threads:
         t.start()
     for t in threads:
-        t.join(30)
+        t.join(250)
     assert not wrong
     recursive = autotune.overlap(lambda: recursive((), put(rank)), "all_gather", db=db, like=put(rank), gemm="8x8x8")  # type: ignore[has-type]
     with pytest.raises(UserError, match="one call of an overlap at a time"):

@@ -1,22 +1,20 @@
-"""A policy whose deadlines suit tests, and a machine that is as busy as a test says."""
+"""A policy of few samples whose deadlines end hangs alone, and a machine that is as busy as a test says."""
 
 from __future__ import annotations
 
-from autotune.measure.policy import Policy
+from dataclasses import replace
 
-QUICK = Policy(
-    method="cpu",
+from autotune.measure.policy import Policy
+from tests.support.brief import PATIENT
+
+QUICK = replace(
+    Policy(method="cpu", **PATIENT),  # type: ignore[arg-type]
     warmup=1,
     screen_repeats=3,
     repeat_repeats=5,
     final_rounds=7,
     final_s=1.0,
     cold_bytes=1 << 16,  # too little for torch to use threads, which would wait for each other on a loaded machine
-    timeout_s=2.0,
-    startup_s=120.0,
-    build_s=3.0,
-    load_s=2.0,
-    baseline_s=20.0,
     quiet_s=0.0,
 )
 

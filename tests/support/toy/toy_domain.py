@@ -1,12 +1,14 @@
 """A small real domain for tests: sum the squares of the rows of a matrix on the CPU, and ways to do it badly.
 
 ``how`` picks the program; ``block`` is the rows a step takes. Candidates really run, and the bad ones are really bad.
+The time that a candidate takes is a formula (:func:`takes_us`), which the worker's timers read from its clock.
 The workload's spec may hold ``slow_us`` (added to good candidates: once at block 8, twice a step beside it), ``bad``
 (are the bad ones in the space), ``broken`` (a candidate's ``how`` to what the machine does to it, see ``FAULTS``),
 ``once`` (a folder where that is noted, so that it happens to each candidate once), ``eager_us`` (added to the
-baseline), ``least_us`` (that no candidate is said to beat), ``reference`` (is one timed beside the baselines) and
-``log`` (a file that gets a line for every candidate loaded) and ``numerics`` (a file that gets the settings of torch's
-that candidates are loaded under).
+baseline), ``least_us`` (that no candidate is said to beat), ``reference`` (is one timed beside the baselines),
+``log`` (a file that gets a line for every candidate loaded), ``hold`` (a file, while which is there a worker waits
+after its second candidate), ``never`` (the workload's inputs are never made) and ``numerics`` (a file that gets the
+settings of torch's that candidates are loaded under).
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from autotune.errors import BuildError, UserError
 from autotune.space import Parameter, Space
 from autotune.task import Artifact, Config, Kernel, Runnable, Verdict
 from autotune.workload import Workload, digest
+from tests.support.clock import stuck, timed
 
 KIND = "toy"
 GOOD = ("vector", "rows")
@@ -40,6 +43,15 @@ def workload(rows: int = 64, columns: int = 256, **more: Any) -> Workload:
     spec = {"rows": rows, "columns": columns, "bad": False, "slow_us": 0, **more}
     family = digest({k: v for k, v in spec.items() if k != "rows"})
     return Workload(KIND, spec, family=family, extent=rows, label=f"toy {rows}x{columns}")
+
+
+EAGER_US = 60.0
+
+
+def takes_us(spec: Mapping[str, Any], config: Config) -> float:
+    """Microseconds of a good candidate: least for vector, block 8, whose neighbours take twice ``slow_us``."""
+    away = abs(BLOCKS.index(int(config["block"])) - 3)
+    return (20.0 if config["how"] == "vector" else 30.0) + away + spec["slow_us"] * 2**away
 
 
 def due(spec: Mapping[str, Any], config: Config, step: str) -> str:
@@ -94,6 +106,7 @@ class ToyTask:
         if config["how"] == "build_crash":
             os._exit(7)
         while config["how"] == "build_hang":
+            stuck()
             time.sleep(1)
         return Artifact("cpu", (Kernel("toy", b"", {"block": config["block"]}),), generator="toy")
 
@@ -108,8 +121,10 @@ class ToyBench:
     def __init__(self, workload: Workload) -> None:
         import torch
 
-        self.spec = workload.spec
-        self.torch = torch
+        self.spec, self.torch, self.clock, self.loads = workload.spec, torch, timed(), 0
+        while self.spec.get("never"):
+            stuck()
+            time.sleep(1)
         self.x = torch.rand(self.spec["rows"], self.spec["columns"], dtype=torch.float32)
         self.out = torch.zeros(self.spec["rows"])
 
@@ -119,9 +134,12 @@ class ToyBench:
                 f.write(digest(config) + "\n")
         if self.spec.get("numerics"):
             Path(self.spec["numerics"]).write_text(json.dumps(numerics.read()))
+        self.loads += 1
+        while self.spec.get("hold") and self.loads > 2 and Path(self.spec["hold"]).exists():
+            time.sleep(0.02)
         if due(self.spec, config, "load"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        run: Runnable = getattr(self, "_" + str(config["how"]))(int(config["block"]))
+        run: Runnable = getattr(self, "_" + str(config["how"]))(config)
         fault = due(self.spec, config, "run")
         if fault == "run_memory":
             return lambda: bytearray(1 << 62)
@@ -130,52 +148,49 @@ class ToyBench:
             return lambda: os.kill(os.getpid(), number)
         return run
 
-    def _pause(self, block: int) -> None:
-        """A cost that is known and larger than any noise: the best block is 8, and its neighbours take twice as long.
+    def _rows(self, config: Config) -> Runnable:
+        took, block = takes_us(self.spec, config), int(config["block"])
 
-        Asleep: who spins among others that want the processor is set aside for a dozen milliseconds now and then.
-        """
-        if self.spec["slow_us"]:
-            time.sleep(self.spec["slow_us"] * 2 ** abs(BLOCKS.index(block) - 3) / 1e6)
-
-    def _rows(self, block: int) -> Runnable:
         def run() -> None:
-            self._pause(block)
+            self.clock.busy(took)
             for i in range(0, len(self.x), block):
                 self.out[i : i + block] = (self.x[i : i + block] ** 2).sum(1)
 
         return run
 
-    def _vector(self, block: int) -> Runnable:
+    def _vector(self, config: Config) -> Runnable:
+        took = takes_us(self.spec, config)
+
         def run() -> None:
-            self._pause(block)
+            self.clock.busy(took)
             self.torch.sum(self.x * self.x, 1, out=self.out)
 
         return run
 
-    def _hang(self, block: int) -> Runnable:
+    def _hang(self, config: Config) -> Runnable:
         def run() -> None:
+            stuck()
             while True:
                 pass
 
         return run
 
-    def _segfault(self, block: int) -> Runnable:
+    def _segfault(self, config: Config) -> Runnable:
         return lambda: ctypes.memset(self.out.data_ptr() - (1 << 40), 1, 64)
 
-    def _exit(self, block: int) -> Runnable:
+    def _exit(self, config: Config) -> Runnable:
         return lambda: os._exit(3)
 
-    def _wrong(self, block: int) -> Runnable:
+    def _wrong(self, config: Config) -> Runnable:
         return lambda: self.out.copy_((self.x * self.x).sum(1) * 1.01)
 
-    def _memory(self, block: int) -> Runnable:
+    def _memory(self, config: Config) -> Runnable:
         with open("/proc/self/statm") as f:
             used = int(f.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), resource.RLIM_INFINITY))
         return lambda: bytearray(1 << 40)
 
-    def _raise(self, block: int) -> Runnable:
+    def _raise(self, config: Config) -> Runnable:
         raise RuntimeError("too many resources requested\nfor launch")
 
     def verify(self, run: Runnable, seed: int) -> Verdict:
@@ -188,7 +203,8 @@ class ToyBench:
 
     def baselines(self) -> Mapping[str, Callable[[], Runnable]]:
         def eager() -> Runnable:
-            return lambda: (self.torch.pow(self.x, 2).sum(1), time.sleep(self.spec.get("eager_us", 0) / 1e6))  # type: ignore[func-returns-value]
+            took = EAGER_US + self.spec.get("eager_us", 0)
+            return lambda: (self.torch.pow(self.x, 2).sum(1), self.clock.busy(took))  # type: ignore[func-returns-value]
 
         def inductor() -> Runnable:
             raise RuntimeError("no C++ compiler")
@@ -198,7 +214,7 @@ class ToyBench:
 
         out: dict[str, Callable[[], Runnable]] = {"eager": eager, "inductor": inductor}
         if self.spec.get("reference"):
-            out["=nothing"] = lambda: lambda: None
+            out["=nothing"] = lambda: lambda: self.clock.busy(1.0)
         return {**out, "crashing": crashing} if self.spec["bad"] else out
 
     def bytes_moved(self) -> int:

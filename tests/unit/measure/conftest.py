@@ -5,16 +5,14 @@ from __future__ import annotations
 import pytest
 
 from autotune.measure.policy import Policy
-from autotune.measure.timing import rotate, timer
-from tests.support.clock import Clock
+from tests.support.clock import Clock, read_samples
 from tests.support.toy.policy import QUICK
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (timer, rotate):
-        monkeypatch.setattr(module, "time", made)
+    read_samples(made, monkeypatch.setattr)
     return made
 
 

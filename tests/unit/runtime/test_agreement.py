@@ -31,8 +31,9 @@ def test_all_get_the_same_answer(late: float) -> None:
 
 
 def test_who_comes_too_late_is_bound_by_what_the_others_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = dist.HashStore()
     monkeypatch.setattr(agreement, "WAIT_S", 0.1)
-    assert settle([b"one", b"one"], late=0.6) == [False, False], "though their databases are equal"
+    assert [_settle(store, rank, 2, b"one") for rank in (0, 1)] == [False, False], "though their databases are equal"
 
 
 def test_one_answer_though_one_gives_up_as_the_other_comes(monkeypatch: pytest.MonkeyPatch) -> None:

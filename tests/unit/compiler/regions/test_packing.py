@@ -203,9 +203,9 @@ def test_many_equal_parts_take_no_time() -> None:
     import time
 
     graph = simplify(beside(*(update(64, 64) for _ in range(64))))
-    start = time.perf_counter()
+    start = time.process_time()
     form = canonicalize(graph)[0]
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
     assert len(components(form)) == 64
 
 

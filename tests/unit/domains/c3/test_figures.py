@@ -44,8 +44,7 @@ def library(**changes: Any) -> SimpleNamespace:
 
 
 def wait_for(there: Callable[[], bool]) -> None:
-    until = time.monotonic() + 30
-    while not there() and time.monotonic() < until:
+    while not there():
         time.sleep(0.001)
 
 
@@ -91,7 +90,7 @@ def test_a_sensor_that_fails_later_ends_the_readings_alone() -> None:
     with sensor.watch(0.001) as readings:
         wait_for(lambda: len(readings) > 0)
         lib.nvmlDeviceGetClockInfo = fails
-        assert failed.wait(30)
+        assert failed.wait(250)
         count = len(readings)
         time.sleep(0.02)
     assert len(readings) == count > 0

@@ -66,7 +66,7 @@ def test_comm_first_begins_with_the_collective_and_does_not_wait_for_it() -> Non
 
     def slow(chunk: int, stream: Any = None) -> None:
         enqueue(chunk, stream)
-        held.append(both.wait(10))
+        held.append(both.wait(250))
 
     run_panel = notes.run
 

@@ -6,7 +6,7 @@ import pytest
 
 import autotune
 from autotune.runtime.counters import Counters
-from examples import residual_mlp
+from examples import residual_norms
 
 
 @pytest.mark.parametrize(
@@ -20,9 +20,9 @@ from examples import residual_mlp
 def test_regions_left_to_inductor_were_found(
     counted: Counters, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(residual_mlp, "train", lambda model, step, given: [1.0, 0.9])
+    monkeypatch.setattr(residual_norms, "train", lambda model, step, given: [1.0, 0.9])
     monkeypatch.setattr(autotune, "counters", lambda: counted)
-    assert residual_mlp.main(["--device", "cpu"]) == code
+    assert residual_norms.main(["--device", "cpu"]) == code
     out, err = capsys.readouterr()
     last = (out + err).splitlines()[-1]
     assert said in last
