@@ -282,3 +282,40 @@ def test_a_length_whose_range_the_user_named(db: str) -> None:
         for t in given:
             torch._dynamo.mark_dynamic(t, 2, min=2, max=100)
         torch.testing.assert_close(run(*given), windowed(*given), atol=1e-5, rtol=1e-5)
+
+
+def shared_across_grad_modes(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    mask = bias.transpose(-1, -2)
+    with torch.no_grad():
+        first = scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    return first + scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def chosen_without_gradients(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    with torch.no_grad():
+        mask = torch.where(torch.arange(PLACES)[None, None, :, None] >= 0, bias, -1e9)
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def repeated_without_gradients(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    few = k[:, :2], v[:, :2]
+    with torch.no_grad():
+        k, v = (t.repeat_interleave(2, 1) for t in few)
+    return scaled_dot_product_attention(q[:, :, :1], k, v)
+
+
+@pytest.mark.parametrize("fn", [shared_across_grad_modes, chosen_without_gradients, repeated_without_gradients])
+def test_gradients_where_a_part_of_a_program_wants_none(fn: Callable[..., Tensor], db: str) -> None:
+    """They are those of eager mode, which has none of what was made under ``no_grad``."""
+    rng = torch.Generator().manual_seed(0)
+    shapes = [*[(3, HEADS, PLACES, 8)] * 3, (3, HEADS, PLACES, PLACES)]
+    given = [torch.randn(shape, generator=rng, requires_grad=True) for shape in shapes]
+    found = []
+    for run in (fn, compiled(fn)):
+        out = run(*given)
+        found.append([out, *torch.autograd.grad((out**2).sum(), given, allow_unused=True)])
+    want, got = found
+    assert [t is None for t in got] == [t is None for t in want]
+    for a, b in zip(got, want, strict=True):
+        if a is not None:
+            torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)

@@ -13,6 +13,9 @@ These rules run on Dynamo's graph, before AOTAutograd sees it. Results are those
 - A mask or bias with gaps between neighbours is made contiguous, once for all that read it.
 - Keys and values repeated for groups of queries are handed over once, where torch has a fused kernel that is told of
   groups. Elsewhere the queries of a group that has one position, as in decoding, become positions of their key's head.
+
+A rule reads past a node, or shares a copy, only if both run in the same state of torch
+(:mod:`autotune.compiler.capture.contexts`): what is made under ``no_grad`` keeps no gradient.
 """
 
 from __future__ import annotations
@@ -30,7 +33,16 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from autotune.compiler.capture.attention.constants import Constants
 from autotune.compiler.capture.attention.formulas import IS_NOT_LATER, Formulas
+from autotune.compiler.capture.attention.results import (
+    copies,
+    fake,
+    is_static,
+    is_tensor,
+    same_length,
+    takes_any_strides,
+)
 from autotune.compiler.capture.attention.writes import Writes, called
+from autotune.compiler.capture.contexts import Contexts
 
 log = logging.getLogger("autotune")
 
@@ -50,15 +62,15 @@ def rewrite_attention(gm: fx.GraphModule) -> int:
     """
     try:
         writes = Writes(gm)
-        return _rewritten(gm, writes, Constants(gm.graph, writes), Formulas(writes))
+        return _rewritten(gm, writes, Contexts(gm.graph), Constants(gm.graph, writes), Formulas(writes))
     except Exception:
         # A graph that was made otherwise than expected is compiled as it came: every rule changes one call, whole.
         log.warning("autotune: attention is left as it is: a rule failed", exc_info=True)
         return 0
 
 
-def _rewritten(gm: fx.GraphModule, writes: Writes, constants: Constants, formulas: Formulas) -> int:
-    walk = _Walk(gm.graph, writes, constants, formulas)
+def _rewritten(gm: fx.GraphModule, writes: Writes, contexts: Contexts, constants: Constants, formulas: Formulas) -> int:
+    walk = _Walk(gm.graph, writes, contexts, constants, formulas)
     changed, met = 0, False
     try:
         for node in list(gm.graph.nodes):
@@ -67,10 +79,13 @@ def _rewritten(gm: fx.GraphModule, writes: Writes, constants: Constants, formula
                 changed += walk.visit(node)
             elif (alone := _called_alone(gm, node)) is not None:
                 inner, operands = alone
-                tensors = {p: a for p, a in operands.items() if _is_tensor(a)}
+                tensors = {p: a for p, a in operands.items() if is_tensor(a)}
                 held = {p: value for p, a in tensors.items() if (value := constants.of(a)) is not None}
                 read = {p: formula for p, a in tensors.items() if (formula := formulas.of(a)) is not None}
-                changed += _rewritten(inner, writes, Constants(inner.graph, writes, held), formulas.inside(read))
+                within = Contexts(inner.graph, contexts.of(node))
+                changed += _rewritten(
+                    inner, writes, within, Constants(inner.graph, writes, held), formulas.inside(read)
+                )
     finally:  # also where a later call could not be understood
         if met:
             gm.graph.lint()
@@ -94,26 +109,6 @@ def _called_alone(gm: fx.GraphModule, node: fx.Node) -> tuple[fx.GraphModule, di
     return inner, dict(zip(inputs, operands, strict=True))
 
 
-def _same_length(a: Any, b: Any) -> bool:
-    """Whether two lengths are one number, or one symbol."""
-    symbolic = isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt)
-    return bool(a.node.expr == b.node.expr) if symbolic else type(a) is int and type(b) is int and a == b
-
-
-def _is_tensor(node: Any) -> bool:
-    value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
-    return isinstance(value, torch.Tensor) and value.layout == torch.strided
-
-
-def _value(node: fx.Node) -> torch.Tensor:
-    found: torch.Tensor = node.meta["example_value"]
-    return found
-
-
-def _is_static(node: fx.Node) -> bool:
-    return all(type(n) is int for n in (*_value(node).shape, *_value(node).stride()))
-
-
 @dataclass(frozen=True)
 class _Call:
     """The arguments of one call of attention, by name."""
@@ -132,14 +127,17 @@ class _Call:
         """None where an argument is no dense tensor."""
         told: dict[str, Any] = {**_DEFAULTS, **dict(zip(_NAMES, node.args, strict=False)), **node.kwargs}
         there = [told["query"], told["key"], told["value"], told["attn_mask"]]
-        return cls(**told) if all(_is_tensor(t) for t in there if t is not None) else None
+        return cls(**told) if all(is_tensor(t) for t in there if t is not None) else None
 
 
 class _Walk:
     """Attention from a graph's first node to its last; what one call had made, others use too."""
 
-    def __init__(self, graph: fx.Graph, writes: Writes, constants: Constants, formulas: Formulas) -> None:
-        self._graph, self._writes, self._constants, self._formulas = graph, writes, constants, formulas
+    def __init__(
+        self, graph: fx.Graph, writes: Writes, contexts: Contexts, constants: Constants, formulas: Formulas
+    ) -> None:
+        self._graph, self._writes, self._contexts = graph, writes, contexts
+        self._constants, self._formulas = constants, formulas
         self._hides: dict[tuple[fx.Node, bool], Hides | None] = {}
         self._laid: dict[tuple[fx.Node, int], tuple[fx.Node, fx.Node]] = {}
         """By a mask and how many keys it is for: the call before which it was made contiguous, and what that made."""
@@ -150,22 +148,22 @@ class _Walk:
         old = node.meta.get("example_value")
         if call is None or not isinstance(old, torch.Tensor) or self._writes.touch(node):
             return False
-        shape = (*_value(call.query).shape[:-1], _value(call.value).shape[-1])
+        shape = (*fake(call.query).shape[:-1], fake(call.value).shape[-1])
         if list(map(str, shape)) != list(map(str, old.shape)) or any(type(n) is int and n == 0 for n in shape):
             return False  # queries for the keys of several sequences, or none
-        if is_batchedtensor(_value(call.query)):
+        if is_batchedtensor(fake(call.query)):
             return False
-        made = _copies(node)
-        copied = not _takes_any_strides(node) or len(made) > 1 or any(map(self._is_seen, made))
-        if copied and not (_is_static(node) and old.is_contiguous()):
+        made = copies(node)
+        copied = not takes_any_strides(node) or len(made) > 1 or any(map(self._is_seen, made))
+        if copied and not (is_static(node) and old.is_contiguous()):
             return False
         with self._graph.inserting_before(node):
             new = self._with_groups(node, self._with_mask(node, call))
         if new == call:
             return False
         grouped = new.query is not call.query
-        query = _value(new.query)
-        shape = (*query.shape[:-1], _value(new.value).shape[-1])
+        query = fake(new.query)
+        shape = (*query.shape[:-1], fake(new.value).shape[-1])
         node.args = (new.query, new.key, new.value)
         node.kwargs = {k: v for k, v in vars(new).items() if k not in ("query", "key", "value") and v is not None}
         # Of the strides nobody knows before the kernel is chosen.
@@ -183,21 +181,23 @@ class _Walk:
 
     def _is_seen(self, copy: fx.Node) -> bool:
         """Whether a copy of a result differs from a view of it: it is written over, or lies in no usual order."""
-        return self._writes.touch(copy) or (_is_static(copy) and not _value(copy).is_contiguous())
+        return self._writes.touch(copy) or (is_static(copy) and not fake(copy).is_contiguous())
 
     def _after(self, node: fx.Node, method: str, *args: Any) -> None:
-        made = self._method(method, node, *args)
+        made = self._method(node, method, node, *args)
         node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)
 
-    def _method(self, name: str, node: fx.Node, *args: Any) -> fx.Node:
+    def _method(self, where: fx.Node, name: str, node: fx.Node, *args: Any) -> fx.Node:
+        """A method of ``node``'s result, called in the context of ``where``."""
         made = self._graph.call_method(name, (node, *args))
-        made.meta["example_value"] = getattr(_value(node), name)(*args)
+        made.meta["example_value"] = getattr(fake(node), name)(*args)
+        self._contexts.put(made, where)
         return made
 
     def _written(self, source: fx.Node, copy: fx.Node, node: fx.Node) -> bool:
         """Whether ``source`` is written over while the call, or its backward, needs it in the place of ``copy``; or
         ``copy`` is, before the call."""
-        end = None if _value(node).requires_grad else node
+        end = None if fake(node).requires_grad else node
         return self._writes.between([source], copy, end) or self._writes.between([copy], copy, node)
 
     # Masks
@@ -206,8 +206,8 @@ class _Walk:
         mask = call.attn_mask
         if mask is None or call.is_causal is not False:
             return call
-        queries, keys = (_value(n).shape[-2] for n in (call.query, call.key))
-        square = _same_length(queries, keys)
+        queries, keys = (fake(n).shape[-2] for n in (call.query, call.key))
+        square = same_length(queries, keys)
         chosen = self._chosen(mask, node)
         # What a mask repeats over a batch of any size says nothing of the batch.
         for one in dict.fromkeys((mask, _unexpanded(mask), chosen, _unexpanded(chosen))):
@@ -230,7 +230,7 @@ class _Walk:
         if formula is None:
             return None
         found: Hides | None = "what comes later" if square and formula.element == IS_NOT_LATER else None
-        if formula.element is True or (_value(mask).is_floating_point() and formula.element == 0):
+        if formula.element is True or (fake(mask).is_floating_point() and formula.element == 0):
             found = "nothing"
         if found is not None:
             self._formulas.rely_on(formula)
@@ -250,13 +250,13 @@ class _Walk:
             branch = yes if formula.element else no
         else:
             return mask
-        if not isinstance(branch, fx.Node) or not _is_tensor(branch):
+        if not isinstance(branch, fx.Node) or not is_tensor(branch):
             return mask
         other = no if branch is yes else yes
-        if isinstance(other, fx.Node) and _is_tensor(other) and _value(other).requires_grad:
+        if isinstance(other, fx.Node) and is_tensor(other) and fake(other).requires_grad:
             return mask  # the other one's gradient is zeros, and would be none
-        alike = _value(branch).ndim == 4 and _value(branch).dtype == _value(mask).dtype
-        if not alike or self._written(branch, mask, node):
+        alike = fake(branch).ndim == 4 and fake(branch).dtype == fake(mask).dtype
+        if not alike or not self._contexts.alike(mask, node) or self._written(branch, mask, node):
             return mask
         if held is None and formula is not None:
             self._formulas.rely_on(formula)
@@ -264,51 +264,55 @@ class _Walk:
 
     def _with_neighbours(self, mask: fx.Node, node: fx.Node, keys: Any) -> fx.Node:
         """The mask with keys beside each other in memory, as fused kernels want it."""
-        value = _value(mask)
+        value = fake(mask)
         if value.ndim != 4 or type(value.stride(-1)) is not int or type(keys) is not int or keys == 1:
             return mask  # where keys are of any number, kernels for masks would be compiled for several
         if value.stride(-1) == 1 and type(value.shape[-1]) is int and value.shape[-1] == keys:
             return mask
         made = self._laid.get((mask, keys))
-        if made is None or self._writes.between([mask], made[0], node):
-            made = self._laid[mask, keys] = node, self._contiguous(mask, keys)
+        if made is None or not self._contexts.alike(made[0], node) or self._writes.between([mask], made[0], node):
+            made = self._laid[mask, keys] = node, self._contiguous(mask, node, keys)
         return made[1]
 
-    def _contiguous(self, mask: fx.Node, keys: int) -> fx.Node:
+    def _contiguous(self, mask: fx.Node, node: fx.Node, keys: int) -> fx.Node:
         whole = _unexpanded(mask)
-        value = _value(whole)
+        if not self._contexts.alike(node, *_path(mask, whole)):
+            whole = mask
+        value = fake(whole)
         if not value.requires_grad:  # a gradient would be put back where it is narrowed
             for d in range(3):
                 if type(value.stride(d)) is int and value.stride(d) == 0:
-                    whole = self._method("narrow", whole, d, 0, 1)
+                    whole = self._method(node, "narrow", whole, d, 0, 1)
         if type(value.shape[-1]) is int and value.shape[-1] == 1:
-            whole = self._method("expand", whole, -1, -1, -1, keys)
-        return self._method("contiguous", whole)
+            whole = self._method(node, "expand", whole, -1, -1, -1, keys)
+        return self._method(node, "contiguous", whole)
 
     # Groups of queries
 
     def _with_groups(self, node: fx.Node, call: _Call) -> _Call:
-        query, mask = _value(call.query), call.attn_mask
+        query, mask = fake(call.query), call.attn_mask
         key, value = _unrepeated(call.key), _unrepeated(call.value)
         if key is None or value is None or call.enable_gqa is not False or query.ndim != 4:
             return call
-        if not all(map(_is_static, (call.query, key, value))) or call.is_causal not in (False, True):
+        if not all(map(is_static, (call.query, key, value))) or call.is_causal not in (False, True):
             return call
-        (batch, few), heads = _value(key).shape[:2], query.shape[1]
-        if _value(value).shape[:2] != (batch, few) or query.shape[0] != batch or heads % few:
+        (batch, few), heads = fake(key).shape[:2], query.shape[1]
+        if fake(value).shape[:2] != (batch, few) or query.shape[0] != batch or heads % few:
             return call
         if self._written(key, call.key, node) or self._written(value, call.value, node):
+            return call
+        if not self._contexts.alike(node, *_path(call.key, key), *_path(call.value, value)):
             return call
         grouped = replace(call, key=key, value=value, enable_gqa=True)
         if _fused_takes(grouped):
             return grouped
         if query.shape[-2] > 1 or call.is_causal is not False:
             return call
-        if mask is not None and not (_value(mask).ndim == 4 and _value(mask).shape[1:3] == (1, 1)):
+        if mask is not None and not (fake(mask).ndim == 4 and fake(mask).shape[1:3] == (1, 1)):
             return call
-        turned = self._method("reshape", call.query, batch, few, heads // few, query.shape[-1])
+        turned = self._method(node, "reshape", call.query, batch, few, heads // few, query.shape[-1])
         if mask is not None:
-            mask = self._method("expand", mask, -1, -1, heads // few, -1)
+            mask = self._method(node, "expand", mask, -1, -1, heads // few, -1)
         return replace(call, query=turned, key=key, value=value, attn_mask=mask)
 
 
@@ -319,7 +323,7 @@ def _fused_takes(call: _Call) -> bool:
     the kernels in their order, the first that may be used. Dynamo has traced the call as it was, and so the order is
     that of the device.
     """
-    if _value(call.query).device.type != "cuda":
+    if fake(call.query).device.type != "cuda":
         return False
     cuda = torch.backends.cuda
     checks = {
@@ -328,8 +332,8 @@ def _fused_takes(call: _Call) -> bool:
         SDPBackend.CUDNN_ATTENTION: cuda.can_use_cudnn_attention,
     }
     try:
-        query, key, value = (_value(n) for n in (call.query, call.key, call.value))
-        mask = None if call.attn_mask is None else _value(call.attn_mask)
+        query, key, value = (fake(n) for n in (call.query, call.key, call.value))
+        mask = None if call.attn_mask is None else fake(call.attn_mask)
         told = cuda.SDPAParams(query, key, value, mask, float(call.dropout_p), bool(call.is_causal), True)
         for number in torch._C._get_sdp_priority_order():
             if number == int(SDPBackend.MATH.value):
@@ -366,10 +370,19 @@ def what_hides(mask: torch.Tensor, square: bool) -> Hides | None:
     return None
 
 
+def _path(node: fx.Node, source: fx.Node) -> list[fx.Node]:
+    """The nodes from ``node`` back to ``source``, without that, each made of its first argument."""
+    passed = []
+    while node is not source:
+        passed.append(node)
+        node = node.args[0]  # type: ignore[assignment]
+    return passed
+
+
 def _unexpanded(mask: fx.Node) -> fx.Node:
     """What a mask repeats over batch or heads, where that is a tensor of four axes."""
-    while mask.target == "expand" and isinstance(mask.args[0], fx.Node) and _is_tensor(mask.args[0]):
-        if _value(mask.args[0]).ndim != 4:
+    while mask.target == "expand" and isinstance(mask.args[0], fx.Node) and is_tensor(mask.args[0]):
+        if fake(mask.args[0]).ndim != 4:
             break
         mask = mask.args[0]
     return mask
@@ -384,23 +397,23 @@ def _unrepeated(node: fx.Node) -> fx.Node | None:
         x = node.args[0]
         told = [*node.args[1:], *node.kwargs.values()]
         fits = len(told) == 2 and type(told[0]) is int and told[1] in (1, -3)
-        return x if fits and _is_tensor(x) and _value(x).ndim == 4 else None  # type: ignore[return-value,arg-type]
+        return x if fits and is_tensor(x) and fake(x).ndim == 4 else None  # type: ignore[return-value,arg-type]
     if node.target not in ("reshape", "view", "contiguous", "flatten"):
         return None
     expanded = node.args[0]
-    if not isinstance(expanded, fx.Node) or expanded.target != "expand" or not _is_tensor(node):
+    if not isinstance(expanded, fx.Node) or expanded.target != "expand" or not is_tensor(node):
         return None
     inserted = expanded.args[0]
     if not isinstance(inserted, fx.Node) or not _inserts_after_heads(inserted):
         return None
     x = inserted.args[0]
-    if not _is_tensor(x) or _value(x).ndim != 4 or not _is_static(x) or not _is_static(node):  # type: ignore[arg-type]
+    if not is_tensor(x) or fake(x).ndim != 4 or not is_static(x) or not is_static(node):  # type: ignore[arg-type]
         return None
-    batch, heads, length, size = _value(x).shape  # type: ignore[arg-type]
-    wide = _value(expanded).shape
+    batch, heads, length, size = fake(x).shape  # type: ignore[arg-type]
+    wide = fake(expanded).shape
     if len(wide) != 5 or tuple(wide) != (batch, heads, wide[2], length, size):
         return None
-    return x if tuple(_value(node).shape) == (batch, heads * wide[2], length, size) else None  # type: ignore[return-value]
+    return x if tuple(fake(node).shape) == (batch, heads * wide[2], length, size) else None  # type: ignore[return-value]
 
 
 def _inserts_after_heads(node: fx.Node) -> bool:
@@ -411,41 +424,6 @@ def _inserts_after_heads(node: fx.Node) -> bool:
     places = node.args[1]
     whole = [p == slice(None, None, None) for p in places]
     return len(places) >= 3 and places[2] is None and all(whole[:2]) and all(whole[3:])
-
-
-_KEEPS = ("transpose", "permute", "movedim", "swapaxes", "to", "float", "type_as", "clone")
-"""Methods whose results have strides like what they read."""
-_ANY = ("contiguous", "reshape", "flatten", "matmul", "size", "dim", "numel")
-"""Methods that take any strides."""
-
-
-def _copies(node: fx.Node) -> list[fx.Node]:
-    """What copies a result, or views it where its strides allow that."""
-    found = []
-    for user in node.users:
-        if user.op == "call_method" and user.target in ("contiguous", "reshape", "flatten"):
-            found.append(user)
-        elif user.op == "call_method" and user.target in (*_KEEPS, "view"):
-            found += _copies(user)
-    return found
-
-
-def _takes_any_strides(node: fx.Node) -> bool:
-    """Whether all that reads a result takes it in whatever strides it has, turned or not.
-
-    Fused kernels give their results in other strides than the products do; a ``view`` that Dynamo found to be allowed
-    may not be.
-    """
-    for user in node.users:
-        if user.op != "call_method":
-            return False
-        same = user.target == "view" and _is_tensor(user) and _value(user).shape == _value(node).shape
-        if same or user.target in _KEEPS:
-            if not _takes_any_strides(user):
-                return False
-        elif user.target not in _ANY:
-            return False
-    return True
 
 
 __all__ = ["rewrite_attention", "what_hides"]

@@ -311,6 +311,34 @@ def test_who_reads_a_result_by_its_strides_gets_them(asked: bool, read: Callable
     assert [n.target == "contiguous" for n in call.users] == [asked]
 
 
+def turned() -> list[Tensor]:
+    """Arguments with positions before heads in memory, as models have them: results lie so, too."""
+    return [x.transpose(1, 2).contiguous().transpose(1, 2) for x in qkv()]
+
+
+def same(out: Tensor) -> Tensor:
+    """What transformers puts behind attention from 5.23 on."""
+    return out.reshape(out.shape[0], -1, out.shape[2], out.shape[3])
+
+
+@pytest.mark.parametrize("read", [
+    lambda out: joined(same(out)), lambda out: joined(same(same(out).view(out.shape))),
+    lambda out: joined(out.flatten(1, 1)), lambda out: out.transpose(1, 2).view(B, S, H, D).contiguous(),
+])  # fmt: skip
+def test_a_view_in_the_same_shape_is_no_copy(read: Callable[[Tensor], Tensor]) -> None:
+    (call,) = agree(attend(lambda q: later(), read), *turned())
+    assert masked(call) == (False, True)
+    copies = [n for n in call.graph.nodes if n.target == "contiguous"]
+    assert (B, H, S, D) not in [tuple(value(n).shape) for n in copies], "neither the result nor its view is copied"
+
+
+def test_who_reads_a_view_by_its_strides_gets_them() -> None:
+    for read in (lambda out: same(out).view(B, H, S * D), lambda out: same(out).transpose(1, 2).view(B, S, H, D)):
+        (call,) = agree(attend(ones, read), *qkv())
+        assert [n.target for n in call.users] == ["contiguous"]
+    agree(attend(lambda q: later(), lambda out: same(out) * 2), *turned(), changed=0)
+
+
 def test_other_arguments_are_kept() -> None:
     (call,) = agree(lambda q, k, v: joined(sdpa(q, k, v, ones(q), 0.0, False, scale=0.7)), *qkv())
     assert call.kwargs["scale"] == 0.7

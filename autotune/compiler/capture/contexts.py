@@ -1,0 +1,118 @@
+"""The state of torch in which each node of a Dynamo graph runs.
+
+Between the calls of tensors, a Dynamo graph has calls that change how later ones run: ``_set_grad_enabled``,
+``_enter_autocast`` and ``_exit_autocast``, the levels of ``torch.func``, the current device. Streams are annotations of
+nodes. A rewriting that shares a result, moves a node or reads past one checks :meth:`Contexts.alike`. Under ``no_grad``
+the same call has no gradient, under autocast it has another type.
+
+There is no list of such calls, since each version of torch has others. A call that neither takes a tensor nor makes a
+value is one. Two nodes are alike if both have the same grad mode, are inside of the same contexts, and have no other
+such call between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+
+@dataclass(frozen=True)
+class Context:
+    """The state that one node runs in.
+
+    Attributes:
+        grad: the grad mode; the node that left it unknown, where one did.
+        inside: the calls that entered contexts which are not left yet, the outermost first.
+        since: the latest call that set something else.
+        stream: the annotation of the stream; None is the current one.
+    """
+
+    grad: bool | fx.Node
+    inside: tuple[fx.Node, ...] = ()
+    since: fx.Node | None = None
+    stream: Any = None
+
+
+class Contexts:
+    """The contexts of a graph's nodes.
+
+    Args:
+        graph: of Dynamo's, each node with its fake result in ``meta["example_value"]``.
+        outside: where the graph is called; None for a graph that Dynamo hands over now.
+    """
+
+    def __init__(self, graph: fx.Graph, outside: Context | None = None) -> None:
+        now = Context(torch.is_grad_enabled()) if outside is None else outside
+        grad, since = now.grad, now.since
+        entered: dict[fx.Node, bool | fx.Node] = {}
+        """By the call that entered a context, the grad mode before it."""
+        self._of: dict[fx.Node, Context] = {}
+        for node in graph.nodes:
+            stream = stream_of(node)
+            self._of[node] = Context(grad, (*now.inside, *entered), since, now.stream if stream is None else stream)
+            if not _changes_state(node):
+                continue
+            if (opened := _opened_by(node, entered)) is not None:
+                # Some contexts restore the grad mode that was set inside of them, others do not.
+                grad = grad if entered.pop(opened) == grad else node
+            elif _enters(node):
+                entered[node] = grad
+                if node.target is torch.autograd.grad_mode._enter_inference_mode:
+                    grad = not node.args[0]
+            elif node.target is torch._C._set_grad_enabled:
+                grad = bool(node.args[0])
+            else:
+                since = node
+
+    def of(self, node: fx.Node) -> Context:
+        return self._of[node]
+
+    def alike(self, *nodes: fx.Node) -> bool:
+        """Return True if all these nodes run in the same context."""
+        first, *others = (self._of[node] for node in nodes)
+        return all(other == first for other in others)
+
+    def put(self, made: fx.Node, where: fx.Node) -> None:
+        """Give a new node the context of another one."""
+        self._of[made] = self._of[where]
+        if "custom" in where.meta:
+            made.meta["custom"] = dict(where.meta["custom"])
+
+
+def stream_of(node: fx.Node) -> Any:
+    """The number of the stream that a program chose for a node of a Dynamo or an aten graph; None if it chose none."""
+    return node.meta.get("custom", {}).get("stream")
+
+
+def _changes_state(node: fx.Node) -> bool:
+    """Return True if a call neither takes a tensor nor makes a value."""
+    if node.op not in ("call_function", "call_method") or node.meta.get("example_value") is not None:
+        return False
+    return not any(isinstance(n.meta.get("example_value"), torch.Tensor) for n in node.all_input_nodes)
+
+
+def _opened_by(node: fx.Node, entered: Mapping[fx.Node, Any]) -> fx.Node | None:
+    """The call whose context ``node`` leaves: its only argument, or the latest one of the matching name."""
+    if len(node.args) == 1 and node.args[0] in entered:
+        return node.args[0]  # type: ignore[return-value]
+    name = _name(node)
+    matching = name.replace("decrement", "increment").replace("_exit_", "_enter_")
+    named = [one for one in entered if matching not in (name, "") and _name(one) == matching]
+    return named[-1] if named else None
+
+
+def _enters(node: fx.Node) -> bool:
+    """Return True if another call leaves the context that this one enters."""
+    left = any(_changes_state(user) and user.args == (node,) for user in node.users)
+    return left or any(part in _name(node) for part in ("_enter_", "increment"))
+
+
+def _name(node: fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+__all__ = ["Context", "Contexts", "stream_of"]
