@@ -2,9 +2,11 @@
 
 Inductor calls :func:`prepare_joint` and :func:`rewrite_joint` as its ``joint_custom_pre_pass`` and
 ``joint_custom_post_pass``, on the joint graph in training and on the graph itself in inference. Search and deployment
-run the same passes, so both see the same graphs. Said here is what no later hook can say: how random numbers are made,
-that complex arithmetic is arithmetic of parts, which call of a library computes a convolution or a product, and how the
-tensors between convolutions lie.
+run the same passes, so both see the same graphs. A graph of several streams stays as it is: what a pass shares would
+be read on one stream while another one computes it.
+
+These passes decide what no later hook can decide: how random numbers are made, that complex arithmetic is arithmetic of
+parts, which call of a library computes a convolution or a product, and the layout of tensors between convolutions.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from torch._inductor.pattern_matcher import stable_topological_sort
 from autotune.compiler.capture.calls import Calls
 from autotune.compiler.capture.channels_last import put_channels_last
 from autotune.compiler.capture.complexes import split_parts
+from autotune.compiler.capture.contexts import stream_of
 from autotune.compiler.capture.depthwise import convolve_gradients
 from autotune.compiler.capture.options import requirements
 from autotune.compiler.capture.pads import share_pads
@@ -42,7 +45,7 @@ def prepare_joint(graph: fx.Graph) -> None:
     """
     gm = graph.owning_module
     assert gm is not None
-    if requirements():
+    if requirements() or _has_streams(graph):
         return
     remove_noop_ops(graph)  # as Inductor does next: what a product reads may be a view that changes nothing
     align_products(gm)
@@ -56,7 +59,7 @@ def rewrite_joint(graph: fx.Graph) -> None:
     """
     gm = graph.owning_module
     assert gm is not None
-    if requirements():
+    if requirements() or _has_streams(graph):
         return
     stable_topological_sort(graph)  # Inductor's patterns leave that to the end, which comes behind this
     split_parts(gm)
@@ -66,6 +69,11 @@ def rewrite_joint(graph: fx.Graph) -> None:
     multiply_patches(gm)
     share_pads(gm)
     put_channels_last(gm, inference=not _is_joint(graph))
+
+
+def _has_streams(graph: fx.Graph) -> bool:
+    """Return True if a program chose the stream of any node."""
+    return any(stream_of(node) is not None for node in graph.nodes)
 
 
 def _is_joint(graph: fx.Graph) -> bool:

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from autotune.compiler.capture.contexts import stream_of
 from autotune.compiler.capture.joint import is_written_back
 from autotune.compiler.lower.op_names import GENERATORS, PRODUCTS, SCATTERS, VIEWS
 from autotune.compiler.lower.rules.product import is_memory_intensive, read_again
@@ -113,6 +114,8 @@ class Finder:
             owner = node.args[0]
             return self._classify(owner) if isinstance(owner, fx.Node) else "opaque"
         if name not in RULES or node.target._schema.is_mutable or is_written_back(node):  # type: ignore[union-attr]
+            return "opaque"
+        if stream_of(node) is not None:  # Inductor launches it there, a region's kernels run on the current stream
             return "opaque"
         made = tensors_of(used_results(node))
         read = [t for n in node.all_input_nodes for t in tensors_of(meta(n))]

@@ -228,3 +228,14 @@ def test_the_training_of_attention_that_inductor_knows_by_its_pattern() -> None:
         ours, theirs = (torch.autograd.grad(f(x).square().sum(), [x, *module.parameters()]) for f in (run, module))
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     assert any("attention" in str(n.target) for graph in seen for n in graph.module.graph.nodes)
+
+
+def test_a_graph_with_streams_of_its_own_stays_as_it_is() -> None:
+    def on_a_stream(x: Tensor) -> Tensor:
+        with torch.Stream("cpu"):
+            return F.dropout(x, 0.5) + 1
+
+    for fn, kept in ((on_a_stream, True), (lambda x: F.dropout(x, 0.5) + 1, False)):
+        (graph,) = capture(fn, (t(8, 64),), grad=False)
+        drawn = graph.module.graph.find_nodes(op="call_function", target=torch.ops.prims.inductor_random.default)
+        assert bool(drawn) == kept

@@ -310,3 +310,19 @@ def test_equal_layers_are_translated_once(monkeypatch: pytest.MonkeyPatch) -> No
     plain = regions_of(Layers(), torch.randn(8, 16), grad=False)
     assert [(r.workload, r.binding) for r in plain] == [(r.workload, r.binding) for r in found]
     assert [r.workload.source for r in plain if r.workload] == [r.workload.source for r in found if r.workload]
+
+
+def test_no_region_has_what_a_program_put_on_a_stream() -> None:
+    """Its kernels would run on the current stream, and what follows there would not wait for them."""
+
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.Stream("cpu"):
+            beside = (x.cos() + 1).softmax(-1)
+        return beside, (x.sin() + 1).softmax(-1)
+
+    (graph,) = capture(f, (t(8, 64),), grad=False)
+    (region,) = find_regions(graph.module)
+    names = [op_name(n) for n in region.nodes]
+    assert "sin" in names
+    assert "cos" not in names
+    assert [n.meta.get("custom") for n in region.nodes] == [None] * len(names)
