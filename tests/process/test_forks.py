@@ -33,7 +33,8 @@ def test_it_ends_as_a_process_does() -> None:
     told = _python("import sys; sys.exit('no')")
     assert (told.returncode, told.stderr) == (1, "no\n")
     failed = _python("1 / 0")
-    assert (failed.returncode, failed.stderr.splitlines()[-1]) == (1, "ZeroDivisionError: division by zero")
+    assert failed.returncode == 1
+    assert "ZeroDivisionError: division by zero" in failed.stderr.splitlines()  # Triton's library adds lines
     assert _python("import atexit; atexit.register(print, 'end')").stdout == "end\n"
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     process.terminate()
