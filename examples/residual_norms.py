@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 ROWS, WIDTH, DEPTH = 4096, 512, 4
-STEPS, RATE = 20, 1e-2
+STEPS, RATE = 10, 1e-2
 
 
 class Layer(nn.Module):

@@ -30,10 +30,11 @@ def fresh() -> Iterator[None]:
 
 
 @pytest.fixture
-def dead_port() -> Iterator[int]:
-    """A port that accepts connections and never answers."""
+def dead_server() -> Iterator[socket.socket]:
+    """Accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        yield listening.getsockname()[1]
+        listening.setblocking(False)
+        yield listening
 
 
 @pytest.fixture
@@ -132,14 +133,16 @@ def test_patience_ends(
 
 
 def test_deployment_waits_once_for_a_server_that_never_answers(
-    dead_port: int, losses: list[str], caplog: pytest.LogCaptureFixture
+    dead_server: socket.socket, caplog: pytest.LogCaptureFixture
 ) -> None:
-    url = f"postgresql://autotune:secret@127.0.0.1:{dead_port}/x"
+    url = f"postgresql://autotune:secret@127.0.0.1:{dead_server.getsockname()[1]}/x"
     with caplog.at_level(logging.WARNING):
         for _ in range(4):
             assert database.deploy_store(url) is None
             assert database.record_misses([(workload(), "why")], "cpu", url) == 0
-    assert len(losses) == 1
+    dead_server.accept()[0].close()
+    with pytest.raises(BlockingIOError):
+        dead_server.accept()  # nobody asked again
     warned = [r.getMessage() for r in caplog.records if r.name == "autotune"]
     assert len(warned) == 1
     assert "secret" not in caplog.text

@@ -7,8 +7,8 @@ The workload's spec may hold ``slow_us`` (added to good candidates: once at bloc
 ``once`` (a folder where that is noted, so that it happens to each candidate once), ``eager_us`` (added to the
 baseline), ``least_us`` (that no candidate is said to beat), ``reference`` (is one timed beside the baselines),
 ``log`` (a file that gets a line for every candidate loaded), ``hold`` (a file, while which is there a worker waits
-after its second candidate), ``never`` (the workload's inputs are never made) and ``numerics`` (a file that gets the
-settings of torch's that candidates are loaded under).
+after its second candidate), ``pause_s`` (that a worker sleeps before each candidate), ``never`` (the workload's inputs
+are never made) and ``numerics`` (a file that gets the settings of torch's that candidates are loaded under).
 """
 
 from __future__ import annotations
@@ -135,6 +135,7 @@ class ToyBench:
         if self.spec.get("numerics"):
             Path(self.spec["numerics"]).write_text(json.dumps(numerics.read()))
         self.loads += 1
+        time.sleep(self.spec.get("pause_s", 0.0))
         while self.spec.get("hold") and self.loads > 2 and Path(self.spec["hold"]).exists():
             time.sleep(0.02)
         if due(self.spec, config, "load"):
