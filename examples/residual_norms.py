@@ -1,6 +1,7 @@
-"""A training step of what lies between the matrix products of a residual network, in plain PyTorch: bias, GELU,
-residual and layer norm, several times over, and a mean squared error. It has no matrix products, which autotune leaves
-to libraries: the step is all of the kind that autotune searches.
+"""A training step of bias, GELU, residual and layer norm, four times, and a mean squared error, in plain PyTorch.
+
+A transformer has these operators between its matrix products. autotune leaves matrix products to libraries, and this
+step has none.
 
 autotune search fusion examples.residual_norms:Training --inputs examples.residual_norms:inputs --train --db norms.db
 autotune compare fusion examples.residual_norms:Training --inputs examples.residual_norms:inputs --train --db norms.db
@@ -19,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-ROWS, WIDTH, DEPTH = 4096, 512, 4
+ROWS, WIDTH, DEPTH = 2048, 512, 4
 STEPS, RATE = 10, 1e-2
 
 
@@ -35,7 +36,7 @@ class Layer(nn.Module):
 
 
 class Training(nn.Module):
-    """From features ``[rows, width]`` and what they should become to the loss."""
+    """From features and targets ``[rows, width]`` to the loss."""
 
     def __init__(self, width: int = WIDTH, depth: int = DEPTH) -> None:
         super().__init__()

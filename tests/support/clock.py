@@ -1,9 +1,9 @@
-"""Clocks of tests: time goes by as a test says, so that nothing expected depends on who else wants the processor.
+"""Clocks of tests: a test sets the time that passes, so that no result depends on the load of the host.
 
-Three kinds of time decide what a search does. What a sample took is read from :class:`Clock`, which stands still but
-for what contenders say they took; a bench of tests has it read in its worker process (:func:`timed`). A search's budget
-is read from such a clock too (:func:`paced`). The deadlines of processes are watched by :class:`Patience`, for which no
-time goes by until a process says that it is :func:`stuck`.
+Three kinds of time decide the course of a search. Samples are read from :class:`Clock`, which each contender moves by
+the time of a formula; a bench of tests installs it in its worker process (:func:`timed`). A search's budget is read
+from such a clock too (:func:`paced`). :class:`Patience` watches the deadlines of processes. For it no time passes until
+a process reports that it is :func:`stuck`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Patience:
     thread looks for frames between two looks at the time: what a process sent before it got stuck is read first.
 
     Attributes:
-        settled: says whether the hour of a stuck process may go by now.
+        settled: returns whether the hour of a stuck process may pass now.
     """
 
     sleep = staticmethod(time.sleep)
