@@ -100,7 +100,9 @@ def test_a_module_whose_stored_program_was_changed_is_captured_again(
     (tmp_path / "own_model.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    args = Namespace(target="own_model:Net", inputs="own_model:inputs", train=False, precision=None)
+    args = Namespace(
+        target="own_model:Net", inputs="own_model:inputs", train=False, precision=None, matmul_precision=None
+    )
     with Store.open(db) as store:
         found = captured_target(args, "cpu", store)
         assert found.signature is not None
