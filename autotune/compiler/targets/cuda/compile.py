@@ -69,11 +69,11 @@ def _import_arrays() -> None:
 
     if hasattr(np, "row_stack"):
         return
-    np.row_stack = np.vstack  # type: ignore[attr-defined]
+    vars(np)["row_stack"] = np.vstack
     try:
         importlib.import_module("numba.cuda.np.arrayobj")
     finally:
-        del np.row_stack  # type: ignore[attr-defined]
+        del vars(np)["row_stack"]
 
 
 @contextlib.contextmanager
