@@ -270,6 +270,9 @@ def _finish(program: Callable[[], None]) -> NoReturn:
         code: Any = 0
     except SystemExit as end:
         code = end.code or 0
+    except Exception:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        code = 1
     if not isinstance(code, int):
         print(code, file=sys.stderr)
         code = 1
