@@ -65,7 +65,7 @@ def main() -> int:
     parser.add_argument("--strict", action="store_true", help="fail if a reason names no GPU")
     options = parser.parse_args()
     text, fine = listed(options.file, strict=options.strict)
-    print(text)
+    print(f"\n{text}")  # a library's last words may lack the end of their line
     return 0 if fine else 1
 
 
