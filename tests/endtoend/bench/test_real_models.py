@@ -605,7 +605,8 @@ def test_end_to_end(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert real_models.main(arguments) == 0
     (found,) = form.read(out)["cases"]
     assert (found["layers"], found["published_layers"], found["cut"]) == (1, 16, "asked for")
-    assert found["counters"]["hits"] + found["counters"]["misses"] > 0
+    counted = found["counters"]  # a verdict of a busy host may leave all regions to Inductor
+    assert sum(counted.get(name, 0) for name in ("hits", "misses", "left")) > 0
     assert found["searched"]["decided"] > 0
     assert {verdict["mode"] for verdict in found["verdicts"]} <= {"default"}
     assert found["seconds"]["step"] > 0

@@ -138,10 +138,10 @@ def test_it_runs_under_other_software_and_is_verified(pack: Pack, db: str, monke
     for _ in range(2):  # the second one takes Inductor's code from its cache
         assert deployed() == {"graphs": 1, "hits": 1, "hits_packaged": 1}
     assert len(checked) == 2
-    autotune.configure(environment="strict")
+    monkeypatch.setenv("AUTOTUNE_ENVIRONMENT", "strict")  # a process that begins forgets what was configured
+    assert "hits" not in deployed()
     assert (level(), rung().outcome) == (Level.NONE, Outcome.REFUSED)
     assert "other software" in rung().why
-    assert "hits" not in deployed()
 
 
 def test_a_baseline_of_it_leaves_the_region_to_inductor(pack: Pack, db: str) -> None:
@@ -314,7 +314,7 @@ def test_a_damaged_one_is_told_once_and_has_nothing(
     assert counted() == {"graphs": 4, "misses": 4}
     (told,) = warnings(caplog)
     assert str(file) in told
-    assert ("cut short" if how == "cut short" else "SHA-256") in told
+    assert ("cut short" if how == "cut short" else "is not what was sealed") in told
     assert (level(), rung().outcome) == (Level.NONE, Outcome.REFUSED)
     assert state_of_store() != sound
 
