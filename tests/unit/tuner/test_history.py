@@ -70,7 +70,9 @@ def test_a_study_shows_the_users_figure_and_grows(tmp_path: Path) -> None:
     spec = {"kernel": "m:k", "source": "0" * 64, "key": {}, "objective": objective}
     with Store.open(tmp_path / "t.db") as store:
         key = put_key(store, Workload("kernel", spec, label="k"))
-        store.add_measurement(Measurement(key, {"block": 1}, Status.OK, latency_us=0.5, when=1e300, measure_s=1e300))
+        store.add_measurement(Measurement(key, {"block": 1}, Status.OK, latency_us=0.5, when=1e9, measure_s=1e3))
+        damaged = Measurement(key, {"block": 3}, Status.OK, latency_us=0.1, when=1e300, measure_s=1e300)
+        store.add_measurement(damaged)  # of no year that there is: left out
         studies = Studies(store)
         ((study,), (first,)) = studies.get_all_studies(), studies.get_all_trials(0)
         assert (study.study_name.startswith("k on "), study.direction) == (True, StudyDirection.MAXIMIZE)
