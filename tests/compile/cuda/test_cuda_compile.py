@@ -266,6 +266,7 @@ def test_a_numpy_without_row_stack_will_do_and_is_left_as_it_was() -> None:
 import numpy
 if hasattr(numpy, "row_stack"):
     del numpy.row_stack
+    numpy.__all__ = [name for name in numpy.__all__ if name != "row_stack"]
 from autotune.compiler.targets.cuda.compile import build
 from autotune.domains.fusion.task import FusionTask
 from tests.support.zoo import workload
