@@ -62,6 +62,8 @@ def _register_lowering() -> None:
     from torch._inductor.utils import convert_shape_to_inductor
     from torch._inductor.virtualized import V, ops
 
+    from autotune.runtime.inductor.region_op import outermost
+
     class CheckOnCpu(ir.ExternKernel):
         """A line of Python: in Inductor's C++ an exception inside of a parallel loop would end the process."""
 
@@ -80,10 +82,7 @@ def _register_lowering() -> None:
             return self.device
 
         def codegen(self, wrapper: Any) -> None:
-            root = wrapper
-            while getattr(root, "parent_wrapper", None) is not None:
-                root = root.parent_wrapper
-            root.add_import_once(
+            outermost(wrapper).add_import_once(
                 "from autotune.runtime.inductor.index_check import check_index as autotune_check_index"
             )
             tensors: Sequence[Any] = self.inputs

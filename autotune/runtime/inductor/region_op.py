@@ -143,11 +143,16 @@ def register_lowering() -> None:
         return made
 
 
+def outermost(wrapper: Any) -> Any:
+    """The wrapper that writes the top of Inductor's module; those of subgraphs are inside it."""
+    while getattr(wrapper, "parent_wrapper", None) is not None:
+        wrapper = wrapper.parent_wrapper
+    return wrapper
+
+
 def _named(text: str, label: str, wrapper: Any) -> str:
     """The name of a region's function, one for each call; equal ones have one text at the top of Inductor's module."""
-    root = wrapper
-    while getattr(root, "parent_wrapper", None) is not None:
-        root = root.parent_wrapper
+    root = outermost(wrapper)
     texts: dict[str, str] = root.__dict__.setdefault("_autotune_texts", {})
     calls: list[str] = root.__dict__.setdefault("_autotune_calls", [])
     if text not in texts:
@@ -159,4 +164,4 @@ def _named(text: str, label: str, wrapper: Any) -> str:
     return calls[-1]
 
 
-__all__ = ["Pending", "pending", "region_node", "register_lowering"]
+__all__ = ["Pending", "outermost", "pending", "region_node", "register_lowering"]
