@@ -95,9 +95,9 @@ def times(fn: Callable[..., Any], args: Any, policy: Any, device: str) -> tuple[
     """Medians in microseconds by contender, and what the deploy path counted."""
     import autotune
     from autotune.measure.timing.timer import interleave
-    from autotune.runtime.counters import reset_counters
+    from autotune.runtime.deployment import deployment
 
-    reset_counters()
+    deployment().reset_counters()
     runs = contenders(fn, args)
     counted = dict(autotune.counters())
     got = {name: statistics.median(s) for name, s in interleave(runs, policy, device).items()}

@@ -118,11 +118,11 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--device {args.device}: only a GPU's clock is asked about; name cuda:N")
     from autotune.bench.form import write
     from autotune.device import identify
-    from autotune.runtime.database import deploying_from
+    from autotune.runtime.deployment import deployment
 
     cases = []
     for name in args.models.split(","):
-        with deploying_from(args.db):
+        with deployment().deploying_from(args.db):
             cases.append(measure(name, args.device, [float(x) for x in args.leads.split(",")], args.seconds))
         print(line(cases[-1]), flush=True)
         write(Path(args.out), identify(args.device).label, cases, extra={"suite": "sustained"})

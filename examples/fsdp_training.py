@@ -32,7 +32,7 @@ from autotune.domains.c3.scenario import ITEMSIZE, Gemm, Scenario
 from autotune.domains.c3.strategy import HostStrategy, Strategy, normalize
 from autotune.domains.c3.task import build
 from autotune.errors import Unsupported, UserError
-from autotune.runtime.database import deploy_store
+from autotune.runtime.deployment import deployment
 from autotune.space import load_space
 from autotune.task import Artifact, Config, place
 from examples.fsdp_gather import TunedAllGather
@@ -145,7 +145,7 @@ def find_strategy(args: argparse.Namespace, group: Group) -> Tuned:
     scenario, side = scenario_of(args, group.ranks), group.device.type
     device = "cpu" if side == "cpu" else "cuda:0"
     where = place(scenario.workload(), device)
-    found = match_scenario(scenario, deploy_store(args.db), where, environment(device), side=side)
+    found = match_scenario(scenario, deployment().store(args.db), where, environment(device), side=side)
     config, artifact, level = dict(found.config), found.artifact, str(found.level)
     if any(other != config for other in group.gather(config)):  # each rank looked it up by itself
         config, artifact, level = rule.default(scenario, side), None, "default"

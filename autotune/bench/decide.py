@@ -25,7 +25,7 @@ from autotune.bench.turns import Turns, inductor_takes_turns
 from autotune.errors import UserError, first_line
 from autotune.measure.policy import Policy, default_policy
 from autotune.runtime.backend import trial_backend
-from autotune.runtime.database import deploying_from, unrecorded
+from autotune.runtime.deployment import deployment
 from autotune.runtime.inductor.verdict import Family, Trial, base_mode
 from autotune.store.records import BUSY, Verdict
 from autotune.words import microseconds
@@ -183,7 +183,7 @@ def decide_and_store(
     found = []
     for mode in dict.fromkeys(map(base_mode, modes)):
         try:
-            with deploying_from(store.url), training(fn, args, kwargs, train=train) as (given, named):
+            with deployment().deploying_from(store.url), training(fn, args, kwargs, train=train) as (given, named):
                 decision = decide(fn, given, named, train=train, device=device, mode=mode, limit_s=limit_s)
             if decision is None:
                 say(f"step, mode {mode}: no stored kernel is used in it, so there is nothing to decide")
@@ -267,7 +267,7 @@ def decide(
             room_for(_CONTENDERS),
             inductor_takes_turns(turns),
             templates_in_threads(device.startswith("cuda") and "max-autotune" in mode),
-            unrecorded() as missed,
+            deployment().unrecorded() as missed,
         ):
             steps = _Steps(fn, args, kwargs or {}, train, device, base_mode(mode), policy, turns)
             decision = _decided(steps, begin, limit_s)

@@ -222,8 +222,7 @@ def compare(
         UserError: there is nothing to train.
     """
     import autotune
-    from autotune.runtime.counters import reset_counters
-    from autotune.runtime.database import unrecorded
+    from autotune.runtime.deployment import deployment
     from autotune.runtime.inductor.verdict import base_mode
 
     modes = list(dict.fromkeys(base_mode(m) for m in ([mode] if isinstance(mode, str) else mode)))
@@ -250,7 +249,7 @@ def compare(
         _compiled_anew(),
         inductor_takes_turns(turns),
         templates_in_threads(cuda and any("max-autotune" in m for m in modes)),
-        unrecorded() as missed,
+        deployment().unrecorded() as missed,
     ):
         eager = step_of(fn, args, given, wanted)
         try:
@@ -264,7 +263,7 @@ def compare(
             raise NotCompared(first_line(error)) from error
         ready.note(EAGER, want, None if random else repeat)
         for name, make in makers.items():
-            reset_counters()
+            deployment().reset_counters()
             ready.prepare(name, functools.partial(stepping, make), want, random)
             if name not in ready.failed:
                 counted = {k: v for k, v in dict(autotune.counters()).items() if v}

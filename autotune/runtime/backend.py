@@ -16,9 +16,8 @@ from torch import fx
 
 from autotune import numerics
 from autotune.errors import UserError
-from autotune.runtime.counters import count
-from autotune.runtime.database import warn_once
-from autotune.runtime.settings import Verify, settings
+from autotune.runtime.deployment import deployment
+from autotune.runtime.settings import Verify
 
 if TYPE_CHECKING:
     from autotune.runtime.inductor.verdict import Trial
@@ -113,7 +112,7 @@ def _compiled(
         patches |= passes(patches, base_mode(options.get("mode")), trial, verify, cpp=cpp)
     if _fuses_attention(patches):
         changed = rewrite_attention(gm)
-        count("attention", changed)
+        deployment().count("attention", changed)
         if trial is not None:
             trial.attention += changed
     compiled: Any = compile_fx(gm, list(example_inputs), config_patches=patches or None)
@@ -131,7 +130,7 @@ def takes_kernels(patches: Mapping[str, Any]) -> bool:
     with config.patch(dict(patches)):
         refused = next((name for name in _NO_PLACE if functools.reduce(getattr, name.split("."), config)), None)
     if refused is not None:
-        warn_once(refused, f"autotune: stored kernels are not used with Inductor's {refused}")
+        deployment().warn_once(refused, f"autotune: stored kernels are not used with Inductor's {refused}")
     return refused is None
 
 
@@ -144,9 +143,9 @@ def _fuses_attention(patches: Mapping[str, Any]) -> bool:
 
     try:
         with config.patch(dict(patches)):
-            return settings().attention == "fuse" and not requirements()
+            return deployment().settings.attention == "fuse" and not requirements()
     except UserError as error:
-        warn_once("settings", f"autotune: attention is left as written: {error}")
+        deployment().warn_once("settings", f"autotune: attention is left as written: {error}")
         return False
 
 
@@ -177,10 +176,9 @@ def passes(
 
     from autotune.compiler.capture.channels_last import keep_as_laid_out
     from autotune.compiler.capture.hooks import Hook, hooked
-    from autotune.runtime.database import state_of_store
-    from autotune.runtime.inductor.region_call import WRITTEN, load_from
+    from autotune.runtime.inductor.region_call import WRITTEN
 
-    load_from(state := state_of_store())
+    deployment().load_from(state := deployment().state())
 
     def replace(graph: fx.Graph) -> None:
         # Imported when a graph is compiled: where Inductor's caches have it, nothing looks for regions.

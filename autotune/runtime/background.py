@@ -1,8 +1,8 @@
-"""Misses tuned beside a program that goes on: ``AUTOTUNE_BACKGROUND=1``, or ``autotune.configure(background=True)``.
+"""Misses tuned in a process of its own: ``AUTOTUNE_BACKGROUND=1``, or ``autotune.configure(background=True)``.
 
-The first miss starts ``autotune background`` as a process of its own, at the lowest priority, which searches while
-others leave the device alone, and ends with this process. What it finds is taken up when a graph is compiled next, as
-look-ups then find another state of the database. FusionStitching (arXiv 2009.10924) is deployed so.
+The first miss starts ``autotune background`` at the lowest priority. It searches while others leave the device alone,
+and ends with the program. What it finds is used when a graph is compiled next, as look-ups then find another state of
+the database. FusionStitching (arXiv 2009.10924) is deployed so.
 """
 
 from __future__ import annotations
@@ -23,30 +23,71 @@ from autotune.user_cache import cache_folder, make_own
 
 log = logging.getLogger("autotune")
 
-_LARGEST_LOG = 1 << 20  # bytes, after which it is begun anew
-
-_lock = threading.Lock()
-_wish: bool | str | None = None
-_started: subprocess.Popen[bytes] | None = None
+_LARGEST_LOG = 1 << 20  # bytes, after which it is begun again
 
 
-def tune_beside(wish: bool | str) -> None:
-    """As ``configure(background=...)``; what was begun already goes on.
+class Background:
+    """The search that a program starts for what it misses.
 
-    Raises:
-        UserError: it is neither a truth value nor the name of a device.
+    Attributes:
+        process: what was started, if anything was.
     """
-    global _wish
-    _wish = _read(wish, "background")
 
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self._wish: bool | str | None = None
+        self._lock = threading.Lock()
 
-def wanted() -> bool | str:
-    """Whether misses are tuned beside this process, or the device to do it on.
+    def wish(self, wish: bool | str) -> None:
+        """As ``configure(background=...)``; what was started goes on.
 
-    Raises:
-        UserError: $AUTOTUNE_BACKGROUND is neither.
-    """
-    return _read(os.environ.get("AUTOTUNE_BACKGROUND") or "0", "AUTOTUNE_BACKGROUND") if _wish is None else _wish
+        Raises:
+            UserError: it is neither a truth value nor the name of a device.
+        """
+        self._wish = _read(wish, "background")
+
+    @property
+    def wanted(self) -> bool | str:
+        """Whether misses are tuned in the background, or the device to do that on.
+
+        Raises:
+            UserError: $AUTOTUNE_BACKGROUND is neither.
+        """
+        if self._wish is not None:
+            return self._wish
+        return _read(os.environ.get("AUTOTUNE_BACKGROUND") or "0", "AUTOTUNE_BACKGROUND")
+
+    def begin(self, device: str, url: str | None = None) -> None:
+        """Start the process, once, where that is wanted. Of ranks on one host, the first does.
+
+        Args:
+            device: what was missed on, "cpu" or "cuda:N".
+            url: the database that it was noted in; None for $AUTOTUNE_DB or the default file.
+
+        Raises:
+            UserError: $AUTOTUNE_BACKGROUND is none of its values.
+            OSError: it cannot be started.
+        """
+        wish = self.wanted
+        if not wish or os.environ.get("LOCAL_RANK", "0") != "0":
+            return
+        with self._lock:
+            if self.process is not None:
+                return
+            place = device if wish is True else str(wish)
+            words = [sys.executable, "-m", "autotune", "background", "--with-parent", "--device", place]
+            words += shlex.split(os.environ.get("AUTOTUNE_BACKGROUND_OPTIONS", ""))
+            env = {**os.environ, "AUTOTUNE_BACKGROUND": "0", **({"AUTOTUNE_DB": url} if url else {})}
+            env["PYTHONPATH"] = os.pathsep.join(p or os.getcwd() for p in sys.path)
+            with _log_file() as out:
+                # In a session of its own: a Ctrl-C that is meant for the program does not end the search.
+                self.process = subprocess.Popen(
+                    words, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+                )
+            atexit.register(_end, self.process, os.getpid())
+            log.info(
+                "autotune: misses are tuned beside this program (process %d, log %s)", self.process.pid, _log_path()
+            )
 
 
 def _read(wish: bool | str, what: str) -> bool | str:
@@ -59,40 +100,8 @@ def _read(wish: bool | str, what: str) -> bool | str:
     raise UserError(f"{what}: {wish!r} is none of 0, 1 and the name of a device, such as cuda:3")
 
 
-def begin(device: str, url: str | None = None) -> None:
-    """Start the process, once, where that is wanted. Of ranks on one host, the first does.
-
-    Args:
-        device: what was missed on, "cpu" or "cuda:N".
-        url: the database that it was noted in; None for $AUTOTUNE_DB or the default file.
-
-    Raises:
-        UserError: $AUTOTUNE_BACKGROUND is none of its values.
-        OSError: it cannot be started.
-    """
-    global _started
-    wish = wanted()
-    if not wish or os.environ.get("LOCAL_RANK", "0") != "0":
-        return
-    with _lock:
-        if _started is not None:
-            return
-        place = device if wish is True else str(wish)
-        words = [sys.executable, "-m", "autotune", "background", "--with-parent", "--device", place]
-        words += shlex.split(os.environ.get("AUTOTUNE_BACKGROUND_OPTIONS", ""))
-        env = {**os.environ, "AUTOTUNE_BACKGROUND": "0", **({"AUTOTUNE_DB": url} if url else {})}
-        env["PYTHONPATH"] = os.pathsep.join(p or os.getcwd() for p in sys.path)
-        with _log_file() as out:
-            # In a session of its own: a Ctrl-C that is meant for the program is not one for a search.
-            _started = subprocess.Popen(
-                words, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
-            )
-        atexit.register(_end, _started, os.getpid())
-        log.info("autotune: misses are tuned beside this program (process %d, log %s)", _started.pid, _log_path())
-
-
 def _end(process: subprocess.Popen[bytes], starter: int) -> None:
-    """It sees by itself that this process has ended; this spares it a second."""
+    """End the search now. It notices by itself that the program has ended, a second later."""
     if os.getpid() == starter:  # and not a process that was forked meanwhile
         with contextlib.suppress(OSError):
             process.terminate()

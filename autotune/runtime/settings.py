@@ -1,17 +1,13 @@
-"""How deployment behaves: ``autotune.configure``, or environment variables of the same meaning.
-
-The variables are read once a process, when they are first needed.
-"""
+"""What a program can set and read of deployment: the settings of ``autotune.configure``, and ``autotune.counters``."""
 
 from __future__ import annotations
 
 import os
-import threading
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from autotune.errors import UserError
-from autotune.runtime.background import tune_beside
 from autotune.store.reading import Match
 
 OtherDevice = Literal["refuse", "warn"]
@@ -33,13 +29,13 @@ class Settings:
     """How deployment behaves.
 
     Attributes:
-        environment: whether a schedule may have been tuned with other software ($AUTOTUNE_ENVIRONMENT). "strict" wants
-            equal versions of everything. "loose" is content with equal minor versions of torch and CUDA, prefers equal
-            software, and warns once of what differs. "ignore" takes any and says nothing.
-        other_device: what becomes of a schedule that was tuned on another device of the same architecture
+        environment: whether a schedule may have been tuned with other software ($AUTOTUNE_ENVIRONMENT). "strict"
+            requires equal versions of everything. "loose" accepts equal minor versions of torch and CUDA, prefers equal
+            software, and warns once of what differs. "ignore" accepts any software without a warning.
+        other_device: use of a schedule that was tuned on another device of the same architecture
             ($AUTOTUNE_OTHER_DEVICE). "refuse" uses none: the region is a miss, which a search can measure here. "warn"
             uses it, warns once, and records the miss all the same.
-        packaged: whether schedules that come with autotune for the very device at hand stand in where the database has
+        packaged: whether schedules that come with autotune for the very device at hand are used where the database has
             no answer ($AUTOTUNE_PACKAGED): "use" or "refuse". They were measured on another such device, as regions
             alone, and nobody measured them in the step at hand. Versions of torch and CUDA matter there with "strict"
             alone. The miss is recorded all the same.
@@ -60,88 +56,27 @@ class Settings:
     verify: Verify = "auto"
     attention: Attention = "fuse"
 
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> Settings:
+        """Those that were given, else those of the environment, else the defaults.
 
-_given: dict[str, Any] = {}
-_known: Settings | None = None
-_lock = threading.Lock()
-_changes = 0
+        Raises:
+            UserError: an environment variable has a value that its setting does not.
+        """
+        variables = {f.name: f"AUTOTUNE_{f.name.upper()}" for f in fields(cls)}
+        texts = {name: text for name, variable in variables.items() if (text := os.environ.get(variable))}
+        return cls(**{**{name: checked(name, text, variables[name]) for name, text in texts.items()}, **given})
 
 
-def configure(
-    *,
-    environment: Match | None = None,
-    other_device: OtherDevice | None = None,
-    packaged: Packaged | None = None,
-    rows: float | None = None,
-    verify: Verify | None = None,
-    attention: Attention | None = None,
-    background: bool | str | None = None,
-) -> Settings:
-    """Change how deployment behaves in this process, for what is compiled from now on; see :class:`Settings`.
-
-    ::
-
-        autotune.configure(environment="strict", verify="first")
+def checked(name: str, value: Any, what: str) -> Any:
+    """The value of setting ``name``, as :class:`Settings` holds it.
 
     Args:
-        environment, other_device, packaged, rows, verify, attention: None leaves it as it is.
-        background: whether what is missed is tuned beside this process, while the device is idle
-            ($AUTOTUNE_BACKGROUND); the name of an idle equal device to do that on, such as "cuda:3". None leaves it as
-            it is. See :mod:`autotune.runtime.background`.
-
-    Returns:
-        All settings, as they are now.
+        what: what an error calls the setting.
 
     Raises:
-        UserError: a value that is none of those that a setting has.
+        UserError: the setting has no such value.
     """
-    new = {
-        "environment": environment, "other_device": other_device, "packaged": packaged, "rows": rows, "verify": verify,
-        "attention": attention,
-    }  # fmt: skip
-    checked = {name: _value(name, value, name) for name, value in new.items() if value is not None}
-    if background is not None:
-        tune_beside(background)
-    with _lock:
-        _given.update(checked)
-    _forget()
-    return settings()
-
-
-def settings() -> Settings:
-    """What holds now.
-
-    Raises:
-        UserError: an environment variable has a value that its setting does not.
-    """
-    global _known
-    found = _known
-    if found is None:
-        read = {f.name: os.environ.get(f"AUTOTUNE_{f.name.upper()}") for f in fields(Settings)}
-        told = {name: _value(name, text, f"AUTOTUNE_{name.upper()}") for name, text in read.items() if text}
-        found = _known = replace(Settings(), **{**told, **_given})
-    return found
-
-
-def changes() -> int:
-    """How often settings were changed: what was decided by earlier ones is to be decided again."""
-    return _changes
-
-
-def reset_settings() -> None:
-    """Forget what :func:`configure` was told, and read the environment variables anew."""
-    with _lock:
-        _given.clear()
-    _forget()
-
-
-def _forget() -> None:
-    global _known, _changes
-    _known = None
-    _changes += 1
-
-
-def _value(name: str, value: Any, what: str) -> Any:
     if name == "rows":
         try:
             ratio = float(value)
@@ -155,14 +90,77 @@ def _value(name: str, value: Any, what: str) -> Any:
     return value
 
 
-__all__ = [
-    "Attention",
-    "OtherDevice",
-    "Packaged",
-    "Settings",
-    "Verify",
-    "changes",
-    "configure",
-    "reset_settings",
-    "settings",
-]
+COUNTERS = (
+    "graphs",
+    "hits",
+    "hits_other_rows",
+    "hits_packaged",
+    "baseline_wins",
+    "misses",
+    "left",
+    "left_by_options",
+    "unsupported",
+    "fallbacks",
+    "wrong_results",
+    "misaligned",
+    "restrided",
+    "attention",
+    "overlaps",
+    "overlap_hits",
+    "overlap_faults",
+)
+
+
+class Counters(Mapping[str, int]):
+    """A snapshot: a read-only mapping whose items are attributes too (``counters().hits``).
+
+    A warm start from Inductor's cache looks up no graph. It counts the kernels that it loads as ``hits``.
+
+    ==================  ============================================================================================
+    ``graphs``          aten graphs looked up (forward, backward and inference each count)
+    ``hits``            regions with a stored winner, whatever its level and whoever won
+    ``hits_other_rows`` those of them whose schedule was tuned for another number of rows; of dynamic shapes, each
+                        number of rows that came
+    ``hits_packaged``   those of them whose schedule comes with autotune; their miss is noted all the same
+    ``baseline_wins``   those of them where the stored winner is what the user had
+    ``misses``          regions that could be tuned and are not
+    ``left``            regions left to Inductor, since their whole step was measured to be faster so
+    ``left_by_options`` regions left to Inductor, since an option of Inductor's requires results that stored kernels do
+                        not compute; a warning names the option
+    ``unsupported``     regions this version cannot express as a kernel, or not for sizes that are unknown
+    ``fallbacks``       regions whose stored kernel could not be loaded or launched; they run as the user had them
+    ``wrong_results``   those of them whose kernels computed something else than the region's operators
+    ``misaligned``      inputs copied because their address did not suit the kernel's vector loads
+    ``restrided``       inputs copied because another compiler handed them over in other strides
+    ``attention``       calls of ``scaled_dot_product_attention`` rewritten so that a fused kernel takes them
+    ``overlaps``        scenarios looked up by ``autotune.overlap``
+    ``overlap_hits``    those of them that were tuned, or one near them
+    ``overlap_faults``  strategies that could not be run on this machine or group; the default took their place
+    ==================  ============================================================================================
+    """
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: Mapping[str, int]) -> None:
+        self._values = {name: int(values.get(name, 0)) for name in COUNTERS}
+
+    def __getitem__(self, name: str) -> int:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getattr__(self, name: str) -> int:
+        try:
+            return self._values[name]
+        except KeyError:
+            raise AttributeError(f"no counter is called {name!r}; there are {', '.join(COUNTERS)}") from None
+
+    def __repr__(self) -> str:
+        return "Counters(" + ", ".join(f"{k}={v}" for k, v in self._values.items() if v) + ")"
+
+
+__all__ = ["COUNTERS", "Attention", "Counters", "OtherDevice", "Packaged", "Settings", "Verify", "checked"]

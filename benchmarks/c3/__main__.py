@@ -19,7 +19,7 @@ from autotune.device import resolve_device
 from autotune.domains.c3.cli.arguments import add_ranks
 from autotune.domains.c3.cli.scenario import ranks_of, serves
 from autotune.domains.c3.named import choose, load
-from autotune.runtime.database import deploying_from
+from autotune.runtime.deployment import deployment
 from benchmarks.c3.report import render
 from benchmarks.c3.run import Settings
 from benchmarks.c3.run import run as run_suite
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         )
         if serves():
             return 0
-        with deploying_from(args.db):
+        with deployment().deploying_from(args.db):
             data, missing = run_suite(settings)
         if data is not None:
             emit(data)

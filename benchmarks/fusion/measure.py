@@ -19,7 +19,7 @@ from autotune.measure.policy import Policy
 from autotune.measure.timing.quiet import Meter, wait_for_quiet
 from autotune.measure.timing.rotate import input_sets, rotate
 from autotune.measure.timing.timer import interleave
-from autotune.runtime.database import deploying_from
+from autotune.runtime.deployment import deployment
 from benchmarks.fusion import ablation, peers
 from benchmarks.fusion.cases.case import Case, bytes_moved
 
@@ -88,7 +88,8 @@ def measure(
     for name, db in databases.items():
         contender = AUTOTUNE if name == ablation.FULL else f"{AUTOTUNE}:{name}"
         try:
-            with deploying_from(db), _counting(figures, contender == AUTOTUNE), _readying(figures, contender, turns):
+            counting = _counting(figures, contender == AUTOTUNE)
+            with deployment().deploying_from(db), counting, _readying(figures, contender, turns):
                 calls[contender] = peers.deployed(case.fn, args)
         except Exception as error:
             raise NotMeasured(f"{contender} does not run: {first_line(error)}") from error
@@ -132,9 +133,10 @@ def forget() -> None:
 
 @contextmanager
 def _counting(figures: Figures, keep: bool) -> Iterator[None]:
-    from autotune.runtime.counters import counters, reset_counters
+    from autotune.runtime.control import counters
+    from autotune.runtime.deployment import deployment
 
-    reset_counters()
+    deployment().reset_counters()
     yield
     if keep:
         figures.counted = {k: v for k, v in dict(counters()).items() if v}

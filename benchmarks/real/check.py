@@ -96,7 +96,7 @@ def by_operators(name: str, device: str, folder: str) -> Found:
     import functools
 
     import autotune
-    from autotune.runtime.counters import reset_counters
+    from autotune.runtime.deployment import deployment
     from benchmarks.real.operators import backend
 
     found = prepare(name, device, folder)
@@ -106,7 +106,7 @@ def by_operators(name: str, device: str, folder: str) -> Found:
     for who in (COMPILE, AUTOTUNE):
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
-        reset_counters()
+        deployment().reset_counters()
         made = _made(name, device)
         run = torch.compile(made.module, backend=functools.partial(backend, ours=who == AUTOTUNE))
         found["error"][who] = _apart(_step(run, made), reference)

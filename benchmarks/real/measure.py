@@ -245,7 +245,7 @@ def _policy(options: Options) -> Any:
 def _compare(made: Made, options: Options, say: Say) -> Comparison:
     import torch
 
-    from autotune.runtime.database import deploying_from
+    from autotune.runtime.deployment import deployment
     from benchmarks.real.liger import compiled
 
     peers, cuda = {}, options.device.startswith("cuda")
@@ -255,7 +255,7 @@ def _compare(made: Made, options: Options, say: Say) -> Comparison:
             peers[LIGER] = Peer(functools.partial(compiled, made.module))
     if cuda and "reduce-overhead" in options.modes:
         peers[OVERHEAD] = Peer(lambda: _own_graphs(torch, made.module), captured=False)
-    with deploying_from(options.db):
+    with deployment().deploying_from(options.db):
         compared = step.compare(
             made.module,
             (),

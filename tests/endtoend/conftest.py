@@ -13,9 +13,7 @@ from torch._dynamo.backends import registry
 from torch._functorch import config as aot_config
 
 from autotune.runtime.backend import dynamo_backend
-from autotune.runtime.counters import reset_counters
-from autotune.runtime.database import forget_stores
-from autotune.runtime.inductor.region_call import forget_calls
+from autotune.runtime.deployment import Deployment, use
 from autotune.runtime.launch import cpu as cpu_launch
 from tests.support.deployment import Tune, tune_in
 
@@ -32,11 +30,10 @@ def fresh() -> Iterator[None]:
     """Every graph is compiled anew: a cached one is not looked up again, and what is counted here would not be."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    reset_counters()
+    use(Deployment())
     with torch._inductor.config.patch(fx_graph_cache=False), aot_config.patch(enable_autograd_cache=False):
         yield
-    forget_stores()
-    forget_calls()
+    use(Deployment())
     torch._dynamo.reset()
 
 

@@ -28,7 +28,7 @@ import torch  # noqa: E402
 import autotune  # noqa: E402
 from autotune.device import environment  # noqa: E402
 from autotune.runtime.backend import dynamo_backend  # noqa: E402
-from autotune.runtime.counters import reset_counters  # noqa: E402
+from autotune.runtime.deployment import deployment  # noqa: E402
 from benchmarks.deploy_host import (  # noqa: E402
     COLS,
     DEVICE,
@@ -160,7 +160,7 @@ def check_training() -> None:
     mine = [a.clone().requires_grad_() for a in args]
     theirs = [a.clone().requires_grad_() for a in args]
     store(layer_norm, [a.clone().requires_grad_() for a in args])
-    reset_counters()
+    deployment().reset_counters()
     torch.compile(layer_norm, backend=dynamo_backend)(*mine).square().sum().backward()
     layer_norm(*theirs).square().sum().backward()
     for a, b in zip(mine, theirs, strict=True):
@@ -244,7 +244,7 @@ def main() -> int:
         "checks": {},
     }
     for check in CHECKS:
-        reset_counters()
+        deployment().reset_counters()
         torch._dynamo.reset()
         try:
             check()

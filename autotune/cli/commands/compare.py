@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         from autotune.device import identify, resolve_device
         from autotune.domains.fusion.program_spec import resolve, training
         from autotune.ir.precision import asking
-        from autotune.runtime.database import deploying_from
+        from autotune.runtime.deployment import deployment
 
         device = resolve_device(args.device)
         check_modes(args.mode)
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         record = gated.recorded(args, label, where)
         given = training(fn, inputs, kwargs, label, train=args.train)
         try:
-            with deploying_from(args.db, args.db_read), asking(args.precision), given as (inputs, named):
+            with deployment().deploying_from(args.db, args.db_read), asking(args.precision), given as (inputs, named):
                 found = compare(
                     fn,
                     inputs,

@@ -53,15 +53,14 @@ def run(args: argparse.Namespace) -> int:
     with machine_output(args.json) as emit:
         from autotune.cli.report import print_table
         from autotune.device import environment, resolve_device
-        from autotune.runtime.matching.ladder import Outcome, Step, on_other_devices, on_this_device
+        from autotune.runtime.deployment import deployment
+        from autotune.runtime.matching.ladder import Level, Outcome, Step, on_other_devices, on_this_device
         from autotune.runtime.matching.lookup import LookupResult, RegionMatch
-        from autotune.runtime.matching.match import Level
-        from autotune.runtime.settings import settings
         from autotune.store import attach_named
         from autotune.task import place
 
         device = resolve_device(args.device)
-        rules = settings()
+        rules = deployment().settings
         how: Any = "strict" if args.strict else rules.environment
         counted, store, found = domains.workloads_of(args), attach_named(args.db, args.db_read), []
         try:

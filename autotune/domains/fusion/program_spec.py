@@ -23,7 +23,7 @@ from autotune.compiler.regions.find import find_regions
 from autotune.domains.fusion.builtin import BUILTIN
 from autotune.errors import UserError, first_line
 from autotune.importing import import_module
-from autotune.runtime.settings import settings
+from autotune.runtime.deployment import deployment
 from autotune.workload import Workload
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -226,7 +226,7 @@ def captures(
     Raises:
         UserError: the callable fails on the inputs, or has nothing to train.
     """
-    fuse = settings().attention == "fuse"
+    fuse = deployment().settings.attention == "fuse"
     with training(fn, args, kwargs, label, train=train) as (given, named):
         try:
             return [

@@ -18,7 +18,7 @@ from torch import fx
 
 from autotune import numerics
 from autotune.device import environment, identify
-from autotune.runtime.database import state_of_store, warn_once
+from autotune.runtime.deployment import deployment
 
 WAIT_S = 60.0
 """Seconds to wait for the other ranks; one that does not come in time decides that none deploys."""
@@ -70,22 +70,22 @@ def ranks_agree(graph: fx.Graph, inputs: Sequence[Any] = ()) -> bool:
         return _agree(dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size())
     except Exception as e:
         text = f"autotune: ranks could not agree on what to deploy ({e}): nothing is, beside collectives"
-        warn_once("agreement", text)
+        deployment().warn_once("agreement", text)
         return False
 
 
 def _agree(store: Any, rank: int, ranks: int) -> bool:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    state = state_of_store() + f"{identify(device).fingerprint}{environment(device).strict}".encode()
+    state = deployment().state() + f"{identify(device).fingerprint}{environment(device).strict}".encode()
     with _lock:
         told = _settled.get(id(store))
         if told is None:
             whole = state + numerics.text(numerics.read([device])).encode()
             told = _settled[id(store)] = (state, _settle(store, rank, ranks, whole))
             if not told[1]:
-                warn_once("ranks differ", _DIFFERENT)
+                deployment().warn_once("ranks differ", _DIFFERENT)
     if told[1] and told[0] != state:
-        warn_once("ranks changed", _CHANGED)
+        deployment().warn_once("ranks changed", _CHANGED)
     return told[1]
 
 

@@ -12,7 +12,6 @@ import functools
 import json
 import logging
 import math
-import threading
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,20 +25,15 @@ from autotune.compiler.regions.sizes import at_sizes
 from autotune.device import environment, identify
 from autotune.errors import Unsupported, UserError
 from autotune.ir.graph import Graph
-from autotune.runtime.counters import count
-from autotune.runtime.database import changes as source_changes
-from autotune.runtime.database import deploy_store, is_loaded, is_shut, record_failure, record_misses, warn_once
+from autotune.runtime.deployment import deployment
 from autotune.runtime.inductor.in_place import Pairs, permitted
 from autotune.runtime.launch.cuda import LaunchError
 from autotune.runtime.launch.executor import load_executor
-from autotune.runtime.launch.given_up import disable, failures
 from autotune.runtime.launch.prepared import TensorSpec
 from autotune.runtime.launch.verify import Check, WrongResult, kept, wanted
-from autotune.runtime.matching.conditions import tell_differences
-from autotune.runtime.matching.match import Level, Match, deployed, match
+from autotune.runtime.matching.ladder import Level, Match
+from autotune.runtime.matching.match import deployed, match
 from autotune.runtime.matching.packaged import deployed_from_package, from_package
-from autotune.runtime.settings import changes as setting_changes
-from autotune.runtime.settings import settings
 from autotune.store.snapshots.packaged import file_for
 from autotune.task import Status
 from autotune.workload import Workload
@@ -52,15 +46,6 @@ Inductor's caches hold it, and outlive an upgrade: a change of it changes this, 
 
 Call = Callable[..., None]
 """Takes the region's inputs, then its outputs, which it writes; on a GPU the raw stream last."""
-
-_state = b""
-"""Of what look-ups found as the graph at hand was compiled (:func:`load_from`)."""
-_calls: dict[str, Call] = {}
-_known: dict[tuple[str, str], Match] = {}
-_found: dict[tuple[str, str, bool], Match] = {}
-"""What look-ups in a loaded snapshot came to, as long as :data:`_found_in` holds."""
-_found_in: tuple[int, int, int] = (0, 0, 0)
-_lock = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -121,53 +106,19 @@ def _specs(layouts: Sequence[Any]) -> list[TensorSpec]:
     return [TensorSpec(tuple(size), tuple(stride), getattr(torch, dtype)) for size, stride, dtype in layouts]
 
 
-def remember(device: str, found: Match) -> None:
-    """Keep a schedule that was just looked up for the code that is about to be loaded in this process."""
-    assert found.tuned is not None
-    key = found.tuned.fingerprint, device
-    with _lock:
-        known = _known.get(key)
-        if known is not None and known.schedule != found.schedule:
-            _calls.clear()  # some run what was stored before
-        _known[key] = found
-
-
-def load_from(state: bytes) -> None:
-    """Forget what was loaded where look-ups find something else now: another database, or another setting.
-
-    A graph from Inductor's caches names its regions, and the same name may stand for another schedule by now.
-
-    Args:
-        state: of :func:`autotune.runtime.database.state_of_store`.
-    """
-    global _state
-    with _lock:
-        if state != _state:
-            _calls.clear()
-            _known.clear()
-            _state = state
-
-
-def forget_calls() -> None:
-    """Forget all calls that were loaded, and the schedules kept for some."""
-    with _lock:
-        _calls.clear()
-        _known.clear()
-        _found.clear()
-
-
 def load_call(text: str) -> Call:
     """The function that Inductor's code calls in a region's place; equal regions share one.
 
     Args:
         text: of a :class:`RegionCall`.
     """
-    count("hits")
-    with _lock:
-        found = _calls.get(text)
+    own = deployment()
+    own.count("hits")
+    with own.loading:
+        found = own.calls.get(text)
         if found is None:
             call = RegionCall.of(text)
-            found = _calls[text] = _BySizes(call) if call.symbols else _ready(call)
+            found = own.calls[text] = _BySizes(call) if call.symbols else _ready(call)
         return found
 
 
@@ -186,7 +137,7 @@ class _BySizes:
         run(*tensors)
 
     def _make(self, key: tuple[int, ...], tensors: Sequence[Any]) -> Call:
-        with _lock:
+        with deployment().loading:
             if key not in self._made:
                 self._made[key] = self._at({p[0]: size for p, size in zip(self._places, key, strict=True)}, tensors)
             return self._made[key]
@@ -215,39 +166,31 @@ def look_up(workload: Workload, device: str, *, rows: float | None = None, packa
         rows: the largest ratio of rows, in the place of the setting.
         packaged: whether what comes with autotune is asked, where the database has no answer.
     """
-    global _found_in
-    now = source_changes(), setting_changes(), failures()
-    key = workload.fingerprint, device, packaged
-    if now == _found_in and rows is None:
-        known = _found.get(key)
-        if known is not None:
-            return known
-    found = _look_up(workload, device, rows, packaged)
-    if rows is None and is_loaded():
-        with _lock:
-            if now != _found_in or len(_found) >= _MOST_FOUND:
-                _found.clear()
-                _found_in = now
-            _found[key] = found
+    own, key = deployment(), (workload.fingerprint, device, packaged)
+    changes = own.changes
+    if rows is not None:
+        return _look_up(workload, device, rows, packaged)
+    found = own.found(key)
+    if found is None:
+        found = _look_up(workload, device, None, packaged)
+        own.note_found(key, found, changes)
     return found
-
-
-_MOST_FOUND = 100_000
 
 
 def _look_up(workload: Workload, device: str, rows: float | None, packaged: bool) -> Match:
     try:
-        rules = settings() if rows is None else replace(settings(), rows=rows)
-        store, place, env = deploy_store(), identify(device), environment(device)
+        own = deployment()
+        rules = own.settings if rows is None else replace(own.settings, rows=rows)
+        store, place, env = own.store(), identify(device), environment(device)
         found = match(workload, store, place, env, rules=rules)
-        if found.level is Level.NONE and packaged and file_for(place) and not (store is None and is_shut()):
+        if found.level is Level.NONE and packaged and file_for(place) and not (store is None and own.is_shut()):
             found, _ = from_package(workload, found, store, place, env, rules=rules)
-        tell_differences(found.differences, other_device=found.level is Level.OTHER_DEVICE)
+        own.warn_differences(found.differences, other_device=found.level is Level.OTHER_DEVICE)
         return found
     except UserError as e:
-        warn_once("match", f"autotune: {e}; nothing is looked up")
+        deployment().warn_once("match", f"autotune: {e}; nothing is looked up")
     except Exception as e:
-        warn_once(f"match {workload.fingerprint}", f"autotune: looking up {workload.label} failed: {e!r}")
+        deployment().warn_once(f"match {workload.fingerprint}", f"autotune: looking up {workload.label} failed: {e!r}")
     return Match(Level.NONE, reason="the look-up failed")
 
 
@@ -268,11 +211,11 @@ def at_these(call: RegionCall, sizes: Mapping[str, int], *, tell: bool = True) -
     tuned = ""
     if found.schedule is not None and found.schedule.config is not None and found.tuned is not None:
         tuned = found.tuned.fingerprint
-        remember(call.device, found)
-        count("hits_other_rows", int(tell and found.level is Level.OTHER_ROWS))
-        count("hits_packaged", int(tell and found.level is Level.PACKAGED))
+        deployment().keep(call.device, found)
+        deployment().count("hits_other_rows", int(tell and found.level is Level.OTHER_ROWS))
+        deployment().count("hits_packaged", int(tell and found.level is Level.PACKAGED))
     if tell and not found.level.own:
-        record_misses([(workload, found.reason)], call.device)
+        deployment().record_misses([(workload, found.reason)], call.device)
     return replace(
         call, spec=workload.spec, tuned=tuned, slots=binding.inputs, results=binding.outputs, source=program, symbols={}
     )
@@ -281,7 +224,7 @@ def at_these(call: RegionCall, sizes: Mapping[str, int], *, tell: bool = True) -
 def _ready(call: RegionCall) -> Call:
     operators = _Operators(call)
     if not call.tuned:  # these sizes are not tuned
-        count("misses")
+        deployment().count("misses")
         return operators
     try:
         found = found_for(call)
@@ -321,22 +264,23 @@ def found_for(call: RegionCall) -> Match:
     Raises:
         Unsupported: it is there no more, or may not run here.
     """
-    return _known.get((call.tuned, call.device)) or _stored(call)
+    return deployment().kept(call.tuned, call.device) or _stored(call)
 
 
 def _stored(call: RegionCall) -> Match:
-    store, place, env = deploy_store(), identify(call.device), environment(call.device)
+    own = deployment()
+    store, place, env = own.store(), identify(call.device), environment(call.device)
     try:
         if store is None:
             raise Unsupported("there is no database")
         found = deployed(call.tuned, store, place, env)
     except Unsupported:
-        asked = call.packaged and not (store is None and is_shut())
+        asked = call.packaged and not (store is None and own.is_shut())
         packaged = deployed_from_package(call.tuned, store, place, env) if asked else None
         if packaged is None:
             raise
         found = packaged
-    tell_differences(found.differences, other_device=found.level is Level.OTHER_DEVICE)
+    own.warn_differences(found.differences, other_device=found.level is Level.OTHER_DEVICE)
     return found
 
 
@@ -367,29 +311,27 @@ class _Operators:
         """What runs from now on, where the kernels of a schedule failed with ``error``: the schedule is not used any
         more in this process, and in later ones where the failure is its own and the database can be written."""
         wrong = isinstance(error, WrongResult)
-        count("wrong_results", int(wrong))
+        deployment().count("wrong_results", int(wrong))
         schedule = found.schedule
-        if schedule is not None and disable(schedule, f"it failed in this process: {error}"):
+        if schedule is not None and deployment().disable(schedule, f"it failed in this process: {error}"):
             own = wrong or (isinstance(error, LaunchError) and error.deterministic)
             if own and found.level.own:
                 status = Status.WRONG_RESULT if wrong else Status.LAUNCH_ERROR
-                record_failure(schedule, self._call.device, status, str(error))
+                deployment().record_failure(schedule, self._call.device, status, str(error))
         self.warn(f"{'computes something else' if wrong else 'failed'} and is given up: {error}")
         return self
 
     def warn(self, what: str) -> None:
-        count("fallbacks")
-        warn_once(f"region {self._call.tuned}", f"autotune: the stored kernel of {self._call.label} {what}")
+        own = deployment()
+        own.count("fallbacks")
+        own.warn_once(f"region {self._call.tuned}", f"autotune: the stored kernel of {self._call.label} {what}")
 
 
 __all__ = [
     "WRITTEN",
     "RegionCall",
     "at_these",
-    "forget_calls",
     "found_for",
     "load_call",
-    "load_from",
     "look_up",
-    "remember",
 ]

@@ -25,17 +25,16 @@ from autotune.compiler.regions.sizes import symbols_of
 from autotune.compiler.regions.symbols import concrete, is_symbolic, places_of, symbolic_program
 from autotune.compiler.targets.cuda.source import PREFIX
 from autotune.errors import Unsupported
-from autotune.runtime.counters import count
-from autotune.runtime.database import record_misses, warn_once
+from autotune.runtime.deployment import deployment
 from autotune.runtime.inductor.agreement import ranks_agree
 from autotune.runtime.inductor.in_place import memory_of, permitted, readers
 from autotune.runtime.inductor.index_check import add_check
-from autotune.runtime.inductor.region_call import RegionCall, at_these, look_up, remember
+from autotune.runtime.inductor.region_call import RegionCall, at_these, look_up
 from autotune.runtime.inductor.region_cpp import prepared
 from autotune.runtime.inductor.region_op import region_node
 from autotune.runtime.inductor.verdict import Trial, graph_fingerprint, stored_left
 from autotune.runtime.launch.prepared import TensorSpec
-from autotune.runtime.matching.match import Level, Match
+from autotune.runtime.matching.ladder import Level, Match
 
 log = logging.getLogger("autotune")
 
@@ -58,7 +57,7 @@ def replace_regions(
     assert gm is not None
     from torch._inductor.pattern_matcher import stable_topological_sort
 
-    count("graphs")
+    deployment().count("graphs")
     try:
         takes_bias_apart(graph)
         # Regions are found by numbers; a graph of symbols has those of its first inputs.
@@ -67,13 +66,15 @@ def replace_regions(
         devices = [device for device in map(device_of, every) if device is not None]
         name = graph_fingerprint(numbers.graph, every, numerics.read(devices))
     except Exception as e:
-        warn_once(f"regions {type(e).__name__}", f"autotune: a graph was not looked up: {type(e).__name__}: {e}")
+        deployment().warn_once(
+            f"regions {type(e).__name__}", f"autotune: a graph was not looked up: {type(e).__name__}: {e}"
+        )
         log.debug("the graph that was not looked up: %s", graph, exc_info=True)
         return
     # A step that was decided, or is being, stays what was measured: nothing that comes with autotune joins it.
     left, decided = stored_left(name, devices, mode) if trial is None else (trial.left, True)
     regions = [region for region in every if region.workload is None or region.workload.fingerprint not in left]
-    count("left", len(every) - len(regions))
+    deployment().count("left", len(every) - len(regions))
     regions = _permitted(regions)
     if trial is None and not ranks_agree(numbers.graph):
         return
@@ -114,9 +115,11 @@ def _permitted(regions: Sequence[Region]) -> list[Region]:
         if not required:
             kept.append(region)
             continue
-        count("left_by_options")
+        deployment().count("left_by_options")
         for requirement in required:
-            warn_once(f"option {requirement}", f"autotune: Inductor compiles regions, since its option {requirement}")
+            deployment().warn_once(
+                f"option {requirement}", f"autotune: Inductor compiles regions, since its option {requirement}"
+            )
     return kept
 
 
@@ -151,18 +154,18 @@ def _tell(regions: Sequence[Region], matches: Sequence[Match], calls: Sequence[R
             assert found.schedule is not None
             baseline = int(found.schedule.config is None)
             settled = bool(baseline) or (call is not None and not call.symbols)
-            count("hits_other_rows", int(settled and found.level is Level.OTHER_ROWS))
-            count("hits_packaged", int(settled and found.level is Level.PACKAGED))
-            count("baseline_wins", baseline)
-            count("hits", baseline)
+            deployment().count("hits_other_rows", int(settled and found.level is Level.OTHER_ROWS))
+            deployment().count("hits_packaged", int(settled and found.level is Level.PACKAGED))
+            deployment().count("baseline_wins", baseline)
+            deployment().count("hits", baseline)
         elif region.workload is None or device is None:
-            count("unsupported")
+            deployment().count("unsupported")
         else:
-            count("misses")
+            deployment().count("misses")
             missed.setdefault(device, []).append((region.workload, found.reason))
         log.debug("%s: %s %s", region.workload.label if region.workload else "region", found.level, found.reason)
     for device, entries in missed.items():
-        record_misses(entries, device)
+        deployment().record_misses(entries, device)
 
 
 def _call_of(
@@ -183,15 +186,17 @@ def _call_of(
         call = _with_symbols(call, region, origin) if origin else call
         if cpp:
             prepared(call)
-            count("hits")  # no code is loaded that would count it
+            deployment().count("hits")  # no code is loaded that would count it
         return call
     except Unsupported as e:
-        count("unsupported")
+        deployment().count("unsupported")
         log.debug("%s is left to Inductor: %s", label, e)
         if cpp:
-            warn_once(f"cpp {e}", f"autotune: {label} is left to Inductor in C++: {e}")
+            deployment().warn_once(f"cpp {e}", f"autotune: {label} is left to Inductor in C++: {e}")
     except Exception as e:
-        warn_once(f"replace {label}", f"autotune: {label} runs as without autotune: {type(e).__name__}: {e}")
+        deployment().warn_once(
+            f"replace {label}", f"autotune: {label} runs as without autotune: {type(e).__name__}: {e}"
+        )
         log.debug("the region that is not replaced", exc_info=True)
     return None
 
@@ -202,7 +207,7 @@ def _with_numbers(region: Region, label: str, found: Match) -> RegionCall:
     assert schedule is not None
     assert device is not None
     assert found.tuned is not None
-    remember(device, found)
+    deployment().keep(device, found)
     return RegionCall(
         label=label,
         spec=workload.spec,

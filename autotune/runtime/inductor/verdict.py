@@ -15,8 +15,7 @@ from torch import fx
 
 from autotune.device import environment, identify
 from autotune.numerics import Numerics
-from autotune.runtime.database import deploy_store, warn_once
-from autotune.runtime.settings import settings
+from autotune.runtime.deployment import deployment
 from autotune.store.records import Schedule
 from autotune.workload import Workload, digest
 
@@ -106,17 +105,17 @@ def stored_left(graph: str, devices: Iterable[str], mode: str) -> tuple[frozense
     left: set[str] = set()
     decided = False
     try:
-        store = deploy_store()
+        store = deployment().store()
         for device in sorted(set(devices)) if store is not None else ():
             assert store is not None
             found = store.get_verdict(
-                graph, identify(device).fingerprint, environment(device), mode, match=settings().environment
+                graph, identify(device).fingerprint, environment(device), mode, match=deployment().settings.environment
             )
             if found is not None:
                 left.update(found.left)
                 decided = True
     except Exception as e:
-        warn_once("verdict", f"autotune: verdicts on whole steps are not looked up: {e}")
+        deployment().warn_once("verdict", f"autotune: verdicts on whole steps are not looked up: {e}")
         decided = True
     return frozenset(left), decided
 

@@ -16,7 +16,7 @@ import torch
 from autotune.compiler.planner.groups import Plan
 from autotune.compiler.planner.plan import make_plan
 from autotune.ir.graph import Graph
-from autotune.runtime.counters import count
+from autotune.runtime.deployment import deployment
 from autotune.runtime.launch.cuda import REFUSED
 from autotune.runtime.launch.prepared import TensorSpec, prepare
 from autotune.runtime.launch.verify import Check, WrongResult, kept
@@ -346,12 +346,12 @@ def _restride(t: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     """A copy in the strides the kernel was made for."""
     if any(s == 0 and n > 1 for n, s in zip(t.shape, stride, strict=True)):
         raise RuntimeError(f"an input expected to be expanded came with strides {tuple(t.stride())}")
-    count("restrided")
+    deployment().count("restrided")
     return torch.empty_strided(t.shape, stride, dtype=t.dtype, device=t.device).copy_(t)
 
 
 def _realign(t: torch.Tensor) -> torch.Tensor:
     """A copy of the memory a tensor spans, at an address from the allocator (aligned to 64 bytes or more)."""
-    count("misaligned")
+    deployment().count("misaligned")
     span = TensorSpec.of(t).span
     return t.as_strided((span,), (1,)).clone()

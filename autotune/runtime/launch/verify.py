@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from autotune.ir.graph import FLOATS, REDUCTIONS, Graph
-from autotune.runtime.settings import settings
+from autotune.runtime.deployment import deployment
 
 log = logging.getLogger("autotune")
 
@@ -130,7 +130,7 @@ def wanted(proven: bool, how: str = "") -> bool | None:
         proven: a search verified it under the conditions at hand.
         how: in the place of the setting, where it is not empty.
     """
-    how = how or settings().verify
+    how = how or deployment().settings.verify
     return True if how == "always" else False if how == "first" or (how == "auto" and not proven) else None
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from autotune.device import DeviceIdentity, Environment
-from autotune.runtime.matching.ladder import Outcome, Step, on_other_devices, on_this_device
-from autotune.runtime.matching.match import Level, Match, exact_match, other_rows
+from autotune.runtime.deployment import deployment
+from autotune.runtime.matching.ladder import Level, Match, Outcome, Step, on_other_devices, on_this_device
+from autotune.runtime.matching.match import exact_match, other_rows
 from autotune.runtime.matching.packaged import from_package
-from autotune.runtime.settings import settings
 from autotune.store.reading import Match as How
 from autotune.store.reading import Reader
 from autotune.workload import Workload
@@ -37,7 +37,7 @@ def explain(
         last = Step("none", Outcome.NOT_ASKED)
     if store is None:
         return (Step("exact", Outcome.EMPTY, "there is no database"), packaged, last)
-    rules = settings()
+    rules = deployment().settings
     how: How = "strict" if strict else rules.environment
     if found.level is Level.EXACT:
         steps = [Step("exact", Outcome.TAKEN, "tuned for it on this device", found.differences)]

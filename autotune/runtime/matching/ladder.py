@@ -1,7 +1,7 @@
-"""What of a device or of software is another here than where a schedule was tuned, and how a look-up tells of it.
+"""The result of a look-up: its level, what differs from where the schedule was tuned, and each rung that was tried.
 
-Domains have ladders of their own (:mod:`autotune.runtime.matching.match`, ``autotune.domains.c3.deploy.match``);
-what their rungs say of themselves is the same.
+Domains have ladders of their own (:mod:`autotune.runtime.matching.match`, ``autotune.domains.c3.deploy.match``), whose
+steps have one form.
 """
 
 from __future__ import annotations
@@ -27,6 +27,50 @@ class Difference:
 
     def __str__(self) -> str:
         return f"{self.field} {self.tuned or 'none'} (here {self.here or 'none'})"
+
+
+class Level(StrEnum):
+    """How well a stored schedule fits; ``rank`` orders them, best first."""
+
+    EXACT = "exact"
+    OTHER_ROWS = "other_rows"
+    OTHER_DEVICE = "other_device"
+    PACKAGED = "packaged"
+    NONE = "none"
+
+    @property
+    def rank(self) -> int:
+        return list(Level).index(self)
+
+    @property
+    def own(self) -> bool:
+        """Whether the database was tuned on the device at hand; else what is missed there is noted, to be searched."""
+        return self in (Level.EXACT, Level.OTHER_ROWS)
+
+
+@dataclass(frozen=True)
+class Match:
+    """What was found for one workload.
+
+    Attributes:
+        level: how well it fits.
+        schedule: what to deploy; None at level ``none``. Its ``config`` is None where a baseline won.
+        tuned: the workload that the schedule was tuned for: the same one at level ``exact``.
+        reason: why there is no better match; empty at level ``exact``.
+        differences: in what the conditions that it was tuned under differ from those at hand, but for the rows: fields
+            of the device and of the software.
+    """
+
+    level: Level
+    schedule: Schedule | None = None
+    tuned: Workload | None = None
+    reason: str = ""
+    differences: tuple[Difference, ...] = ()
+
+    @property
+    def proven(self) -> bool:
+        """Whether a search verified the very kernel under the very conditions at hand."""
+        return self.level is Level.EXACT and not self.differences
 
 
 def relatives(workload: Workload, store: Reader, device: DeviceIdentity) -> list[DeviceIdentity]:

@@ -9,11 +9,11 @@ from typing import Any
 
 from autotune.device import environment, identify, resolve_device
 from autotune.errors import UserError
+from autotune.runtime.deployment import deployment
 from autotune.runtime.matching.explain import explain
-from autotune.runtime.matching.ladder import Step
-from autotune.runtime.matching.match import Level, Match, match
+from autotune.runtime.matching.ladder import Level, Match, Step
+from autotune.runtime.matching.match import match
 from autotune.runtime.matching.packaged import from_package, packaged_reader
-from autotune.runtime.settings import settings
 from autotune.store.reading import Reader
 from autotune.store.records import Schedule
 from autotune.workload import Workload
@@ -167,7 +167,6 @@ def lookup(
     """
     from autotune.compiler.capture.recording import capture_for_user
     from autotune.compiler.regions.find import find_regions
-    from autotune.runtime.database import opened
 
     args = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
     name = resolve_device(device or _device_of(fn, args, kwargs or {}))
@@ -176,10 +175,10 @@ def lookup(
         args,
         kwargs,
         label=label or getattr(fn, "__name__", type(fn).__name__),
-        fuse_attention=settings().attention == "fuse",
+        fuse_attention=deployment().settings.attention == "fuse",
     )
     regions = [r for graph in captured for r in find_regions(graph.module, name.partition(":")[0])]
-    with opened(db) as store:
+    with deployment().opened(db) as store:
         return match_regions(regions, store, name, strict=strict, explained=explain)
 
 
@@ -198,10 +197,8 @@ def lookup_stored(
     Raises:
         UserError: no stored region has such a fingerprint, or several have; or as :func:`lookup`.
     """
-    from autotune.runtime.database import opened
-
     device = resolve_device(device)
-    with opened(db) as store:
+    with deployment().opened(db) as store:
         readers = [reader for reader in (store, packaged_reader(store, identify(device))) if reader is not None]
         reader, found = next(((r, names) for r in readers if (names := r.fingerprints(name, 2))), (None, []))
         workload = reader.get_workload(found[0]) if reader is not None and len(found) == 1 else None

@@ -13,21 +13,18 @@ nobody knows, so that it takes a setting to use them. ``packaged``: it comes wit
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import Any
+from dataclasses import replace
 
 from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.schedules.limits import improper
 from autotune.device import DeviceIdentity, Environment
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
-from autotune.runtime.database import warn_once
-from autotune.runtime.launch.given_up import disabled
+from autotune.runtime.deployment import deployment
 from autotune.runtime.matching.audits import foreign_kernels
 from autotune.runtime.matching.fitting import differ, launch_misfit
-from autotune.runtime.matching.ladder import Difference, differences, relatives, software
-from autotune.runtime.settings import Settings, settings
+from autotune.runtime.matching.ladder import Level, Match, differences, relatives, software
+from autotune.runtime.settings import Settings
 from autotune.store.health.damage import BROKEN
 from autotune.store.reading import Match as How
 from autotune.store.reading import Reader
@@ -36,53 +33,6 @@ from autotune.workload import Workload
 
 TRIED = 16
 """Schedules for other rows that a look-up tries, from the nearest on. Planning each takes milliseconds."""
-
-_misfits: dict[Any, str] = {}
-"""Why a schedule for other rows does not fit a workload, so that a process plans that once."""
-
-
-class Level(StrEnum):
-    """How well a stored schedule fits; ``rank`` orders them, best first."""
-
-    EXACT = "exact"
-    OTHER_ROWS = "other_rows"
-    OTHER_DEVICE = "other_device"
-    PACKAGED = "packaged"
-    NONE = "none"
-
-    @property
-    def rank(self) -> int:
-        return list(Level).index(self)
-
-    @property
-    def own(self) -> bool:
-        """Whether the database was tuned on the device at hand; else what is missed there is noted, to be searched."""
-        return self in (Level.EXACT, Level.OTHER_ROWS)
-
-
-@dataclass(frozen=True)
-class Match:
-    """What was found for one workload.
-
-    Attributes:
-        level: how well it fits.
-        schedule: what to deploy; None at level ``none``. Its ``config`` is None where a baseline won.
-        tuned: the workload that the schedule was tuned for: the same one at level ``exact``.
-        reason: why there is no better match; empty at level ``exact``.
-        differences: in what the conditions that it was tuned under differ from those at hand, but for the rows: fields
-            of the device and of the software.
-    """
-
-    level: Level
-    schedule: Schedule | None = None
-    tuned: Workload | None = None
-    reason: str = ""
-    differences: tuple[Difference, ...] = ()
-
-    @property
-    def proven(self) -> bool:
-        """Whether a search verified the very kernel under the very conditions at hand."""
-        return self.level is Level.EXACT and not self.differences
 
 
 def match(
@@ -109,7 +59,7 @@ def match(
     """
     if store is None:
         return Match(Level.NONE, reason="there is no database")
-    rules = rules or settings()
+    rules = rules or deployment().settings
     how: How = "strict" if strict else rules.environment
     exact, why = exact_match(workload, store, device, env, how)
     if exact is not None:
@@ -137,7 +87,7 @@ def exact_match(
     schedule = store.get_schedule(workload.fingerprint, device.fingerprint, env, match=how)
     if schedule is None:
         return None, store.lost or "not tuned on this device"
-    why = unusable(schedule) or disabled(schedule) or _foreign(schedule, workload, device, store.trusted)
+    why = unusable(schedule) or deployment().disabled(schedule) or _foreign(schedule, workload, device, store.trusted)
     if not why and how == "strict" and (generator := old_generator(schedule)):
         why = f"printed by generator {generator}"
     return (None, why) if why else (schedule, "")
@@ -148,6 +98,7 @@ def other_rows(
 ) -> tuple[tuple[Schedule, Workload] | None, list[str]]:
     """The schedule of the nearest number of rows that fits, with its workload; and why nearer ones do not."""
     near = store.nearest(workload.family, device.fingerprint, env, workload.extent, match=how, limit=TRIED + 1)
+    misfits = deployment().misfits
     refused: list[str] = []
     graph: Graph | None = None
     for found in [n for n in near if n.workload != workload.fingerprint][:TRIED]:
@@ -155,7 +106,7 @@ def other_rows(
             refused.append(f"; {found.extent} rows, the nearest tuned, are {ratio:.3g} times off, beyond {limit:g}")
             break
         known = (workload.fingerprint, found, device.fingerprint, env.strict, how)
-        not_fit = _misfits.get(known, "")
+        not_fit = misfits.get(known, "")
         if not not_fit:
             full = store.get_schedule(found.workload, device.fingerprint, env, match=how)
             tuned = store.get_workload(found.workload) if full is not None else None
@@ -164,11 +115,11 @@ def other_rows(
             else:
                 graph = graph or Graph.from_json(workload.spec)
                 not_fit = _misfit(graph, tuned, full, device, store.trusted)
-            if full is not None and tuned is not None and not not_fit and not (not_fit := disabled(full)):
+            if full is not None and tuned is not None and not not_fit and not (not_fit := deployment().disabled(full)):
                 return (full, tuned), refused
-            if len(_misfits) >= 10_000:
-                _misfits.clear()
-            _misfits[known] = not_fit
+            if len(misfits) >= 10_000:
+                misfits.clear()
+            misfits[known] = not_fit
         if len(refused) < 3:
             refused.append(f"; the schedule for {found.extent} rows does not fit: {not_fit}")
     return None, refused
@@ -192,7 +143,7 @@ def deployed(
         Unsupported: it is no longer stored, or cannot be used.
         UserError: the database failed.
     """
-    rules, tuned = rules or settings(), store.get_workload(fingerprint)
+    rules, tuned = rules or deployment().settings, store.get_workload(fingerprint)
     if tuned is None:
         raise Unsupported(store.lost or "its schedule is no longer stored")
     found = match(tuned, store, device, env, rules=replace(rules, rows=1.0))
@@ -262,5 +213,5 @@ def _foreign(schedule: Schedule, tuned: Workload, device: DeviceIdentity, truste
 def _damaged(schedule: Schedule, why: str, what: str) -> str:
     """Tells once that a schedule is not used."""
     short = schedule.key.workload[:12]
-    warn_once(f"damaged {short}", f"autotune: {what} of {short} are not used: {why}; search it again")
+    deployment().warn_once(f"damaged {short}", f"autotune: {what} of {short} are not used: {why}; search it again")
     return f"its schedule is damaged: {why}"

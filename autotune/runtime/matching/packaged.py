@@ -15,10 +15,10 @@ from pathlib import Path
 
 from autotune.device import DeviceIdentity, Environment
 from autotune.errors import Unsupported
-from autotune.runtime.database import packaged_refused, packaged_snapshot
-from autotune.runtime.matching.ladder import Outcome, Step, on_this_device
-from autotune.runtime.matching.match import Level, Match, deployed, match
-from autotune.runtime.settings import Settings, settings
+from autotune.runtime.deployment import deployment
+from autotune.runtime.matching.ladder import Level, Match, Outcome, Step, on_this_device
+from autotune.runtime.matching.match import deployed, match
+from autotune.runtime.settings import Settings
 from autotune.store.reading import Reader
 from autotune.store.snapshots.packaged import file_for
 from autotune.workload import Workload
@@ -51,7 +51,7 @@ def from_package(
     snapshot, why = _asked(path, store)
     if snapshot is None:
         return found, Step("packaged", Outcome.REFUSED, why)
-    rules = _any_software(replace(rules or settings(), other_device="refuse"))
+    rules = _any_software(replace(rules or deployment().settings, other_device="refuse"))
     there = match(workload, snapshot, device, env, strict=strict, rules=rules)
     if there.tuned is None:
         return found, replace(on_this_device(workload, snapshot, device, env, there.reason), rung="packaged")
@@ -73,7 +73,7 @@ def deployed_from_package(
     if snapshot is None:
         return None
     try:
-        found = deployed(fingerprint, snapshot, device, env, rules=_any_software(settings()))
+        found = deployed(fingerprint, snapshot, device, env, rules=_any_software(deployment().settings))
     except Unsupported:
         return None
     assert found.tuned is not None
@@ -88,9 +88,9 @@ def packaged_reader(store: Reader | None, device: DeviceIdentity) -> Reader | No
 
 def _asked(path: Path, store: Reader | None) -> tuple[Reader | None, str]:
     """What comes with autotune as ``path``, or None and why it is not asked."""
-    if why := packaged_refused(store):
+    if why := deployment().packaged_refused(store):
         return None, why
-    snapshot = packaged_snapshot(path)
+    snapshot = deployment().packaged.get(path)
     if snapshot is None or snapshot.lost:
         return None, f"{path.name} is damaged: install autotune again"
     return snapshot, ""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.runtime.counters import reset_counters
+from autotune.runtime.deployment import deployment
 
 
 @pytest.fixture(autouse=True)
 def from_zero() -> None:
-    reset_counters()
+    deployment().reset_counters()

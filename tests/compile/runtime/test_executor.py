@@ -10,7 +10,7 @@ import torch
 
 from autotune.errors import BuildError
 from autotune.ir.graph import Graph, Output, Value
-from autotune.runtime.counters import counters
+from autotune.runtime.control import counters
 from autotune.runtime.launch.executor import Executor, load_executor
 from autotune.runtime.launch.prepared import TensorSpec, grid_of
 from autotune.store.records import Key, Schedule

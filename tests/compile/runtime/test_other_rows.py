@@ -19,8 +19,9 @@ from autotune.domains.fusion.program_spec import workloads_of
 from autotune.domains.fusion.task import FusionTask
 from autotune.ir.forms.canonical import to_workload
 from autotune.ir.graph import Graph
-from autotune.runtime.matching.match import Level, Match, match, misfit
-from autotune.runtime.settings import settings
+from autotune.runtime.deployment import deployment
+from autotune.runtime.matching.ladder import Level, Match
+from autotune.runtime.matching.match import match, misfit
 from autotune.store import Key, Schedule, Store
 from autotune.task import Artifact
 from autotune.workload import Workload
@@ -87,7 +88,7 @@ def store(tmp_path: object) -> Iterator[Store]:
 
 
 def look_up(store: Store, work: Workload) -> Match:
-    return match(work, store, GPU, ENV, rules=replace(settings(), rows=math.inf))
+    return match(work, store, GPU, ENV, rules=replace(deployment().settings, rows=math.inf))
 
 
 def test_a_main_kernel_and_its_finish_are_found_by_other_rows(store: Store) -> None:

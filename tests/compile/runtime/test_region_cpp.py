@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from autotune.errors import Unsupported
-from autotune.runtime.inductor.region_call import RegionCall, forget_calls, remember
+from autotune.runtime.deployment import Deployment, deployment, use
+from autotune.runtime.inductor.region_call import RegionCall
 from autotune.runtime.inductor.region_cpp import INCLUDES, RegionCpp, literal, prepared, write_call
 from autotune.runtime.launch.prepared import TensorSpec
-from autotune.runtime.matching.match import Level, Match
+from autotune.runtime.matching.ladder import Level, Match
 from autotune.store import Key, Schedule
 from autotune.task import Artifact, Config, Kernel
 from tests.support.cuda_schedules import built, cut
@@ -30,9 +31,9 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Any:
-    forget_calls()
+    use(Deployment())
     yield
-    forget_calls()
+    use(Deployment())
 
 
 def call_of(what: tuple[Any, Config, Artifact], change: Any = None, **fields: Any) -> RegionCall:
@@ -42,7 +43,7 @@ def call_of(what: tuple[Any, Config, Artifact], change: Any = None, **fields: An
         artifact = replace(artifact, kernels=tuple(change(k) for k in artifact.kernels))
     workload = task.workload
     schedule = Schedule(KEY, config, 10.0, {}, artifact, "autotune", workload.family, workload.extent)
-    remember("cuda:0", Match(Level.EXACT, schedule, workload))
+    deployment().keep("cuda:0", Match(Level.EXACT, schedule, workload))
     spec = TensorSpec((64, 256), (256, 1), torch.float32)
     made = RegionCall(
         label="softmax", spec=workload.spec, tuned=workload.fingerprint, slots=(0,), results=(0,), inputs=(spec,),
@@ -230,8 +231,8 @@ def test_an_unproven_schedule_is_left_to_python_which_verifies_it() -> None:
     call = call_of(built())
     task, config, artifact = built()
     schedule = Schedule(KEY, config, 10.0, {}, artifact, "autotune", task.workload.family, task.workload.extent)
-    forget_calls()
-    remember("cuda:0", Match(Level.PACKAGED, schedule, task.workload))
+    use(Deployment())
+    deployment().keep("cuda:0", Match(Level.PACKAGED, schedule, task.workload))
     with pytest.raises(Unsupported, match="verifies"):
         prepared(call)
 

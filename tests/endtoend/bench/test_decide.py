@@ -19,10 +19,9 @@ from autotune import api
 from autotune.bench import decide
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.measure.policy import default_policy
-from autotune.runtime.database import deploying_from
+from autotune.runtime.deployment import Deployment, deployment, use
 from autotune.runtime.inductor import region_call
 from autotune.runtime.inductor.verdict import Family, Trial
-from autotune.runtime.settings import reset_settings
 from autotune.store import Store, Verdict
 from autotune.tuner.result import Result
 from tests.support.clock import Clock, read_samples
@@ -209,10 +208,7 @@ def test_a_slow_kernel_is_left_by_the_step_and_stays_left(
         assert set(stored.left) == found.left
         assert stored.record["target"] == "Block"
         assert len([line for line in said if "processors busy" not in line]) == 1  # others may disturb the test
-        region_call.forget_calls()
-        from autotune.runtime.counters import reset_counters
-
-        reset_counters()
+        use(Deployment())
         compiled = autotune.compile(model)
         torch.testing.assert_close(compiled(x), model(x))
         counters = autotune.counters()
@@ -226,7 +222,7 @@ def test_a_busy_machine_does_not_displace_what_a_quiet_one_decided(
 ) -> None:
     model, x = Block(), torch.randn(8, 16)
     tune(model, (x,))
-    with deploying_from(db):
+    with deployment().deploying_from(db):
         true = decide.decide(model, (x,), train=False, device="cpu", limit_s=30)
     assert true is not None
     said: list[str] = []
@@ -269,7 +265,7 @@ class Attention(nn.Module):
 def test_a_real_step_with_attention(tune: Tune, db: str) -> None:
     model, x = Attention(), torch.randn(2, 3, 8, 16)
     assert tune(model, (x,))
-    with deploying_from(db):
+    with deployment().deploying_from(db):
         found = decide.decide(model, (x,), train=False, device="cpu")
     assert found is not None
     assert found.attention_us is not None
@@ -277,10 +273,10 @@ def test_a_real_step_with_attention(tune: Tune, db: str) -> None:
     assert "with attention rewritten" in found.text
     autotune.configure(attention="keep")
     try:
-        with deploying_from(db):
+        with deployment().deploying_from(db):
             found = decide.decide(model, (x,), train=False, device="cpu")
     finally:
-        reset_settings()
+        use(Deployment())
     assert found is not None
     assert found.attention_us is None
 

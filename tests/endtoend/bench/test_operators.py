@@ -11,7 +11,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import autotune
 from autotune.compiler.capture.attention import rewrite_attention
-from autotune.runtime.counters import reset_counters
+from autotune.runtime.deployment import deployment
 from benchmarks.real import operators
 from benchmarks.real.operators import backend
 from tests.support.deployment import tune_in
@@ -26,7 +26,7 @@ def test_our_kernels_run_between_operators(tmp_path: Path, monkeypatch: pytest.M
     db = str(tmp_path / "t.db")
     tune_in(db)(chain, (torch.randn(32, 48),))
     monkeypatch.setenv("AUTOTUNE_DB", db)
-    reset_counters()
+    deployment().reset_counters()
     run = torch.compile(chain, backend=backend)
     for rows in (32, 20) if dynamic else (32,):
         x = torch.randn(rows, 48)
@@ -38,7 +38,7 @@ def test_our_kernels_run_between_operators(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_without_ours_nothing_is_looked_up() -> None:
-    reset_counters()
+    deployment().reset_counters()
     x = torch.randn(32, 48)
     torch.testing.assert_close(torch.compile(chain, backend=functools.partial(backend, ours=False))(x), chain(x))
     assert not any(autotune.counters().values())

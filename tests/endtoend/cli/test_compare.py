@@ -27,7 +27,7 @@ from autotune.cli.commands import compare
 from autotune.device import environment, identify
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.measure.policy import Policy, default_policy
-from autotune.runtime.database import deploying_from
+from autotune.runtime.deployment import deployment
 from autotune.store import Store, Verdict
 from autotune.store.connection.urls import parse_url
 from tests.support.deployment import Tune
@@ -136,7 +136,7 @@ def test_a_training_step_half_of_which_was_searched(
 
 def test_what_a_step_missed_is_told_and_not_recorded(db: str) -> None:
     Store.open(db).close()
-    with deploying_from(db):
+    with deployment().deploying_from(db):
         found = step.compare(Block(), (X,), train=False, device="cpu", policy=compare._policy(None, "cpu"))
     assert set(found.missed) == {workload.fingerprint for workload, _ in workloads_of(Block(), (X,))}
     assert len(found.missed) == 2

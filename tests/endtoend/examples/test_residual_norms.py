@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import autotune
-from autotune.runtime.counters import Counters
+from autotune.runtime.settings import Counters
 from examples import residual_norms
 
 

@@ -14,8 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import autotune
 from autotune.compiler.capture import attention
 from autotune.errors import UserError
-from autotune.runtime.counters import reset_counters
-from autotune.runtime.settings import reset_settings, settings
+from autotune.runtime.deployment import Deployment, deployment, use
 from tests.support.runtime.models import assert_same_step, twin
 
 WIDTH, HEADS, PLACES = 32, 4, 12
@@ -116,8 +115,8 @@ def test_it_is_left_as_written_where_the_user_says_so(
     compiles_to([2])
     monkeypatch.setenv("AUTOTUNE_ATTENTION", "keep")
     compiles_to([2])
-    reset_settings()
-    assert settings().attention == "keep"
+    use(Deployment())
+    assert deployment().settings.attention == "keep"
     compiles_to([])
     autotune.configure(attention="fuse")
     compiles_to([2])
@@ -128,18 +127,18 @@ def test_a_wrong_value_is_one_line(value: Any, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(UserError) as told:
         autotune.configure(attention=value)
     assert str(told.value) == f"attention: {value!r} is none of fuse, keep"
-    assert settings().attention == "fuse"
+    assert deployment().settings.attention == "fuse"
     monkeypatch.setenv("AUTOTUNE_ATTENTION", str(value))
-    reset_settings()
+    use(Deployment())
     with pytest.raises(UserError, match=f"^AUTOTUNE_ATTENTION: '{value}' is none of fuse, keep$"):
-        settings()
+        assert deployment().settings
 
 
 def test_a_wrong_variable_ends_no_compilation(
     db: str, changed: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("AUTOTUNE_ATTENTION", "fast")
-    reset_settings()
+    use(Deployment())
     model, x = Encoder().eval(), torch.randn(2, 10, WIDTH)
     with torch.no_grad():
         torch.testing.assert_close(compiled(model)(x), model(x), atol=1e-5, rtol=1e-5)
@@ -157,7 +156,7 @@ def test_what_is_looked_up_is_what_is_deployed(db: str) -> None:
     missed: dict[str, int] = {}
     for how in ("keep", "fuse"):
         autotune.configure(attention=how)  # type: ignore[arg-type]
-        reset_counters()
+        deployment().reset_counters()
         args = torch.randn(2, HEADS, 10, 8), torch.randn(1, HEADS, 10, 10)
         missed[how] = autotune.lookup(biased, args).misses
         torch.testing.assert_close(compiled(biased)(*args), biased(*args))

@@ -21,8 +21,9 @@ from autotune.device import identify
 from autotune.errors import UserError
 from autotune.measure.timing import idle
 from autotune.runtime import background
+from autotune.runtime.deployment import deployment
+from autotune.runtime.matching.ladder import Level
 from autotune.runtime.matching.lookup import lookup_stored
-from autotune.runtime.matching.match import Level
 from autotune.store import Store
 from tests.support import ROOT
 from tests.support.headers import share_headers
@@ -30,14 +31,14 @@ from tests.support.hostile import softmax, workload_of
 
 PROGRAM = """
 import sys, time, psutil, torch, autotune
-from autotune.runtime import background
+from autotune.runtime.deployment import deployment
 def scaled(x):
     return torch.softmax(x * 3, -1) + x
 x = torch.randn(64, 256)
 wanted = scaled(x)
 torch.testing.assert_close(torch.compile(scaled, backend="autotune")(x), wanted)
 assert autotune.counters().misses == 1, autotune.counters()
-beside = background._started.pid
+beside = deployment().background.process.pid
 assert beside in [p.pid for p in psutil.Process().children()]
 nice = psutil.Process(beside).nice
 end = time.monotonic() + 500
@@ -102,8 +103,6 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[list[
             pass
 
     monkeypatch.setattr(background.subprocess, "Popen", Process)
-    monkeypatch.setattr(background, "_started", None)
-    monkeypatch.setattr(background, "_wish", None)
     monkeypatch.setenv("AUTOTUNE_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("AUTOTUNE_BACKGROUND", raising=False)
     return seen
@@ -112,26 +111,26 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[list[
 def test_it_is_begun_once_where_it_is_wanted(
     started: list[tuple[list[str], dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    background.begin("cpu")
+    deployment().background.begin("cpu")
     assert started == [], "nobody asked for it"
     monkeypatch.setenv("AUTOTUNE_BACKGROUND", "yes")
     with pytest.raises(UserError, match="AUTOTUNE_BACKGROUND: 'yes' is none of 0, 1 and the name of a device"):
-        background.begin("cpu")
+        deployment().background.begin("cpu")
     with pytest.raises(UserError, match="background: 'gpu'"):
         autotune.configure(background="gpu")
     autotune.configure(background="cuda:3")
     monkeypatch.setenv("LOCAL_RANK", "1")
-    background.begin("cuda:0")
+    deployment().background.begin("cuda:0")
     assert started == [], "the first rank of a host does"
     monkeypatch.setenv("LOCAL_RANK", "0")
     for _ in range(2):
-        background.begin("cuda:0", "postgresql://u:secret@h/d")
+        deployment().background.begin("cuda:0", "postgresql://u:secret@h/d")
     ((words, how),) = started
     assert words[1:] == ["-m", "autotune", "background", "--with-parent", "--device", "cuda:3"]
     assert (how["env"]["AUTOTUNE_DB"], how["env"]["AUTOTUNE_BACKGROUND"]) == ("postgresql://u:secret@h/d", "0")
     assert how["start_new_session"]
     autotune.configure(background=False)
-    assert background.wanted() is False
+    assert deployment().background.wanted is False
 
 
 def watcher(tmp_path: Path, *words: str) -> subprocess.Popen[str]:

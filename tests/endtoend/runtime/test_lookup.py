@@ -14,9 +14,10 @@ import autotune
 from autotune.device import environment, identify
 from autotune.errors import UserError
 from autotune.ir.graph import Graph
-from autotune.runtime.counters import NAMES, count, reset_counters
-from autotune.runtime.inductor.region_call import forget_calls
-from autotune.runtime.matching.match import Level, match, misfit
+from autotune.runtime.deployment import Deployment, deployment, use
+from autotune.runtime.matching.ladder import Level
+from autotune.runtime.matching.match import match, misfit
+from autotune.runtime.settings import COUNTERS
 from autotune.store import Store
 from autotune.store.records import Schedule
 from autotune.workload import Workload
@@ -137,14 +138,14 @@ def test_errors_in_one_line(db: str) -> None:
 
 
 def test_counters() -> None:
-    reset_counters()
-    count("hits")
-    count("hits", 2)
+    deployment().reset_counters()
+    deployment().count("hits")
+    deployment().count("hits", 2)
     now = autotune.counters()
     assert now.hits == now["hits"] == 3
     assert dict(now)["misses"] == 0
-    assert set(now) == set(NAMES)
-    count("hits")
+    assert set(now) == set(COUNTERS)
+    deployment().count("hits")
     assert now.hits == 3, "a snapshot"
     with pytest.raises(AttributeError, match="no counter"):
         _ = now.nothing
@@ -210,7 +211,7 @@ def test_a_database_that_fails_while_a_model_of_symbolic_sizes_runs(
     f = torch.compile(softmax, backend="autotune")
     x = torch.randn(32, 48)
     torch._dynamo.mark_dynamic(x, 0)
-    forget_calls()
+    use(Deployment())
     torch.testing.assert_close(f(x), softmax(x))
     assert autotune.counters().hits
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import autotune
 from autotune.compiler.capture.options import REQUIREMENTS
 from autotune.compiler.capture.recording import capture
-from autotune.runtime.counters import reset_counters
+from autotune.runtime.deployment import deployment
 from tests.support.deployment import Tune
 
 LARGE = torch.full((64, 64), 400.0, dtype=torch.float16)
@@ -29,7 +29,7 @@ def overflows(x: Tensor) -> Tensor:
 
 def compiled(fn: Any, options: dict[str, Any] | None = None) -> Any:
     torch._dynamo.reset()
-    reset_counters()
+    deployment().reset_counters()
     return torch.compile(fn, backend="autotune", options=options)
 
 

@@ -21,13 +21,10 @@ from autotune.cli import app
 from autotune.device import environment, identify
 from autotune.errors import UserError
 from autotune.runtime.backend import trial_backend
-from autotune.runtime.counters import reset_counters
-from autotune.runtime.database import forget_stores, state_of_store
-from autotune.runtime.inductor.region_call import forget_calls
+from autotune.runtime.deployment import Deployment, deployment, use
 from autotune.runtime.inductor.verdict import Trial
 from autotune.runtime.launch.verify import Check
-from autotune.runtime.matching.ladder import Outcome
-from autotune.runtime.matching.match import Level, Match
+from autotune.runtime.matching.ladder import Level, Match, Outcome
 from autotune.runtime.matching.packaged import from_package
 from autotune.store import Schedule, Snapshot, Store, Verdict
 from autotune.store.snapshots import packaged
@@ -63,7 +60,7 @@ def pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pack]:
         file = folder / f"{name or packaged.name_for(identify('cpu').name)}.atdb"
         with Store.open(source) as store:
             export_snapshot(store, file)
-        forget_stores()
+        use(Deployment())
         packaged._file_for.cache_clear()  # which files there are never changes, but here
         return file
 
@@ -73,10 +70,8 @@ def pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pack]:
 
 def anew() -> None:
     """As another process would begin."""
-    forget_stores()
-    forget_calls()
+    use(Deployment())
     torch._dynamo.reset()
-    reset_counters()
 
 
 def level(x: torch.Tensor = X) -> Level:
@@ -97,7 +92,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def counted() -> dict[str, int]:
     found = {name: n for name, n in autotune.counters().items() if n}
-    reset_counters()
+    deployment().reset_counters()
     return found
 
 
@@ -225,10 +220,10 @@ def test_a_step_that_the_user_decided_stays_as_it_was_measured(pack: Pack, tune:
 
 def test_it_is_switched_off(pack: Pack, db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pack(softmax, (X,))
-    before = state_of_store()
+    before = deployment().state()
     autotune.configure(packaged="refuse")
     assert (level(), rung().why) == (Level.NONE, "AUTOTUNE_PACKAGED is refuse")
-    assert state_of_store() != before, "compiled code in Inductor's caches is not taken for current"
+    assert deployment().state() != before, "compiled code in Inductor's caches is not taken for current"
     monkeypatch.setenv("AUTOTUNE_PACKAGED", "refuse")
     assert deployed() == {"graphs": 1, "misses": 1}
     with pytest.raises(UserError, match="packaged: 'no' is none of use, refuse"):
@@ -303,10 +298,10 @@ def test_a_damaged_one_is_told_once_and_has_nothing(
 ) -> None:
     file = pack(softmax, (X,))
     data = file.read_bytes()
-    sound = state_of_store()
+    sound = deployment().state()
     file.write_bytes(data[:-9] if how == "cut short" else data.replace(b'"latency_us":10.0', b'"latency_us":10.5'))
     assert file.read_bytes() != data
-    forget_stores()
+    use(Deployment())
     for _ in range(2):
         torch._dynamo.reset()
         close(compiled(softmax)(X), softmax(X))
@@ -316,7 +311,7 @@ def test_a_damaged_one_is_told_once_and_has_nothing(
     assert str(file) in told
     assert ("cut short" if how == "cut short" else "is not what was sealed") in told
     assert (level(), rung().outcome) == (Level.NONE, Outcome.REFUSED)
-    assert state_of_store() != sound
+    assert deployment().state() != sound
 
 
 def test_nothing_stands_in_for_a_database_that_cannot_be_asked(
@@ -326,13 +321,13 @@ def test_nothing_stands_in_for_a_database_that_cannot_be_asked(
     pack(softmax, (X,))
     Path(db).write_bytes(b"no database" * 500)
     assert deployed() == {"graphs": 1, "misses": 1}
-    assert state_of_store() == b"none"
+    assert deployment().state() == b"none"
     assert len(warnings(caplog)) == 1
     Path(db).unlink()
     anew()
-    told = state_of_store()
+    told = deployment().state()
     Path(db).touch()  # another rank begins to make it, for its misses
-    assert state_of_store() == told
+    assert deployment().state() == told
     close(compiled(softmax)(X), softmax(X))
     assert counted() == {"graphs": 1, "hits": 1, "hits_packaged": 1}
 

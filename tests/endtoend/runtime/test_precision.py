@@ -14,8 +14,7 @@ from autotune.domains.fusion.program_spec import captured, workloads_of
 from autotune.domains.fusion.rederive import check_source
 from autotune.errors import UserError
 from autotune.ir.precision import VARIABLE, asked, asking
-from autotune.runtime.counters import reset_counters
-from autotune.runtime.database import state_of_store
+from autotune.runtime.deployment import deployment
 from autotune.runtime.matching.lookup import lookup
 from autotune.store import Store
 from autotune.workload import Workload
@@ -32,7 +31,7 @@ X = torch.randn(64, 256)
 def counted() -> tuple[int, int]:
     """Hits and misses of one compilation."""
     torch._dynamo.reset()
-    reset_counters()
+    deployment().reset_counters()
     got = torch.compile(scaled, backend="autotune")(X)
     torch.testing.assert_close(got, scaled(X))
     found = autotune.counters()
@@ -84,9 +83,9 @@ def test_missed_workloads_are_searched_as_they_were_missed(db: str, monkeypatch:
 
 def test_the_caches_of_inductor_know_the_precision(db: str, tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
     tune(scaled, (X,))
-    plain = state_of_store()
+    plain = deployment().state()
     monkeypatch.setenv(VARIABLE, "strict")
-    assert state_of_store() != plain
+    assert deployment().state() != plain
 
 
 def test_a_search_is_of_the_precision_asked_for(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from autotune.measure.verify import compare
 from autotune.runtime.backend import dynamo_backend
-from autotune.runtime.counters import counters, reset_counters
-from autotune.runtime.database import forget_stores
+from autotune.runtime.control import counters
+from autotune.runtime.deployment import Deployment, deployment, use
 from autotune.store import Store
 from tests.support.deployment import store_default
 from tests.support.random_programs.checks import eager_in_double, regions_of
@@ -24,9 +24,9 @@ from tests.support.random_programs.programs import Program
 def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     path = str(tmp_path / "tuned.db")
     monkeypatch.setenv("AUTOTUNE_DB", path)
-    reset_counters()
+    deployment().reset_counters()
     yield path
-    forget_stores()
+    use(Deployment())
 
 
 def store_defaults(p: Program, db: str) -> int:

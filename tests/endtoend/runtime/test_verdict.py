@@ -63,10 +63,10 @@ def decided(db: str, workloads: Sequence[Workload], mode: str = "default") -> st
 
 
 def autotune_counters() -> dict[str, int]:
-    from autotune.runtime.counters import reset_counters
+    from autotune.runtime.deployment import deployment
 
     found = {name: n for name, n in autotune.counters().items() if n}
-    reset_counters()
+    deployment().reset_counters()
     return found
 
 

@@ -13,12 +13,10 @@ from torch.nn import functional as F
 
 import autotune
 from autotune.errors import UserError
-from autotune.runtime.database import forget_stores
-from autotune.runtime.inductor.region_call import forget_calls
+from autotune.runtime.deployment import Deployment, use
 from autotune.runtime.launch import cpu as cpu_launch
 from autotune.runtime.launch.verify import Check
-from autotune.runtime.matching.match import Level
-from autotune.runtime.settings import reset_settings
+from autotune.runtime.matching.ladder import Level
 from autotune.store import Store
 from autotune.store.health.forget import forget_failures
 from autotune.store.snapshots.writer import export_snapshot
@@ -36,10 +34,8 @@ X = torch.randn(32, 48, generator=torch.Generator().manual_seed(1))
 
 def anew() -> None:
     """As another process would begin."""
-    forget_stores()
-    forget_calls()
+    use(Deployment())
     torch._dynamo.reset()
-    autotune.runtime.counters.reset_counters()
 
 
 def test_a_wrong_result_is_replaced_and_the_schedule_given_up(
@@ -102,7 +98,7 @@ def test_always_and_never(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Check, "wrong", lambda self, *a: checked.append(1) or real(self, *a))  # type: ignore[func-returns-value]
     for how, times in (("always", 3), ("first", 1), ("never", 0), ("auto", 0)):
         torch._dynamo.reset()
-        forget_calls()
+        use(Deployment())
         checked.clear()
         run = autotune.compile(softmax, verify=how)  # type: ignore[arg-type]
         for _ in range(3):
@@ -231,4 +227,4 @@ def test_a_setting_that_changes_holds_for_what_is_compiled_next(tune: Tune, monk
                 close(run(X), softmax(X))
             assert len(checked) == times
     finally:
-        reset_settings()
+        use(Deployment())

@@ -38,13 +38,13 @@ def deployed(group: Group, *, check: str, db: str) -> list[str]:
         check: of :data:`CHECKS`.
         db: files that are not there yet, by what their names begin with.
     """
-    from autotune.runtime.database import forget_stores
+    from autotune.runtime.deployment import Deployment, use
 
-    forget_stores()
+    use(Deployment())
     dist.barrier(group=group.control)
     case = Case(group, db)
     CHECKS[check](case)
-    forget_stores()
+    use(Deployment())
     return case.wrong
 
 

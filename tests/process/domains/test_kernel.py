@@ -17,7 +17,7 @@ from autotune.domains.kernel.measuring import probe as probing
 from autotune.domains.kernel.measuring.probe import probe
 from autotune.domains.kernel.target import allow, kernel_of
 from autotune.errors import UserError
-from autotune.runtime.database import forget_stores
+from autotune.runtime.deployment import Deployment, use
 from autotune.store import Store
 from autotune.task import Status
 from autotune.workload import Workload
@@ -32,7 +32,7 @@ KERNELS = "tests.support.own.kernels"
 def nothing_allowed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("AUTOTUNE_KERNEL_TARGETS", "")
     yield
-    forget_stores()
+    use(Deployment())
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:

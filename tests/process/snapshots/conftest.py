@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.runtime.database import forget_stores
+from autotune.runtime.deployment import Deployment, use
 from autotune.store import Store
 from autotune.store.snapshots.writer import export_snapshot
 from tests.support.snapshots import filled
@@ -16,9 +16,9 @@ from tests.support.snapshots import filled
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("AUTOTUNE_KEY", raising=False)
-    forget_stores()
+    use(Deployment())
     yield
-    forget_stores()
+    use(Deployment())
 
 
 @pytest.fixture

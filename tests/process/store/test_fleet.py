@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from autotune.cli import app
 from autotune.errors import UserError
-from autotune.runtime import database
+from autotune.runtime.deployment import Deployment, deployment, use
 from autotune.store import Key, LostConnection, Measurement, Store
 from autotune.store.connection import engine, migrate
 from autotune.store.connection.outage import Conflict
@@ -29,7 +29,7 @@ from tests.support.rows import ENVIRONMENT, GPU, put_key, workload
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     yield
-    database.forget_stores()
+    use(Deployment())
 
 
 def statements() -> list[str]:
@@ -83,11 +83,11 @@ def test_a_reader_needs_select_only(
     for command in (["show"], ["db", "stats"], ["db", "verify"], ["db", "current"],
                     ["db", "export", str(tmp_path / "b.zip")]):  # fmt: skip
         assert app.main([*command, "--db", url]) == 0, capsys.readouterr().err
-    deployed = database.deploy_store(url)
+    deployed = deployment().store(url)
     assert deployed is not None
     assert deployed.readonly
     assert deployed.get_schedule(key.workload, key.device, ENVIRONMENT) == schedule(key)
-    assert database.record_misses([(workload(5), "why")], "cpu", url, identity=GPU) == 0
+    assert deployment().record_misses([(workload(5), "why")], "cpu", url, identity=GPU) == 0
     assert caplog.messages == [], "that is how it is meant"
     for command in (["db", "import", str(tmp_path / "b.zip")], ["db", "forget"]):
         capsys.readouterr()
@@ -99,10 +99,10 @@ def test_a_reader_needs_select_only(
 
 def test_a_deployer_notes_misses_and_nothing_else(served: tuple[str, Key], roles: Callable[[str, str], str]) -> None:
     url = roles(served[0], "deployer")
-    deployed = database.deploy_store(url)
+    deployed = deployment().store(url)
     assert deployed is not None
     assert not deployed.readonly
-    assert database.record_misses([(workload(5), "why")], "cpu", url, identity=GPU) == 1
+    assert deployment().record_misses([(workload(5), "why")], "cpu", url, identity=GPU) == 1
     assert [m.workload for m in deployed.misses()] == [workload(5).fingerprint]
     with pytest.raises(UserError, match="does not let its user do this"):
         deployed.put_schedule(schedule(served[1], 1.0))
@@ -133,14 +133,14 @@ def test_look_ups_read_the_replica_and_misses_go_to_the_primary(
         assert store.put_schedule(schedule(key, 1.0))
     monkeypatch.setenv("AUTOTUNE_DB", primary)
     monkeypatch.setenv("AUTOTUNE_DB_READ", copy)
-    deployed = database.deploy_store()
+    deployed = deployment().store()
     assert deployed is not None
     found = deployed.get_schedule(key.workload, key.device)
     assert found is not None
     assert found.latency_us == schedule(key).latency_us, "stale, which is fine"
-    assert database.record_misses([(workload(5), "why")], "cpu", identity=GPU) == 1
+    assert deployment().record_misses([(workload(5), "why")], "cpu", identity=GPU) == 1
     assert deployed.misses() == []
-    explicit = database.deploy_store(primary)
+    explicit = deployment().store(primary)
     assert explicit is not None
     assert [m.workload for m in explicit.misses()] == [workload(5).fingerprint]
     faster = explicit.get_schedule(key.workload, key.device)
@@ -160,10 +160,10 @@ def test_a_lost_primary_costs_notes_only(
     monkeypatch.setenv("AUTOTUNE_DB", url)
     monkeypatch.setenv("AUTOTUNE_DB_READ", str(sqlite_file))
     for _ in range(2):
-        deployed = database.deploy_store()
+        deployed = deployment().store()
         assert deployed is not None
         assert deployed.get_schedule(key.workload, key.device) is not None
-        assert database.record_misses([(workload(5), "why")], "cpu", identity=GPU) == 0
+        assert deployment().record_misses([(workload(5), "why")], "cpu", identity=GPU) == 0
 
 
 def test_a_replica_that_is_not_there_is_told(sqlite_file: Path, tmp_path: Path) -> None:

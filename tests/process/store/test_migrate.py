@@ -16,7 +16,7 @@ from alembic.migration import MigrationContext
 
 from autotune.cli import app
 from autotune.errors import UserError
-from autotune.runtime import database
+from autotune.runtime.deployment import Deployment, deployment, use
 from autotune.store import Effort, Store
 from autotune.store.connection import migrate
 from autotune.store.connection.engine import create_engine, parse_url
@@ -231,11 +231,11 @@ def test_a_deployment_from_an_earlier_revision_says_what_to_run(
     engine.dispose()
     try:
         with caplog.at_level(logging.WARNING, logger="autotune"):
-            assert database.deploy_store(url) is None
-            assert database.deploy_store(url) is None
-            assert database.state_of_store(url) == b"none"
+            assert deployment().store(url) is None
+            assert deployment().store(url) is None
+            assert deployment().state(url) == b"none"
     finally:
-        database.forget_stores()
+        use(Deployment())
     (warned,) = [r.getMessage() for r in caplog.records if r.name == "autotune"]
     assert f"at revision 0001, not {SCHEMA_REVISION}: run `autotune db upgrade --db {url}`" in warned
     assert app.main(["show", "--db", url]) == 2

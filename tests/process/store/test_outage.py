@@ -14,6 +14,7 @@ import pytest
 from autotune.device import DeviceIdentity
 from autotune.errors import UserError
 from autotune.runtime import database
+from autotune.runtime.deployment import Deployment, deployment, use
 from autotune.store import LostConnection, Measurement, Store
 from autotune.store.connection import outage
 from autotune.task import Status
@@ -26,7 +27,7 @@ from tests.support.rows import GPU, put_key, workload
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     yield
-    database.forget_stores()
+    use(Deployment())
 
 
 @pytest.fixture
@@ -138,8 +139,8 @@ def test_deployment_waits_once_for_a_server_that_never_answers(
     url = f"postgresql://autotune:secret@127.0.0.1:{dead_server.getsockname()[1]}/x"
     with caplog.at_level(logging.WARNING):
         for _ in range(4):
-            assert database.deploy_store(url) is None
-            assert database.record_misses([(workload(), "why")], "cpu", url) == 0
+            assert deployment().store(url) is None
+            assert deployment().record_misses([(workload(), "why")], "cpu", url) == 0
     dead_server.accept()[0].close()
     with pytest.raises(BlockingIOError):
         dead_server.accept()  # nobody asked again
@@ -154,12 +155,12 @@ def test_a_server_that_was_lost_is_tried_again_after_a_while(
     url = own_server.database()
     Store.open(url).close()
     own_server.stop()
-    assert database.deploy_store(url) is None
+    assert deployment().store(url) is None
     own_server.start()
-    assert database.deploy_store(url) is None, "it is left alone"
+    assert deployment().store(url) is None, "it is left alone"
     now = time.monotonic()
     monkeypatch.setattr(database.time, "monotonic", lambda: now + database.RETRY_S + 1)
-    assert database.deploy_store(url) is not None
+    assert deployment().store(url) is not None
 
 
 def test_deployment_from_a_frozen_server_goes_on(own_server: PostgresServer, losses: list[str]) -> None:
@@ -167,15 +168,15 @@ def test_deployment_from_a_frozen_server_goes_on(own_server: PostgresServer, los
     with Store.open(url) as store:
         key = put_key(store)
         store.put_schedule(schedule(key))
-    deployed = database.deploy_store(url)
+    deployed = deployment().store(url)
     assert deployed is not None
     assert deployed.get_schedule(key.workload, key.device) is not None
     own_server.freeze()
     with pytest.raises(UserError, match="did not answer within 2 s"):
         deployed.get_schedule(key.workload, key.device)
     for _ in range(4):
-        assert database.deploy_store(url) is None
-        assert database.record_misses([(workload(5), "why")], "cpu", url) == 0
+        assert deployment().store(url) is None
+        assert deployment().record_misses([(workload(5), "why")], "cpu", url) == 0
     assert len(losses) == 1
 
 
@@ -185,29 +186,29 @@ def test_what_is_deployed_has_a_state_which_a_lost_server_has_not(
     url = own_server.database()
     with Store.open(url) as store:
         key = put_key(store)
-        empty = database.state_of_store(url)
+        empty = deployment().state(url)
         store.put_schedule(schedule(key))
-    stored = database.state_of_store(url)
+    stored = deployment().state(url)
     assert len({empty, stored, b"none"}) == 3
-    assert database.state_of_store(url) == stored
+    assert deployment().state(url) == stored
     own_server.freeze()
     for _ in range(4):
-        assert database.state_of_store(url) == b"none"
+        assert deployment().state(url) == b"none"
     assert len(losses) == 1
 
 
 def test_misses_wait_for_a_frozen_server_once(own_server: PostgresServer, losses: list[str]) -> None:
     url = own_server.database()
     Store.open(url).close()
-    assert database.deploy_store(url) is not None
+    assert deployment().store(url) is not None
     own_server.freeze()
-    assert database.record_misses([(workload(n), "why") for n in range(5)], "cpu", url, identity=GPU) == 0
-    assert database.record_misses([(workload(9), "why")], "cpu", url, identity=GPU) == 0
+    assert deployment().record_misses([(workload(n), "why") for n in range(5)], "cpu", url, identity=GPU) == 0
+    assert deployment().record_misses([(workload(9), "why")], "cpu", url, identity=GPU) == 0
     assert len(losses) == 1
 
 
 def test_misses_wait_for_a_locked_file_once(sqlite_file: object, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[DeviceIdentity] = []
     monkeypatch.setattr(Store, "add_miss", lambda self, *args: bool(calls.append(GPU)))
-    assert database.record_misses([(workload(n), "why") for n in range(5)], "cpu", str(sqlite_file)) == 0
+    assert deployment().record_misses([(workload(n), "why") for n in range(5)], "cpu", str(sqlite_file)) == 0
     assert len(calls) == 1

@@ -9,8 +9,9 @@ import pytest
 import autotune
 from autotune.cli import app
 from autotune.errors import UserError
-from autotune.runtime.database import unload
-from autotune.runtime.matching.match import Level, Match, match
+from autotune.runtime.control import unload
+from autotune.runtime.matching.ladder import Level, Match
+from autotune.runtime.matching.match import match
 from autotune.runtime.matching.packaged import from_package
 from autotune.store import Store
 from autotune.store.snapshots.packaged import file_for, packaged, path_of

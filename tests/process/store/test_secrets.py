@@ -19,7 +19,7 @@ import pytest
 
 from autotune.cli import app
 from autotune.errors import UserError
-from autotune.runtime import database
+from autotune.runtime.deployment import Deployment, deployment, use
 from autotune.store import Measurement, Store
 from autotune.store.bundles.bundle import export_bundle
 from autotune.task import Status
@@ -100,12 +100,12 @@ def test_deployments_log_no_secret(
     caplog.set_level(logging.DEBUG)
     for url in forms(secret):
         try:
-            assert database.deploy_store(url) is None
-            assert database.record_misses([(workload(), "why")], "cpu", url, identity=GPU) == 0
+            assert deployment().store(url) is None
+            assert deployment().record_misses([(workload(), "why")], "cpu", url, identity=GPU) == 0
             with contextlib.suppress(UserError):
                 Store.attach(str(tmp_path / "x.db"), url)
         finally:
-            database.forget_stores()
+            use(Deployment())
     given = [p for p in parts(secret) if p in caplog.text]
     assert not given, caplog.text[:2000]
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from autotune.runtime.database import forget_stores
+from autotune.runtime.deployment import Deployment, use
 
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
     torch._dynamo.reset()
-    forget_stores()
+    use(Deployment())
     yield
-    forget_stores()
+    use(Deployment())
     torch._dynamo.reset()
 
 

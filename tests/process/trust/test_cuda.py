@@ -21,7 +21,8 @@ from autotune.runtime.launch.cuda import LaunchError, check_rule
 from autotune.runtime.launch.executor import load_executor
 from autotune.runtime.launch.prepared import TensorSpec
 from autotune.runtime.matching.audits import foreign_kernels
-from autotune.runtime.matching.match import Level, Match, deployed, match
+from autotune.runtime.matching.ladder import Level, Match
+from autotune.runtime.matching.match import deployed, match
 from autotune.store import Key, Schedule, Store
 from autotune.store.codec import artifact_id, artifact_json
 from autotune.task import Artifact, Config

@@ -12,8 +12,7 @@ import torch.distributed._functional_collectives as functional
 
 import autotune
 from autotune.runtime.backend import dynamo_backend
-from autotune.runtime.counters import reset_counters
-from autotune.runtime.database import forget_stores
+from autotune.runtime.deployment import Deployment, deployment, use
 from autotune.store.snapshots import packaged as packaging
 
 
@@ -30,9 +29,9 @@ def deploy(rank: int, dbs: list[str], together: bool, packaged: list[str] | None
     os.environ["AUTOTUNE_DB"] = dbs[rank]
     if packaged is not None:
         packaging.FOLDER = Path(packaged[rank])
-        forget_stores()
+        use(Deployment())
     torch._dynamo.reset()
-    reset_counters()
+    deployment().reset_counters()
 
     group = dist.group.WORLD
     assert group is not None

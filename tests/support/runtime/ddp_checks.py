@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import autotune
 from autotune.runtime.backend import dynamo_backend
-from autotune.runtime.counters import reset_counters
+from autotune.runtime.deployment import deployment
 from tests.support.runtime.models import Block
 
 
@@ -19,7 +19,7 @@ def step(rank: int, db: str, static: bool) -> dict[str, Any]:
     """A training step of a compiled model on each rank's own data; how far its gradients are off the mean of both."""
     os.environ["AUTOTUNE_DB"] = db
     torch._dynamo.reset()
-    reset_counters()
+    deployment().reset_counters()
     torch.manual_seed(0)
     model, inputs = Block(), [torch.randn(32, 48) for _ in range(2)]
     alone = copy.deepcopy(model)

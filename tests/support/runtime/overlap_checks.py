@@ -18,8 +18,7 @@ from autotune.domains.c3.deploy import ready as c3_ready
 from autotune.domains.c3.deploy.api import Overlapped
 from autotune.domains.c3.scenario import Gemm
 from autotune.errors import UserError
-from autotune.runtime.counters import reset_counters
-from autotune.runtime.database import forget_stores
+from autotune.runtime.deployment import Deployment, deployment, use
 
 RANKS = 2
 ROWS = 6
@@ -44,8 +43,7 @@ def expected(collective: str, rank: int, step: int = 0, rows: int = ROWS) -> Ten
 
 
 def opened(compute: Any, collective: str, db: str, **options: Any) -> Overlapped:
-    forget_stores()
-    reset_counters()
+    use(Deployment())
     return autotune.overlap(compute, collective, db=db, **options)
 
 
@@ -275,7 +273,7 @@ def other_types(rank: int, db: str) -> Any:
 
 def fallback(rank: int, db: str) -> Any:
     """One rank that cannot run the strategy: all run the default, and say so once."""
-    reset_counters()
+    deployment().reset_counters()
     real, told = c3_ready.open_collective, []  # type: ignore[attr-defined]
     handler = logging.Handler()
     handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]

@@ -22,8 +22,8 @@ from torch._dynamo.aot_compile import ModelInput
 from torch._dynamo.utils import counters as dynamo_counters
 
 import autotune
-from autotune.runtime import database
 from autotune.runtime.backend import dynamo_backend
+from autotune.runtime.deployment import Deployment
 from tests.support.lean import compile_lean
 from tests.support.runtime.models import assert_same_step, twin
 
@@ -58,7 +58,7 @@ def main(words: Sequence[str]) -> int:
     torch._inductor.config.fx_graph_cache = True
     torch._functorch.config.enable_autograd_cache = "no-autograd-cache" not in words
     if "stale" in words:
-        database.state_of_store = lambda url=None: b"always the same"  # type: ignore[assignment]
+        Deployment.state = lambda self, url=None: b"always the same"  # type: ignore[method-assign]
     model, x = example()
     if "ahead" in words:
         ahead_of_time(model, x, Path(words[-1]))

@@ -24,7 +24,7 @@ from autotune.errors import UserError
 from autotune.measure.policy import Policy, default_policy
 from autotune.measure.timing import timer
 from autotune.measure.timing.lock import device_lock
-from autotune.runtime.database import deploying_from, forget_stores
+from autotune.runtime.deployment import Deployment, deployment, use
 from autotune.store import Store
 
 X = torch.linspace(-2.0, 2.0, 24).reshape(4, 6)
@@ -385,7 +385,7 @@ def test_modes_without_their_own_graphs(monkeypatch: pytest.MonkeyPatch) -> None
 def test_nothing_is_recorded(tmp_path: Any) -> None:
     file = tmp_path / "t.db"
     try:
-        with deploying_from(str(file)):
+        with deployment().deploying_from(str(file)):
             found = compare(lambda x: torch.tanh(x).sum(-1), (X,), train=False, device="cpu", policy=quick())
             assert found.counters["misses"] == 1
             assert not file.exists()
@@ -396,7 +396,7 @@ def test_nothing_is_recorded(tmp_path: Any) -> None:
                 assert not store.misses()
                 assert not store.find_workloads()
     finally:
-        forget_stores()
+        use(Deployment())
         torch._dynamo.reset()
 
 

@@ -13,7 +13,7 @@ from autotune.cli.app import build_parser, main
 from autotune.domains.c3.cli.scenario import ranks_of, scenario_of
 from autotune.domains.c3.scenario import Gemm, Program
 from autotune.errors import UserError
-from autotune.runtime.database import deploying_from
+from autotune.runtime.deployment import deployment
 from autotune.store import Store
 from autotune.task import place
 from benchmarks.c3.__main__ import main as suite
@@ -147,9 +147,9 @@ def test_ranks_look_up_where_the_command_stores(before: str | None, monkeypatch:
     monkeypatch.delenv("AUTOTUNE_DB", raising=False)
     if before is not None:
         monkeypatch.setenv("AUTOTUNE_DB", before)
-    with deploying_from(None):
+    with deployment().deploying_from(None):
         assert os.environ.get("AUTOTUNE_DB") == before
-    with contextlib.suppress(KeyboardInterrupt), deploying_from("mine.db"):
+    with contextlib.suppress(KeyboardInterrupt), deployment().deploying_from("mine.db"):
         assert os.environ["AUTOTUNE_DB"] == "mine.db"
         raise KeyboardInterrupt
     assert os.environ.get("AUTOTUNE_DB") == before

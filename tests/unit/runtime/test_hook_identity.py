@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from autotune.compiler.capture import hooks
-from autotune.runtime import backend, database
+from autotune.runtime import backend
+from autotune.runtime.deployment import Deployment, use
 from autotune.runtime.inductor import region_call
 
 
@@ -18,7 +19,7 @@ def identity(mode: str = "default", *, cpp: bool = False) -> object:
 
 def test_code_written_by_another_version_is_not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AUTOTUNE_DB", str(tmp_path / "none.db"))
-    database.forget_stores()
+    use(Deployment())
     now = identity()
     assert now is not None
     assert identity() == now

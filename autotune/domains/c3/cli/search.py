@@ -15,7 +15,7 @@ from autotune.cli.searched import Searched, conclude, not_begun, reason, tune
 from autotune.domains.c3.cli.arguments import SCENARIO
 from autotune.domains.c3.cli.scenario import scenario_of, serves
 from autotune.errors import UserError, pasted, told
-from autotune.runtime.database import deploying_from
+from autotune.runtime.deployment import deployment
 
 if TYPE_CHECKING:
     from autotune.domains.c3.scenario import Scenario
@@ -112,7 +112,7 @@ def search_scenarios(
     else:
         label = place(workloads[0], device).label
     print(f"{many} on {label}, stored in {store.name}", file=sys.stderr)
-    with deploying_from(args.db):
+    with deployment().deploying_from(args.db):
         results = tune(args, device, store, workloads, timeout, _command(args), cluster=cluster)
     described = {w.fingerprint: (w, s) for w, s in zip(workloads, scenarios, strict=True)}
     answers = [_one(store, result, described[result.workload][1], device) for result in results]

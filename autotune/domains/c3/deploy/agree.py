@@ -15,9 +15,7 @@ from autotune.domains.c3.deploy.match import C3Level, C3Match, match_scenario, w
 from autotune.domains.c3.scenario import Gemm, Scenario
 from autotune.errors import first_line
 from autotune.measure.wire import artifact_from_wire, artifact_to_wire
-from autotune.runtime.counters import count
-from autotune.runtime.database import deploy_store, record_misses, warn_once
-from autotune.runtime.matching.conditions import tell_differences
+from autotune.runtime.deployment import deployment
 from autotune.store.records import Key, Schedule
 from autotune.task import place
 
@@ -36,9 +34,9 @@ def decide(scenario: Scenario, group: Group, *, db: str | None = None, strict: b
     if group.rank == 0:
         told = match_to_wire(_look_up(scenario, str(group.device), db, strict))
     match = match_from_wire(group.gather(told)[0])
-    count("overlaps")
+    deployment().count("overlaps")
     if match.schedule is not None:
-        count("overlap_hits")
+        deployment().count("overlap_hits")
     return match
 
 
@@ -52,15 +50,15 @@ def _look_up(scenario: Scenario, device: str, db: str | None, strict: bool) -> C
     side, workload = device.partition(":")[0], scenario.workload()
     try:
         identity = place(workload, device)
-        store = deploy_store(db)
+        store = deployment().store(db)
         match = match_scenario(scenario, store, identity, environment(device), strict=strict, side=side)
-        tell_differences(match.differences, other_device=match.level is C3Level.OTHER_DEVICE)
+        deployment().warn_differences(match.differences, other_device=match.level is C3Level.OTHER_DEVICE)
         if match.level is not C3Level.EXACT and searchable(scenario):
-            record_misses([(workload, match.reason)], device, db, identity=identity)
+            deployment().record_misses([(workload, match.reason)], device, db, identity=identity)
         return match
     except Exception as error:  # the model runs on
         why = first_line(error)
-        warn_once(f"c3 {why}", f"autotune: {scenario.label} could not be looked up: {why}")
+        deployment().warn_once(f"c3 {why}", f"autotune: {scenario.label} could not be looked up: {why}")
         log.debug("the look-up that failed", exc_info=True)
         config = without_search(scenario, side)[0]
         return C3Match(C3Level.DEFAULT, config, reason=f"it could not be looked up: {why}")

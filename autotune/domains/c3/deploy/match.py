@@ -31,7 +31,7 @@ from autotune.domains.c3.strategy import (
     reject,
 )
 from autotune.errors import UserError
-from autotune.runtime.database import warn_once
+from autotune.runtime.deployment import deployment
 from autotune.runtime.matching.ladder import (
     Difference,
     Outcome,
@@ -42,7 +42,6 @@ from autotune.runtime.matching.ladder import (
     relatives,
     software,
 )
-from autotune.runtime.settings import settings
 from autotune.store.health.damage import BROKEN
 from autotune.store.reading import Match as How
 from autotune.store.records import Schedule
@@ -155,7 +154,7 @@ def match_scenario(
     if store is None:
         return _unfounded(scenario, side, "there is no database")
     sms = identity.units if side == "cuda" else 0
-    rules = settings()
+    rules = deployment().settings
     how: How = "strict" if strict else rules.environment
     workload = scenario.workload()
     schedule = store.get_schedule(workload.fingerprint, identity.fingerprint, env, match=how)
@@ -214,7 +213,7 @@ def explain(
         steps.append(Step("nearest", Outcome.NOT_ASKED))
     if reached(C3Level.OTHER_DEVICE):
         taken = level is C3Level.OTHER_DEVICE
-        steps.append(on_other_devices(workload, store, identity, taken, settings().other_device))
+        steps.append(on_other_devices(workload, store, identity, taken, deployment().settings.other_device))
     else:
         steps.append(Step("other_device", Outcome.NOT_ASKED))
     chosen = level is C3Level.DEFAULT
@@ -236,7 +235,7 @@ def deployable(schedule: Schedule, scenario: Scenario, side: str, *, sms: int = 
         # Told once: who finds a default in the place of what was searched would wonder.
         short = schedule.key.workload[:12]
         text = f"autotune: the stored strategy of {short} is damaged and not used: {why}; search it again"
-        warn_once(f"strategy {short}", text)
+        deployment().warn_once(f"strategy {short}", text)
         return {}, f"it is damaged: {why}"
     config, why = fit(schedule.config, scenario, side, sms=sms)
     if not why and needs_kernels(config, scenario) and not (schedule.artifact and schedule.artifact.kernels):

@@ -17,8 +17,7 @@ from autotune.domains.c3.run.base import Overlap
 from autotune.domains.c3.run.open import open_overlap
 from autotune.domains.c3.scenario import Gemm, Scenario
 from autotune.errors import UserError, first_line
-from autotune.runtime.counters import count
-from autotune.runtime.database import warn_once
+from autotune.runtime.deployment import deployment
 from autotune.task import Artifact, Config
 
 if TYPE_CHECKING:
@@ -90,8 +89,9 @@ def make_ready(
         opened.give_up()
         if not nth:
             problem = f"{failed[1]} (rank {failed[0]})"
-            count("overlap_faults")
-            warn_once(f"overlap {problem}", f"autotune: {match.label} cannot be run here: {problem}; a default is")
+            deployment().count("overlap_faults")
+            text = f"autotune: {match.label} cannot be run here: {problem}; a default is"
+            deployment().warn_once(f"overlap {problem}", text)
     raise UserError(f"no strategy of {scenario.label} can be run here: {problem}")
 
 

@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
         from autotune.cli.report import print_table
         from autotune.device import resolve_device
         from autotune.ir.precision import asking
-        from autotune.runtime.database import deploying_from
+        from autotune.runtime.deployment import deployment
         from autotune.runtime.matching.lookup import ID, lookup, lookup_stored
         from autotune.store import attach_named
 
@@ -34,14 +34,15 @@ def run(args: argparse.Namespace) -> int:
             if args.train:
                 raise UserError("--train: only of a target that is traced, and a region's id stands for itself")
             label = args.target
-            with deploying_from(args.db, args.db_read):
+            with deployment().deploying_from(args.db, args.db_read):
                 found = lookup_stored(args.target, device=device, strict=args.strict, explain=args.explain)
         else:
             from autotune.domains.fusion.program_spec import resolve, training
 
             fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device, args.matmul_precision)
             given = training(fn, inputs, kwargs, label, train=args.train)
-            with given as (positional, named), asking(args.precision), deploying_from(args.db, args.db_read):
+            source = deployment().deploying_from(args.db, args.db_read)
+            with given as (positional, named), asking(args.precision), source:
                 found = lookup(
                     fn, positional, kwargs=named, device=device, strict=args.strict, explain=args.explain, label=label
                 )

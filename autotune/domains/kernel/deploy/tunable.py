@@ -134,20 +134,21 @@ class Tunable:
         """Look a call's key up, and keep what was found; never fails for what is wrong with the database."""
         from autotune.device import environment, identify
         from autotune.errors import UserError
-        from autotune.runtime.database import deploy_store, record_misses, warn_once
+        from autotune.runtime.deployment import deployment
 
         raw = self._raw(args, kwargs)
         key, device = self.kernel.reader.read(args, kwargs), device_of(args, kwargs)
         try:
-            match = find(self.kernel, key, deploy_store(self.db), identify(device), environment(device))
+            match = find(self.kernel, key, deployment().store(self.db), identify(device), environment(device))
         except UserError as error:
-            warn_once(f"kernel {self.kernel.name}", f"autotune: {self.kernel.name} runs with its default: {error}")
+            text = f"autotune: {self.kernel.name} runs with its default: {error}"
+            deployment().warn_once(f"kernel {self.kernel.name}", text)
             match = KernelMatch(KernelLevel.DEFAULT, dict(self.kernel.space.default), key, reason=str(error))
         if match.changed:
             text = f"autotune: {self.kernel.name}: {match.reason}; until then it runs with its default"
-            warn_once(f"changed {self.kernel.name}", text)
+            deployment().warn_once(f"changed {self.kernel.name}", text)
         if match.level is not KernelLevel.EXACT and self.kernel.inputs is not None and len(self._matches) < _MISSES:
-            record_misses([(self.kernel.workload(key), match.reason)], device, self.db)
+            deployment().record_misses([(self.kernel.workload(key), match.reason)], device, self.db)
         with self._lock:
             if len(self._configs) >= _KEPT:
                 self._configs.clear()

@@ -18,7 +18,7 @@ from autotune.domains.kernel.deploy.keys import KeyReader, extent_of, log_distan
 from autotune.domains.kernel.deploy.match import find
 from autotune.domains.kernel.deploy.tunable import Tunable
 from autotune.errors import UserError
-from autotune.runtime.database import forget_stores
+from autotune.runtime.deployment import Deployment, use
 from autotune.store import Snapshot, Store
 from autotune.store.records import Key, Schedule
 from autotune.store.snapshots.reader import packed
@@ -104,7 +104,7 @@ def db(tmp_path: Path) -> Iterator[Path]:
     with Store.open(path):
         pass
     yield path
-    forget_stores()
+    use(Deployment())
 
 
 def put(tunable: Tunable, key: dict[str, Any], config: Config | None, winner: str = "autotune", **source: Any) -> None:
