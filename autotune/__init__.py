@@ -12,12 +12,12 @@ __version__ = "0.2.0"
 
 _API = {
     "search": "autotune.api",
-    "lookup": "autotune.runtime.matching.lookup",
+    "lookup": "autotune.runtime.lookup",
     "load": "autotune.runtime.control",
     "configure": "autotune.runtime.control",
     "compile": "autotune.runtime.backend",
-    "aoti_compile_and_package": "autotune.runtime.aoti",
-    "aoti_load_package": "autotune.runtime.aoti",
+    "aoti_compile_and_package": "autotune.runtime.backend",
+    "aoti_load_package": "autotune.runtime.backend",
     "counters": "autotune.runtime.control",
     "overlap": "autotune.domains.c3.deploy.api",
     "tunable": "autotune.domains.kernel.declare.decorator",

@@ -113,8 +113,8 @@ def lookups(plain: Path, signed: Path, public: Path, known: list[Any]) -> dict[s
     """Medians of what look-ups cost in this process, in microseconds."""
     import autotune
     from autotune.runtime.inductor.region_call import look_up
-    from autotune.runtime.matching.ladder import Level
-    from autotune.runtime.matching.match import match
+    from autotune.runtime.ladder import Level
+    from autotune.runtime.match import match
     from autotune.store import Snapshot
 
     gpu, env, first, *sampled = known

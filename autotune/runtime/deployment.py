@@ -23,7 +23,7 @@ from autotune.task import Status, config_key
 
 if TYPE_CHECKING:
     from autotune.device import DeviceIdentity
-    from autotune.runtime.matching.ladder import Difference, Match
+    from autotune.runtime.ladder import Difference, Match
     from autotune.store import Reader, Schedule, Store
     from autotune.store.snapshots.reader import Snapshot
     from autotune.workload import Workload

@@ -36,8 +36,8 @@ from autotune.device import environment, identify
 from autotune.domains.fusion.task import FusionTask
 from autotune.errors import LONGEST, UserError, told
 from autotune.ir.graph import Graph
-from autotune.runtime.matching.ladder import Level
-from autotune.runtime.matching.match import match
+from autotune.runtime.ladder import Level
+from autotune.runtime.match import match
 from autotune.store import Calibration, Effort, Key, Measurement, Schedule, Store, Verdict
 from autotune.store.bundles.bundle import export_bundle
 from autotune.store.codec import artifact_id, artifact_json

@@ -107,7 +107,7 @@ def loaded_by(statement: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "module", ["autotune.runtime.matching.lookup", "autotune.runtime.launch.executor", "autotune.runtime.backend"]
+    "module", ["autotune.runtime.lookup", "autotune.runtime.launch.executor", "autotune.runtime.backend"]
 )
 def test_deployment_loads_no_search_and_no_compiler(module: str) -> None:
     assert not loaded_by(f"import {module}") & {"optuna", "alembic", "numba", "llvmlite"}

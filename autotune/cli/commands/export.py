@@ -101,6 +101,6 @@ def _refuse(schedule: Schedule, workload: Workload, device: DeviceIdentity) -> s
     """Why a schedule would not be deployed where it was tuned."""
     if workload.kind != "fusion":
         return ""
-    from autotune.runtime.matching.match import unfit
+    from autotune.runtime.fitting import unfit
 
     return unfit(schedule, workload, device)

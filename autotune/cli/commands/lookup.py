@@ -12,7 +12,7 @@ from autotune.cli.output import machine_output
 from autotune.errors import UserError
 
 if TYPE_CHECKING:
-    from autotune.runtime.matching.lookup import LookupResult, RegionMatch
+    from autotune.runtime.lookup import LookupResult, RegionMatch
 
 
 def add_parser(subparsers: Any) -> None:
@@ -54,8 +54,8 @@ def run(args: argparse.Namespace) -> int:
         from autotune.cli.report import print_table
         from autotune.device import environment, resolve_device
         from autotune.runtime.deployment import deployment
-        from autotune.runtime.matching.ladder import Level, Outcome, Step, on_other_devices, on_this_device
-        from autotune.runtime.matching.lookup import LookupResult, RegionMatch
+        from autotune.runtime.ladder import Level, Outcome, Step, on_other_devices, on_this_device
+        from autotune.runtime.lookup import LookupResult, RegionMatch
         from autotune.store import attach_named
         from autotune.task import place
 
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 def print_ladders(found: Iterable[RegionMatch]) -> None:
     """The ladder of each region that has one."""
     from autotune.errors import printable
-    from autotune.runtime.matching.ladder import text
+    from autotune.runtime.ladder import text
 
     for region in found:
         if region.ladder and region.workload is not None:

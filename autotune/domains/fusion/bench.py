@@ -274,7 +274,7 @@ class FusionBench:
         import torch
 
         if self.device.type == "cpu":
-            from autotune.runtime.inductor.bare import compile_bare
+            from autotune.runtime.backend import compile_bare
 
             return _Baseline(compile_bare(self._module(), self.given.views), self)
         torch._dynamo.reset()

@@ -22,20 +22,19 @@ from torch import fx
 
 from autotune.compiler.regions import aten
 from autotune.compiler.regions.sizes import at_sizes
+from autotune.compiler.targets.cuda.source import OVERWRITES
 from autotune.device import environment, identify
 from autotune.errors import Unsupported, UserError
 from autotune.ir.graph import Graph
 from autotune.runtime.deployment import deployment
-from autotune.runtime.inductor.in_place import Pairs, permitted
+from autotune.runtime.ladder import Level, Match
 from autotune.runtime.launch.cuda import LaunchError
 from autotune.runtime.launch.executor import load_executor
 from autotune.runtime.launch.prepared import TensorSpec
 from autotune.runtime.launch.verify import Check, WrongResult, kept, wanted
-from autotune.runtime.matching.ladder import Level, Match
-from autotune.runtime.matching.match import deployed, match
-from autotune.runtime.matching.packaged import deployed_from_package, from_package
+from autotune.runtime.match import deployed, deployed_from_package, from_package, match
 from autotune.store.snapshots.packaged import file_for
-from autotune.task import Status
+from autotune.task import Artifact, Status
 from autotune.workload import Workload
 
 log = logging.getLogger("autotune")
@@ -43,6 +42,9 @@ log = logging.getLogger("autotune")
 WRITTEN = b"region 4"
 """Names what :mod:`autotune.runtime.inductor.region_op` and ``region_cpp`` write into Inductor's code.
 Inductor's caches hold it, and outlive an upgrade: a change of it changes this, so that no older code is loaded."""
+
+Pairs = tuple[tuple[int, int], ...]
+"""An input and an output each, by number."""
 
 Call = Callable[..., None]
 """Takes the region's inputs, then its outputs, which it writes; on a GPU the raw stream last."""
@@ -104,6 +106,20 @@ def _layouts(specs: Sequence[TensorSpec]) -> list[Any]:
 
 def _specs(layouts: Sequence[Any]) -> list[TensorSpec]:
     return [TensorSpec(tuple(size), tuple(stride), getattr(torch, dtype)) for size, stride, dtype in layouts]
+
+
+def permitted(artifact: Artifact | None, slots: Sequence[int], results: Sequence[int]) -> Pairs:
+    """The region's inputs and outputs that its kernels take as one tensor.
+
+    Args:
+        artifact: a schedule's; its launch data have been compared with its configuration
+            (:mod:`autotune.compiler.audit`).
+        slots, results: as in :class:`autotune.compiler.regions.find.Binding`.
+    """
+    if artifact is None or artifact.target == "cpu" or len(artifact.kernels) != 1:
+        return ()
+    pairs = artifact.kernels[0].launch.get(OVERWRITES, ())
+    return tuple((slots[slot], results[k]) for slot, k in pairs)
 
 
 def load_call(text: str) -> Call:
@@ -329,9 +345,11 @@ class _Operators:
 
 __all__ = [
     "WRITTEN",
+    "Pairs",
     "RegionCall",
     "at_these",
     "found_for",
     "load_call",
     "look_up",
+    "permitted",
 ]

@@ -26,15 +26,13 @@ from autotune.compiler.regions.symbols import concrete, is_symbolic, places_of, 
 from autotune.compiler.targets.cuda.source import PREFIX
 from autotune.errors import Unsupported
 from autotune.runtime.deployment import deployment
-from autotune.runtime.inductor.agreement import ranks_agree
-from autotune.runtime.inductor.in_place import memory_of, permitted, readers
 from autotune.runtime.inductor.index_check import add_check
-from autotune.runtime.inductor.region_call import RegionCall, at_these, look_up
+from autotune.runtime.inductor.region_call import RegionCall, at_these, look_up, permitted
 from autotune.runtime.inductor.region_cpp import prepared
-from autotune.runtime.inductor.region_op import region_node
-from autotune.runtime.inductor.verdict import Trial, graph_fingerprint, stored_left
+from autotune.runtime.inductor.region_op import memory_of, readers, region_node
+from autotune.runtime.inductor.verdict import Trial, graph_fingerprint, ranks_agree, stored_left
+from autotune.runtime.ladder import Level, Match
 from autotune.runtime.launch.prepared import TensorSpec
-from autotune.runtime.matching.ladder import Level, Match
 
 log = logging.getLogger("autotune")
 

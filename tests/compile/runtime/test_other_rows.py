@@ -20,8 +20,9 @@ from autotune.domains.fusion.task import FusionTask
 from autotune.ir.forms.canonical import to_workload
 from autotune.ir.graph import Graph
 from autotune.runtime.deployment import deployment
-from autotune.runtime.matching.ladder import Level, Match
-from autotune.runtime.matching.match import match, misfit
+from autotune.runtime.fitting import misfit
+from autotune.runtime.ladder import Level, Match
+from autotune.runtime.match import match
 from autotune.store import Key, Schedule, Store
 from autotune.task import Artifact
 from autotune.workload import Workload

@@ -17,8 +17,8 @@ from autotune.errors import Unsupported
 from autotune.runtime.deployment import Deployment, deployment, use
 from autotune.runtime.inductor.region_call import RegionCall
 from autotune.runtime.inductor.region_cpp import INCLUDES, RegionCpp, literal, prepared, write_call
+from autotune.runtime.ladder import Level, Match
 from autotune.runtime.launch.prepared import TensorSpec
-from autotune.runtime.matching.ladder import Level, Match
 from autotune.store import Key, Schedule
 from autotune.task import Artifact, Config, Kernel
 from tests.support.cuda_schedules import built, cut

@@ -19,8 +19,7 @@ from torch.utils import _pytree as pytree
 
 import autotune
 from autotune.errors import UserError
-from autotune.runtime.aoti import PackagedModel
-from autotune.runtime.backend import takes_kernels
+from autotune.runtime.backend import PackagedModel, takes_kernels
 from tests.support.deployment import Tune
 
 

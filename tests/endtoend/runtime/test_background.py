@@ -22,8 +22,8 @@ from autotune.errors import UserError
 from autotune.measure.timing import idle
 from autotune.runtime import background
 from autotune.runtime.deployment import deployment
-from autotune.runtime.matching.ladder import Level
-from autotune.runtime.matching.lookup import lookup_stored
+from autotune.runtime.ladder import Level
+from autotune.runtime.lookup import lookup_stored
 from autotune.store import Store
 from tests.support import ROOT
 from tests.support.headers import share_headers

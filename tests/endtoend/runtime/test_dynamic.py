@@ -190,11 +190,11 @@ def test_a_row_of_unknown_length_is_left_to_inductor(tune: Tune) -> None:
 
 
 def test_a_size_without_a_kernel_is_right_and_noted(tune: Tune, db: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from autotune.runtime.matching import match
+    from autotune.runtime import fitting
 
     model = Batched().eval()
-    misfit = match.misfit
-    monkeypatch.setattr(match, "misfit", lambda g, t, s: "odd" if g.extents[0] == 44 else misfit(g, t, s))
+    misfit = fitting.misfit
+    monkeypatch.setattr(fitting, "misfit", lambda g, t, s: "odd" if g.extents[0] == 44 else misfit(g, t, s))
     with torch.no_grad():
         tune(model, (torch.randn(4, 16, WIDTH),))
         f = compiled(model, dynamic=True)

@@ -18,8 +18,8 @@ import autotune
 from autotune.compiler.program.in_place import overwritable
 from autotune.compiler.targets.cuda.source import OVERWRITES
 from autotune.ir.graph import Graph
-from autotune.runtime.inductor import in_place, region_call, region_pass
-from autotune.runtime.inductor.in_place import Pairs
+from autotune.runtime.inductor import region_call, region_op, region_pass
+from autotune.runtime.inductor.region_call import Pairs
 from autotune.runtime.launch.cuda import LaunchError
 from autotune.runtime.launch.executor import load_executor
 from autotune.runtime.launch.verify import Check, kept
@@ -37,9 +37,11 @@ ROWS, WIDTH = 256, 64
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Schedules of pointwise regions say which inputs their kernels may overwrite."""
 
+    real = region_call.permitted
+
     def permitted(artifact: Artifact | None, slots: tuple[int, ...], results: tuple[int, ...]) -> Pairs:
         assert artifact is not None
-        return in_place.permitted(replace(artifact, target="sm_90"), slots, results)
+        return real(replace(artifact, target="sm_90"), slots, results)
 
     monkeypatch.setattr(region_pass, "permitted", permitted)
     monkeypatch.setattr(region_call, "permitted", permitted)
@@ -103,12 +105,11 @@ def test_an_activation_is_written_over_what_it_was_made_of(tune: Tune) -> None:
 
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """What comes of every input that a kernel may overwrite: is it?"""
-    from autotune.runtime.inductor import region_op
-
     asked: list[bool] = []
+    real = region_op.over
 
     def over(*args: Any) -> Any:
-        made = in_place.over(*args)
+        made = real(*args)
         asked.append(made is not None)
         return made
 
@@ -275,7 +276,7 @@ def test_what_is_kept_with_a_view_of_it_stays() -> None:
         for node, value in zip(nodes, values, strict=True):
             node.meta["val"] = value
         region = graph.call_function(torch.sin, (nodes[0],))
-        assert in_place._is_last(nodes[0], region, nodes[:1]) == apart
+        assert region_op._is_last(nodes[0], region, nodes[:1]) == apart
 
 
 @pytest.mark.parametrize("trouble", ["checked", "fails", "stored anew"])

@@ -21,10 +21,9 @@ from autotune.cli import app
 from autotune.device import environment, identify
 from autotune.errors import UserError
 from autotune.runtime.deployment import Deployment, use
-from autotune.runtime.matching.explain import explain
-from autotune.runtime.matching.ladder import Level, Outcome
-from autotune.runtime.matching.lookup import lookup_stored
-from autotune.runtime.matching.match import match
+from autotune.runtime.ladder import Level, Outcome
+from autotune.runtime.lookup import ladder_of, lookup_stored
+from autotune.runtime.match import match
 from autotune.runtime.settings import Settings
 from autotune.store import Snapshot, Store
 from autotune.store.snapshots.writer import export_snapshot
@@ -192,7 +191,7 @@ def test_without_a_database(db: str) -> None:
     with Store.open(db) as store:
         workload = found.workload
         assert workload is not None
-        steps = explain(workload, match(workload, store, identify("cpu"), environment("cpu")), store,
+        steps = ladder_of(workload, match(workload, store, identify("cpu"), environment("cpu")), store,
                         identify("cpu"), environment("cpu"))  # fmt: skip
     assert [s.outcome for s in steps] == [*[Outcome.EMPTY] * 4, Outcome.TAKEN]
 

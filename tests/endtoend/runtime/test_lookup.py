@@ -15,8 +15,9 @@ from autotune.device import environment, identify
 from autotune.errors import UserError
 from autotune.ir.graph import Graph
 from autotune.runtime.deployment import Deployment, deployment, use
-from autotune.runtime.matching.ladder import Level
-from autotune.runtime.matching.match import match, misfit
+from autotune.runtime.fitting import misfit
+from autotune.runtime.ladder import Level
+from autotune.runtime.match import match
 from autotune.runtime.settings import COUNTERS
 from autotune.store import Store
 from autotune.store.records import Schedule
@@ -169,7 +170,8 @@ def test_a_single_input_needs_no_tuple(tune: Tune) -> None:
 
 def test_only_the_nearest_are_tried_and_each_once(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
     """Members of a family that do not fit cost a plan each: no more than so many, and once a process."""
-    import autotune.runtime.matching.match as module
+    import autotune.runtime.fitting as fitting
+    import autotune.runtime.match as module
 
     (stored,) = tune(softmax, (torch.randn(32, 48),))
     tried: list[int] = []
@@ -178,7 +180,7 @@ def test_only_the_nearest_are_tried_and_each_once(tune: Tune, monkeypatch: pytes
         tried.append(tuned.extents[0])
         return "no reason"
 
-    monkeypatch.setattr(module, "misfit", refuse)
+    monkeypatch.setattr(fitting, "misfit", refuse)
     monkeypatch.setattr(module, "TRIED", 4)
     device, here = identify("cpu"), environment("cpu")
 
@@ -199,7 +201,7 @@ def test_only_the_nearest_are_tried_and_each_once(tune: Tune, monkeypatch: pytes
         assert found.reason.count("does not fit") == 3
         assert match(of(30), store, device, here).reason == found.reason
         assert len(tried) == 4
-        monkeypatch.setattr(module, "misfit", lambda graph, tuned, schedule: "")
+        monkeypatch.setattr(fitting, "misfit", lambda graph, tuned, schedule: "")
         store.put_schedule(replace(first, when=first.when + 1e9, latency_us=1.0), replace=True)
         assert match(of(30), store, device, here).level is Level.OTHER_ROWS, "one that was decided anew is tried anew"
 

@@ -23,9 +23,9 @@ from autotune.errors import UserError
 from autotune.runtime.backend import trial_backend
 from autotune.runtime.deployment import Deployment, deployment, use
 from autotune.runtime.inductor.verdict import Trial
+from autotune.runtime.ladder import Level, Match, Outcome
 from autotune.runtime.launch.verify import Check
-from autotune.runtime.matching.ladder import Level, Match, Outcome
-from autotune.runtime.matching.packaged import from_package
+from autotune.runtime.match import from_package
 from autotune.store import Schedule, Snapshot, Store, Verdict
 from autotune.store.snapshots import packaged
 from autotune.store.snapshots.writer import export_snapshot

@@ -15,7 +15,7 @@ from autotune.domains.fusion.rederive import check_source
 from autotune.errors import UserError
 from autotune.ir.precision import VARIABLE, asked, asking
 from autotune.runtime.deployment import deployment
-from autotune.runtime.matching.lookup import lookup
+from autotune.runtime.lookup import lookup
 from autotune.store import Store
 from autotune.workload import Workload
 from tests.support.deployment import Tune

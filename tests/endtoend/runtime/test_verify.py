@@ -14,9 +14,9 @@ from torch.nn import functional as F
 import autotune
 from autotune.errors import UserError
 from autotune.runtime.deployment import Deployment, use
+from autotune.runtime.ladder import Level
 from autotune.runtime.launch import cpu as cpu_launch
 from autotune.runtime.launch.verify import Check
-from autotune.runtime.matching.ladder import Level
 from autotune.store import Store
 from autotune.store.health.forget import forget_failures
 from autotune.store.snapshots.writer import export_snapshot

@@ -10,9 +10,8 @@ import autotune
 from autotune.cli import app
 from autotune.errors import UserError
 from autotune.runtime.control import unload
-from autotune.runtime.matching.ladder import Level, Match
-from autotune.runtime.matching.match import match
-from autotune.runtime.matching.packaged import from_package
+from autotune.runtime.ladder import Level, Match
+from autotune.runtime.match import from_package, match
 from autotune.store import Store
 from autotune.store.snapshots.packaged import file_for, packaged, path_of
 from autotune.store.snapshots.reader import Snapshot

@@ -13,7 +13,7 @@ from autotune.compiler.audit import bind
 from autotune.compiler.schedules.limits import improper
 from autotune.domains.fusion.task import FusionTask
 from autotune.errors import BuildError
-from autotune.runtime.matching.ladder import Level
+from autotune.runtime.ladder import Level
 from autotune.task import Artifact, Config
 from tests.process.trust.test_cuda import look_up, rewritten, stored
 from tests.support.hostile import workload_of

@@ -17,12 +17,12 @@ from autotune.compiler.targets.cuda.source import GENERATOR
 from autotune.device import DeviceIdentity, Environment
 from autotune.domains.fusion.task import FusionTask
 from autotune.errors import Unsupported
+from autotune.runtime.fitting import foreign_kernels
+from autotune.runtime.ladder import Level, Match
 from autotune.runtime.launch.cuda import LaunchError, check_rule
 from autotune.runtime.launch.executor import load_executor
 from autotune.runtime.launch.prepared import TensorSpec
-from autotune.runtime.matching.audits import foreign_kernels
-from autotune.runtime.matching.ladder import Level, Match
-from autotune.runtime.matching.match import deployed, match
+from autotune.runtime.match import deployed, match
 from autotune.store import Key, Schedule, Store
 from autotune.store.codec import artifact_id, artifact_json
 from autotune.task import Artifact, Config

@@ -15,11 +15,11 @@ from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.device import environment, identify
 from autotune.errors import BuildError, Unsupported, UserError
 from autotune.ir.graph import Graph
+from autotune.runtime.ladder import Level
 from autotune.runtime.launch.executor import load_executor
 from autotune.runtime.launch.prepared import TensorSpec
-from autotune.runtime.matching.ladder import Level
-from autotune.runtime.matching.lookup import lookup
-from autotune.runtime.matching.match import match
+from autotune.runtime.lookup import lookup
+from autotune.runtime.match import match
 from autotune.space import load_space
 from autotune.store import Key, Schedule, Store
 from autotune.task import Artifact, Kernel, config_key

@@ -70,7 +70,7 @@ def main() -> int:
     from autotune.ir.graph import Graph
     from autotune.runtime.launch import cuda as cuda_launch
     from autotune.runtime.launch import executor, prepared
-    from autotune.runtime.matching.match import match
+    from autotune.runtime.match import match
     from autotune.workload import Workload
 
     snapshot = autotune.load(sys.argv[1])

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from autotune.runtime.inductor import agreement
-from autotune.runtime.inductor.agreement import _settle, has_collectives, ranks_agree
+from autotune.runtime.inductor import verdict
+from autotune.runtime.inductor.verdict import _settle, has_collectives, ranks_agree
 
 
 def settle(states: list[bytes], late: float = 0.0) -> list[bool]:
@@ -32,12 +32,12 @@ def test_all_get_the_same_answer(late: float) -> None:
 
 def test_who_comes_too_late_is_bound_by_what_the_others_decided(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.HashStore()
-    monkeypatch.setattr(agreement, "WAIT_S", 0.1)
+    monkeypatch.setattr(verdict, "WAIT_S", 0.1)
     assert [_settle(store, rank, 2, b"one") for rank in (0, 1)] == [False, False], "though their databases are equal"
 
 
 def test_one_answer_though_one_gives_up_as_the_other_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "WAIT_S", 0.05)
+    monkeypatch.setattr(verdict, "WAIT_S", 0.05)
     for late in (0.03, 0.045, 0.05, 0.055, 0.07):
         assert len(set(settle([b"one", b"one"], late))) == 1
 

@@ -15,7 +15,7 @@ import autotune
 from autotune.errors import UserError
 from autotune.runtime.control import unload
 from autotune.runtime.deployment import Deployment, deployment, use
-from autotune.runtime.matching.ladder import Level, Match
+from autotune.runtime.ladder import Level, Match
 from autotune.store import Schedule, Store, opening
 from autotune.store.snapshots.writer import export_snapshot
 from tests.support.rows import GPU, workload

@@ -16,7 +16,7 @@ def run(args: argparse.Namespace) -> int:
         from autotune.domains.c3.cli.report import figures, print_scenario, strategy_label
         from autotune.domains.c3.deploy.match import C3Level, explain, match_scenario
         from autotune.errors import printable
-        from autotune.runtime.matching.ladder import text
+        from autotune.runtime.ladder import text
         from autotune.store import attach_named
         from autotune.task import place
 

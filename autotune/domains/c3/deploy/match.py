@@ -32,7 +32,7 @@ from autotune.domains.c3.strategy import (
 )
 from autotune.errors import UserError
 from autotune.runtime.deployment import deployment
-from autotune.runtime.matching.ladder import (
+from autotune.runtime.ladder import (
     Difference,
     Outcome,
     Step,

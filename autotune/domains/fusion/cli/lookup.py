@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
         from autotune.device import resolve_device
         from autotune.ir.precision import asking
         from autotune.runtime.deployment import deployment
-        from autotune.runtime.matching.lookup import ID, lookup, lookup_stored
+        from autotune.runtime.lookup import ID, lookup, lookup_stored
         from autotune.store import attach_named
 
         if (store := attach_named(args.db, args.db_read)) is not None:

@@ -1,27 +1,156 @@
-"""Whether kernels that were made for one number of rows may run another.
+"""Whether a stored schedule may be used: whether it is sound, and whether its kernels may run other rows.
 
 A kernel of a group that no sum over the rows belongs to takes their number as an argument, or it does not: its launch
-data say which. Sums over the rows take a main kernel and a finish, which takes no number. What else of such a group
-hangs on the rows (a constant of a mean, the width of a counter, a way to cut them) shows in its text. So both are
-printed for the rows at hand, with as many blocks or parts as the stored ones have, and must come out to the letter as
-for the rows that were tuned.
+data have that. Sums over the rows take a main kernel and a finish, which takes no number. What else of such a group
+depends on the rows (a constant of a mean, the width of a counter, a way to cut them) is in its text. So both are
+printed for the rows at hand, with as many blocks or parts as the stored ones have, and must equal those for the rows
+that were tuned.
+
+An audit (:mod:`autotune.compiler.audit`) plans a region and prints its kernels again: 10 ms, and more for a large one.
+Its result depends on nothing but the workload, the configuration, the artifact with its code, the device's size and
+this version. So a digest of these names an empty file in the user's own cache, where nobody else writes, and the next
+look-up of the very same takes 0.1 ms. A database cannot put anything there; whatever is changed in one has another
+digest.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 
+from autotune import __version__
 from autotune.compiler.planner.groups import Plan
+from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.program.columns import finish_graph
 from autotune.compiler.schedules.configurations import group_configs
+from autotune.compiler.schedules.limits import improper
 from autotune.compiler.targets.cuda.counts import check_launch
 from autotune.compiler.targets.cuda.kernels import GroupKernels
+from autotune.device import DeviceIdentity
+from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
+from autotune.runtime.deployment import deployment
+from autotune.store.codec import artifact_json
+from autotune.store.health.damage import BROKEN
 from autotune.store.records import Schedule
 from autotune.task import Artifact, Choice, Config, Kernel
+from autotune.user_cache import cache_folder, make_own
+from autotune.workload import Workload, digest
 
 ONE_NUMBER = "a kernel is compiled for one number of rows"
+
+AUDIT = 1
+"""Raised where an audit comes to refuse what it let pass."""
+
+
+def unfit(schedule: Schedule, workload: Workload, device: DeviceIdentity) -> str:
+    """Why a schedule cannot be deployed for its own workload on its own device; "" where it can."""
+    return unusable(schedule) or foreign(schedule, workload, device, False)
+
+
+def unusable(schedule: Schedule) -> str:
+    """Why a schedule cannot be deployed even for the workload it was tuned for; "" where it can."""
+    if schedule.config is None:
+        return ""
+    if schedule.artifact is None:
+        return "its schedule has no artifact"
+    why = improper(schedule.config, "cpu" if schedule.artifact.target == "cpu" else "cuda")
+    return _damaged(schedule, why, "the stored parameters") if why else ""
+
+
+def misfit(graph: Graph, tuned: Graph, schedule: Schedule) -> str:
+    """Why kernels tuned for graph ``tuned`` may not run ``graph``, which differs in extent 0; "" where they may."""
+    if schedule.config is None:
+        return ""  # a baseline takes any number of rows
+    if unusable(schedule):
+        return unusable(schedule)
+    assert schedule.artifact is not None
+    try:
+        side = "cpu" if schedule.artifact.target == "cpu" else "cuda"
+        text = str(schedule.config.get("plan", ""))
+        here, there = make_plan(graph, side, text), make_plan(tuned, side, text)
+        return differ(here, there) or launch_misfit(graph, here, there, schedule)
+    except Unsupported as e:
+        return str(e)
+
+
+def unfit_for(graph: Graph, tuned: Workload, schedule: Schedule, device: DeviceIdentity, trusted: bool) -> str:
+    """As :func:`misfit`, for a workload from the database."""
+    try:
+        there = Graph.from_json(tuned.spec)
+    except BROKEN as error:
+        return f"its graph is damaged ({error})"
+    return unusable(schedule) or foreign(schedule, tuned, device, trusted) or misfit(graph, there, schedule)
+
+
+def old_generator(schedule: Schedule) -> str:
+    """The generator that printed a schedule's kernels, where that is not this version's; else ""."""
+    from autotune.compiler.targets.cuda.source import GENERATOR
+
+    artifact = schedule.artifact
+    return "" if artifact is None or artifact.target == "cpu" or artifact.generator == GENERATOR else artifact.generator
+
+
+def foreign(schedule: Schedule, tuned: Workload, device: DeviceIdentity, trusted: bool) -> str:
+    """Why a schedule's kernels are not those of its configuration on the device that it was tuned on; "" where they
+    are, are made here (on a CPU), or were compared by whom the deployer trusts, when they were exported."""
+    artifact = schedule.artifact
+    if schedule.config is None or artifact is None or artifact.target == "cpu" or trusted:
+        return ""
+    why = foreign_kernels(artifact, tuned, schedule.config, device.units)
+    return _damaged(schedule, why, "the stored kernels") if why else ""
+
+
+def _damaged(schedule: Schedule, why: str, what: str) -> str:
+    """Tells once that a schedule is not used."""
+    short = schedule.key.workload[:12]
+    deployment().warn_once(f"damaged {short}", f"autotune: {what} of {short} are not used: {why}; search it again")
+    return f"its schedule is damaged: {why}"
+
+
+def foreign_kernels(artifact: Artifact, tuned: Workload, config: Config, sms: int) -> str:
+    """Why an artifact for CUDA is not what a configuration of a workload compiles to; "" where it is.
+
+    Args:
+        sms: multiprocessors of the device.
+    """
+    from autotune.compiler.audit import foreign
+    from autotune.compiler.targets.cuda.source import GENERATOR
+
+    # The code is in it by its SHA-256, which artifact_json computes anew.
+    about = [AUDIT, __version__, GENERATOR, tuned.fingerprint, dict(config), artifact_json(artifact), sms]
+    mark = _mark(digest(about))
+    if mark is not None and mark.exists():
+        return ""
+    why = foreign(artifact, Graph.from_json(tuned.spec), config, sms)
+    if not why and mark is not None:
+        _keep(mark)
+    return why
+
+
+def _mark(name: str) -> Path | None:
+    folder = _own_folder(cache_folder("audits"))
+    return None if folder is None else folder / name[:2] / name
+
+
+@lru_cache(maxsize=4)
+def _own_folder(folder: Path) -> Path | None:
+    """The folder, made for this user alone; None where that cannot be: every process audits for itself then."""
+    try:
+        make_own(folder)
+    except OSError:
+        return None
+    return folder
+
+
+def _keep(mark: Path) -> None:
+    try:
+        mark.parent.mkdir(exist_ok=True, mode=0o700)
+        os.close(os.open(mark, os.O_CREAT | os.O_WRONLY | getattr(os, "O_CLOEXEC", 0), 0o600))
+    except OSError:  # a full disk: the next process audits again
+        return
 
 
 def differ(here: Plan, there: Plan) -> str:

@@ -1,6 +1,6 @@
 """The result of a look-up: its level, what differs from where the schedule was tuned, and each rung that was tried.
 
-Domains have ladders of their own (:mod:`autotune.runtime.matching.match`, ``autotune.domains.c3.deploy.match``), whose
+Domains have ladders of their own (:mod:`autotune.runtime.match`, ``autotune.domains.c3.deploy.match``), whose
 steps have one form.
 """
 

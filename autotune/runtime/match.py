@@ -2,33 +2,39 @@
 
 The rungs of a ladder, tried from the top:
 
-``exact``: the very workload was tuned on an equal device. ``other_rows``: a workload of its family was, which differs
-only in the extent of axis 0, and its kernels, which take that extent as an argument, mean the same on the extent at
-hand; that is checked here by planning both. The numbers of rows that were tuned are the buckets: the nearest by ratio
-is taken, within a limit. ``other_device``: the workload was tuned on another device of the same architecture. Its
-kernels run here and are right, since no kernel of ours counts on how many multiprocessors there are; how fast they are
-nobody knows, so that it takes a setting to use them. ``packaged``: it comes with autotune for an equal device
-(:mod:`autotune.runtime.matching.packaged`). ``none``: none of these.
+``exact``: the very workload was tuned on an equal device.
+
+``other_rows``: a workload of its family was, which differs only in the extent of axis 0, and its kernels, which take
+that extent as an argument, mean the same on the extent at hand (:mod:`autotune.runtime.fitting`). The nearest number of
+rows by ratio is used, within a limit.
+
+``other_device``: the workload was tuned on another device of the same architecture. Its kernels run here and are right,
+since no kernel depends on the number of multiprocessors. Their speed here is unknown, so a setting must allow them.
+
+``packaged``: it comes with autotune for the very device at hand. Its kernels are code of the device, without any of
+torch's, and a region's fingerprint has all that it computes. So it is used under any version of torch and CUDA, unless
+``strict`` is asked for, and its first call verifies it. This rung has no answer where the user's database has a
+schedule for the workload on this device, even one that is damaged, of other software or failed here.
+
+``none``: none of these.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
-from autotune.compiler.planner.plan import make_plan
-from autotune.compiler.schedules.limits import improper
 from autotune.device import DeviceIdentity, Environment
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
 from autotune.runtime.deployment import deployment
-from autotune.runtime.matching.audits import foreign_kernels
-from autotune.runtime.matching.fitting import differ, launch_misfit
-from autotune.runtime.matching.ladder import Level, Match, differences, relatives, software
+from autotune.runtime.fitting import foreign, old_generator, unfit_for, unusable
+from autotune.runtime.ladder import Level, Match, Outcome, Step, differences, on_this_device, relatives, software
 from autotune.runtime.settings import Settings
-from autotune.store.health.damage import BROKEN
 from autotune.store.reading import Match as How
 from autotune.store.reading import Reader
 from autotune.store.records import Schedule
+from autotune.store.snapshots.packaged import file_for
 from autotune.workload import Workload
 
 TRIED = 16
@@ -87,7 +93,7 @@ def exact_match(
     schedule = store.get_schedule(workload.fingerprint, device.fingerprint, env, match=how)
     if schedule is None:
         return None, store.lost or "not tuned on this device"
-    why = unusable(schedule) or deployment().disabled(schedule) or _foreign(schedule, workload, device, store.trusted)
+    why = unusable(schedule) or deployment().disabled(schedule) or foreign(schedule, workload, device, store.trusted)
     if not why and how == "strict" and (generator := old_generator(schedule)):
         why = f"printed by generator {generator}"
     return (None, why) if why else (schedule, "")
@@ -114,7 +120,7 @@ def other_rows(
                 not_fit = "it is damaged, or failed here"
             else:
                 graph = graph or Graph.from_json(workload.spec)
-                not_fit = _misfit(graph, tuned, full, device, store.trusted)
+                not_fit = unfit_for(graph, tuned, full, device, store.trusted)
             if full is not None and tuned is not None and not not_fit and not (not_fit := deployment().disabled(full)):
                 return (full, tuned), refused
             if len(misfits) >= 10_000:
@@ -152,66 +158,84 @@ def deployed(
     return found
 
 
-def unfit(schedule: Schedule, workload: Workload, device: DeviceIdentity) -> str:
-    """Why a schedule cannot be deployed for its own workload on its own device; "" where it can."""
-    return unusable(schedule) or _foreign(schedule, workload, device, False)
+_NOTHING = Step("packaged", Outcome.EMPTY, "nothing comes with autotune for this device")
 
 
-def unusable(schedule: Schedule) -> str:
-    """Why a schedule cannot be deployed even for the workload it was tuned for; "" where it can."""
-    if schedule.config is None:
-        return ""
-    if schedule.artifact is None:
-        return "its schedule has no artifact"
-    why = improper(schedule.config, "cpu" if schedule.artifact.target == "cpu" else "cuda")
-    return _damaged(schedule, why, "the stored parameters") if why else ""
+def from_package(
+    workload: Workload,
+    found: Match,
+    store: Reader | None,
+    device: DeviceIdentity,
+    env: Environment,
+    *,
+    strict: bool = False,
+    rules: Settings | None = None,
+) -> tuple[Match, Step]:
+    """What a look-up comes to that found nothing in the user's own database, and the rung as it came by it.
+
+    Args:
+        found: what ``match.match`` came to with the other arguments; given back where this rung has no answer.
+        store: the user's own; None where nothing was ever tuned, not where it cannot be asked.
+
+    Raises:
+        UserError: the user's database failed, or a setting has a value that it does not take.
+    """
+    path = file_for(device)
+    if path is None:
+        return found, _NOTHING
+    snapshot, why = _asked(path, store)
+    if snapshot is None:
+        return found, Step("packaged", Outcome.REFUSED, why)
+    rules = _any_software(replace(rules or deployment().settings, other_device="refuse"))
+    there = match(workload, snapshot, device, env, strict=strict, rules=rules)
+    if there.tuned is None:
+        return found, replace(on_this_device(workload, snapshot, device, env, there.reason), rung="packaged")
+    if _decided(store, device, workload, there.tuned):
+        why = f"the database has a schedule for this device, which it passes over: {found.reason}"
+        return found, Step("packaged", Outcome.REFUSED, why)
+    rows = "" if there.level is Level.EXACT else f", tuned for {there.tuned.extent} rows"
+    why = f"{path.stem} comes with autotune{rows}; measured on another such device, not in your step"
+    reason = f"{found.reason}; {path.stem} comes with autotune{rows}"
+    taken = replace(there, level=Level.PACKAGED, reason=reason)
+    return taken, Step("packaged", Outcome.TAKEN, why, there.differences)
 
 
-def misfit(graph: Graph, tuned: Graph, schedule: Schedule) -> str:
-    """Why kernels tuned for graph ``tuned`` may not run ``graph``, which differs in extent 0; "" where they may."""
-    if schedule.config is None:
-        return ""  # a baseline takes any number of rows
-    if unusable(schedule):
-        return unusable(schedule)
-    assert schedule.artifact is not None
+def deployed_from_package(
+    fingerprint: str, store: Reader | None, device: DeviceIdentity, env: Environment
+) -> Match | None:
+    """As ``match.deployed``, of what comes with autotune; None where that has no answer."""
+    snapshot = packaged_reader(store, device)
+    if snapshot is None:
+        return None
     try:
-        side = "cpu" if schedule.artifact.target == "cpu" else "cuda"
-        text = str(schedule.config.get("plan", ""))
-        here, there = make_plan(graph, side, text), make_plan(tuned, side, text)
-        return differ(here, there) or launch_misfit(graph, here, there, schedule)
-    except Unsupported as e:
-        return str(e)
+        found = deployed(fingerprint, snapshot, device, env, rules=_any_software(deployment().settings))
+    except Unsupported:
+        return None
+    assert found.tuned is not None
+    return None if _decided(store, device, found.tuned) else replace(found, level=Level.PACKAGED)
 
 
-def _misfit(graph: Graph, tuned: Workload, schedule: Schedule, device: DeviceIdentity, trusted: bool) -> str:
-    """As :func:`misfit`, for a workload from the database."""
-    try:
-        there = Graph.from_json(tuned.spec)
-    except BROKEN as error:
-        return f"its graph is damaged ({error})"
-    return unusable(schedule) or _foreign(schedule, tuned, device, trusted) or misfit(graph, there, schedule)
+def packaged_reader(store: Reader | None, device: DeviceIdentity) -> Reader | None:
+    """What comes with autotune for a device; None where nothing does, or where it is not used beside ``store``."""
+    path = file_for(device)
+    return None if path is None else _asked(path, store)[0]
 
 
-def old_generator(schedule: Schedule) -> str:
-    """The generator that printed a schedule's kernels, where that is not this version's; else ""."""
-    from autotune.compiler.targets.cuda.source import GENERATOR
-
-    artifact = schedule.artifact
-    return "" if artifact is None or artifact.target == "cpu" or artifact.generator == GENERATOR else artifact.generator
-
-
-def _foreign(schedule: Schedule, tuned: Workload, device: DeviceIdentity, trusted: bool) -> str:
-    """Why a schedule's kernels are not those of its configuration on the device that it was tuned on; "" where they
-    are, are made here (on a CPU), or were compared by whom the deployer trusts, when they were exported."""
-    artifact = schedule.artifact
-    if schedule.config is None or artifact is None or artifact.target == "cpu" or trusted:
-        return ""
-    why = foreign_kernels(artifact, tuned, schedule.config, device.units)
-    return _damaged(schedule, why, "the stored kernels") if why else ""
+def _asked(path: Path, store: Reader | None) -> tuple[Reader | None, str]:
+    """What comes with autotune as ``path``, or None and why it is not asked."""
+    if why := deployment().packaged_refused(store):
+        return None, why
+    snapshot = deployment().packaged.get(path)
+    if snapshot is None or snapshot.lost:
+        return None, f"{path.name} is damaged: install autotune again"
+    return snapshot, ""
 
 
-def _damaged(schedule: Schedule, why: str, what: str) -> str:
-    """Tells once that a schedule is not used."""
-    short = schedule.key.workload[:12]
-    deployment().warn_once(f"damaged {short}", f"autotune: {what} of {short} are not used: {why}; search it again")
-    return f"its schedule is damaged: {why}"
+def _any_software(rules: Settings) -> Settings:
+    return rules if rules.environment == "strict" else replace(rules, environment="ignore")
+
+
+def _decided(store: Reader | None, device: DeviceIdentity, *workloads: Workload) -> bool:
+    """Whether the user's own database holds a schedule on this device for one of these workloads, of whatever worth."""
+    places = () if store is None else [place for w in workloads for place, _ in store.places(w.fingerprint)]
+    return device.fingerprint in places
