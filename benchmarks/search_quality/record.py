@@ -34,7 +34,8 @@ from autotune.measure.worker import Worker
 from autotune.store import Store
 from autotune.task import Config, Status, config_key, policy_for
 from autotune.tuner.context import Context
-from autotune.tuner.session import Lease
+from autotune.tuner.ending import Lease
+from autotune.tuner.options import SearchOptions
 from autotune.workload import Workload
 from benchmarks.replay.record import Candidates, record, task_of
 from benchmarks.replay.recording import SUFFIX, Recording
@@ -86,7 +87,8 @@ class Recorder:
         space = self.space
         if space is None and self.device != "cpu" and name in GPU_SPACES:
             space = str(Path(__file__).parent / GPU_SPACES[name])
-        return Context(self.store, self.device, policy, space_file=space, lent=self._lent, _worker=worker, _pool=pool)
+        options = SearchOptions(space_file=space)
+        return Context(self.store, self.device, policy, options, self._lent, _worker=worker, _pool=pool)
 
     def close(self) -> None:
         for process in self._lent or ():
@@ -182,7 +184,7 @@ def build_ahead(recorder: Recorder, begun: Mapping[str, tuple[Context, Workload,
     """List the candidates of all spaces in order, and have those of later ones built when the pool has nothing else."""
     for nth, (context, workload, listed) in enumerate(begun.values()):
         try:
-            found = Candidates.of(task_of(context, workload), context.space_file)
+            found = Candidates.of(task_of(context, workload), context.options.space_file)
             if nth and recorder.device != "cpu":
                 for config in found.configs.values():
                     context.pool.ahead(workload, recorder.device, config)

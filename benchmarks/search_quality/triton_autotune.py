@@ -134,7 +134,7 @@ def _record(device: str, side: int) -> dict[str, Any]:
     from autotune.store import Store
     from autotune.task import policy_for
     from autotune.tuner.context import Context
-    from autotune.tuner.session import Lease
+    from autotune.tuner.ending import Lease
     from benchmarks.replay.record import record
 
     shape = {"m": side, "n": side, "k": side}

@@ -120,9 +120,9 @@ class ClusterLane(Lane):
             raise UserError(f"it has autotune {__version__}, the search {version}: install one version on every node")
         if space is not None:
             folder = Path(self._open.enter_context(tempfile.TemporaryDirectory(prefix="autotune-space-")))
-            file = folder / Path(message["space_file"]).name
+            file = folder / Path(message["options"]["space_file"]).name
             file.write_text(space)
-            message["space_file"] = str(file)
+            message["options"] = {**message["options"], "space_file": str(file)}
         os.environ.update(AUTOTUNE_DB=message["url"], AUTOTUNE_DB_READ="")  # what is measured may deploy from it
         from autotune.device import environment
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from autotune.task import BoundedTask, ComposedTask
+from autotune.tuner.context import Session
 from autotune.tuner.phases import finals
-from autotune.tuner.session import Session
 
 AT_FLOOR = "nothing is faster than moving the bytes"
 _NEAR = 1.02
@@ -29,7 +29,7 @@ def is_baseline_at_floor(s: Session) -> bool:
     Raises:
         WorkerFault: the machine failed.
     """
-    if (least := _least_us(s)) is None or s.interrupt.requested:
+    if (least := _least_us(s)) is None or s.context.interrupt.requested:
         return False
     known = finals.compare(s, s.task.normalize(s.task.default())).baselines.values()
     return any(us is not None and us <= _NEAR * least for us in known)

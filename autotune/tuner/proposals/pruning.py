@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 
 from autotune.task import ComposedTask, Config, Status
-from autotune.tuner.session import Session
+from autotune.tuner.context import Session
 
 HOPELESS = 3.0
 """A candidate that is expected to take more than so many times the best is not measured."""

@@ -20,7 +20,7 @@ from autotune.measure.worker import Worker, WorkerFault
 from autotune.store import Store
 from autotune.store.models import TABLE_PREFIX
 from autotune.task import Status, config_key, open_task
-from autotune.tuner.budget import Clock
+from autotune.tuner.devices.turns import Clock
 from autotune.tuner.proposals import seeds
 from autotune.tuner.result import BusyMachine, Progress, Result
 from autotune.tuner.studies import Studies
