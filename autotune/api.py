@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -154,14 +155,12 @@ def time_weights(counted: Sequence[tuple[Workload, int]]) -> dict[str, float]:
     Returns:
         Fingerprint to weight, for :func:`tune_workloads`.
     """
-    return {workload.fingerprint: count * max(1.0, (_bytes(workload) / 2**20) ** 0.5) for workload, count in counted}
+    from autotune.domain import domain_of
 
+    def weight(workload: Workload) -> float:
+        return max(1.0, math.sqrt(domain_of(workload.kind).bytes_moved(workload) / 2**20))
 
-def _bytes(workload: Workload) -> int:
-    from autotune.task import domain_hook
-
-    own = domain_hook(workload.kind, "bytes_moved")
-    return own(workload) if own else 0
+    return {workload.fingerprint: count * weight(workload) for workload, count in counted}
 
 
 def tune_workloads(
@@ -220,7 +219,7 @@ def tune_workloads(
     from dataclasses import replace
 
     from autotune.device import resolve_devices
-    from autotune.task import policy_for
+    from autotune.domain import policy_for
     from autotune.tuner.context import Context
     from autotune.tuner.devices.lanes import side_by_side
     from autotune.tuner.devices.turns import Turns, alone, order
@@ -283,7 +282,7 @@ def tune_workloads(
 def _check_several(workloads: Sequence[Workload], devices: Sequence[str]) -> None:
     """See that workloads can be searched on several devices side by side, and what is found holds for all of them."""
     from autotune.device import check_equal
-    from autotune.task import place
+    from autotune.domain import place
 
     if (twice := next((d for d in devices if d != "cpu" and devices.count(d) > 1), None)) is not None:
         raise UserError(f"{twice} is named twice: name every device once")

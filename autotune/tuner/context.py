@@ -17,29 +17,19 @@ from typing import Any
 from autotune import __version__
 from autotune import device as devices
 from autotune.device import DeviceIdentity
+from autotune.domain import domain_of, open_task, place
 from autotune.errors import Unsupported, UserError
 from autotune.measure.blame import Blame
 from autotune.measure.outcome import Outcome
 from autotune.measure.policy import Policy
 from autotune.measure.pool import Built, CompilePool
-from autotune.measure.worker import MachineFault, Measurer, Worker
+from autotune.measure.worker import MachineFault, Measurer
 from autotune.resources import resource_dir
 from autotune.space import Space, holds
 from autotune.store.records import Effort, Key, Measurement
 from autotune.store.store import Store
 from autotune.store.tables.claims import owner_name
-from autotune.task import (
-    Artifact,
-    ComposedTask,
-    Composition,
-    Config,
-    Status,
-    Task,
-    config_key,
-    domain_hook,
-    open_task,
-    place,
-)
+from autotune.task import Artifact, Composition, Config, Status, Task, config_key
 from autotune.tuner.ending import Interrupt
 from autotune.tuner.options import Budget, Pace, SearchOptions
 from autotune.tuner.proposals.history import History
@@ -97,8 +87,7 @@ class Context:
     def worker(self, workload: Workload) -> Measurer:
         """The measuring worker, turned to ``workload``."""
         if self._worker is None:
-            start = domain_hook(workload.kind, "open_measurer") or Worker
-            self._worker = start(workload, self.device, self.policy)
+            self._worker = domain_of(workload.kind).open_measurer(workload, self.device, self.policy)
         self._worker.open(workload)
         return self._worker
 
@@ -124,8 +113,8 @@ class Context:
             fingerprint = workload.fingerprint  # a part that is known as a workload keeps its name and its program
         else:
             fingerprint = self.store.put_workload(workload)
-        if fingerprint not in self._confined and (own := domain_hook(workload.kind, "confined")) is not None:
-            self._confined[fingerprint] = own(workload)
+        if fingerprint not in self._confined:
+            self._confined[fingerprint] = domain_of(workload.kind).confined(workload)
         device, environment = self._place(workload)
         return Key(fingerprint, device, environment, self.policy.key)
 
@@ -141,18 +130,14 @@ class Context:
             UserError: the domain has no such method.
             Unsupported: as the task's own; or the device has less memory than the workload takes.
         """
-        held = domain_hook(workload.kind, "bytes_held")
         identity = self.store.get_device(self._place(workload)[0])
-        if held and identity and (need := held(workload)) > identity.memory_mib << 20:
+        if identity and (need := domain_of(workload.kind).bytes_held(workload)) > identity.memory_mib << 20:
             raise Unsupported(f"it takes {size(need)} of memory, and the device has {size(identity.memory_mib << 20)}")
-        task = open_task(workload, self.device)
-        if not isinstance(task, ComposedTask):
-            return task
         where = (self._place(workload)[0], workload.kind)
         if where not in self._figures:
             found = self.store.get_calibration(*where)
             self._figures[where] = found.figures if found else {}
-        return task.under(self.options.method, self._figures[where])
+        return open_task(workload, self.device).under(self.options.method, self._figures[where])
 
     def compositions(self, task: Task) -> Sequence[Composition]:
         """What the task's workload can be composed of, the most promising first; nothing where it has no parts.
@@ -163,8 +148,6 @@ class Context:
         Raises:
             Unsupported: as the task's own.
         """
-        if not isinstance(task, ComposedTask):
-            return ()
         key = task.workload.fingerprint
         if (known := self._planned.get(key)) is not None:  # without waiting for what is thought out now
             return known
@@ -302,9 +285,8 @@ class Session:
         key = config_key(config)
         if key not in self._allowed:
             space = self.narrowed
-            if isinstance(self.task, ComposedTask):
-                with contextlib.suppress(Unsupported):  # stored by an earlier version, which had more plans
-                    space = self.task.space_for(config, self.context.options.space_file)
+            with contextlib.suppress(Unsupported):  # stored by an earlier version, which had more plans
+                space = self.task.space_for(config, self.context.options.space_file)
             self._allowed[key] = holds(space, config, self.task.normalize)
         return self._allowed[key]
 

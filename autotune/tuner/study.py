@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autotune.errors import Unsupported, UserError
+from autotune.errors import Unsupported
 from autotune.measure.worker import MachineFault, WorkerFault
-from autotune.task import ComposedTask
 from autotune.tuner.composed import compose
 from autotune.tuner.context import Context
 from autotune.tuner.options import Budget
@@ -45,8 +44,6 @@ def tune(context: Context, workload: Workload, budget: Budget, granted: float | 
         return found
     try:
         task = context.task(workload)
-        if context.options.method and not isinstance(task, ComposedTask):
-            raise UserError(f"a search of {workload.kind} workloads has no method {context.options.method!r}")
         compositions = context.compositions(task)
     except Unsupported as why:
         return Result(key.workload, workload.label, workload.kind, context.device, key.policy, error=str(why))

@@ -16,12 +16,13 @@ from autotune import __version__
 from autotune import device as devices
 from autotune.cli.options import add_db, add_device, natural_int
 from autotune.device import resolve_device
+from autotune.domain import domain_of, place, policy_for
 from autotune.errors import Unsupported, UserError, printable, told
 from autotune.outputs import check_output
 from autotune.space import Space
 from autotune.store import Store
 from autotune.store.records import Measurement
-from autotune.task import ComposedTask, Config, Status, Task, config_key, domain_hook, place, policy_for
+from autotune.task import Config, Status, Task, config_key
 from autotune.tuner.context import Context
 from autotune.tuner.ending import Lease
 from autotune.tuner.options import Budget, SearchOptions
@@ -144,8 +145,7 @@ def _measure(
 
 
 def _row(task: Task, config: Config, m: Measurement) -> Row:
-    expected = task.predict(config) if isinstance(task, ComposedTask) else None
-    return Row(config, m.status, m.latency_us, expected, m.compile_s, m.measure_s)
+    return Row(config, m.status, m.latency_us, task.predict(config), m.compile_s, m.measure_s)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -203,8 +203,7 @@ def _found(store: Store, name: str) -> Workload:
         raise UserError(f"{store.name} has no workload {name!r}: `autotune show` lists them, a search adds its own")
     if len(found) > 1:
         raise UserError(f"{name!r} is several workloads: name one by its id, {found[0].fingerprint[:12]} say")
-    damage = domain_hook(found[0].kind, "damage")
-    if damage and (why := damage(found[0])):
+    if why := domain_of(found[0].kind).damage(found[0]):
         raise UserError(f"{found[0].fingerprint[:12]} may not be measured: {told(why, 500)}")
     return found[0]
 

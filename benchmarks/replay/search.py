@@ -48,7 +48,7 @@ class Trace:
 
 
 @dataclass
-class _Task:
+class _Task(Task):
     """What a recording tells of its workload. Without "seeds" it suggests none, and its default is ``start``."""
 
     recording: Recording

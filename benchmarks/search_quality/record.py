@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from autotune.domain import policy_for
 from autotune.domains.fusion.program_spec import captured
 from autotune.domains.kernel.measuring.bench import Candidate
 from autotune.domains.kernel.measuring.inputs import make
@@ -32,7 +33,7 @@ from autotune.measure.policy import Policy
 from autotune.measure.pool import CompilePool, default_processes
 from autotune.measure.worker import Worker
 from autotune.store import Store
-from autotune.task import Config, Status, config_key, policy_for
+from autotune.task import Config, Status, config_key
 from autotune.tuner.context import Context
 from autotune.tuner.ending import Lease
 from autotune.tuner.options import SearchOptions

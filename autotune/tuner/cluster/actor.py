@@ -18,6 +18,7 @@ from typing import Any
 
 from autotune import __version__
 from autotune import task as tasks
+from autotune.domain import place
 from autotune.errors import UserError, first_line, told
 from autotune.measure.pool import CompilePool
 from autotune.tuner.cluster.building import ClusterPool, Remote
@@ -133,7 +134,7 @@ class ClusterLane(Lane):
         return {
             **answer,
             "places": {key.workload: [key.device, key.environment] for key in keys},
-            "label": tasks.place(self._workloads[0], context.device).label,
+            "label": place(self._workloads[0], context.device).label,
             "software": ", ".join(f"{k} {v}" for k, v in software.to_json().items() if v and k not in ("kind", "isa")),
         }
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from autotune import __version__
 from autotune import task as tasks
+from autotune.domain import domain_of
 from autotune.errors import UserError
 from autotune.measure.child import ChildDied, ChildSilent
 from autotune.store.store import Store
@@ -23,7 +24,7 @@ from autotune.tuner.context import Context
 from autotune.tuner.devices.dealing import Lane, shared
 from autotune.tuner.devices.turns import Turns, order
 from autotune.tuner.result import Result
-from autotune.workload import Workload, digest
+from autotune.workload import digest
 
 _POLL_S = 0.2  # between looks at whether the user interrupts
 _LOOK_S = 2.0  # between looks at which nodes there are
@@ -118,7 +119,7 @@ class Cluster:
             KeyboardInterrupt: the user interrupted before any workload was begun.
         """
         check_reachable(context.store, self._engine.nodes(), self._engine.host)
-        counts = [devices_of(workload) for workload in turns.workloads]
+        counts = [domain_of(workload.kind).devices(workload) for workload in turns.workloads]
         self.kinds = []
         for count in sorted(set(counts)):
             chosen = [i for i, c in enumerate(counts) if c == count]
@@ -147,12 +148,6 @@ def check_reachable(store: Store, nodes: Sequence[Node], host: str) -> None:
             f"--db {store.name} is a file of this host, and {other.host} is another: a search on several hosts needs"
             " PostgreSQL (--db postgresql://USER@HOST/NAME)"
         )
-
-
-def devices_of(workload: Workload) -> int:
-    """How many devices of one host a workload takes."""
-    own = tasks.domain_hook(workload.kind, "devices")
-    return int(own(workload)) if own else 1
 
 
 class Run:

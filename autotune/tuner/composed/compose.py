@@ -15,7 +15,7 @@ from dataclasses import replace
 from autotune.errors import Unsupported
 from autotune.space import Space, holds
 from autotune.store.records import Key
-from autotune.task import ComposedTask, Composition, Config, Ranked, config_key
+from autotune.task import Composition, Config, Ranked, config_key
 from autotune.tuner.composed.parts import LEAST_S, Means, Parts
 from autotune.tuner.context import Context, Session
 from autotune.tuner.options import Budget
@@ -271,7 +271,7 @@ def _elsewhere(s: Session) -> list[Config]:
 def _space_of(s: Session, config: Config) -> Space | None:
     """The space of what is composed as ``config`` is; None where this version composes nothing so."""
     try:
-        return s.task.space_for(config, s.context.options.space_file) if isinstance(s.task, ComposedTask) else None
+        return s.task.space_for(config, s.context.options.space_file)
     except Unsupported:
         return None
 

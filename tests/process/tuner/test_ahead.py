@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autotune import api, task
+from autotune import api, domain, task
 from autotune.errors import Unsupported
 from autotune.measure.policy import Policy
 from autotune.measure.pool import Built, CompilePool
@@ -101,7 +101,7 @@ def test_a_few_workloads_ahead_and_none_that_is_known(context: Context, monkeypa
     works = [toy(rows=r) for r in (2, 3, 4, 5, 6, 7)]
     known = works[1].fingerprint
     monkeypatch.setattr(Context, "measured", lambda self, w: w.fingerprint == known)
-    real = task.open_task
+    real = domain.open_task
 
     def refused(workload: Workload, device: str) -> Any:
         if workload.fingerprint == works[2].fingerprint:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from autotune.domain import policy_for
 from autotune.store import Store
-from autotune.task import Status, policy_for
+from autotune.task import Status
 from autotune.tuner.context import Context
 from autotune.tuner.ending import Lease
 from autotune.workload import Workload

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from autotune.device import environment
+from autotune.domain import place
 from autotune.domains.c3.deploy.match import C3Level, C3Match, match_scenario, without_search
 from autotune.domains.c3.scenario import Gemm, Scenario
 from autotune.errors import first_line
@@ -19,7 +20,6 @@ from autotune.runtime.counters import count
 from autotune.runtime.database import deploy_store, record_misses, warn_once
 from autotune.runtime.matching.conditions import tell_differences
 from autotune.store.records import Key, Schedule
-from autotune.task import place
 
 if TYPE_CHECKING:
     from autotune.domains.c3.group import Group
